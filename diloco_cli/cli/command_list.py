@@ -61,8 +61,8 @@ OPERATE = {
     "gc": Listed("Delete now what only older commits need.", ("diloco gc my-run --dry-run",)),
     "readmit": Listed("End a learner's quarantine.", ("diloco readmit iowa my-run",)),
     "config": Listed(
-        "Settings of a run, and where each comes from.",
-        ("diloco config show -f run.yaml --origin",),
+        "Settings of a run and their origin; JSON Schemas.",
+        ("diloco config show -f run.yaml --origin", "diloco config schema status"),
     ),
     "key": Listed("Keys of a signed run.", ("diloco key new run.key",)),
     "bucket-policy": Listed(

@@ -10,6 +10,7 @@ import typer
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.origins import leaves, origin_of
+from diloco_cli.errors import UsageError, suggestion
 
 config = typer.Typer(help="Settings of a run.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,3 +32,16 @@ def show(
     for key, value in leaves(to_plain(run)):
         source = f"  # {origin_of(origins, key)}" if origin else ""
         print(f"{key} = {dumps(value)}{source}")
+
+
+@config.command("schema")
+def schema(
+    name: str = typer.Argument(..., metavar="NAME", help="run, inventory, or a command with --json, such as status."),
+) -> None:
+    """Print the JSON Schema of run.yaml, of inventory.yaml, or of what a command's --json prints."""
+    from diloco_cli.cli import schemas
+
+    if name not in schemas.NAMES:
+        names = ", ".join(schemas.NAMES)
+        raise UsageError(f"no schema '{name}'{suggestion(name, schemas.NAMES)}; allowed: {names}")
+    print(dumps(schemas.schema(name), indent=1))

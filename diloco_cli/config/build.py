@@ -70,6 +70,37 @@ class Builder:
                 raise UsageError(f"{_at(path)}the key '{key}' is missing", where=node.where)
         return cls(**values)
 
+    def schema(self, cls: type) -> dict[str, Any]:
+        """The JSON Schema of what `build` accepts: no key but those of the class."""
+        fields = self._schema(cls)
+        return {
+            "type": "object",
+            "properties": {key: self._field_schema(entry) for key, entry in fields.items()},
+            "required": [key for key, entry in fields.items() if entry.required],
+            "additionalProperties": False,
+        }
+
+    def _field_schema(self, entry: _Field) -> dict[str, Any]:
+        found = self._type_schema(entry)
+        return {"anyOf": [found, {"type": "null"}]} if entry.optional else found
+
+    def _type_schema(self, entry: _Field) -> dict[str, Any]:
+        hint = entry.hint
+        if entry.read is not None:
+            return readers.schema_of(entry.read)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            return self.schema(hint)
+        origin, members = get_origin(hint), get_args(hint)
+        item: Any = members[0 if origin is tuple else -1] if origin in (tuple, dict) else None
+        if not dataclasses.is_dataclass(item) or not isinstance(item, type):
+            return readers.schema_of(reader_for(hint))
+        if origin is tuple:
+            return {"type": "array", "items": self.schema(item)}
+        named = self.schema(item)
+        named["properties"].pop("name", None)
+        named["required"] = [key for key in named["required"] if key != "name"]
+        return {"type": "object", "additionalProperties": {"anyOf": [named, {"type": "null"}]}}
+
     def keys(self, cls: type) -> Iterator[tuple[str, Any]]:
         """The keys of a class, with their types."""
         return ((key, entry.hint) for key, entry in self._schema(cls).items())
@@ -138,6 +169,7 @@ def reader_for(hint: Any) -> Reader:
     raise TypeError(f"no reader for the type {hint}: give the field a rule")
 
 
+@readers.described(type="object")
 def arguments(node: Node) -> dict[str, Any]:
     if not isinstance(node.value, dict):
         raise UsageError(f"must be a mapping, not {readers.shown(node)}", where=node.where)

@@ -55,6 +55,11 @@ def load_inventory(path: Path | str) -> Inventory:
         raise UsageError(error.message, where=error.where, hint=error.hint or COMMENTED_EXAMPLE) from None
 
 
+def inventory_rules() -> Rules:
+    """For a schema, which reads no paths."""
+    return _rules(Path())
+
+
 def _load(path: Path) -> Inventory:
     tree = read_yaml_file(path)
     refuse_other_file(tree, "inventory", path)
@@ -122,6 +127,7 @@ def _rules(folder: Path) -> Rules:
     }
 
 
+@readers.described(type="string")
 def _store_url(node: Node, folder: Path) -> str:
     try:
         return normalise_store_url(readers.text(node), folder)
@@ -129,6 +135,7 @@ def _store_url(node: Node, folder: Path) -> str:
         raise UsageError(error.message, where=node.where) from None
 
 
+@readers.described(type="string", pattern=f"^{ACCELERATORS.pattern}$")
 def _accelerators(node: Node) -> Accelerators:
     match = ACCELERATORS.fullmatch(node.text) if isinstance(node.value, str) else None
     if match is None or int(match[2] or 1) > MAX_ACCELERATORS:
@@ -136,6 +143,7 @@ def _accelerators(node: Node) -> Accelerators:
     return Accelerators(match[1], int(match[2] or 1))
 
 
+@readers.described(type="string")
 def _infra(node: Node) -> str:
     kind, slash, target = readers.text(node).partition("/")
     if (kind in LOCAL_INFRA and not slash) or (kind in NAMED_INFRA and target):
@@ -145,12 +153,14 @@ def _infra(node: Node) -> str:
     raise UsageError(f"must be one of {INFRA_FORMS}, not '{node.text}'{likely}", where=node.where, hint=hint)
 
 
+@readers.described(type=["string", "integer"])
 def _fabric(node: Node) -> str:
     if FABRIC.fullmatch(readers.text(node)) is None:
         raise UsageError(f"must be one word for an interconnect, such as pod-a, not '{node.text}'", where=node.where)
     return node.text
 
 
+@readers.described(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
 def _hosts(node: Node, folder: Path) -> tuple[str, ...]:
     """A hostlist, `@FILE` (a hostfile beside the inventory), or a list of these."""
     entries = node.value if isinstance(node.value, list) else [node]
@@ -178,6 +188,7 @@ def _of_hostfile(path: Path, where: str) -> tuple[str, ...]:
         raise UsageError(error.message, where=error.where or where, hint=hint) from None
 
 
+@readers.described(type="object", properties={"slowdown": {"type": "number", "minimum": 1}}, required=["slowdown"])
 def _slowdown(node: Node) -> float:
     """`emulate: {slowdown: 2.0}`: this island takes twice as long for every step."""
     read: Reader = between(1, 1000, number)
@@ -188,6 +199,7 @@ def _slowdown(node: Node) -> float:
     return float(read(entries["slowdown"]))
 
 
+@readers.described(type="array", items={"type": "number"})
 def _crowding(node: Node) -> tuple[float, ...]:
     """Shares from 1 downwards: of one process, of each of two at once, and so on."""
     read: Reader = between(0.001, 1, number)

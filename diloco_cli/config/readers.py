@@ -12,6 +12,7 @@ from diloco_cli.config.yaml_tree import Node
 from diloco_cli.errors import UsageError, suggestion
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 Reader = Callable[[Node], Any]
 
 MAX_REMEMBERED = 4096
@@ -20,6 +21,23 @@ NAME_RULE = "lower-case letters, digits and '-', at most 63, beginning with a le
 ENTRYPOINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
+def described(**schema: Any) -> Callable[[F], F]:
+    """A reader with the JSON Schema of what it accepts, as far as a schema can say it."""
+
+    def mark(read: F) -> F:
+        marked: Any = read
+        marked.schema = schema
+        return read
+
+    return mark
+
+
+def schema_of(read: Reader) -> dict[str, Any]:
+    """Empty, which allows anything, for a reader that is not described."""
+    return dict(getattr(getattr(read, "func", read), "schema", {}))  # `func`: of a partial
+
+
+@described(type="string")
 def text(node: Node) -> str:
     """A word or a quoted text. A bare number or `true` is refused: it must be quoted to be a text."""
     if not isinstance(node.value, str) or not node.value.strip():
@@ -27,6 +45,7 @@ def text(node: Node) -> str:
     return node.value
 
 
+@described(type=["string", "integer"])
 def name(node: Node) -> str:
     """A name that may become part of an object key; a number such as 7 counts as the word it looks like."""
     if not isinstance(node.value, (str, int)) or NAME.fullmatch(node.text) is None:
@@ -34,6 +53,7 @@ def name(node: Node) -> str:
     return node.text
 
 
+@described(type="string", pattern=f"^{ENTRYPOINT.pattern}$")
 def entrypoint(node: Node) -> str:
     """`package.module:function`."""
     value = text(node)
@@ -42,18 +62,21 @@ def entrypoint(node: Node) -> str:
     return value
 
 
+@described(type="boolean")
 def boolean(node: Node) -> bool:
     if not isinstance(node.value, bool):
         raise UsageError(f"must be true or false, not {shown(node)}", where=node.where)
     return node.value
 
 
+@described(type="integer")
 def integer(node: Node) -> int:
     if not isinstance(node.value, int) or isinstance(node.value, bool):
         raise UsageError(f"must be a whole number, not {shown(node)}", where=node.where)
     return node.value
 
 
+@described(type="number")
 def number(node: Node) -> float:
     if not isinstance(node.value, (int, float)) or isinstance(node.value, bool):
         raise UsageError(f"must be a number, not {shown(node)}", where=node.where)
@@ -65,6 +88,7 @@ def number(node: Node) -> float:
 def one_of(allowed: Sequence[str]) -> Reader:
     """One of a few words."""
 
+    @described(enum=list(allowed))
     def read(node: Node) -> str:
         value = node.value
         if not isinstance(value, str) or value not in allowed:
@@ -79,6 +103,7 @@ def quantity(parse: Callable[[str], T]) -> Callable[[Node], T]:
     """A value with a unit, through one of the parsers of `units`."""
     parse = lru_cache(maxsize=MAX_REMEMBERED)(parse)  # a list of a thousand machines writes the same few quantities
 
+    @described(type=["string", "number"])
     def read(node: Node) -> T:
         if isinstance(node.value, (dict, list, bool, type(None))):
             raise UsageError(f"must be a quantity with a unit, not {shown(node)}", where=node.where)
@@ -91,28 +116,45 @@ def quantity(parse: Callable[[str], T]) -> Callable[[Node], T]:
 
 
 def at_least(bound: float, read: Reader) -> Reader:
-    return _bounded(read, lambda value: value >= bound, f"must be at least {bound:g}")
+    return _bounded(read, lambda value: value >= bound, f"must be at least {bound:g}", minimum=bound)
 
 
 def above(bound: float, read: Reader) -> Reader:
-    return _bounded(read, lambda value: value > bound, f"must be above {bound:g}")
+    return _bounded(read, lambda value: value > bound, f"must be above {bound:g}", exclusiveMinimum=bound)
 
 
 def between(low: float, high: float, read: Reader) -> Reader:
     """Both ends included."""
-    return _bounded(read, lambda value: low <= value <= high, f"must be from {low:g} to {high:g}")
+    return _bounded(
+        read, lambda value: low <= value <= high, f"must be from {low:g} to {high:g}", minimum=low, maximum=high
+    )
 
 
 def inside(low: float, high: float, read: Reader) -> Reader:
     """Both ends excluded."""
-    return _bounded(read, lambda value: low < value < high, f"must be above {low:g} and below {high:g}")
+    return _bounded(
+        read,
+        lambda value: low < value < high,
+        f"must be above {low:g} and below {high:g}",
+        exclusiveMinimum=low,
+        exclusiveMaximum=high,
+    )
 
 
 def from_zero_below(high: float, read: Reader) -> Reader:
-    return _bounded(read, lambda value: 0 <= value < high, f"must be at least 0 and below {high:g}")
+    return _bounded(
+        read,
+        lambda value: 0 <= value < high,
+        f"must be at least 0 and below {high:g}",
+        minimum=0,
+        exclusiveMaximum=high,
+    )
 
 
-def _bounded(read: Reader, holds: Callable[[Any], bool], rule: str) -> Reader:
+def _bounded(read: Reader, holds: Callable[[Any], bool], rule: str, **bounds: float) -> Reader:
+    inner = schema_of(read)
+
+    @described(**inner, **(bounds if inner.get("type") in ("integer", "number") else {}))
     def bounded(node: Node) -> Any:
         value = read(node)
         if not holds(value):
@@ -125,6 +167,7 @@ def _bounded(read: Reader, holds: Callable[[Any], bool], rule: str) -> Reader:
 def either(word: str, read: Reader) -> Reader:
     """The word itself (`auto`), or what `read` reads."""
 
+    @described(anyOf=[{"const": word}, schema_of(read)])
     def read_either(node: Node) -> Any:
         if node.value == word:
             return word

@@ -1,0 +1,146 @@
+"""JSON Schemas, made of the types themselves: of run.yaml, of inventory.yaml, and of what `--json` prints.
+
+`diloco config schema NAME` prints one; those of the files lie in templates/schemas for editors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+FILES = ("run", "inventory")
+Shape = str | dict[str, Any]  # the place of a dataclass, or the types of keys
+
+DRY = {"dry_run": bool}
+FAULT = {"run": str, "plan": str, "dry_run": bool, "faults": list[dict[str, Any]]}
+SHAPES: dict[str, Shape] = {
+    "plan": "diloco_cli.plan.plan:Plan",
+    "status": "diloco_cli.observe.status:Status",
+    "launch": "diloco_cli.observe.summary:Summary",
+    "resume": "diloco_cli.observe.summary:Summary",
+    "report": "diloco_cli.report.numbers:Report",
+    "doctor": "diloco_cli.doctor.verdicts:Examination",
+    "simulate run": "diloco_cli.forecast.run:RunForecast",
+    "simulate goodput": {"rows": list[dict[str, Any]], "constants": dict[str, Any], "fitted": list[Any], "seed": int,
+                         "wall_s": float},
+    "simulate bandwidth": {"rows": list[dict[str, Any]]},
+    "simulate protocol": {"seed": int, "histories": int, "commits": int, "violations": list[dict[str, Any]],
+                          "wall_s": float},
+    "verify": {"run": str, "commits": int, "merges": int, "epochs": int, "tokens": int, "offers_applied": int,
+               "offers_rejected": int, "duplicates": int, "missing": int, "missing_keys": list[str],
+               "mismatches": list[Any], "ok": bool},
+    "replay": {"tape": str, "run": str, "learners": int, "incarnations": int, "steps": int, "merges": int,
+               "merges_with_digest": int, "tokens": int},
+    "export": {"run": str, "file": str, "commit": int, "bytes": int},
+    "runs": {"runs": list[dict[str, Any]]},
+    "stop": {"run": str, "state": str},
+    "rollback": {"run": str, "commit": int, **DRY},
+    "gc": {"run": str, "commit": int, "floor_before": int, "floor": int, "objects": dict[str, int],
+           "bytes_about": int, **DRY},
+    "readmit": {"run": str, "learner": str, "commit": int},
+    "chaos kill": FAULT,
+    "chaos pause": FAULT,
+    "chaos revive": {"run": str, "target": str, **DRY},
+    "chaos list": {"run": str, "units": list[dict[str, Any]]},
+    "key revoke": {"run": str, "keys": list[str], "commit": int},
+    "config": {"settings": dict[str, Any], "origins": dict[str, str]},
+    "inventory": {"machine": dict[str, Any], "matrix_tflops": dict[str, Any], "inventory": str},
+}  # fmt: skip
+LEFT_OUT = {"plan": {"run", "inventory", "model"}, "simulate run": {"warnings"}}  # of the type, in what is printed
+LINES = {"events": "diloco_cli.events.event:Event"}
+"""Commands that print an object a line, without an envelope."""
+NAMES = (*FILES, *SHAPES, *LINES)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of this file or of the output of this command."""
+    if name in LINES:
+        found = _of_type(LINES[name])
+    else:
+        found = _of_file(name) if name in FILES else _of_output(name)
+    return {"$schema": DRAFT, "title": f"diloco {name}", **found}
+
+
+def _of_file(name: str) -> dict[str, Any]:
+    from diloco_cli.config.build import Builder
+    from diloco_cli.config.inventory_file import inventory_rules
+    from diloco_cli.config.run_file import RULES
+    from diloco_cli.config.settings import Inventory, RunSettings
+
+    if name == "run":
+        return Builder(RULES).schema(RunSettings)
+    found = Builder(inventory_rules()).schema(Inventory)
+    machine = found["properties"]["machines"]["items"]["properties"]
+    machine["host"] = machine["hosts"]  # another spelling
+    return found
+
+
+def _of_output(name: str) -> dict[str, Any]:
+    """The envelope: `data` is complete where `ok` is true; an error may leave it empty."""
+    shape = SHAPES[name]
+    data = _of_type(shape) if isinstance(shape, str) else _of_keys(shape)
+    definitions = data.pop("$defs", {})
+    for key in LEFT_OUT.get(name, ()):
+        _drop(definitions[data["$ref"].rpartition("/")[2]], key)
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    error = {
+        "type": "object",
+        "properties": {"code": {"type": "string"}, "message": {"type": "string"}, "hint": optional},
+        "required": ["code", "message", "hint"],
+    }
+    properties = {
+        "format_version": {"type": "string", "pattern": r"^1\.\d+$"},
+        "command": {"type": "string"},
+        "ok": {"type": "boolean"},
+        "generated_at": {"type": "string"},
+        "data": {"type": "object"},
+        "warnings": {"type": "array", "items": {"type": "string"}},
+        "error": {"anyOf": [error, {"type": "null"}]},
+    }
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "if": {"properties": {"ok": {"const": True}}},
+        "then": {"properties": {"data": data, "error": {"type": "null"}}},
+        "else": {"properties": {"error": error}},
+        "$defs": definitions,
+    }
+
+
+def _of_type(place: str) -> dict[str, Any]:
+    """All fields are written, also those that have a default."""
+    import msgspec
+
+    module, _, name = place.partition(":")
+    found: dict[str, Any] = msgspec.json.schema(getattr(importlib.import_module(module), name))
+    _sort(found)
+    for each in found.get("$defs", {}).values():
+        if "properties" in each:
+            _drop(each, "consented")
+            each["required"] = list(each["properties"])
+    return found
+
+
+def _sort(node: Any) -> None:
+    """Alternatives, whose order differs from process to process."""
+    for child in node.values() if isinstance(node, dict) else node:
+        if isinstance(child, (dict, list)):
+            _sort(child)
+    for key in ("enum", "anyOf") if isinstance(node, dict) else ():
+        if isinstance(node.get(key), list):
+            node[key].sort(key=json.dumps)
+
+
+def _of_keys(shape: Mapping[str, Any]) -> dict[str, Any]:
+    import msgspec
+
+    properties = {key: msgspec.json.schema(kind) for key, kind in shape.items()}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _drop(schema_of_object: dict[str, Any], key: str) -> None:
+    schema_of_object["properties"].pop(key, None)
+    schema_of_object["required"] = [name for name in schema_of_object.get("required", ()) if name != key]

@@ -1,0 +1,141 @@
+"""The published JSON Schemas: all templates and examples satisfy them, what is wrong does not, and `--json` prints what
+they say."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from diloco_cli.cli.schemas import FILES, NAMES, schema
+from diloco_cli.config.inventory_file import load_inventory
+from diloco_cli.config.readers import plain
+from diloco_cli.config.run_file import load_run
+from diloco_cli.config.yaml_tree import read_yaml_file
+from diloco_cli.errors import UsageError
+from tests.cli.conftest import Diloco, copied
+from tests.forked import ROOT, run_diloco
+
+TRACKED = subprocess.run(
+    ["git", "ls-files", "templates", "examples"], cwd=ROOT, capture_output=True, text=True, check=True
+).stdout.split()
+YAML = [name for name in TRACKED if name.endswith((".yaml", ".yml"))]
+SHORT = ["--set", "train.tokens=40k", "--set", "train.batch_tokens=256", "--set", "sync.every=16"]
+
+
+def kind_of(name: str) -> str | None:
+    keys = set(read_yaml_file(ROOT / name).value)
+    return "run" if keys & {"model", "train"} else "inventory" if keys & {"islands", "machines"} else None
+
+
+OF_USERS = [(name, kind) for name in YAML if (kind := kind_of(name)) is not None]
+
+
+def problems(kind: str, tree: Any) -> list[str]:
+    return [f"{error.json_path}: {error.message}" for error in Draft202012Validator(schema(kind)).iter_errors(tree)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_schema_is_one_and_the_command_prints_it(diloco: Diloco, name: str) -> None:
+    done = diloco("config", "schema", name)
+    assert done.returncode == 0 and json.loads(done.stdout) == json.loads(json.dumps(schema(name)))
+    Draft202012Validator.check_schema(schema(name))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_schemas_in_templates_are_those_of_today(name: str) -> None:
+    """diloco config schema NAME > templates/schemas/NAME.json"""
+    assert json.loads((ROOT / "templates" / "schemas" / f"{name}.json").read_text()) == schema(name)
+
+
+def test_an_unknown_schema_names_the_nearest(diloco: Diloco) -> None:
+    done = diloco("config", "schema", "statos")
+    assert done.returncode == 2 and "did you mean status" in done.stderr
+
+
+@pytest.mark.parametrize(("name", "kind"), OF_USERS)
+def test_all_templates_and_examples_satisfy_them(name: str, kind: str) -> None:
+    assert problems(kind, plain(read_yaml_file(ROOT / name))) == []
+
+
+def test_there_are_templates_and_examples_of_both_kinds() -> None:
+    assert {kind for _, kind in OF_USERS} == {"run", "inventory"} and len(OF_USERS) > 12
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new"),
+    [
+        ("run", "tokens: 4M", "tokns: 4M"),
+        ("run", "codec: bf16", "codec: bf61"),
+        ("run", "fragments: 4", "fragments: 0"),
+        ("run", "momentum: 0.5", "momentum: 1.0"),
+        ("run", "every: 5", "every: often"),
+        ("run", "name: quickstart", "name:"),
+        ("inventory", "region: europe-west4", "regoin: europe-west4"),
+        ("inventory", "slowdown: 2.0", "slowdown: 0.5"),
+        ("inventory", "accelerators: cpu:1", "accelerators: 'cpu:'"),
+        ("inventory", "version: 1", "version: [1]"),
+        ("inventory", "store: {url: bucket", "store: {uri: bucket"),
+    ],
+)
+def test_what_the_schema_refuses_the_reader_refuses(quickstart: Path, kind: str, old: str, new: str) -> None:
+    path = quickstart / f"{kind}.yaml"
+    assert problems(kind, plain(read_yaml_file(path))) == []
+    path.write_text(path.read_text().replace(old, new, 1))
+    assert problems(kind, plain(read_yaml_file(path)))
+    with pytest.raises(UsageError):
+        (load_run if kind == "run" else load_inventory)(path)
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A short run that is over, and what `launch --json` printed."""
+    folder = tmp_path_factory.mktemp("launched")
+    copied("quickstart", folder / "q")
+    done = run_diloco("launch", "q/run.yaml", *SHORT, "--json", folder=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+def test_what_launch_prints_is_what_its_schema_says(launched: tuple[Path, str]) -> None:
+    assert problems("launch", json.loads(launched[1].splitlines()[-1])) == []
+
+
+def test_events_are_lines_of_what_their_schema_says(launched: tuple[Path, str]) -> None:
+    lines = run_diloco("events", "--json", folder=launched[0]).stdout.splitlines()
+    assert lines and [problem for line in lines for problem in problems("events", json.loads(line))] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("status", "status"),
+        ("verify", "verify"),
+        ("runs", "runs"),
+        ("chaos list", "chaos list"),
+        ("export", "export -o model.safetensors"),
+        ("stop", "stop"),
+        ("report", "report"),
+        ("plan", "plan -f q/run.yaml"),
+        ("plan", "plan -f q/run.yaml --explain --simulate"),
+        ("config", "config show -f q/run.yaml"),
+        ("simulate bandwidth", "simulate bandwidth"),
+        ("simulate goodput", "simulate goodput --chips 300k --learners 4 --days 0.5"),
+        ("simulate run", "simulate run q/run.yaml --for 5s"),
+        ("simulate protocol", "simulate protocol --histories 1"),
+        ("doctor", "doctor q/bucket --quick"),
+        ("resume", "resume nobody"),
+        ("status", "status nobody"),
+        ("plan", "plan nowhere.yaml -f q/run.yaml"),
+        ("verify", "verify nobody"),
+    ],
+)
+def test_what_a_command_prints_is_what_its_schema_says(launched: tuple[Path, str], name: str, words: str) -> None:
+    """Errors too."""
+    body = json.loads(run_diloco(*words.split(), "--json", folder=launched[0]).stdout)
+    assert problems(name, body) == []
+    assert body["ok"] == ("nobody" not in words and "nowhere" not in words), body["error"]
