@@ -22,10 +22,10 @@ from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.wire import RecordError, decode, encode
+from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of
 from diloco_cli.runtime.daemon import StopSignal, own_claim, say
@@ -153,7 +153,7 @@ def _learn(
     model.to(device)
     shard, micro = run.shard_of(island.name), island.micro_batch_tokens
     replica = Replica(run.settings, model, data, shard, run.num_shards, device, micro)
-    facts, earlier = Facts(island.name), _earlier_heartbeat(store, island.name)
+    facts, earlier = Facts(island.name), _earlier_heartbeat(run, store, island.name)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
     training, wire = _ports(run, replica, island.slowdown)
@@ -277,11 +277,12 @@ def _log_of(name: str) -> Callable[[str], None]:
 def _heartbeat_unless_it_fails(store: Store, learner: Learner) -> None:
     """Write a heartbeat while a call is repeated: the follower, which usually does so, may be waiting for the call."""
     with suppress(StoreError, NoSpaceError):
-        store.put(heartbeat_key(learner.name), encode(learner.follower.heartbeat()))
+        store.put(heartbeat_key(learner.name), learner.follower.heartbeat_record())
 
 
-def _earlier_heartbeat(store: Store, name: str) -> LearnerHeartbeat | None:
-    data = store.get(heartbeat_key(name), MAX_HEARTBEAT_BYTES)
+def _earlier_heartbeat(run: RunFormat, store: Store, name: str) -> LearnerHeartbeat | None:
+    key = heartbeat_key(name)
+    data = genuine(run.keyring, learner_signer(name), key, store.get(key, MAX_HEARTBEAT_BYTES))
     try:
         return decode(LearnerHeartbeat, data, heartbeat_key(name)) if data is not None else None
     except RecordError:

@@ -13,12 +13,13 @@ from diloco_cli.events.event import Event
 from diloco_cli.events.of_log import events_of
 from diloco_cli.events.read import EventReader, merged
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.runtime.driver import Clock, perform
+from diloco_cli.signing import LOG, Unsigned, learner_signer
 from diloco_cli.store.port import Store
 
 TOLERATED_SKEW_S = 5.0
@@ -97,12 +98,18 @@ def read_facts(
     """`known`: an earlier state, so that only the newer commits are read; `reader`: likewise for events."""
     state = perform(read_log(run, known), store, clock)
     everybody = state.with_members(run).all_islands
-    learners = _heartbeats(store, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat)
-    syncer = _heartbeats(store, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat)
+    keyring = run.keyring.without(state.revoked)
+    learners = _heartbeats(
+        store, keyring, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat
+    )
+    syncer = _heartbeats(store, keyring, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat)
     # Standbys by name: launched, hosted or started by hand. A listing may lag, so this is for display alone.
     listed = store.list(STANDBY_HEARTBEATS, limit=MAX_STANDBYS)
     standbys = _heartbeats(
-        store, {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed}, SyncerHeartbeat
+        store,
+        keyring,
+        {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed},
+        SyncerHeartbeat,
     )
     newest = store.stat(commit_key(state.n)) if state.n >= 0 else store.stat(FORMAT_KEY)
     changes = [s for _, s in [*learners.values(), *syncer.values(), *standbys.values()]]
@@ -116,11 +123,14 @@ def read_facts(
     )  # fmt: skip
 
 
-def _heartbeats(store: Store, keys: Mapping[str, str], kind: type[Heartbeat]) -> dict[str, tuple[Heartbeat, float]]:
-    """Units' last heartbeats by name, with the store's time of each; units without a readable one are left out."""
+def _heartbeats(
+    store: Store, keyring: Unsigned, keys: Mapping[str, str], kind: type[Heartbeat]
+) -> dict[str, tuple[Heartbeat, float]]:
+    """Units' last heartbeats by name, with the store's time of each; units without a genuine one are left out."""
     found = {}
     for name, key in keys.items():
-        data, stat = store.get(key, MAX_HEARTBEAT_BYTES), store.stat(key)
+        role = learner_signer(name) if kind is LearnerHeartbeat else LOG
+        data, stat = genuine(keyring, role, key, store.get(key, MAX_HEARTBEAT_BYTES)), store.stat(key)
         if data is not None and stat is not None:
             with suppress(RecordError):
                 found[name] = decode(kind, data, key), stat.modified_s

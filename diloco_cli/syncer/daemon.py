@@ -19,7 +19,7 @@ from diloco_cli.protocol.actors.standby import counts_of
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Finish, Merge, Skip
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat, of_syncer
 from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -88,9 +88,9 @@ def _serve_once(
         recover=lambda output: rebuild(run, store, output),
         because=because,
     )
-    regions = RegionServices(run, store, home_of(syncer), _earlier_mirrors(store))
+    regions = RegionServices(run, store, home_of(syncer), _earlier_mirrors(_last_heartbeat(run, store)))
     read_after_relays(syncer, regions.links)
-    syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions)
+    syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, counts_of(_last_heartbeat(run, store)))
     news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
     regions.start()
     over = False
@@ -121,17 +121,21 @@ def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
     return NoEvaluator()
 
 
-def _earlier_mirrors(store: Store) -> tuple[MirrorHeartbeat, ...]:
-    data = store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+def _last_heartbeat(run: RunFormat, store: Store) -> bytes | None:
+    return of_syncer(run.keyring, store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES))
+
+
+def _earlier_mirrors(data: bytes | None) -> tuple[MirrorHeartbeat, ...]:
     try:
         return () if data is None else decode(SyncerHeartbeat, data, heartbeat_key(SYNCER)).mirrors
     except RecordError:
         return ()
 
 
-def _heartbeat_facts(meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices) -> Any:
-    """This process's own figures for the syncer's heartbeat; counts go on from those of the syncer before."""
-    earlier = counts_of(store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES))
+def _heartbeat_facts(
+    meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices, earlier: dict[str, int]
+) -> Any:
+    """This process's own figures for the syncer's heartbeat; counts go on from `earlier`, the syncer's before."""
     process = psutil.Process()
 
     def facts() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from diloco_cli.protocol.actors.requests import ask, is_at_rest, withdraw_stop
 from diloco_cli.protocol.actors.standby import LONGER_THAN_USUAL, slowest_s
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit, Refuse
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, Beats, of_syncer
 from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RequestKind, RunFormat
@@ -143,24 +143,25 @@ class Operator:
     def _answered(self, state: RunState, number: int, patient: bool = True) -> RunState:
         """Wait as long as a syncer lives: its heartbeat changes every few seconds, also while it copies a large
         model. Not `patient`: no longer than a syncer may be silent, for it may be its own key that is to be revoked."""
-        heartbeat, heard_s = self._heartbeat(), self.clock.now_s()
+        heartbeat, heard_s, beats = self._heartbeat(state), self.clock.now_s(), Beats()
+        beats.is_new(heartbeat)
         silence_s = max_silence_s(self.timeout_s, heartbeat)
         if silence_s > SYNCER_ANSWERS_S:
             self.tell(f"the syncer is slow at times: it counts as gone after {silence_s:.0f} s of silence")
         while self._awaits(state, number) and self.clock.now_s() - heard_s < silence_s:
             self.clock.sleep_s(LOOK_EVERY_S)
             state = self.head(state)
-            now = self._heartbeat()
-            if patient and now != heartbeat:
-                heartbeat, heard_s = now, self.clock.now_s()
+            if patient and beats.is_new(self._heartbeat(state)):
+                heard_s = self.clock.now_s()
         return state
 
     @staticmethod
     def _awaits(state: RunState, number: int) -> bool:
         return state.next_request <= number and state.phase == RunPhase.RUNNING
 
-    def _heartbeat(self) -> bytes | None:
-        return self.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+    def _heartbeat(self, state: RunState) -> bytes | None:
+        found = self.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+        return of_syncer(self.run.keyring.without(state.revoked), found)
 
     def _answer_here(self, number: int, patient: bool = True) -> RunState:
         """Answer all pending requests; this process serves the log for that long. A syncer that comes or wakes

@@ -15,14 +15,13 @@ from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.observer import Incarnation
 from diloco_cli.protocol.actors.ports import Values
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
-from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.places import ClaimWatch, newest_claim
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.polling import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.signing import Unsigned, learner_signer
 
@@ -213,7 +212,13 @@ class Follower:
         return expected_slot_s(0.0 if self.state.window is None else self.state.window.slot_s, own_s)
 
     def send_heartbeat(self) -> Steps[None]:
-        yield Put(heartbeat_key(self._learner.name), encode(self.heartbeat()))
+        yield Put(heartbeat_key(self._learner.name), self.heartbeat_record())
+
+    def heartbeat_record(self) -> bytes:
+        learner = self._learner
+        return sealed(
+            learner.run.keyring, learner_signer(learner.name), heartbeat_key(learner.name), self.heartbeat()
+        )  # fmt: skip
 
     def heartbeat(self) -> LearnerHeartbeat:
         learner, progress = self._learner, self._learner.progress

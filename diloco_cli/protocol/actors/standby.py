@@ -10,18 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.epochs import newest_epoch
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, Beats, SyncerHeartbeat, of_syncer, sealed
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, moved
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain
 from diloco_cli.protocol.rules.quorum import Pace, alive_within_s
 from diloco_cli.signing import LOG
 
@@ -61,16 +60,18 @@ class Silence:
 
     poll_s: float
     silent_s: float = 0.0
-    _seen: tuple[int, str] | None = None
+    _n: int | None = None
+    _beats: Beats = field(default_factory=Beats)
     _looked_s: float | None = None
 
     def look(self, n: int, heartbeat: bytes | None, now_s: float) -> bool:
-        """Note the head of the log and the syncer's heartbeat; True if either is new since the look before."""
+        """Note the head of the log and the syncer's genuine heartbeat; True if either is new since the look before."""
         since_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         self.silent_s += min(since_s, 2 * self.poll_s)
         self._looked_s = now_s
-        before, self._seen = self._seen, (n, digest(heartbeat) if heartbeat is not None else "")
-        if before is None or before == self._seen:
+        before, self._n = self._n, n
+        is_new = self._beats.is_new(heartbeat) or n != before
+        if before is None or not is_new:
             return False
         self.silent_s = 0.0
         return True
@@ -106,7 +107,8 @@ class Standby:
                 continue
             if state.phase == RunPhase.STOPPED and rested:
                 unserved, rested = self.run.settings.syncer.on_learners, False
-            heartbeat: bytes | None = yield Get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+            found: bytes | None = yield Get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+            heartbeat = of_syncer(self.run.keyring.without(state.revoked), found)
             now_s: float = yield Now()
             unserved = not silence.look(state.n, heartbeat, now_s) and unserved
             limit_s = patience_s(usual_s, self.jitter, slowest_s(heartbeat), state.fruitless)
@@ -158,10 +160,13 @@ class Standby:
             **counts_of(heartbeat), "state": self.doing, "host": self.claim.host, "unit": self.name, "reason": reason,
             "memory_bytes": 0, "mirrors": _plain(heartbeat).get("mirrors", []),
         }  # fmt: skip
-        yield Put(heartbeat_key(SYNCER), encode({"epoch": 0, "n": -1, **facts}))
+        yield self._put(heartbeat_key(SYNCER), {**facts, "epoch": 0, "n": -1})
         if self._next_heartbeat_s > 0:  # this process is no standby any more: its heartbeats are the syncer's now
             last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
-            yield Put(standby_heartbeat_key(self.name), encode(last))
+            yield self._put(standby_heartbeat_key(self.name), last)
+
+    def _put(self, key: str, heartbeat: object) -> Put:
+        return Put(key, sealed(self.run.keyring, LOG, key, heartbeat))
 
     def _heartbeat(self, now_s: float, state: RunState, reason: str) -> Steps[None]:
         if now_s < self._next_heartbeat_s:
@@ -171,7 +176,7 @@ class Standby:
             "state": self.doing, "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": reason,
             "unit": self.name, **self.facts(),
         }  # fmt: skip
-        yield Put(standby_heartbeat_key(self.name), encode(facts))
+        yield self._put(standby_heartbeat_key(self.name), facts)
 
 
 def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool) -> str:

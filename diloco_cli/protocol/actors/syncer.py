@@ -35,14 +35,13 @@ from diloco_cli.protocol.log.commit_log import (
     write_snapshot,
 )
 from diloco_cli.protocol.log.epochs import claim_epoch
-from diloco_cli.protocol.log.heartbeats import Cadence
+from diloco_cli.protocol.log.heartbeats import Cadence, sealed
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Put, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.divergence import response_to
 from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
 from diloco_cli.protocol.rules.pacing import Pacer
@@ -57,6 +56,7 @@ from diloco_cli.protocol.rules.quorum import (
     grace_window,
     next_window_s,
 )
+from diloco_cli.signing import LOG
 
 HEARTBEAT_EVERY_S = 3.0
 OUTCOMES_WAIT_SLOTS = 2
@@ -378,4 +378,5 @@ class Syncer:
             "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host, "reason": self.reason,
             "heartbeats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1), **self.heartbeat_facts(),
         }  # fmt: skip
-        yield Put(heartbeat_key(SYNCER), encode(facts))
+        key = heartbeat_key(SYNCER)
+        yield Put(key, sealed(self.run.keyring, LOG, key, facts))

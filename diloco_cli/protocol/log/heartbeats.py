@@ -1,11 +1,38 @@
-"""Heartbeats: each unit states its own condition every few seconds. Hints for people; no commit depends on them."""
+"""Heartbeats: each unit states its own condition every few seconds. Hints for people; no commit depends on them.
+
+They end with a signature or a checksum as other records do, and what is not genuine counts as not there. One object is
+overwritten again and again, so an older heartbeat may be put back: `Beats` tells which are news.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.protocol.log.wire import RecordError, decode_plain, encode
+from diloco_cli.signing import LOG, Unsigned
 
 MAX_HEARTBEAT_BYTES = 1 << 16
 SLOWEST_KEPT = 0.995  # per heartbeat: an outage is forgotten within the hour, while slow merges recur
+
+
+SEEN_KEPT = 1024
+
+
+def sealed(keyring: Unsigned, role: str, key: str, heartbeat: object) -> bytes:
+    """The bytes to write under this key, by a process that signs as `role`."""
+    return keyring.sign(role, key, encode(heartbeat))
+
+
+def genuine(keyring: Unsigned, role: str, key: str, data: bytes | None) -> bytes | None:
+    """The heartbeat that lies under this key; None if it is not of a process that may sign as `role`."""
+    return data if data is not None and keyring.authenticates(role, key, data) else None
+
+
+def of_syncer(keyring: Unsigned, data: bytes | None) -> bytes | None:
+    return genuine(keyring, LOG, heartbeat_key(SYNCER), data)
 
 
 @dataclass(frozen=True)
@@ -91,3 +118,29 @@ class Cadence:
         if self.count > 0:
             self.slowest_s = max(self.slowest_s * SLOWEST_KEPT, now_s - self._next_s + self.every_s)
         self._next_s, self.count = now_s + self.every_s, self.count + 1
+
+
+class Beats:
+    """Which heartbeats of syncers are news to one reader: a later one of the newest epoch that was heard, or one of a
+    process that has no epoch yet and was not heard before."""
+
+    def __init__(self) -> None:
+        self._newest = (0, 0)
+        self._seen: deque[str] = deque(maxlen=SEEN_KEPT)
+
+    def is_new(self, heartbeat: bytes | None) -> bool:
+        """`heartbeat`: a genuine one."""
+        if heartbeat is None:
+            return False
+        try:
+            plain = decode_plain(heartbeat, heartbeat_key(SYNCER))
+        except RecordError:
+            plain = {}
+        epoch, count = (plain.get(name, 0) for name in ("epoch", "heartbeats"))
+        if isinstance(epoch, int) and isinstance(count, int) and epoch > 0:
+            before, self._newest = self._newest, max(self._newest, (epoch, count))
+            return self._newest > before
+        mark = digest(heartbeat)
+        is_new = mark not in self._seen
+        self._seen.append(mark)
+        return is_new

@@ -4,6 +4,7 @@ tested in tests/cli/test_operators.py."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,7 @@ from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.runtime.driver import perform
+from diloco_cli.signing import Checksummed
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists, Store
 from diloco_cli.syncer.operator import LOOK_EVERY_S, SYNCER_ANSWERS_S, Operator, max_silence_s
@@ -88,6 +90,17 @@ def test_the_answer_of_a_syncer_that_beats_is_waited_for(running: OperatedRun) -
     running.clock.after_s[42.0] = running.answer
     running.operator.request("rollback", to=3)
     assert running.told == [] and running.clock.time_s == pytest.approx(42.0, abs=2 * LOOK_EVERY_S)
+
+
+def test_heartbeats_that_are_not_genuine_hold_up_no_command() -> None:
+    run = replace(RUN, checksums=True, keyring=Checksummed(RUN.run_id))
+    store = MemoryStore()
+    copy(started(run, 6).world.store, store)
+    forged = OperatedRun(store)
+    forged.operator = Operator(run, store, forged.clock, forged.told.append)
+    forged.beats_until(1000.0)
+    assert forged.operator.request("rollback", to=3).n > 6
+    assert forged.clock.time_s == pytest.approx(SYNCER_ANSWERS_S, abs=2 * LOOK_EVERY_S)
 
 
 def test_a_syncer_that_is_slow_at_times_gets_longer_and_that_is_told(running: OperatedRun) -> None:

@@ -1,0 +1,35 @@
+"""Which heartbeats of syncers are news: genuine ones, each once, and none that is older than one before."""
+
+from __future__ import annotations
+
+from diloco_cli.protocol.log.heartbeats import Beats, genuine, of_syncer, sealed
+from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.signing import LOG, Checksummed, learner_signer
+
+
+def said(epoch: int, count: int, state: str = "SERVING") -> bytes:
+    return b'{"epoch":%d,"heartbeats":%d,"state":"%s"}' % (epoch, count, state.encode())
+
+
+def test_a_heartbeat_that_was_heard_before_is_no_news_when_it_is_put_back() -> None:
+    beats = Beats()
+    assert [beats.is_new(said(2, count)) for count in (1, 2, 1, 2, 3, 3)] == [True, True, False, False, True, False]
+
+
+def test_a_later_epoch_is_news_and_an_earlier_one_is_not() -> None:
+    beats = Beats()
+    assert beats.is_new(said(2, 900)) and beats.is_new(said(3, 1)) and not beats.is_new(said(2, 901))
+
+
+def test_a_process_without_an_epoch_is_heard_by_each_heartbeat_of_its_own() -> None:
+    beats = Beats()
+    assert beats.is_new(said(4, 7)) and beats.is_new(said(0, 1, "READING")) and beats.is_new(said(0, 2, "READING"))
+    assert not beats.is_new(said(0, 1, "READING")) and not beats.is_new(None)
+
+
+def test_damage_and_other_objects_bytes_are_no_heartbeat() -> None:
+    keyring, key = Checksummed("run"), heartbeat_key(SYNCER)
+    mine = sealed(keyring, LOG, key, {"epoch": 1})
+    assert of_syncer(keyring, mine) == mine and of_syncer(keyring, None) is None
+    assert of_syncer(keyring, mine.replace(b"1", b"2", 1)) is None and of_syncer(keyring, b'{"epoch":9}') is None
+    assert genuine(keyring, learner_signer("l0"), heartbeat_key("l0"), mine) is None
