@@ -12,6 +12,7 @@ from diloco_cli.cli import complete
 from diloco_cli.cli.output import print_json, table, talk
 from diloco_cli.cli.run_argument import find_run
 from diloco_cli.errors import TryAgainError
+from diloco_cli.events.write import tell
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ def kill(
     """Kill a unit with SIGKILL; its supervisor restarts it unless --hold is given."""
     from diloco_cli.chaos.actions import execute, plan_kill
 
-    fault = plan_kill(find_run(run).name, unit, hold=hold)
-    _carry_out(fault, lambda: execute(fault), dry_run, json_output)
+    known = find_run(run)
+    fault = plan_kill(known.name, unit, hold=hold)
+    _carry_out(fault, lambda: _told(known.url, fault, execute(fault)), dry_run, json_output)
 
 
 @chaos.command("pause")
@@ -60,8 +62,17 @@ def pause(
     from diloco_cli.chaos.actions import execute_pause, plan_pause
 
     for_s = None if duration is None else parse_duration(duration)
-    fault = plan_pause(find_run(run).name, unit, for_s=for_s)
-    _carry_out(fault, lambda: execute_pause(fault), dry_run, json_output)
+    known = find_run(run)
+    fault = plan_pause(known.name, unit, for_s=for_s)
+
+    def pause_and_tell() -> JournalEntry:
+        if for_s is None:
+            return _told(known.url, fault, execute_pause(fault))
+        entry = execute_pause(fault, on_paused=lambda entry: _tell(known.url, fault, entry))
+        tell(known.url, "revived", fault.target.name, "goes on: its pause is over", {})
+        return entry
+
+    _carry_out(fault, pause_and_tell, dry_run, json_output)
 
 
 @chaos.command("revive")
@@ -70,14 +81,15 @@ def revive(unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dr
     from diloco_cli.chaos.actions import plan_revive
     from diloco_cli.chaos.actions import revive as do_revive
 
-    name = find_run(run).name
-    target = plan_revive(name, unit)
+    known = find_run(run)
+    name, target = known.name, plan_revive(known.name, unit)
     if dry_run:
         talk(f"would revive {target.name} ({target.condition}{', held' if target.held else ''})")
         if json_output:
             print_json("chaos revive", {"run": name, "target": target.name, "dry_run": True})
         return
     revival = do_revive(target)
+    tell(known.url, "revived", target.name, "no longer paused or held down, by `diloco chaos revive`", {})
     if target.held and not target.supervised:
         talk(f"no supervisor lives here; go on with `diloco resume {name}`")
     if json_output:
@@ -101,6 +113,20 @@ def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
         print_json("chaos list", {"run": name, "units": rows})
         return
     print("\n".join(table([COLUMNS, *map(_cells, rows)], left=range(len(COLUMNS)))))
+
+
+def _told(url: str, fault: Fault, entry: JournalEntry) -> JournalEntry:
+    """The same entry; the bucket has been told."""
+    _tell(url, fault, entry)
+    return entry
+
+
+def _tell(url: str, fault: Fault, entry: JournalEntry) -> None:
+    from diloco_cli.chaos.journal import read_entries
+
+    number = 1 + [known.id for known in read_entries(fault.target.run)].index(entry.id)
+    text = f"on purpose (chaos #{number}): {fault.describe()}"
+    tell(url, "chaos", fault.target.name, text, {"number": number, "fault": entry.fault})
 
 
 COLUMNS = ("NAME", "STATE", "PID", "HELD", "LAST FAULT")

@@ -13,9 +13,9 @@ from typing import Any
 from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed, head_of
-from diloco_cli.cli.told import telling
+from diloco_cli.cli.told import line_of, logs_itself, telling
 from diloco_cli.cli.watch import read_status
-from diloco_cli.clock import monotonic_s
+from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
 from diloco_cli.launch.local_units import (
     background_command,
@@ -170,6 +170,7 @@ class ProgressDisplay:
         self._known: RunState | None = None
         self._curves = Curves()
         self._words = StoreWords(opened.name)
+        self._detached = logs_itself(opened.name)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="progress", daemon=True)
         self._live: Any = None
@@ -194,11 +195,11 @@ class ProgressDisplay:
     def tell(self, event: SupervisionEvent) -> None:
         """One line about a unit."""
         if self._live is None or event.kind not in QUIET_EVENTS:
-            self._print(f"{event.unit or 'run'}: {event.kind}: {event.text}")
+            self._print(line_of(event))
 
     def _print(self, line: str) -> None:
         if self._live is None:
-            talk(line)
+            talk(f"{utc_now_text()} {line}" if self._detached else line)
         else:
             self._live.console.print(line, markup=False)
 

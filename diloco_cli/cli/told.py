@@ -3,8 +3,9 @@ killed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from diloco_cli.chaos.journal import read_entries
@@ -13,9 +14,12 @@ from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.events.write import EventWriter
 from diloco_cli.runtime.causes import place_data
 from diloco_cli.runtime.ending import SupervisionEvent
+from diloco_cli.runtime.logs import note_line
+from diloco_cli.runtime.registry import SUPERVISOR, log_path
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.open import open_store
 
+STDERR = 2
 SAID = {
     "started": "started: ",
     "restarted": "started again: ",
@@ -46,6 +50,7 @@ class Teller:
 
     def __init__(self, run: str, url: str, units: list[str], show: Show) -> None:
         self._run, self._units, self._show = run, units, show
+        self._log = None if logs_itself(run) else log_path(run, SUPERVISOR)
         self._writer = EventWriter(open_store(url))
 
     def tell(self, event: SupervisionEvent) -> None:
@@ -56,12 +61,28 @@ class Teller:
             self._writer.note("error", unit, event.cause.text, place_data(event.cause))
             told = told.removeprefix(f"{event.cause.text}; ")
         self._writer.note(kind, unit, f"{SAID.get(kind, '')}{told}", event.data)
+        if self._log is not None:
+            with suppress(OSError):
+                note_line(self._log, line_of(event))
         self._show(event)
 
     def close(self) -> None:
         self._writer.close()
         if self._writer.dropped:
             talk(f"{self._writer.dropped} events were not written: {self._writer.trouble or 'the bucket is too slow'}")
+
+
+def line_of(event: SupervisionEvent) -> str:
+    return f"{event.unit or 'run'}: {event.kind}: {event.text}"
+
+
+def logs_itself(run: str) -> bool:
+    """Whether what this process says goes to the supervisor's log anyhow: it was detached."""
+    try:
+        here, log = os.fstat(STDERR), log_path(run, SUPERVISOR).stat()
+    except OSError:
+        return False
+    return (here.st_dev, here.st_ino) == (log.st_dev, log.st_ino)
 
 
 def kind_of(event: SupervisionEvent) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.errors import DilocoError
 from diloco_cli.events.event import MAX_BATCH, FreshEvent, Scalar, encode_batch
 from diloco_cli.protocol.log.keys import event_key
 from diloco_cli.randomness import nonce
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 
 WRITE_EVERY_S = 10.0  # for each unit
@@ -74,6 +76,18 @@ class EventWriter:
         except (DilocoError, OSError) as error:
             self.dropped += len(events)
             self.trouble = str(error)
+
+
+def tell(url: str, kind: str, unit: str, text: str, data: dict[str, Scalar]) -> None:
+    """One event now, by a process that writes few; a bucket that does not take it in time is left alone."""
+
+    def write() -> None:
+        with suppress(DilocoError, OSError):
+            write_batch(open_store(url), unit, [FreshEvent(monotonic_s(), kind, text, data)])
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(CLOSES_WITHIN_S)
 
 
 def write_batch(store: Store, unit: str, events: list[FreshEvent]) -> None:

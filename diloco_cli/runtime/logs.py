@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from diloco_cli.clock import sleep_s
+from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.errors import NotFoundError
 from diloco_cli.paths import run_directory
-from diloco_cli.runtime.registry import log_path
+from diloco_cli.runtime.files import make_directory
+from diloco_cli.runtime.registry import SUPERVISOR, log_path
 
 MAX_TAIL_BYTES = 4 * 1024 * 1024
 MAX_LINE_CHARACTERS = 16_384
 FOLLOW_EVERY_S = 0.25
 STORE_LINES = 20  # of each log
 STORE_MARK = " store: "
+_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?")  # all in UTC
 CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp"})  # Cf also has the marks that change the text direction
 
 
@@ -40,6 +43,13 @@ def log_files(run: str, unit: str | None = None) -> dict[str, Path]:
     raise NotFoundError(
         f"{missing} on this machine; logs here: {known}", where=where, hint=f"see `diloco status {run}`"
     )
+
+
+def note_line(path: Path, text: str) -> None:
+    """Append a line with the time now, as a process's own log has it."""
+    make_directory(path.parent)
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+        log.write(f"{utc_now_text()} {text}\n".encode(errors="backslashreplace"))
 
 
 def tail(path: Path, num_lines: int) -> list[str]:
@@ -66,6 +76,18 @@ def _escaped(character: str) -> str:
     if character == "\t" or unicodedata.category(character) not in CONTROL_CATEGORIES:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+def by_time(lines: Iterable[Line], last: dict[str, str]) -> list[Line]:
+    """The lines in the order of the times that they begin with; one without (a traceback's) follows the line before it
+    of the same unit. `last`: the newest time of each unit's log, kept from call to call."""
+    timed = []
+    for line in lines:
+        found = _TIME.match(line.text)
+        if found is not None:
+            last[line.unit] = found[0]
+        timed.append((last.get(line.unit, ""), line))
+    return [line for _, line in sorted(timed, key=lambda pair: pair[0])]
 
 
 @dataclass
@@ -101,10 +123,11 @@ class _Follower:
 
 
 def follow(files: dict[str, Path], stop: Callable[[], bool] = lambda: False) -> Iterator[Line]:
-    """Every line that is added from now on, until `stop`."""
+    """Every line that is added from now on, until `stop`; those that are found at once in the order of their times."""
     followers = [_Follower(unit, path) for unit, path in files.items()]
+    last: dict[str, str] = {}
     while not stop():
-        lines = [line for follower in followers for line in follower.read()]
+        lines = by_time((line for follower in followers for line in follower.read()), last)
         yield from lines
         if not lines:
             sleep_s(FOLLOW_EVERY_S)
@@ -134,6 +157,8 @@ class StoreWords:
             return []
         found = []
         for unit, path in sorted(files.items()):
+            if unit == SUPERVISOR:  # which repeats these lines
+                continue
             said = [text for text in tail(path, STORE_LINES) if STORE_MARK in text]
             if said and self._told.get(unit) != said[-1]:
                 self._told[unit] = said[-1]

@@ -29,6 +29,7 @@ EVERY_KIND = [
     "delta/{}/00000001/0000000000-x", "inner/{}/00000001/000000000001-x", "state/0000/000000000001-0000000001-x",
     "weights/0000/000000000001-0000000001-x", "commit/000000000001.json", "snapshot/000000000001.json",
     "request/0000000000.json", "certificate/learner/{}/00.json", "join/{}/0000000001-0000.json",
+    "event/{}/0000000000001-00.jsonl",
     "heartbeat/{}.json", "heartbeat/syncer.json", "heartbeat/standby/a.json",
     "hint/head.json", "doctor-1/x", "elsewhere",
 ]  # fmt: skip
@@ -97,7 +98,7 @@ def may(role: Role, verb: Verb) -> set[str]:
 
 
 def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
-    own = {"incarnation/iowa/", "offer/iowa/", "delta/iowa/", "inner/iowa/", "join/iowa/"}
+    own = {"incarnation/iowa/", "offer/iowa/", "delta/iowa/", "inner/iowa/", "join/iowa/", "event/iowa/"}
     created = may("learner", "create") - {"heartbeat/iowa.json"}
     assert {key.rpartition("iowa/")[0] + "iowa/" for key in created} == own
     assert not any("rhine" in key for key in may("learner", "create"))
@@ -111,7 +112,7 @@ def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
 def test_nobody_replaces_or_deletes_the_log_or_what_others_claimed(role: Role) -> None:
     """Only hints, and what the log lets go of."""
     touched = {key.partition("/")[0] for verb in ("put", "delete") for key in may(role, verb)}
-    assert touched <= {"heartbeat", "hint", "delta", "weights", "state", "inner", "snapshot", "doctor-1"}
+    assert touched <= {"heartbeat", "hint", "delta", "weights", "state", "inner", "snapshot", "event", "doctor-1"}
     assert "commit/000000000001.json" in may(role, "get")
 
 

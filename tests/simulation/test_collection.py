@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
+from diloco_cli.protocol.actors.collection import KEPT_BATCHES, KEPT_MOMENTS
 from diloco_cli.protocol.log.commit_log import read_log, state_after
-from diloco_cli.protocol.log.keys import snapshot_key
+from diloco_cli.protocol.log.keys import event_key, snapshot_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import (
@@ -30,7 +30,7 @@ __all__ = ["frequent_snapshots"]
 pytestmark = pytest.mark.usefixtures("frequent_snapshots")
 RUN = run_that_keeps(merges=26)
 IN_TURN = run_that_keeps(4, merges=40)
-DELETABLE = ("delta/", "weights/", "state/", "inner/", "snapshot/")
+DELETABLE = ("delta/", "weights/", "state/", "inner/", "snapshot/", "event/")
 
 
 def keys(fleet: ToyFleet) -> set[str]:
@@ -234,6 +234,18 @@ def test_each_learners_newest_moments_stay() -> None:
         left = fleet.world.store.list(f"inner/{name}/")
         assert len(saved) > KEPT_MOMENTS and saved[0] not in left
         assert left == sorted(left) and len(left) >= KEPT_MOMENTS and left[-1] >= saved[-1]
+
+
+def test_each_units_newest_events_stay() -> None:
+    fleet = started(RUN, 16)
+    for unit, count in (("l0", KEPT_BATCHES + 300), ("l1", 3)):
+        for ms in range(count):
+            fleet.world.store.create(event_key(unit, ms, "aa"), b"{}\n")
+    answered(fleet, "gc")
+    finished(fleet)
+    left = [sorted(key for key in keys(fleet) if key.startswith(f"event/{unit}/")) for unit in ("l0", "l1")]
+    assert left[0] == sorted(event_key("l0", ms, "aa") for ms in range(300, KEPT_BATCHES + 300))
+    assert len(left[1]) == 3
 
 
 def test_with_nothing_to_collect_the_request_is_refused() -> None:

@@ -7,8 +7,8 @@ A floor is the number of a snapshot; from there on every commit can be replayed 
                     be taken a second time by a writer that was held up
     kept            each fragment's state as of the floor, its weights that a delta may still be based on then, deltas
                     of offers without an outcome, each learner's newest saved moments
-    deleted         older states, weights, deltas with an outcome, moments, snapshots; and versions that a syncer of an
-                    earlier epoch wrote and no commit names
+    deleted         older states, weights, deltas with an outcome, moments, snapshots; versions that a syncer of an
+                    earlier epoch wrote and no commit names; and all but each unit's newest batches of events
 
 The work is done in single requests while the syncer waits, and begins after a grace period for readers.
 
@@ -21,16 +21,23 @@ from collections import deque
 
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, snapshot_at, snapshots_between, state_after
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
-from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_snapshot_key, read_version_key
+from diloco_cli.protocol.log.keys import (
+    read_delta_key,
+    read_event_key,
+    read_inner_key,
+    read_snapshot_key,
+    read_version_key,
+)
 from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState, faults_for_quarantine, quarantine_reason
 from diloco_cli.protocol.rules.divergence import needed_from
 
-KINDS = ("delta", "weights", "state", "inner", "snapshot")
+KINDS = ("delta", "weights", "state", "inner", "snapshot", "event")
 PAGE = 256  # keys of one listing
 MAX_UNSOUND = 64  # snapshots passed over for one floor
 KEPT_MOMENTS = 4  # of each learner, the newest
+KEPT_BATCHES = 64  # of events of each unit, the newest
 
 
 def kept_commits(run: RunFormat) -> int | None:
@@ -128,6 +135,7 @@ class Sweep:
         self.doomed: deque[str] = deque()
         self.deleted = 0
         self._moments: deque[str] = deque()
+        self._unit, self._batches = "", 0
 
     @property
     def is_done(self) -> bool:
@@ -151,6 +159,8 @@ class Sweep:
         self.after = keys[-1]
         if self.kinds[0] == "inner":
             self.doomed.extend(self._older_moments(keys))
+        elif self.kinds[0] == "event":
+            self.doomed.extend(self._older_events(keys))
         else:
             self.doomed.extend(key for key in keys if is_garbage(key, self.floor, epoch))
 
@@ -166,6 +176,19 @@ class Sweep:
             self._moments.append(key)
             if len(self._moments) > KEPT_MOMENTS:
                 older.append(self._moments.popleft())
+        return older
+
+    def _older_events(self, keys: list[str]) -> list[str]:
+        """Keys come sorted by unit, the newest of it first: all but the first KEPT_BATCHES of each are old."""
+        older = []
+        for key in keys:
+            read = read_event_key(key)
+            if read is None:
+                continue
+            self._batches = 1 if read[0] != self._unit else self._batches + 1
+            self._unit = read[0]
+            if self._batches > KEPT_BATCHES:
+                older.append(key)
         return older
 
 

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from diloco_cli.cli.main import add_command
 from diloco_cli.errors import NotFoundError, RefusedError
+from diloco_cli.events.read import EventReader
 from diloco_cli.runtime.registry import log_path
 from diloco_cli.runtime.runs import remember_run
+from diloco_cli.store.local import LocalStore
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -55,6 +57,18 @@ def test_a_pause_with_a_duration_is_healed(invoke, start_unit_of):
     start_unit_of("nano", "iowa")
     assert "injected, verified, healed" in invoke("chaos", "pause", "iowa", "--for", "100ms", "--run", "nano")
     assert "running" in invoke("chaos", "list")
+
+
+def test_the_bucket_is_told_of_a_fault_and_its_end(invoke, start_unit_of, tmp_path):
+    (tmp_path / "bucket").mkdir()
+    remember_run("nano", f"file://{tmp_path}/bucket")
+    start_unit_of("nano", "iowa")
+    invoke("chaos", "pause", "iowa", "--for", "100ms")
+    invoke("chaos", "kill", "iowa")
+    told = EventReader().read(LocalStore(tmp_path / "bucket"))
+    assert [event.kind for event in told] == ["chaos", "revived", "chaos"]
+    assert told[2].text.startswith("on purpose (chaos #2): kill iowa") and told[2].data["number"] == 2
+    assert {event.unit for event in told} == {"iowa"}
 
 
 def test_what_the_rails_refuse_is_an_error(invoke):

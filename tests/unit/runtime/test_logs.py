@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.errors import NotFoundError
-from diloco_cli.runtime.logs import Line, StoreWords, follow, log_files, printable, tail
+from diloco_cli.runtime.logs import Line, StoreWords, by_time, follow, log_files, note_line, printable, tail
 from diloco_cli.runtime.registry import log_path
 
 
@@ -84,3 +84,20 @@ def test_each_new_word_about_the_store_is_told_once(log):
 
 def test_a_run_without_logs_has_no_words(log):
     assert StoreWords("other").news() == []
+
+
+def test_lines_of_several_logs_come_in_the_order_of_their_times_and_a_traceback_stays_with_its_line():
+    iowa = ["2026-01-01T00:00:01Z a", "Traceback", "  in f", "2026-01-01T00:00:03.5Z d"]
+    syncer = ["2026-01-01T00:00:02Z b", "2026-01-01T00:00:03.2Z c"]
+    last: dict[str, str] = {}
+    lines = by_time([*(Line("iowa", text) for text in iowa), *(Line("syncer", text) for text in syncer)], last)
+    assert [line.text[-1] for line in lines] == ["a", "k", "f", "b", "c", "d"]
+    assert by_time([Line("syncer", "2026-01-01T00:00:04Z f"), Line("iowa", "more")], last)[0].text == "more"
+
+
+def test_a_line_of_the_supervisor_has_its_time(home):
+    path = log_path("nano", "supervisor")
+    note_line(path, "iowa: started: process 7 \ud800")
+    (line,) = tail(path, 5)
+    assert line[:2] == "20" and line.endswith("Z iowa: started: process 7 \\ud800")
+    assert path.stat().st_mode & 0o777 == 0o600
