@@ -1,6 +1,6 @@
 """Pictures as SVG that follows the page, or the reader's system, into light and dark.
 
-Drawn by matplotlib, an extra that only those install who want pictures: 25 MB, and half a second to import. A drawing
+Drawn by matplotlib, an extra of 100 MB for those who want pictures; importing it takes half a second. A drawing
 has stand-ins for the colours of text and lines; the document names variables in their place, which a page may set.
 """
 
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,17 +65,22 @@ class Axis:
 def drawn(title: str, inches: tuple[float, float], draw: Callable[[Figure], None], whole: bool = True) -> str:
     """The SVG of what `draw` draws on an empty figure: a whole document, or (not `whole`) an element of a page, which
     sets the colours. Raises UsageError where matplotlib is not installed."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("pictures are drawn by matplotlib, which is not installed", hint=INSTALL) from None
+    require_matplotlib()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     stream = io.StringIO()
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=inches)
         draw(figure)
         figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _for_pages(stream.getvalue(), title, whole)
+
+
+def require_matplotlib() -> None:
+    """Raises UsageError where it is not installed."""
+    if find_spec("matplotlib") is None:
+        raise UsageError("pictures are drawn by matplotlib, which is not installed", hint=INSTALL)
 
 
 def _for_pages(svg: str, title: str, whole: bool) -> str:

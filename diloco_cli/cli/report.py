@@ -12,6 +12,7 @@ from diloco_cli.cli.output import print_json, progress
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import UsageError
+from diloco_cli.plots import require_matplotlib
 
 if TYPE_CHECKING:
     from diloco_cli.report.history import RunHistory
@@ -36,6 +37,8 @@ def report(
     chosen = _format(form, output)
     if output is not None:
         refuse_place(output, hint="give another file, or -y to overwrite it", overwrite=yes)
+    if chosen != "csv" and not (as_json and output is None):
+        require_matplotlib()
     opened = open_run(run)
     path = output if output is not None or as_json else Path(f"{opened.name}.{chosen}")
     if path is not None and output is None:

@@ -13,7 +13,7 @@ from diloco_cli.observe.status import LearnerStatus, Status, status_of
 from diloco_cli.observe.summary import Summary, summary_of
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE
 from diloco_cli.report.history import Mark, RunHistory
-from diloco_cli.report.plan_file import LaunchPlan
+from diloco_cli.report.plan_file import MOST, LaunchPlan
 
 GB = 1e9
 HOUR_S = 3600.0
@@ -241,7 +241,7 @@ def _speeds(facts: RunFacts) -> float:
     """Of all planned islands while they trained, as they state them; 0 if one has not been heard."""
     heard = [facts.learners.get(island.name) for island in facts.run.islands]
     speeds = [0.0 if learner is None else learner.heartbeat.mean_tokens_per_s for learner in heard]
-    return sum(speeds) if all(speeds) else 0.0
+    return sum(speeds) if all(0 < speed <= MOST for speed in speeds) else 0.0
 
 
 def _regions(status: Status, summary: Summary, learners: list[LearnerRow], plan: LaunchPlan | None) -> list[RegionRow]:

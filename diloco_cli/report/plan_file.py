@@ -11,6 +11,8 @@ from diloco_cli.protocol.log.keys import PLAN_KEY
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.store.port import Store
 
+MOST = 1e18  # whoever may write there may write any number
+
 
 class LaunchPlan(msgspec.Struct, frozen=True):
     """The fields of `diloco plan --json` that a report uses, and where each setting of the run file came from."""
@@ -37,6 +39,15 @@ class LaunchPlan(msgspec.Struct, frozen=True):
 def read_launch_plan(store: Store) -> LaunchPlan | None:
     data = store.get(PLAN_KEY, MAX_RECORD_BYTES)
     try:
-        return None if data is None else msgspec.json.decode(data, type=LaunchPlan)
-    except msgspec.MsgspecError:
+        plan = None if data is None else msgspec.json.decode(data, type=LaunchPlan)
+    except (msgspec.MsgspecError, RecursionError):
         return None
+    return plan if plan is not None and _can_be_drawn(plan) else None
+
+
+def _can_be_drawn(plan: LaunchPlan) -> bool:
+    p, money = plan.prediction, plan.money
+    numbers = [p.tokens_per_s_ideal, p.tokens_per_s, p.goodput, money.total, money.egress_gb_per_day]
+    numbers += [stage.tokens_per_s for stage in p.waterfall]
+    numbers += [number for island in plan.islands for number in (island.price_per_h, island.egress_per_day)]
+    return all(0 <= number <= MOST for number in numbers)

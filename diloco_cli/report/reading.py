@@ -96,7 +96,7 @@ def _add(history: RunHistory, n: int, data: bytes | None) -> None:
         if history.digest and (line.previous != history.digest or line.n != n):
             raise DataCheckError("the hash chain is broken", where=commit_key(n), hint=VERIFY)
         s = history.add(line, digest(data))
-    except (msgspec.MsgspecError, IndexError, OverflowError) as error:
+    except (msgspec.MsgspecError, IndexError, OverflowError, RecursionError) as error:
         raise DataCheckError(f"not a commit: {error}", where=commit_key(n), hint=VERIFY) from error
     if line.kind in NOTABLE or line.jumped:
         for event in events_of(metrics_after(Metrics(), decode(Commit, data, commit_key(n)), 0)):
@@ -110,7 +110,7 @@ def _kept(path: Path, run: RunFormat, state: RunState) -> RunHistory | None:
         if path.stat().st_size > MAX_KEPT_BYTES:
             return None
         kept = msgspec.json.decode(path.read_bytes(), type=KeptHistory, strict=False)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     history = kept.history
     fits = kept.version == VERSION and history.run_id == run.run_id and history.parameters == _parameters(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,7 +16,7 @@ from diloco_cli.protocol.log.keys import PLAN_KEY, commit_key
 from diloco_cli.store.local import LocalStore
 from tests.benchmarks.report import build
 from tests.cli.bucket import make_bucket
-from tests.cli.conftest import Diloco
+from tests.cli.conftest import Diloco, called
 from tests.forked import ROOT
 
 COMMITS = 120
@@ -39,6 +40,15 @@ def test_a_page_a_picture_and_a_table_of_one_run(diloco: Diloco, url: str, tmp_p
     assert '<span class="state' in page and "epoch 1 starts" in page
     assert ElementTree.fromstring(picture).tag.endswith("svg")
     assert table.splitlines()[0].startswith("time_s,tokens,") and len(table.splitlines()) > 100
+
+
+def test_without_matplotlib_the_command_that_installs_it_is_told_before_anything_is_read(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert called(monkeypatch, "report", url) == 2
+    said = capsys.readouterr().err
+    assert "matplotlib" in said and "pip install 'diloco[report]'" in said
 
 
 def test_the_numbers_as_json_are_those_of_the_log_and_need_no_matplotlib(diloco: Diloco, url: str) -> None:

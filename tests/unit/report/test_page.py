@@ -140,11 +140,22 @@ def test_settings_say_where_they_come_from() -> None:
     assert {setting.origin for setting in reported(None)[0].settings} == {"unknown"}
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"prediction": 1}', b"{" * 1000])
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"prediction": 1}', b'{"x":' * 9000])
 def test_a_plan_that_cannot_be_read_is_none(data: bytes) -> None:
     store = MemoryStore()
     store.put(PLAN_KEY, data)
     assert read_launch_plan(store) is None
+
+
+def test_numbers_beyond_all_measure_break_no_picture() -> None:
+    """Heartbeats are not signed, and whoever may write the plan may write any number."""
+    pytest.importorskip("matplotlib")
+    assert kept(replace(MADE, money=replace(MADE.money, total=1e308))) is None
+    said = facts(mean_tokens_per_s=1e308, up_bytes=2**62, down_bytes=2**62)
+    history = begun()
+    merge(history, 1, "iowa")
+    report = report_of(said, history, PLAN, [Mark(1e300, "chaos", "iowa", "")])
+    assert page_of(report, charts_of(report, history), at(0)).count("<figure>") == 5
 
 
 def test_a_run_without_a_plan_has_no_cost_and_one_without_a_merge_has_a_page() -> None:
