@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from diloco_cli.runtime.driver import SystemClock
     from diloco_cli.runtime.runs import KnownRun
     from diloco_cli.store.deadline import Deadline
-    from diloco_cli.store.port import Store
+    from diloco_cli.store.port import Store, StoreGoneError
 
 FOREGROUND_DEADLINE_S = 10.0
 LOOK_S = 9.0
@@ -123,13 +123,27 @@ def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
     from diloco_cli.runtime.driver import SystemClock, perform
     from diloco_cli.runtime.known_operators import check_operator
     from diloco_cli.runtime.signing_key import signing_secret
+    from diloco_cli.store.port import StoreGoneError
 
-    store = foreground_store(known.url, box)
     clock = SystemClock(monotonic_s, sleep_s, lambda: None)
     secret = signing_secret()
-    run = perform(read_format(known.url, secret), store, clock)
+    try:
+        store = foreground_store(known.url, box)
+        run = perform(read_format(known.url, secret), store, clock)
+    except StoreGoneError as error:
+        raise _gone(known, error) from None
     check_operator(run, known.url, secret, talk)
     return OpenRun(run.name, known.url, store, run, clock, EventReader())
+
+
+def _gone(known: KnownRun, error: StoreGoneError) -> StoreGoneError:
+    """A run that was launched or resumed here had a bucket, so a hint how to make one would mislead."""
+    from diloco_cli.store.port import StoreGoneError
+
+    if not known.created_s:
+        return error
+    hint = f"bring it back or mount it, and the run goes on; `diloco stop {known.name}` ends what runs here"
+    return StoreGoneError(f"the bucket of run {known.name} is gone: {error.message}", where=error.where, hint=hint)
 
 
 def foreground_store(url: str, box: Deadline | None = None, quiet: bool = False) -> Store:

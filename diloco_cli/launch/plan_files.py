@@ -35,14 +35,14 @@ def plan_of_files(
     """For `plan`: the plan of an inventory and a run file. `inventory` takes precedence over the run file's own;
     without a run file the template is planned. Settings that the run file does not give are searched."""
     run_path = file or templates_directory() / "run.yaml"
-    if file is None:
-        tell(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
     run, origins = load_run_with_origins(run_path, overrides)
     inventory_path = inventory or (inventory_path_of(run, file) if file else None)
     if inventory_path is None:
         where = None if file is None else str(file)
         raise UsageError("no inventory given", where=where, hint="diloco plan INVENTORY, or first: diloco init")
     islands, facts = load_inventory(inventory_path), facts_of(run, run_path.parent)
+    if file is None:
+        tell(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
     refuse_together(run, origins, islands, facts.num_tensors, str(run_path), facts.sequence)
     return make_plan(run, islands, facts, goal, origins)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.runtime.runs import remember_run
 from tests.cli.conftest import Diloco, edit
 from tests.forked import ROOT
 
@@ -182,3 +183,15 @@ def test_an_older_python_says_which_is_needed() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "diloco needs Python 3.11 or newer, and this is 3." in done.stderr
     assert "Traceback" not in done.stderr and "hint:" in done.stderr
+
+
+def test_the_deleted_bucket_of_a_run_that_was_launched_here_is_said_to_be_gone(
+    diloco: Diloco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    remember_run("nano", f"file://{tmp_path}/bucket/nano")
+    for words in (["status"], ["verify", "nano"], ["resume", "nano"]):
+        done = diloco(*words)
+        assert done.returncode == 6 and "the bucket of run nano is gone: no such directory" in done.stderr
+        assert "hint: bring it back" in done.stderr and "`diloco stop nano`" in done.stderr
+    assert "mkdir -p" in diloco("status", f"file://{tmp_path}/bucket/other").stderr
