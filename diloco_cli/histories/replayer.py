@@ -292,7 +292,7 @@ class Replayer:
         expect(0 < item["tokens"] <= most, "4", f"{who}: {item['tokens']} tokens in {item['steps']} steps")
         full, island = item["tokens"] ** 2 / item["steps"], self.run.island(learner)
         planned = self.run.settings.sync.every if island is None else island.local_steps
-        least = full * min(1.0, planned / item["steps"])  # steps beyond a round may count in part
+        least = full * min(1.0, planned / item["steps"]) * (1 - 1e-9)  # steps beyond a round may count in part
         expect(least <= item["weight"] <= full, "4", f"{who}: weight {item['weight']}")
         expect(item["incarnation"] >= self.floors[learner], "2", f"{who}: below the floor {self.floors[learner]}")
         expect(item["data_start"] >= self.ends[learner, fragment], "2", f"{who}: data merged twice in {fragment}")
