@@ -9,9 +9,9 @@ from typing import Any
 import psutil
 import torch
 
-from diloco_cli.clock import monotonic_s, utc_now_text
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.serving import DisplacedError, serving
@@ -23,7 +23,8 @@ from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartb
 from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
+from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.regional import home_of, read_after_relays
 from diloco_cli.protocol.rules.consent import code_of
@@ -100,6 +101,9 @@ def _serve_once(
         if state.phase == RunPhase.STOPPED and not syncer.epoch:
             say(f"{utc_now_text()} run {run.name} is stopped; to go on with it: diloco resume {run.name}")
         over = True
+    except TerminatedError:
+        _say_goodbye(syncer, meter)
+        raise
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retries of a failing store: that is no failure of this syncer
         raise
@@ -158,6 +162,13 @@ def _heartbeat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock)
     """Write a heartbeat while a call is repeated, so that `status` shows the failure if heartbeats can be written."""
     with suppress(StoreError, NoSpaceError):
         perform(syncer.send_heartbeat(monotonic_s(), force=True), store, clock)
+
+
+def _say_goodbye(syncer: Syncer, store: Store) -> None:
+    """The last heartbeat of a syncer that was told to leave: nobody need wait for its silence to know it."""
+    if syncer.epoch and syncer.doing is not SyncerState.FENCED:
+        syncer.doing = moved(SYNCER_STATES, syncer.doing, SyncerState.DONE)
+        _heartbeat_unless_it_fails(syncer, store, SystemClock(monotonic_s, sleep_s, lambda: None))
 
 
 def _log_commit(run: RunFormat, state: RunState, commit: Commit) -> None:

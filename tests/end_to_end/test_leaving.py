@@ -120,6 +120,8 @@ def test_a_machine_that_leaves_with_the_syncer_says_that_none_is_left(playground
         said = playground.log("supervisor")
         assert "no syncer is left: bob, if alive, trains on up to the drift bound" in said
         assert not psutil.pid_exists(playground.pids()["syncer"])
+        left = playground.json("status", URL)
+        assert (left["state"], left["syncer"]["state"], left["eta_s"]) == ("STALLED", "DONE", None), left["reason"]
         assert other.poll() is None and psutil.pid_exists(second.pids()["bob"])
         serving = second.start("syncer", URL)
         try:

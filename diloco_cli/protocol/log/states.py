@@ -63,7 +63,7 @@ SYNCER: Mapping[SyncerState, AbstractSet[SyncerState]] = {
     _S.READING: {_S.CLAIMING, _S.DONE},
     _S.CLAIMING: {_S.SERVING, _S.FENCED, _S.DONE},
     _S.SERVING: {_S.MERGING, _S.FINISHING, _S.FENCED, _S.DONE},
-    _S.MERGING: {_S.SERVING, _S.FENCED},
+    _S.MERGING: {_S.SERVING, _S.FENCED, _S.DONE},
     _S.FINISHING: {_S.SERVING, _S.FENCED, _S.DONE},
     _S.FENCED: frozenset(),
     _S.DONE: frozenset(),

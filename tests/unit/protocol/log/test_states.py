@@ -47,7 +47,7 @@ def test_a_process_that_is_over_stays_so() -> None:
 def test_a_way_that_the_table_does_not_have_is_an_error_that_names_those_it_has() -> None:
     assert moved(SYNCER, SyncerState.MERGING, SyncerState.SERVING) is SyncerState.SERVING
     assert moved(SYNCER, SyncerState.DONE, SyncerState.DONE) is SyncerState.DONE, "where it is already"
-    with pytest.raises(IllegalStateError, match="from MERGING to FINISHING; allowed: FENCED, SERVING") as caught:
+    with pytest.raises(IllegalStateError, match="from MERGING to FINISHING; allowed: DONE, FENCED, SERVING") as caught:
         moved(SYNCER, SyncerState.MERGING, SyncerState.FINISHING)
     assert caught.value.exit_status == 1
 
