@@ -25,6 +25,7 @@ from diloco_cli.protocol.log.commits import (
     Skip,
     Stop,
 )
+from diloco_cli.protocol.log.directions import opposes, opposition_after
 from diloco_cli.protocol.log.norms import NOTHING, Norms, norms_after
 from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import faults_after, faults_for_quarantine
@@ -57,6 +58,7 @@ class Books:
         self.revoked: set[str] = set()
         self.epoch_key = ""
         self.norms: Norms = {}
+        self.opposition: dict[str, float] = {}
         self.shares: dict[str, int] = {}
         self.shares_after: dict[int, dict[str, int]] = {}
         self.losses = LossBooks(run, expect)
@@ -178,7 +180,10 @@ class Books:
             (one.learner, max(1, one.steps), one.norm, token_weight(one.tokens, one.steps, sync.weight))
             for one in commit.inputs
         ] + [(one.learner, one.steps or 1, one.norm or 0.0, 0.0) for one in refused]
-        deltas = [JudgedDelta(*one, round_steps=round_steps(self.run, one[0])) for one in stated]
+        deltas = [
+            JudgedDelta(*one, round_steps=round_steps(self.run, one[0]), opposes=opposes(self.opposition, one[0]))
+            for one in stated
+        ]
         known = self.norms.get(fragment, NOTHING)
         judgement = judge(known, deltas, sync)
         verdicts = judgement.verdicts
@@ -269,6 +274,7 @@ class Books:
         self._settle_faults(commit)
         self.losses.settle(commit)
         self.norms = norms_after(self.norms, commit, self.run.num_fragments)
+        self.opposition = opposition_after(self.opposition, commit)
         if commit.request is not None:
             self.next_request = max(self.next_request, commit.request + 1)
         match commit:

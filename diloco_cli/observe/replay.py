@@ -169,6 +169,9 @@ class LogVerifier:
         self._expect(digest(merged.state) == output.state_digest, f"{key}: replayed parameters differ")
         self._expect(digest(merged.weights) == output.weights_digest, f"{key}: replayed weights differ")
         self._expect(as_logged(merged.agreement) == commit.agreement, f"{key}: the deltas agree otherwise than it says")
+        for item, agrees in zip(commit.inputs, merged.agrees or [None] * len(commit.inputs), strict=True):
+            same = item.agrees == agrees or isclose(item.agrees or 2.0, agrees or 2.0, abs_tol=10 * TOLERANCE)
+            self._expect(same, f"{key}: {item.learner}'s delta agrees with the others by {agrees}, not {item.agrees}")
         return True
 
     def recompute(self, commit: Merge) -> Merged | None:

@@ -29,6 +29,7 @@ from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
+from diloco_cli.tensors.directions import FEWEST, agreements
 from diloco_cli.tensors.flat import flatten, parameter_facts
 from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
 from diloco_cli.tensors.norms import Cut, evened, measured_norms
@@ -124,7 +125,7 @@ class TorchArithmetic:
         form, current = self._formats[offer.fragment], self._current[offer.fragment]
         try:
             read, norms = form.open(self._kept(payload))
-            made = None
+            made, own = None, read
             if decoded_base is not None:
                 spec = self.weights_codec.spec(form.cut.size)
                 base = self.weights_codec.reader(views(self._kept(decoded_base), spec))
@@ -133,7 +134,7 @@ class TorchArithmetic:
         except PayloadError:
             return "bad_payload"
         found = measured_norms(form.cut, read) if norms is None else norms
-        source = DeltaSource(read, found, claimed=norms is not None, made=made)
+        source = DeltaSource(read, found, claimed=norms is not None, made=made, own=own, payload=offer.payload_digest)
         if not np.isfinite(source.norms).all() or not isfinite(source.norm):
             return "non_finite"
         return "bad_norms" if (source.norms < 0).any() else source
@@ -162,7 +163,14 @@ class TorchArithmetic:
             return Refused(merging.unsound)
         if not finite:
             return Refused(dict.fromkeys(range(len(deltas)), "non_finite"))  # finite deltas can overflow together
-        return replace(self._version(fragment, blank), agreement=merging.agreement)
+        agrees = self._agreements(form.cut.size, [source for source, _, _ in deltas])
+        return replace(self._version(fragment, blank), agreement=merging.agreement, agrees=agrees)
+
+    def _agreements(self, size: int, sources: list[DeltaSource]) -> tuple[float, ...]:
+        """Of the deltas as their learners made them: re-anchoring an old one turns it against what was merged since."""
+        if len(sources) < FEWEST:
+            return ()
+        return agreements(size, [source.own or source.read for source in sources], "".join(s.payload for s in sources))
 
     def _scaled(self, cut: Cut, deltas: list[tuple[DeltaSource, float, float]]) -> list[DeltaSource]:
         """The deltas as they are merged: in all by what the log says, and tensor by tensor beside each other."""

@@ -63,13 +63,15 @@ def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
 class DeltaSource:
     """One learner's delta: `read` decodes a chunk of it, `norms` [num_norms] are finite. `claimed`: the norms are the
     learner's claim and not checked yet. `scale` shortens the delta, or each part that has a norm. `made`: the norm of
-    the delta as its learner made it, where it was re-anchored since."""
+    the delta as its learner made it, where it was re-anchored since; `own` reads that. `payload`: its digest."""
 
     read: Read
     norms: Norms
     claimed: bool = False
     scale: float | Norms = 1.0
     made: float | None = None
+    own: Read | None = None
+    payload: str = ""
 
     @property
     def norm(self) -> float:

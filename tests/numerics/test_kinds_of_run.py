@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -69,6 +70,19 @@ def test_a_syncer_that_clips_as_it_likes_is_found_out(sync: dict[str, Any], monk
     found = LogVerifier(store, run).replay()
     told = [text for text in found.mismatches if "where its norm gives" in text]
     assert len(told) == len(found.mismatches) >= found.merges, found.mismatches
+
+
+@pytest.mark.parametrize("change", [lambda agrees: agrees + 1e-4, lambda agrees: None], ids=["another", "none"])
+def test_cosines_that_the_log_states_falsely_are_found(change: Callable[[float], float | None]) -> None:
+    """By a change that moves no decision."""
+    run = small_run(3)
+    store, _ = run_to_end(run)
+    merge = [commit for commit in commits(store) if commit.inputs][-1]
+    changed = json.loads(store.get(commit_key(merge.n)) or b"")
+    changed["inputs"][0]["agrees"] = change(changed["inputs"][0]["agrees"])
+    store.put(commit_key(merge.n), encode(changed))
+    text = " ".join(LogVerifier(store, run).replay().mismatches)
+    assert "l0's delta agrees with the others by" in text
 
 
 def test_norms_that_the_log_states_falsely_are_found() -> None:

@@ -43,15 +43,18 @@ LAST = FRAGMENTS  # merges whose losses the final one is the mean of
 NEVER = 1 << 30
 
 
-def contest_run(seed: int = 0, islands: tuple[int, int] = THREE, noisy: bool = False) -> RunFormat:
+def contest_run(seed: int = 0, islands: tuple[int, int] = THREE, noisy: bool = False, apart: int = 0) -> RunFormat:
     """Settings that users get, with two exceptions. The learning rate is constant: a schedule would go on with hostile
     tokens too. The outer optimizer is calm: with the default one a merge of so short a run raises the loss by 9 % all
-    by itself; with this one by 0.1 %. `noisy`: the hostile islands' targets are random bytes."""
+    by itself; with this one by 0.1 %. `noisy`: the hostile islands' targets are random bytes.
+    `apart`: no two shards have a byte in common."""
     noise = list(range(islands[0], sum(islands))) if noisy else []  # shards
     settings = RunSettings(
         name="contest",
         model=ModelSettings(entrypoint=f"{TASK}:model"),
-        data=DataSettings(entrypoint=f"{TASK}:text", args={"seed": seed, "noisy": noise}, shards=sum(islands)),
+        data=DataSettings(
+            entrypoint=f"{TASK}:text", args={"seed": seed, "noisy": noise, "apart": apart}, shards=sum(islands)
+        ),
         train=TrainSettings(
             tokens=NEVER, batch_tokens=BATCH_TOKENS, seed=seed,
             inner=InnerSettings(lr=3e-3, warmup_steps=8, schedule="constant", save_every=NEVER),

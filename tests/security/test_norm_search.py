@@ -7,7 +7,9 @@ import random
 
 import pytest
 
+from diloco_cli.protocol.log.directions import OPPOSES
 from tests.security.attacks.hostile import Strategy
+from tests.security.contest import Contest, contest_run
 from tests.security.norm_search import MAX_DRIFT, MAX_RISE, SEARCHED, SPACE, changed, drawn, played
 from tests.security.poisons import compared
 
@@ -38,6 +40,23 @@ def test_a_hostile_learner_of_three_does_no_harm_by_long_deltas(strategy: Strate
 def test_no_merge_of_long_deltas_that_nobody_refuses_raises_the_loss(strategy: Strategy) -> None:
     trial = played(strategy, rounds=SEARCHED)
     assert trial.reached and trial.worst_rise <= MAX_RISE and not trial.rollbacks, trial.line(0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 7.5])
+def test_a_hostile_learner_of_three_that_flips_signs_costs_next_to_nothing(scale: float) -> None:
+    trial = played(Strategy(scale=scale, begins=4, honest_between=1), rounds=SEARCHED)
+    assert trial.reached and trial.worst_rise <= MAX_RISE and trial.drift <= MAX_DRIFT, trial.line(0)
+
+
+@pytest.mark.parametrize(("islands", "apart"), [((3, 0), 100), ((8, 0), 64)])
+def test_honest_learners_of_unlike_data_are_not_taken_for_opponents(islands: tuple[int, int], apart: int) -> None:
+    """Three texts without a byte in common; four groups of two."""
+    game = Contest(contest_run(0, islands, apart=apart), None)
+    assert game.play(ROUNDS).reached
+    cosines = [item.agrees for commit, _ in game.commits for item in commit.inputs if item.agrees is not None]
+    assert min(cosines) < -0.2, "they do point apart"
+    most = max(value for _, state in game.commits for value in (0.0, *state.opposition.values()))
+    assert most < OPPOSES / 2
 
 
 def test_four_broken_learners_of_sixteen_do_no_harm_by_long_deltas() -> None:

@@ -12,6 +12,7 @@ from diloco_cli.protocol.actors.inbox import Inbox, in_order
 from diloco_cli.protocol.actors.merging import Recover, load_delta
 from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta, Merged
 from diloco_cli.protocol.log.commits import Merge, Skip
+from diloco_cli.protocol.log.directions import logged_cosine, opposes
 from diloco_cli.protocol.log.norms import NOTHING, logged_norm
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import (
@@ -134,7 +135,7 @@ def judged(run: RunFormat, state: RunState, offers: list[Offer], loaded: Mapping
     deltas = [
         JudgedDelta(
             o.learner, o.steps, logged_norm(loaded[o.id].norm), token_weight(o.tokens, o.steps, sync.weight),
-            round_steps=round_steps(run, o.learner),
+            round_steps=round_steps(run, o.learner), opposes=opposes(state.opposition, o.learner),
         )
         for o in offers
     ]  # fmt: skip
@@ -148,6 +149,8 @@ def judged(run: RunFormat, state: RunState, offers: list[Offer], loaded: Mapping
             by_memory = judge(known, [delta], sync).verdicts[0].refused
             alone += [(outcome, by_memory)] if by_memory else []
         else:
+            if delta.opposes:
+                reasons.append(f"{delta.learner}'s deltas point against the others': it weighs next to nothing")
             fit.append(FitOffer(offer, loaded[offer.id], delta.norm, verdict.weight, verdict.scale))
     return Candidates(tuple(offers), tuple(fit), tuple(refused), tuple(reasons), judgement.step, tuple(alone))
 
@@ -159,7 +162,7 @@ def merge_commit(
     """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
     return Merge(
         slot=output.slot,
-        inputs=tuple(_input(one) for one in candidates.fit),
+        inputs=tuple(map(_input, candidates.fit, merged.agrees or [None] * len(candidates.fit))),
         outputs=(output,),
         outcomes=in_order(outcomes + candidates.refused),
         tokens=sum(one.offer.tokens for one in candidates.fit),
@@ -183,10 +186,10 @@ def skip_commit(candidates: Candidates, slot: int, reason: str, outcomes: tuple[
     )
 
 
-def _input(one: FitOffer) -> MergedOffer:
+def _input(one: FitOffer, agrees: float | None) -> MergedOffer:
     offer = one.offer
     return MergedOffer(
         offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
         offer.tokens, offer.steps, one.weight, offer.payload_digest, offer.payload_bytes,
-        offer.timings.step_s, one.scale, norm=one.norm,
+        offer.timings.step_s, one.scale, norm=one.norm, agrees=None if agrees is None else logged_cosine(agrees),
     )  # fmt: skip

@@ -19,11 +19,13 @@ the histories, nothing in simulations of time alone."""
 class Merged:
     """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
 
-    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it."""
+    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it.
+    `agrees`: of each delta, in their order, the upper median of its cosines with the others; empty below three."""
 
     state: bytes
     weights: bytes
     agreement: float | None = None
+    agrees: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,8 @@ class MergedOffer:
     """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
 
     `norm`: of its delta as the learner made it, before it was re-anchored or scaled. `scale`: what it was multiplied
-    by, below 1 where it or the whole merge was shortened (protocol/rules/norms.py)."""
+    by, below 1 where it or the whole merge was shortened (protocol/rules/norms.py). `agrees`: the upper median of the
+    cosines between its delta and the others of the merge; None where these are fewer than two (log/directions.py)."""
 
     learner: str
     incarnation: int
@@ -264,6 +265,7 @@ class MergedOffer:
     step_s: float = 0.0
     scale: float = 1.0
     norm: float = field(kw_only=True)
+    agrees: float | None = None
 
 
 @dataclass(frozen=True)

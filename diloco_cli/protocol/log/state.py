@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.authority import AuthorityError, contradiction
+from diloco_cli.protocol.log.directions import opposition_after
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.norms import Norms, norms_after
@@ -120,7 +121,7 @@ class RunState(Struct, frozen=True):
     the present epoch counts; empty in an unsigned run (see authority.py).
 
     `window`: the window of the newest merge, None before the first merge.
-    `norms`: what is remembered of the norms of deltas (norms.py).
+    `norms`: what is remembered of the norms of deltas (norms.py), `opposition`: of their directions (directions.py).
     `fruitless`: syncers that have begun to serve since the newest merge (or the first versions) without a merge.
     `served`: whether the newest epoch is a syncer's; that of a command ends with the command.
     """
@@ -148,6 +149,7 @@ class RunState(Struct, frozen=True):
     revoked: dict[str, int] = field(default_factory=dict)
     epoch_key: str = ""
     norms: Norms = field(default_factory=dict)
+    opposition: dict[str, float] = field(default_factory=dict)
     metrics: Metrics = Metrics()
 
     def with_members(self, run: RunFormat) -> RunFormat:
@@ -207,7 +209,11 @@ def apply(
         state = replace(state, next_request=commit.request + 1)
     state = _folded(_settle_outcomes(state, commit), commit, layout)
     state = _adopt_outputs(state, commit.outputs, kept_versions)
-    state = replace(state, norms=norms_after(state.norms, commit, len(layout.fragments)))
+    norms, opposition = (
+        norms_after(state.norms, commit, len(layout.fragments)),
+        opposition_after(state.opposition, commit),
+    )
+    state = replace(state, norms=norms, opposition=opposition)
     metrics = metrics_after(state.metrics, commit, state.tokens(layout))
     stability = stability_after(state.stability, commit, _merged(state) if commit.kind == "rollback" else {})
     return replace(state, metrics=metrics, stability=stability)

@@ -30,19 +30,22 @@ from diloco_cli.protocol.rules.merging import bounded_weights
 
 CAP = 8.0
 COMPANY = 3  # deltas in a slot, from which on they are compared with each other
+OPPOSING_WEIGHT = 1 / 64
 FEWEST_MERGES = 4  # of a fragment, from which on a merge's length is compared with them
 
 
 @dataclass(frozen=True)
 class JudgedDelta:
     """A delta as the log states it: of one learner, of so many steps, with the weight that its tokens give.
-    `round_steps`: those of a round (rules/eligibility.py)."""
+    `round_steps`: those of a round (rules/eligibility.py). `opposes`: its learner's deltas point against the others'
+    (log/directions.py)."""
 
     learner: str
     steps: int
     norm: float
     weight: float = 0.0
     round_steps: int = field(kw_only=True)
+    opposes: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,8 @@ def step_factor(known: FragmentNorms, length: float, sync: SyncSettings) -> floa
 
 
 def _weight(delta: JudgedDelta, counted: int) -> float:
-    return delta.weight if counted == delta.steps else delta.weight * counted / delta.steps
+    weight = delta.weight if counted == delta.steps else delta.weight * counted / delta.steps
+    return weight * OPPOSING_WEIGHT if delta.opposes else weight
 
 
 def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:

@@ -1,0 +1,38 @@
+"""What the log remembers of the directions of deltas: how far each learner's point against the others', merge by merge.
+
+A merge of three or more states for each delta the upper median of its cosines with the others. Those of honest learners
+are above -0.45, and about -0.1 in the mean, even if each has data of its own alphabet; that of a sign flip is -0.7 or
+less. What is below AGAINST adds up; merges in which a learner agrees take little of it back. From OPPOSES on it weighs
+next to nothing (rules/norms.py), until it has agreed for some rounds. Nobody is refused or held back for a direction.
+"""
+
+from __future__ import annotations
+
+from diloco_cli.protocol.log.commits import Commit, Readmit
+
+AGAINST = -0.25
+OPPOSES, MOST = 1.0, 2.0
+PAID_BACK = 0.125  # by one merge
+
+
+def logged_cosine(cosine: float) -> float:
+    """As the log states it; decisions are made from this figure."""
+    return round(cosine, 6)
+
+
+def opposition_after(known: dict[str, float], commit: Commit) -> dict[str, float]:
+    """The sums after one more commit, of learners that have one above 0."""
+    if isinstance(commit, Readmit):
+        return {name: one for name, one in known.items() if name != commit.learner}
+    stated = {item.learner: item.agrees for item in commit.inputs if item.agrees is not None}
+    if not stated:
+        return known
+    after = dict(known)
+    for name, agrees in stated.items():
+        change = max(-PAID_BACK, AGAINST - agrees)
+        after[name] = round(min(MOST, max(0.0, after.get(name, 0.0) + change)), 6)
+    return {name: one for name, one in after.items() if one > 0}
+
+
+def opposes(known: dict[str, float], learner: str) -> bool:
+    return known.get(learner, 0.0) >= OPPOSES

@@ -1,0 +1,68 @@
+"""What the log remembers of directions, and what follows: less weight, for as long as a learner opposes the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.protocol.log.commits import EpochStart, Merge, Readmit, Skip
+from diloco_cli.protocol.log.directions import MOST, opposes, opposition_after
+from diloco_cli.protocol.log.norms import NOTHING
+from diloco_cli.protocol.rules.norms import OPPOSING_WEIGHT, JudgedDelta, judge
+from tests.unit.protocol.records import applied, genesis, merge, output
+
+
+def after(known: dict[str, float], times: int = 1, **agrees: float | None) -> dict[str, float]:
+    made = merge_of(**agrees)
+    for _ in range(times):
+        known = opposition_after(known, made)
+    return known
+
+
+def merge_of(**agrees: float | None) -> Merge:
+    inputs = tuple(replace(applied(name), agrees=one) for name, one in sorted(agrees.items()))
+    return Merge(slot=0, inputs=inputs, outputs=(output(0, 1, 0),))
+
+
+def test_a_sign_flip_opposes_after_a_few_merges_and_for_long() -> None:
+    known = after({}, 3, a=0.4, b=0.1, x=-0.7)
+    assert known.keys() == {"x"} and opposes(known, "x") and not opposes(known, "a")
+    assert not opposes(after({}, 2, x=-0.7), "x")
+    known = after(known, 100, x=-0.9)
+    assert known["x"] == MOST and opposes(after(known, 8, x=0.9), "x") and not opposes(after(known, 9, x=0.9), "x")
+    assert after(known, 16, x=0.9) == {}
+
+
+def test_good_deltas_between_bad_ones_hardly_help() -> None:
+    known: dict[str, float] = {}
+    for _ in range(4):
+        known = after(after(known, x=-0.9), 2, x=0.9)
+    assert opposes(known, "x")
+
+
+def test_honest_learners_of_quite_other_data_oppose_nobody() -> None:
+    """The cosines of learners whose texts have not one letter in common, in the order in which a run had them."""
+    known: dict[str, float] = {}
+    for _ in range(200):
+        for agrees in (-0.36, 0.02, -0.05, 0.1):
+            known = after(known, a=agrees)
+            assert not opposes(known, "a")
+
+
+def test_only_merges_of_three_say_anything_and_a_readmitted_learner_begins_anew() -> None:
+    known = after({}, 5, x=-0.9)
+    assert opposition_after(known, EpochStart()) == opposition_after(known, Skip(slot=0)) == known
+    assert after(known, 50, x=None) == known
+    assert (
+        opposition_after(known, Readmit(learner="x")) == {} and opposition_after(known, Readmit(learner="a")) == known
+    )
+
+
+def test_the_folded_log_has_it() -> None:
+    state = merge(genesis(), replace(applied("l0"), agrees=-0.75))
+    assert state.opposition == {"l0": 0.5}
+
+
+def test_who_opposes_weighs_next_to_nothing() -> None:
+    deltas = [JudgedDelta(name, 4, 1.0, 8.0, round_steps=4, opposes=name == "x") for name in ("a", "b", "x")]
+    assert [v.weight for v in judge(NOTHING, deltas, SyncSettings()).verdicts] == [8.0, 8.0, 8.0 * OPPOSING_WEIGHT]
