@@ -26,7 +26,10 @@ COLOURS = ("#2f6fde", "#d95f02", "#1b9e77", "#a0459b", "#6b7280", "#b8860b", "#0
 FAULT = "#d1453b"
 INK, FAINT, GRID = "#010203", "#040506", "#070809"
 PAGE = {INK: "var(--ink, #24292f)", FAINT: "var(--faint, #57606a)", GRID: "var(--grid, #d8dee4)"}
-DARK = "<style>@media (prefers-color-scheme: dark) {svg {--ink: #e6edf3; --faint: #9da7b3; --grid: #3d444d}}</style>"
+ALONE = (  # with a ground of its own: the page around a picture may be light where the system is dark
+    "<style>svg {background: #ffffff} @media (prefers-color-scheme: dark) {svg {background: #0d1117; --ink: #e6edf3;"
+    " --faint: #9da7b3; --grid: #3d444d}}</style>"
+)
 STYLE: Any = {
     "svg.fonttype": "none", "svg.hashsalt": "diloco", "text.parse_math": False, "font.size": 10,
     "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
@@ -91,7 +94,7 @@ def _for_pages(svg: str, title: str, whole: bool) -> str:
     svg = _GROUP.sub("<g", svg)  # ids that nothing refers to, and that a page would have many times
     head, _, rest = svg.partition(">")
     head = re.sub(r' (width|height)="[^"]*"', "", head)
-    style = DARK if whole else ""
+    style = ALONE if whole else ""
     return f'{head} role="img"><title>{escape(title)}</title>{style}{rest}'
 
 
@@ -131,10 +134,15 @@ def bar_chart(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
 
 def set_up(axes: Axes, x: Axis, y: Axis) -> None:
     """Labels, limits, and numbers as people write them."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
     axes.set(xlabel=x.label, ylabel=y.label, xscale="log" if x.log else "linear", yscale="log" if y.log else "linear")
     axes.set_xlim(x.low, x.high)
     axes.set_ylim(y.low, y.high)
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, is_log in ((axes.xaxis, x.log), (axes.yaxis, y.log)):
+        if is_log:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(lambda value, _: short_number(value))
 
 
