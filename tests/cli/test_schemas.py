@@ -17,7 +17,8 @@ from diloco_cli.config.readers import plain
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.yaml_tree import read_yaml_file
 from diloco_cli.errors import UsageError
-from tests.cli.conftest import Diloco, copied
+from tests.cli.conftest import Diloco
+from tests.cli.test_help import command_of, every_command
 from tests.forked import ROOT, run_diloco
 
 TRACKED = subprocess.run(
@@ -50,6 +51,13 @@ def test_every_schema_is_one_and_the_command_prints_it(diloco: Diloco, name: str
 def test_the_schemas_in_templates_are_those_of_today(name: str) -> None:
     """diloco config schema NAME > templates/schemas/NAME.json"""
     assert json.loads((ROOT / "templates" / "schemas" / f"{name}.json").read_text()) == schema(name)
+
+
+@pytest.mark.parametrize("words", [words for words in every_command() if words], ids=" ".join)
+def test_every_command_with_json_has_a_schema(words: list[str]) -> None:
+    _, command, _ = command_of(words)
+    if any("--json" in param.opts for param in command.params):
+        assert {" ".join(words), words[0]} & set(NAMES)
 
 
 def test_an_unknown_schema_names_the_nearest(diloco: Diloco) -> None:
@@ -93,16 +101,18 @@ def test_what_the_schema_refuses_the_reader_refuses(quickstart: Path, kind: str,
 
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A short run that is over, and what `launch --json` printed."""
+    """What `diloco init` writes, launched for a short while, and what `launch --json` printed."""
     folder = tmp_path_factory.mktemp("launched")
-    copied("quickstart", folder / "q")
+    assert run_diloco("init", "q", folder=folder).returncode == 0
     done = run_diloco("launch", "q/run.yaml", *SHORT, "--json", folder=folder)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
 
 def test_what_launch_prints_is_what_its_schema_says(launched: tuple[Path, str]) -> None:
-    assert problems("launch", json.loads(launched[1].splitlines()[-1])) == []
+    body = json.loads(launched[1].splitlines()[-1])
+    assert problems("launch", body) == []
+    assert body["data"]["state"] == "FINISHED" and body["data"]["tokens"] >= 40_000
 
 
 def test_events_are_lines_of_what_their_schema_says(launched: tuple[Path, str]) -> None:
