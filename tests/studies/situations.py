@@ -366,7 +366,7 @@ def failed(run: SteeredRun) -> list[Row]:
     run.supervisor.wait(UP_S)
     return seen(
         run, "failed",
-        here("FAILED", "all learners have failed: l0 .ended with status 8.*times in a row", "diloco logs"),
+        here("FAILED", r"all learners have failed: l0 \(.*ended with status 8.*times in a row", "diloco logs"),
         afar("FAILED|SILENT", ""),
     )  # fmt: skip
 
@@ -396,7 +396,8 @@ class Arranged:
 
 JUDGED = {"evaluation": {"every": 1, "on_divergence": "pause"}}
 STAGES = (
-    Arranged((healthy, slow, hanging, paused_process, syncer_restarts, bucket_gone, quarantined, stopped)),
+    Arranged((healthy, slow, hanging, paused_process, syncer_restarts, bucket_gone)),
+    Arranged((quarantined, stopped)),
     Arranged((learner_killed, all_dead)),
     Arranged((left,)),
     Arranged((failed,)),
