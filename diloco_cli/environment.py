@@ -6,7 +6,7 @@ import os
 import re
 
 SHORTEST_SECRET = 8
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH(?!OR)", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|WEBHOOK|AUTH(?!OR)", re.IGNORECASE)
 
 
 def environment_value(name: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from diloco_cli.cli.hooks import OnEvent, Webhook, hooks_of
 from diloco_cli.cli.output import ProgressLine, progress, talk
 from diloco_cli.cli.run_argument import foreground_store, open_known_run
 from diloco_cli.errors import UsageError
@@ -31,6 +32,8 @@ def launch(
     detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what would start; change nothing."),
     overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
+    on_event: str | None = OnEvent,
+    webhook: str | None = Webhook,
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
 ) -> None:
     """Start a run: learners of every region and the syncer; watch, restart what dies. Ctrl-C stops the run if all of it
@@ -51,17 +54,14 @@ def launch(
     if dry_run:
         _say_plan(plan, region)
         return
-    sys.exit(_start(plan, origins, file.parent, region, detach, as_json))
-
-
-def _start(plan: Plan, origins: dict[str, str], folder: Path, region: str | None, detach: bool, as_json: bool) -> int:
     from diloco_cli.cli.supervision import go_on
     from diloco_cli.runtime.consent import NamedHere, named_in_files
 
+    hooks, folder = hooks_of(on_event, webhook), file.parent
     with progress("reading the model") as shown:
         known = _created(plan, origins, folder, region, shown)
     named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
-    return go_on(open_known_run(known), region, detach, as_json, "launch", named)
+    sys.exit(go_on(open_known_run(known), region, detach, as_json, "launch", named, hooks))
 
 
 def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | None, shown: ProgressLine) -> KnownRun:

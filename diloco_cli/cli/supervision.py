@@ -17,6 +17,7 @@ from diloco_cli.cli.told import line_of, logs_itself, telling
 from diloco_cli.cli.watch import read_status
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
+from diloco_cli.events.hooks import HookCaller, Hooks
 from diloco_cli.launch.local_units import (
     background_command,
     starts_elsewhere,
@@ -43,9 +44,12 @@ LINES_ABOVE = 4  # of what was said before the live screen
 QUIET_EVENTS = frozenset({"started", "done"})
 
 
-def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, here: NamedHere) -> int:
+def go_on(
+    opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, here: NamedHere,
+    hooks: Hooks = Hooks(),
+) -> int:  # fmt: skip
     """Start (or adopt) what runs here, and watch it, or leave that to a background process. `here`: what this machine
-    consents to; it is remembered for its units."""
+    consents to; it is remembered for its units. `hooks`: what to call when the run stalls, fails or finishes."""
     state = head_of(opened)
     if state.phase == "FINISHED":
         talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
@@ -62,14 +66,14 @@ def go_on(opened: OpenRun, region: str | None, detach: bool, as_json: bool, comm
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     if detach:
-        return _detached(opened, region, as_json, command)
-    return supervise_run(opened, units, region, command, as_json)
+        return _detached(opened, region, as_json, command, hooks)
+    return supervise_run(opened, units, region, command, as_json, hooks)
 
 
-def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str) -> int:
+def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks) -> int:
     from diloco_cli.runtime.detach import start_detached
 
-    identity = start_detached(opened.name, background_command(opened.url, region))
+    identity = start_detached(opened.name, background_command(opened.url, region), hooks.environment())
     if as_json:
         print_json(
             command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}
@@ -80,14 +84,17 @@ def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str) 
     return 0
 
 
-def supervise_run(opened: OpenRun, units: list[UnitSpec], region: str | None, command: str, as_json: bool) -> int:
+def supervise_run(
+    opened: OpenRun, units: list[UnitSpec], region: str | None, command: str, as_json: bool, hooks: Hooks
+) -> int:
     """Watch until the run ends here, or this machine leaves; print its summary; return the exit status."""
     whole = None
     if command == "launch" and region is None:
         whole = WholeRun(
             partial(_participants, opened, units), partial(operator_of(opened).request_stop, "interrupted")
         )
-    with ProgressDisplay(opened) as progress, telling(opened, units, progress.tell) as tell:
+    calling = HookCaller(hooks, opened.name, opened.url, talk)
+    with calling, ProgressDisplay(opened, calling) as progress, telling(opened, units, progress.tell) as tell:
         outcome = supervise(
             opened.name,
             units,
@@ -96,6 +103,8 @@ def supervise_run(opened: OpenRun, units: list[UnitSpec], region: str | None, co
             whole_run=whole,
             gone_after_s=gone_after_s(),
         )
+        if outcome.reason == "finished":
+            calling.call("finished", f"run {opened.name} is FINISHED")
     with suppress(OSError):  # the terminal has gone
         _report(opened, outcome, units, region, command, as_json)
     return outcome.exit_status
@@ -164,7 +173,8 @@ def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
 class ProgressDisplay:
     """Talks on stderr while the supervision works: a live screen on a terminal, plain lines otherwise."""
 
-    def __init__(self, opened: OpenRun) -> None:
+    def __init__(self, opened: OpenRun, calling: HookCaller) -> None:
+        self._calling = calling
         self._box = Deadline(LOOK_S)
         self._opened = boxed(opened, self._box)
         self._known: RunState | None = None
@@ -221,6 +231,7 @@ class ProgressDisplay:
             except DilocoError as error:
                 self._print(f"status: {error}")
                 continue
+            self._calling.look(status.state, status.reason)
             if self._live is not None:
                 self._curves.add(self._known.metrics)
                 room = self._live.console.height - LINES_ABOVE

@@ -10,14 +10,15 @@ import dataclasses
 from collections.abc import Iterator
 
 from diloco_cli.config.build import Builder, Rules
-from diloco_cli.config.readers import shown
+from diloco_cli.config.readers import shown, text
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.config.yaml_tree import Node, parse_yaml, read_yaml_file
-from diloco_cli.environment import environment_with_prefix
+from diloco_cli.environment import environment_value, environment_with_prefix
 from diloco_cli.errors import UsageError, suggestion
 from diloco_cli.paths import user_file
 
 PREFIX = "DILOCO_"
+OF_THE_USER = ("on_event", "webhook")
 OF_ONE_RUN = frozenset({"name", "version", "inventory", "model", "data"})
 SECTIONS = tuple(
     field.name for field in dataclasses.fields(RunSettings) if field.name not in OF_ONE_RUN | {"consented"}
@@ -63,19 +64,41 @@ def put(tree: Node, keys: list[str], value: Node, place: str) -> None:
 
 def read_user_file() -> dict[str, Node]:
     """The sections of the user's own file; none if there is no such file."""
-    path = user_file()
+    path, allowed = user_file(), SECTIONS + OF_THE_USER
     if not path.is_file():
         return {}
     tree = read_yaml_file(path)
     if not isinstance(tree.value, dict):
         raise UsageError(f"the file must be a mapping of keys, not {shown(tree)}", where=tree.where)
     for key, child in tree.value.items():
-        if key not in SECTIONS:
+        if key not in allowed:
             whose = "belongs to one run, not to all" if key in OF_ONE_RUN else "is unknown"
             raise UsageError(
-                f"the key '{key}' {whose}{suggestion(key, SECTIONS)}; allowed: {', '.join(SECTIONS)}", where=child.where
+                f"the key '{key}' {whose}{suggestion(key, allowed)}; allowed: {', '.join(allowed)}", where=child.where
             )
     return tree.value
+
+
+def read_user_text(name: str) -> tuple[str, str]:
+    """(the text of a key of OF_THE_USER, its place): from its variable, else from the user's own file, else ""."""
+    variable = f"{PREFIX}{name.upper()}"
+    told = environment_value(variable)
+    if told is not None:
+        return told, variable
+    node = read_user_file().get(name)
+    return ("", "") if node is None else (text(node), node.where)
+
+
+def refuse_user_keys(tree: Node, what: str) -> None:
+    """Raises UsageError if a file of the run has a key that is the user's own: who may write the file, or the bucket
+    that it goes to, must not choose what runs on this machine."""
+    for key in OF_THE_USER:
+        if isinstance(tree.value, dict) and key in tree.value:
+            raise UsageError(
+                f"the key '{key}' does not belong into a {what}: it names what this machine runs or calls",
+                where=tree.value[key].where,
+                hint=f"put it into {user_file()}, or give --{key.replace('_', '-')} to launch or resume",
+            )
 
 
 def put_below(tree: Node, defaults: dict[str, Node]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Origins, Rule, Rules
 from diloco_cli.config.file_kinds import refuse_other_file
-from diloco_cli.config.layers import put, put_below, put_environment, read_user_file
+from diloco_cli.config.layers import OF_THE_USER, put, put_below, put_environment, read_user_file, refuse_user_keys
 from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, data_of
 from diloco_cli.config.readers import (
     above,
@@ -141,8 +141,9 @@ def load_run_with_origins(
     the user's own file and the environment."""
     tree = read_yaml_file(Path(path))
     refuse_other_file(tree, "run file", Path(path))
+    refuse_user_keys(tree, "run file")
     if not only_file and isinstance(tree.value, dict):
-        put_below(tree, read_user_file())
+        put_below(tree, {key: node for key, node in read_user_file().items() if key not in OF_THE_USER})
         put_environment(tree, RULES)
     apply_overrides(tree, overrides)
     refuse_newer(tree, RUN_VERSION)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import DilocoError, RunFailedError, TryAgainError
 from diloco_cli.randomness import nonce
@@ -16,14 +18,15 @@ REGISTERS_WITHIN_S = 30.0
 QUOTED_LOG_BYTES = 2000
 
 
-def start_detached(run: str, command: tuple[str, ...]) -> Identity:
-    """Starts `command`, which must call `supervise`, in a session of its own; returns once it has registered.
+def start_detached(run: str, command: tuple[str, ...], environment: Mapping[str, str] = {}) -> Identity:
+    """Starts `command`, which must call `supervise`, in a session of its own, with `environment` added; returns once
+    it has registered.
 
     If it ended instead, raises the error that it reported, with the same exit status. If it is too slow, ends it and
     raises TryAgainError.
     """
     offset = _log_size(run)
-    child = spawn(run, SUPERVISOR, command, {TOKEN_VARIABLE: nonce()})
+    child = spawn(run, SUPERVISOR, command, {**environment, TOKEN_VARIABLE: nonce()})
     deadline_s = monotonic_s() + REGISTERS_WITHIN_S
     while monotonic_s() < deadline_s:
         identity = read_supervisor(run)
