@@ -15,6 +15,7 @@ REGISTRATION = {"hidden": True}
 
 def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix.")) -> None:
     """Started by the syncer: evaluates committed versions."""
+    from diloco_cli.events.read import EVALUATOR
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.causes import telling_why
     from diloco_cli.runtime.consent import NamedHere, consented
@@ -25,7 +26,7 @@ def evaluator(run: str = typer.Option(..., "--run", help="URL of the run's bucke
     from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout
 
     answers, requests = take_stdout(), requests_until_the_syncer_ends(sys.stdin)
-    with telling_why(run, "evaluator"):
+    with telling_why(run, EVALUATOR):
         store = RetryingStore(open_store(run))
         read = perform(read_format(run, signing_secret()), store, SystemClock(monotonic_s, sleep_s, lambda: None))
         run_format = consented(read, run, NamedHere())

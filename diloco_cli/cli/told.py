@@ -24,10 +24,9 @@ SAID = {
     "started": "started: ",
     "restarted": "started again: ",
     "adopted": "goes on: ",
-    "held": "stays down: ",
     "gave_up": "is not started again: ",
-    "leaving": "leaves: ",
-    "stopping": "ends with all units here: ",
+    "leaving": "its supervisor leaves: ",
+    "stopping": "its supervisor: ",
     "terminated": "asked to end: ",
     "killed": "slow to end: ",
 }

@@ -12,9 +12,11 @@ from diloco_cli.errors import StoreError
 from diloco_cli.events.event import MAX_BATCH_BYTES, Event, decode_batch
 from diloco_cli.events.of_log import events_of, moment_s
 from diloco_cli.protocol.log.keys import EVENTS, SYNCER, commit_key, read_event_key
+from diloco_cli.protocol.log.metrics import RECENT_MERGES
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
 
+EVALUATOR = "evaluator"
 BATCHES = 16  # of each unit, the newest
 MAX_PAGES = 64
 PAGE = 256  # keys of one listing
@@ -77,15 +79,24 @@ def newest(events: Iterable[Event], count: int) -> list[Event]:
     return nlargest(count, events, key=_time)
 
 
-def unhealed_errors(events: Iterable[Event]) -> list[Event]:
+def unhealed_errors(events: Iterable[Event], evaluated: bool = True) -> list[Event]:
     """The last error of each unit, oldest first, unless a merge since then shows that the unit is well: one with an
-    offer of this learner, or any merge if it is the syncer. `events`: oldest first."""
+    offer of this learner, any merge if it is the syncer. The evaluator's is told for RECENT_MERGES merges, and for good
+    if the run was never `evaluated`. `events`: oldest first."""
     last: dict[str, Event] = {}
+    merges = 0
     for event in events:
         if event.kind == "error":
             last[event.unit] = event
+            merges = 0 if event.unit == EVALUATOR else merges
         elif event.kind == "merged":
-            for unit in (SYNCER, *str(event.data["learners"]).split(", ")):
+            merges += 1
+            well = (
+                SYNCER,
+                *str(event.data["learners"]).split(", "),
+                *([EVALUATOR] if evaluated and merges >= RECENT_MERGES else []),
+            )
+            for unit in well:
                 last.pop(unit, None)
     return sorted(last.values(), key=_time)
 

@@ -188,7 +188,9 @@ def status_of(facts: RunFacts, local: Local = Local()) -> Status:
         learners=[_learner(look, island) for island in state.with_members(run).all_islands],
         syncer=_syncer(look),
         store=_store(facts),
-        errors=[UnitError(e.unit, e.time, e.text) for e in unhealed_errors(facts.events)],
+        errors=[
+            UnitError(e.unit, e.time, e.text) for e in unhealed_errors(facts.events, state.metrics.loss is not None)
+        ],
         recent=newest((event for event in facts.events if event.kind not in QUIET_KINDS), RECENT_SHOWN),
         clock_skew_s=facts.clock_skew_s,
         standbys=standbys,

@@ -12,6 +12,7 @@ import torch
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError
+from diloco_cli.events.write import EventWriter
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.serving import DisplacedError, serving
@@ -35,12 +36,13 @@ from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
-from diloco_cli.syncer.regions import RegionServices
+from diloco_cli.syncer.regions import RegionServices, said_as_events
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 """The bytes of a damaged or lost state, made anew from the log (observe/rebuild.py); None where that cannot be done."""
@@ -89,7 +91,10 @@ def _serve_once(
         recover=lambda output: rebuild(run, store, output),
         because=because,
     )
-    regions = RegionServices(run, store, home_of(syncer), _earlier_mirrors(_last_heartbeat(run, store)))
+    events = EventWriter(open_store(url))
+    regions = RegionServices(
+        run, store, home_of(syncer), _earlier_mirrors(_last_heartbeat(run, store)), said_as_events(events)
+    )
     read_after_relays(syncer, regions.links)
     syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, counts_of(_last_heartbeat(run, store)))
     news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
@@ -110,6 +115,7 @@ def _serve_once(
     finally:
         evaluator.close()
         regions.end(over and not stop.is_set())
+        events.close()
     if regions.services:
         _heartbeat_unless_it_fails(syncer, meter, clock)  # with the regions' final state
     return 0

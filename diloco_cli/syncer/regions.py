@@ -12,7 +12,10 @@ from dataclasses import dataclass
 
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError, TerminatedError
+from diloco_cli.events.cause import safe
+from diloco_cli.events.write import EventWriter
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
+from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
@@ -34,6 +37,16 @@ MAX_UNHEARD = 16  # of a region, told in a heartbeat: heartbeats are small
 
 def said_in_the_log(line: str) -> None:
     say(f"{utc_now_text()} {line}")
+
+
+def said_as_events(events: EventWriter) -> Tell:
+    """What takes a line about a region: this process's log, and the home bucket as an event."""
+
+    def tell(line: str) -> None:
+        said_in_the_log(line)
+        events.note("region", SYNCER, safe(line))
+
+    return tell
 
 
 @dataclass

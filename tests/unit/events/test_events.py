@@ -17,7 +17,7 @@ from diloco_cli.events.event import (
     time_text,
 )
 from diloco_cli.events.of_log import KIND_OF_COMMIT, events_of
-from diloco_cli.events.read import BATCHES, PAGE, EventReader, newest_batches, read_events, unhealed_errors
+from diloco_cli.events.read import BATCHES, EVALUATOR, PAGE, EventReader, newest_batches, read_events, unhealed_errors
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, event_key, read_event_key
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
@@ -136,6 +136,13 @@ def test_every_kind_of_commit_that_is_noted_has_a_documented_kind() -> None:
     kinds = {kind.__struct_config__.tag for kind in Commit.__subclasses__()} - {"merge"}
     assert kinds | {"refused"} == set(KIND_OF_COMMIT)
     assert set(KIND_OF_COMMIT.values()) < set(KINDS)
+
+
+def test_an_error_of_the_evaluator_is_told_for_the_newest_merges() -> None:
+    merges = [Event(time_text(AT_S + n), "merged", "syncer", "", {"learners": "x"}) for n in range(1, 11)]
+    error = Event(time_text(AT_S), "error", EVALUATOR, "your code: ...")
+    assert unhealed_errors([error, *merges[:9]]) == [error] and unhealed_errors([error, *merges]) == []
+    assert unhealed_errors([error, *merges], evaluated=False) == [error]
 
 
 def test_an_error_is_told_until_its_unit_takes_part_again() -> None:

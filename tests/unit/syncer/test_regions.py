@@ -8,6 +8,8 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.events.read import EventReader
+from diloco_cli.events.write import EventWriter
 from diloco_cli.observe.mirror_check import check_mirror
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
@@ -21,7 +23,7 @@ from diloco_cli.store.memory import MemoryStore, shared_memory_store
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import BadKeyError, Created, Exists, Store, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.syncer import regions
-from diloco_cli.syncer.regions import MAX_UNHEARD, PROVEN_S, RegionServices, Trouble
+from diloco_cli.syncer.regions import MAX_UNHEARD, PROVEN_S, RegionServices, Trouble, said_as_events
 from diloco_cli.virtual.world import World
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
@@ -206,3 +208,15 @@ def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
     assert not heartbeat.stopped and heartbeat.behind == 0
     assert from_plain(MirrorHeartbeat, to_plain(heartbeat)) == heartbeat
     assert any("region eu: l1 is not heard" in line and "start l1 again" in line for line in told)
+
+
+def test_a_line_about_a_region_is_an_event_too_without_secrets() -> None:
+    home = MemoryStore()
+    events = EventWriter(home)
+    said_as_events(events)("region eu: get of https://me:canary@host/x fails")
+    events.close()
+    (event,) = EventReader().read(home)
+    assert (event.kind, event.unit) == (
+        "region",
+        "syncer",
+    ) and event.text == "region eu: get of https://***@host/x fails"
