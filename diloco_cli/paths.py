@@ -7,6 +7,7 @@
     .diloco/<run>/hold/<unit>              present: the supervisor must not restart this unit
     .diloco/<run>/errors/<unit>.json       the last error of a unit's process
     .diloco/<run>/logs/<unit>.log          what a unit printed
+    .diloco/<run>/metrics.token            what a scrape of `diloco status --serve` must know
     .diloco/<run>/spool/                   deltas that a syncer has fetched and not merged yet, in files without names
 
 All of it may be lost without harm to the run: the bucket alone is enough to go on.
@@ -34,6 +35,10 @@ def home_directory() -> Path:
 
 def run_directory(run: str) -> Path:
     return home_directory() / run
+
+
+def metrics_token_path(run: str) -> Path:
+    return run_directory(run) / "metrics.token"
 
 
 def user_state_directory(kind: str) -> Path:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,7 +15,7 @@ from diloco_cli.cli.output import console, print_json, report_error, talk
 from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
 from diloco_cli.cli.watch import read_status
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import DegradedError
+from diloco_cli.errors import DegradedError, UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 WATCH_EVERY_S = 1.0
 SHORTEST_WATCH_S = 0.2
 INTERRUPTED_STATUS = 130
+SERVES_AT, ADDRESS = "127.0.0.1:9464", re.compile(r"([^/:]+:|\[[0-9a-fA-F:]+\]:)?\d+")
 
 
 class WatchCommand(TyperCommand):
@@ -33,12 +36,14 @@ class WatchCommand(TyperCommand):
 
 
 def with_interval(words: list[str]) -> list[str]:
-    """`-w` and `--watch` without a number behind them get the usual one."""
+    """`-w` and `--watch` without a number behind them, and `--serve` without an address, get the usual one."""
     found: list[str] = []
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         found.append(word)
         if word in ("-w", "--watch") and not _is_number(following):
             found.append(str(WATCH_EVERY_S))
+        if word == "--serve" and not ADDRESS.fullmatch(following):
+            found.append(SERVES_AT)
     return found
 
 
@@ -58,18 +63,27 @@ def status(
     watch: float | None = typer.Option(None, "-w", "--watch", metavar="[S]", help="Refresh every S seconds (1)."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object (with --watch: one a line)."),
     exit_code: bool = typer.Option(False, "--exit-code", help="Exit 5 if it is DEGRADED, STALLED, SILENT or FAILED."),
+    serve: str | None = typer.Option(
+        None, "--serve", metavar="[HOST:PORT]", help=f"Serve metrics to Prometheus, with a token ({SERVES_AT})."
+    ),
+    textfile: Path | None = typer.Option(
+        None, "--textfile", metavar="FILE", help="Write metrics for node_exporter (with --watch: every S seconds)."
+    ),
 ) -> None:
     """Show the run at a glance, read from the bucket alone."""
     from diloco_cli.observe.verdict import TROUBLE
     from diloco_cli.store.deadline import Deadline
 
     box = Deadline(LOOK_S)
-    if watch is not None:
-        try:
-            current = _watched(run, box, max(SHORTEST_WATCH_S, watch), as_json)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED_STATUS) from None
-    else:
+    every_s = None if watch is None else max(SHORTEST_WATCH_S, watch)
+    try:
+        if serve is not None or textfile is not None:
+            _metrics(run, box, serve, textfile, every_s)
+            return
+        current = None if every_s is None else _watched(run, box, every_s, as_json)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_STATUS) from None
+    if current is None:
         current, _ = read_status(open_run(run, box))
     error = None
     if exit_code and current.state in TROUBLE:
@@ -96,6 +110,20 @@ def _watched(run: str | None, box: Deadline, every_s: float, as_json: bool) -> S
         box.restart(LOOK_S)
         print(summary_text(summary_of(opened.facts(), opened.local())))
     return current
+
+
+def _metrics(run: str | None, box: Deadline, serve: str | None, textfile: Path | None, every_s: float | None) -> None:
+    from diloco_cli.cli.metrics_out import serve_metrics, write_metrics
+    from diloco_cli.cli.watch import awaited_run
+
+    if serve is not None and textfile is not None:
+        raise UsageError("--serve and --textfile are two ways", hint="run one command for each")
+    waits = serve is not None or every_s is not None
+    opened = awaited_run(run, box, WATCH_EVERY_S) if waits else open_run(run, box)
+    if serve is not None:
+        serve_metrics(opened, box, serve)
+    elif textfile is not None:
+        write_metrics(opened, box, textfile, every_s)
 
 
 def clock_warnings(current: Status) -> list[str]:

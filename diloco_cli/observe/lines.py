@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 GAP = "   "
 GOOD, WARNING, BAD = "green", "yellow", "bold red"
+CURVE, AXIS = "cyan", r"[^ ]*[┤│]"
 STYLES = {
     GOOD: ("TRAINING", "UPLOADING", "SERVING", "MERGING", "FINISHING", "STANDING_BY", "FINISHED", "DONE"),
     BAD: ("LOST", "FAILED", "STUCK", "SILENT", "STALLED"),
@@ -71,6 +72,8 @@ def styled(lines: Sequence[StyledLine]) -> Text:
     view = Text(no_wrap=True, end="")
     for number, line in enumerate(lines):
         text = Text(line.text, line.style)
+        if line.style == CURVE:
+            text.highlight_regex(AXIS, "default")
         if line.state:
             text.highlight_words([line.state], STYLE_OF.get(line.state, ""))
         view.append_text(Text("\n") if number else Text()).append_text(text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from diloco_cli.observe.chart import Point, line_chart
-from diloco_cli.observe.lines import BAD, StyledLine, cut, escaped, styled
+from diloco_cli.observe.lines import BAD, CURVE, StyledLine, cut, escaped, styled
 from diloco_cli.observe.render import head_lines, recent_lines, rest_lines
 from diloco_cli.observe.status import Status, rate_between
 from diloco_cli.observe.unit_table import unit_table
@@ -100,7 +100,7 @@ def chart_lines(curves: Curves, width: int, height: int) -> list[StyledLine]:
     left = left or [f"held-out loss: {known}"[:half]] + [""] * (height - 1)
     right = right or ["merged tok/s: more is to come"[:half]] + [""] * (height - 1)
     lines = [f"{one:<{half}}{GAP}{other}".rstrip() for one, other in zip(left, right, strict=True)]
-    return [StyledLine(lines[0], "bold"), *(StyledLine(text, "cyan") for text in lines[1:])]
+    return [StyledLine(lines[0], "bold"), *(StyledLine(text, CURVE) for text in lines[1:])]
 
 
 def _chart(

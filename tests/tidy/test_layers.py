@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"runtime", "virtual", "plan", "tasks"},
     {"learner", "syncer", "launch", "chaos", "histories", "forecast"},
     {"observe"},
-    {"tapes", "probe", "doctor", "report"},
+    {"tapes", "probe", "doctor", "report", "metrics"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

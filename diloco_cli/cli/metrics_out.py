@@ -1,0 +1,91 @@
+"""`diloco status --serve` and `--textfile`: the run's figures as OpenMetrics text."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diloco_cli.cli.output import talk
+from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed
+from diloco_cli.cli.watch import read_status
+from diloco_cli.clock import sleep_s
+from diloco_cli.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from diloco_cli.observe.status import Status
+    from diloco_cli.protocol.log.state import RunState
+    from diloco_cli.store.deadline import Deadline
+
+
+READABLE = 0o644  # node_exporter is another user
+
+
+class Looks:
+    """Each look is bounded, and reads only what is new."""
+
+    def __init__(self, opened: OpenRun, box: Deadline) -> None:
+        self._opened, self._box = boxed(opened, box), box
+        self._known: RunState | None = None
+
+    def status(self) -> Status:
+        self._box.restart(LOOK_S)
+        status, self._known = read_status(self._opened, self._known)
+        return status
+
+    def text(self) -> str:
+        from diloco_cli.metrics.openmetrics import metrics_text
+
+        return metrics_text(self.status())
+
+
+def serve_metrics(opened: OpenRun, box: Deadline, address: str) -> None:
+    """Until Ctrl-C, also when the run has ended: what scrapes may come later."""
+    from diloco_cli.metrics.server import MetricsServer, address_of, token_of
+
+    host, port = address_of(address)
+    token, path = token_of(opened.name)
+    try:
+        server = MetricsServer((host, port), token, Looks(opened, box).text)
+    except OSError as error:
+        raise UsageError(f"cannot listen: {error.strerror or error}", where=f"{host}:{port}") from error
+    with server:
+        url = f"http://{host}:{server.server_port}/metrics"
+        talk(f"metrics of run {opened.name}: {url}, with the bearer token in {path}")
+        server.serve_forever()
+
+
+def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | None) -> None:
+    """Once, or every so often until the run ends. The file appears whole or not at all."""
+    from diloco_cli.metrics.openmetrics import metrics_text
+    from diloco_cli.observe.render import OVER
+
+    looks = Looks(opened, box)
+    while True:
+        try:
+            status = looks.status()
+        except StoreError as error:
+            if every_s is None:
+                raise
+            talk(f"status: {error}")
+        else:
+            _write(path, metrics_text(status))
+            if every_s is None or status.state in OVER:
+                return
+        sleep_s(every_s)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, READABLE)
+                file.write(text)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
