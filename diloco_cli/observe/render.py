@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 RECENT_LINES = 5
 MAX_ERRORS = 5
 FINISHED = "FINISHED"
-AFTERWARDS = ("export", "verify")
+AFTERWARDS = ("export", "report", "verify")
 OVER = (FINISHED, "STOPPED", "PAUSED", "FAILED")
 """States in which a screen that is watched ends: nothing happens any more until somebody does something."""
 

@@ -86,7 +86,7 @@ def test_watching_ends_with_the_run(
     ends: list[str], as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_bucket(tmp_path / "nano")
-    command.status(f"{tmp_path}/nano", watch=0.0, as_json=as_json, exit_code=False)
+    command.status(f"{tmp_path}/nano", watch=0.0, as_json=as_json, exit_code=False, serve=None, textfile=None)
     lines = capsys.readouterr().out.splitlines()
     if as_json:
         assert [json.loads(line)["data"]["state"] for line in lines] == ["MERGING", "FINISHED"]
