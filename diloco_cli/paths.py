@@ -7,6 +7,7 @@
     .diloco/<run>/hold/<unit>              present: the supervisor must not restart this unit
     .diloco/<run>/errors/<unit>.json       the last error of a unit's process
     .diloco/<run>/logs/<unit>.log          what a unit printed
+    .diloco/<run>/wandb/                   what `diloco wandb` has sent, and W&B's own files
     .diloco/<run>/metrics.token            what a scrape of `diloco status --serve` must know
     .diloco/<run>/spool/                   deltas that a syncer has fetched and not merged yet, in files without names
 
@@ -35,6 +36,10 @@ def home_directory() -> Path:
 
 def run_directory(run: str) -> Path:
     return home_directory() / run
+
+
+def wandb_directory(run: str) -> Path:
+    return run_directory(run) / "wandb"
 
 
 def metrics_token_path(run: str) -> Path:

@@ -49,6 +49,7 @@ RESULTS = {
         "A run as a page, a picture or a table to show.",
         ("diloco report my-run -o my-run.html", "diloco report my-run --format csv"),
     ),
+    "wandb": Listed("Send a run to Weights & Biases.", ("diloco wandb my-run --project nano",)),
     "verify": Listed("Replay the log and compare every digest.", ("diloco verify my-run",)),
     "replay": Listed("Play a recorded run on this one process.", ("diloco replay run.tape.gz",)),
 }
