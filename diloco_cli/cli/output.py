@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -42,6 +43,11 @@ def console() -> Console:
         highlight=False,
         soft_wrap=not terminal,
     )
+
+
+def screen_width() -> int | None:
+    """Of the terminal that stdout is; None for a pipe, into which nothing is shortened or wrapped."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from diloco_cli.cli.output import console, print_json, report_error, talk
+from diloco_cli.cli.output import console, print_json, report_error, screen_width, talk
 from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
 from diloco_cli.cli.watch import read_status
 from diloco_cli.config.codec import to_plain
@@ -108,7 +108,7 @@ def _watched(run: str | None, box: Deadline, every_s: float, as_json: bool) -> S
         from diloco_cli.observe.summary import summary_of, summary_text
 
         box.restart(LOOK_S)
-        print(summary_text(summary_of(opened.facts(), opened.local())))
+        print(summary_text(summary_of(opened.facts(), opened.local()), screen_width()))
     return current
 
 

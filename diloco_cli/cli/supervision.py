@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from diloco_cli.cli.operators import operator_of
-from diloco_cli.cli.output import print_json, talk
+from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed, head_of
 from diloco_cli.cli.told import line_of, logs_itself, telling
 from diloco_cli.cli.watch import read_status
@@ -167,7 +167,7 @@ def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
     if as_json:
         print_json(command, asdict(summary))
     else:
-        print(summary_text(summary))
+        print(summary_text(summary, screen_width()))
 
 
 class ProgressDisplay:

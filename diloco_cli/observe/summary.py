@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.lines import escaped
+from diloco_cli.observe.lines import escaped, wrapped
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.render import FINISHED, mirror_line, next_commands
 from diloco_cli.observe.status import MirrorStatus, status_of, wall_seconds
@@ -110,8 +110,8 @@ def data_parallel_bytes(run: RunFormat, tokens: int) -> int:
     return int(2 * sent)
 
 
-def summary_text(summary: Summary) -> str:
-    """The last screen of `launch`."""
+def summary_text(summary: Summary, width: int | None = None) -> str:
+    """The last screen of `launch` and `status --watch`, at most so wide."""
     moved = summary.up_bytes + summary.down_bytes
     loss = f"{summary.loss:.4f} nats per token, held out" if summary.loss is not None else "not evaluated"
     goodput = "unknown" if summary.goodput is None else f"{100 * summary.goodput:.1f}%"
@@ -143,4 +143,4 @@ def summary_text(summary: Summary) -> str:
         ]
     elif summary.hint:
         lines.append(f"  next           {escaped(summary.hint)}")
-    return "\n".join(lines)
+    return "\n".join(text for line in lines for text in wrapped(line, width, " " * 17))

@@ -23,10 +23,11 @@ from diloco_cli.observe.lines import STYLE_OF, plain, styled
 from diloco_cli.observe.live import MAX_POINTS, Curves, LiveScreen, live_lines
 from diloco_cli.observe.render import plain_line, status_text, status_view
 from diloco_cli.observe.status import UnitError
+from diloco_cli.observe.summary import LearnerSummary, Summary, SyncerSummary, summary_text
 from diloco_cli.observe.unit_states import UNIT_STATES
 from diloco_cli.observe.verdict import State
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics
-from tests.unit.observe.situations import HEALTHY, IOWA, SITUATIONS, curves, degraded, many, mirrors
+from tests.unit.observe.situations import EU, HEALTHY, IOWA, SITUATIONS, curves, degraded, many, mirrors
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (80, 100, 140)
@@ -195,6 +196,23 @@ def test_a_live_screen_says_why_its_status_is_old() -> None:
 def test_a_live_screen_has_no_more_styles_than_lines() -> None:
     lines = live_lines(HEALTHY, curves(), 80, 24)
     assert styled(lines).plain == plain(lines)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_summary_of_a_run_fits_the_terminal(width: int) -> None:
+    learner = LearnerSummary("home-office-workstation", "europe-west4", 9_640_000_000, 0.45, 400, 12)
+    made = Summary(
+        "nano-1b", "file:///a/long/path/to/the/bucket/of/a/run/nano-1b", "FINISHED", 1915, 1900, 41_200, 10**11, 2.44,
+        86_400.0, 0.961, 0.93, 2.8, 10**11, 10**11, 10**9, 10**9, 10**15, [learner], SyncerSummary(3), [EU], "", "",
+    )  # fmt: skip
+    lines = summary_text(made, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[-3:] == [
+        "  next           diloco export nano-1b",
+        "                 diloco report nano-1b",
+        "                 diloco verify nano-1b",
+    ]
+    assert len(summary_text(made).splitlines()) < len(lines) or width == 140, "piped, nothing is wrapped"
 
 
 if __name__ == "__main__":
