@@ -12,6 +12,7 @@ import torch
 from diloco_cli.config.settings import EvaluationSettings, InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.learner.wire import TensorWire
 from diloco_cli.observe.replay import verified
+from diloco_cli.protocol.log import directions
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Rollback, Stop
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.rules import norms
@@ -95,8 +96,9 @@ def told(store: Store, *kinds: type[Commit]) -> list[Commit]:
 
 
 def one_bad(monkeypatch: pytest.MonkeyPatch, evaluation: EvaluationSettings) -> tuple[VirtualFleet, AtOnce]:
-    """A run one of whose learners turns bad; no norm cap stands in its way."""
+    """A run one of whose learners turns bad; neither its norms nor its directions stand in its way."""
     monkeypatch.setattr(norms, "CAP", 1e9)
+    monkeypatch.setattr(directions, "OPPOSES", 1e9)
     return lived(
         the_run(40, evaluation), lambda run, name: Flipped(run, 20.0, 16) if name == BAD else TensorWire(run)
     )  # fmt: skip
