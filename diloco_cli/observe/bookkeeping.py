@@ -29,8 +29,8 @@ from diloco_cli.protocol.log.directions import opposes, opposition_after
 from diloco_cli.protocol.log.norms import NOTHING, Norms, norms_after
 from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import faults_after, faults_for_quarantine
-from diloco_cli.protocol.rules.eligibility import max_steps, round_steps
-from diloco_cli.protocol.rules.merging import rebase_of_next, token_weight
+from diloco_cli.protocol.rules.eligibility import max_steps, offered_weight, round_steps
+from diloco_cli.protocol.rules.merging import rebase_of_next
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.signing import OPERATOR, Signature
 
@@ -177,7 +177,7 @@ class Books:
         sync, fragment = self.run.settings.sync, fragment_of_slot(commit.slot, self.run.num_fragments)
         refused = [one for one in commit.outcomes if one.norm is not None]
         stated = [
-            (one.learner, max(1, one.steps), one.norm, token_weight(one.tokens, one.steps, sync.weight))
+            (one.learner, max(1, one.steps), one.norm, offered_weight(self.run, one.learner, one.tokens, one.steps))
             for one in commit.inputs
         ] + [(one.learner, one.steps or 1, one.norm or 0.0, 0.0) for one in refused]
         deltas = [

@@ -254,7 +254,8 @@ def test_weights_follow_tokens_squared_per_step_with_mixed_batches() -> None:
         weights = {item["learner"]: item["weight"] for item in record.get("inputs", [])}
         steps = {item["learner"]: item["steps"] for item in record.get("inputs", [])}
         for item in record.get("inputs", []):
-            assert item["weight"] == item["tokens"] ** 2 / item["steps"]
+            counted = min(item["tokens"], 8 * item["steps"])  # one that joins weighs as the launch's largest at most
+            assert item["weight"] == counted**2 / item["steps"]
         if {"l0", "l1"} <= set(weights) and steps["l0"] == steps["l1"]:
             assert weights["l1"] == 4 * weights["l0"], "twice the batch at equal steps: four times the weight"
             pairs += 1

@@ -25,8 +25,8 @@ from diloco_cli.protocol.log.records import (
     fragment_of_slot,
 )
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.eligibility import round_steps
-from diloco_cli.protocol.rules.merging import as_logged, token_weight
+from diloco_cli.protocol.rules.eligibility import offered_weight, round_steps
+from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 
@@ -134,7 +134,7 @@ def judged(run: RunFormat, state: RunState, offers: list[Offer], loaded: Mapping
     run = state.with_members(run)
     deltas = [
         JudgedDelta(
-            o.learner, o.steps, logged_norm(loaded[o.id].norm), token_weight(o.tokens, o.steps, sync.weight),
+            o.learner, o.steps, logged_norm(loaded[o.id].norm), offered_weight(run, o.learner, o.tokens, o.steps),
             round_steps=round_steps(run, o.learner), opposes=opposes(state.opposition, o.learner),
         )
         for o in offers

@@ -7,6 +7,7 @@ from diloco_cli.protocol.log.keys import max_fragment_bytes
 from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, FragmentVersion, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.tape import MAX_EVENTS
+from diloco_cli.protocol.rules.merging import token_weight
 
 MAX_S = 1e6  # the longest time that an honest learner can state in its timings
 REASONS: dict[str, str] = {
@@ -120,6 +121,14 @@ def round_steps(run: RunFormat, learner: str) -> int:
     sync, island = run.settings.sync, run.island(learner)
     planned = 1 if island is None else island.local_steps
     return max(planned, sync.every) if sync.local_steps == "measured" else planned
+
+
+def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int) -> float:
+    """What a delta's tokens weigh (rules/merging.py). An island that has joined states its batch itself, and a batch
+    weighs by its square: so it counts for no more than the largest of the launch."""
+    if all(island.name != learner for island in run.islands):
+        tokens = min(tokens, steps * max(island.batch_tokens for island in run.islands))
+    return token_weight(tokens, steps, run.settings.sync.weight)
 
 
 def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:

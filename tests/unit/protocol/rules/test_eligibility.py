@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.protocol.log.records import Outcome
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.eligibility import REASONS, max_ahead, refusal
+from diloco_cli.protocol.rules.eligibility import REASONS, max_ahead, offered_weight, refusal
 from tests.unit.protocol.records import RUN, applied, follow, genesis, merge, next_slot, offer
 
 START, SKIPPED, MOST = genesis(), genesis(), max_ahead(RUN)
@@ -112,3 +112,14 @@ def test_one_base_is_consumed_by_one_offer() -> None:
 
 def test_every_reason_is_explained() -> None:
     assert all(text and text == text.strip() for text in REASONS.values())
+
+
+@pytest.mark.parametrize("rule", ["tokens2/steps", "tokens"])
+def test_an_island_that_joined_weighs_no_more_than_the_largest_of_the_launch_for_so_many_steps(rule: Any) -> None:
+    run = replace(RUN, settings=replace(RUN.settings, sync=replace(RUN.settings.sync, weight=rule)))
+    largest = max(run.islands, key=lambda island: island.batch_tokens)
+    batch, steps = largest.batch_tokens, 4
+    run = replace(run, members=(replace(largest, name="new", batch_tokens=8 * batch),))
+    planned = offered_weight(run, largest.name, steps * batch, steps)
+    assert offered_weight(run, "new", steps * 8 * batch, steps) == planned > 0
+    assert offered_weight(run, "new", steps * batch // 2, steps) < planned
