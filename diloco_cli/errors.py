@@ -106,6 +106,13 @@ class TerminatedError(DilocoError):
     exit_status = 143
 
 
+class InterruptedRunError(TerminatedError):
+    """Ctrl-C ended the process."""
+
+    code = "interrupted"
+    exit_status = 130
+
+
 class TryAgainError(DilocoError):
     """Not now; the same command may work later."""
 

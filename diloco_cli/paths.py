@@ -48,11 +48,7 @@ def metrics_token_path(run: str) -> Path:
 
 def user_state_directory(kind: str) -> Path:
     """Not in the current directory, which may be a stranger's: $DILOCO_HOME, else the user's own state."""
-    home = environment_value("DILOCO_HOME")
-    if home is not None:
-        return Path(home).absolute() / f".{kind}"
-    state = environment_value("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "diloco" / kind
+    return _users_directory(kind, "XDG_STATE_HOME", ".local/state")
 
 
 def user_file() -> Path:
@@ -63,11 +59,15 @@ def user_file() -> Path:
 
 def user_cache_directory(kind: str) -> Path:
     """What may be deleted at any time: below $DILOCO_HOME, else in the user's cache."""
+    return _users_directory(kind, "XDG_CACHE_HOME", ".cache")
+
+
+def _users_directory(kind: str, variable: str, usual: str) -> Path:
     home = environment_value("DILOCO_HOME")
     if home is not None:
         return Path(home).absolute() / f".{kind}"
-    cache = environment_value("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "diloco" / kind
+    place = environment_value(variable)
+    return (Path(place) if place else Path.home() / usual) / "diloco" / kind
 
 
 def templates_directory() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -81,6 +82,9 @@ def find_run(text: str | None) -> KnownRun:
     if text is not None and (Path(text) / "FORMAT.json").is_file() and text not in {run.name for run in known_runs()}:
         url = str(parse_url(text))
         return KnownRun(split_url(url)[1], url, 0.0)
+    if text is not None and os.sep in text and text.rstrip("/") not in {run.url for run in known_runs()}:
+        hint = "list the runs of this directory: diloco runs"
+        raise NotFoundError("no run is there: it holds no FORMAT.json", where=str(Path(text).absolute()), hint=hint)
     return resolve_run(text, talk)
 
 

@@ -290,7 +290,10 @@ class Replayer:
         expect(base not in self.bases, "2", f"{who}: base {item['base']} was used before")
         most = item["steps"] * self.batches[learner]
         expect(0 < item["tokens"] <= most, "4", f"{who}: {item['tokens']} tokens in {item['steps']} steps")
-        full, island = item["tokens"] ** 2 / item["steps"], self.run.island(learner)
+        island = self.run.island(learner)
+        largest = max(known.batch_tokens for known in self.run.islands)  # a newcomer weighs no more than that
+        full = (item["tokens"] if island in self.run.islands else min(item["tokens"], item["steps"] * largest)) ** 2
+        full /= item["steps"]
         planned = self.run.settings.sync.every if island is None else island.local_steps
         least = full * min(1.0, planned / item["steps"]) * (1 - 1e-9)  # steps beyond a round may count in part
         expect(least <= item["weight"] <= full, "4", f"{who}: weight {item['weight']}")

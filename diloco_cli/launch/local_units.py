@@ -59,9 +59,12 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
             yield f"{island.name} ({island.infra}): start it there: diloco learner {words}"
             if run.signing is not None:
                 yield f"  with a key of its own, made there: diloco key request {its} learner {island.name} FILE"
-    if region not in (None, syncer_region(run)) and not run.settings.syncer.on_learners:
-        words = f"--run {home}{_consent(run, stores=True)}"
-        yield f"syncer: not here, but in region {syncer_region(run)}: start it there: diloco syncer {words}"
+    syncers = None if run.settings.syncer.on_learners else syncer_region(run)
+    regions = {island.region for island in run.islands} | ({syncers} if syncers else set())
+    for other in sorted(regions - {region}) if region is not None else ():
+        serves = other == syncers
+        words = f"{run.url_for(other, home)} --region {other}{_consent(run, stores=serves)}"
+        yield f"region {other}{', with the syncer' if serves else ''}: unless it runs already: diloco resume {words}"
 
 
 def _consent(run: RunFormat, *, stores: bool) -> str:

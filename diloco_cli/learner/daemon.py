@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
-from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, TerminatedError, UsageError
+from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, UsageError
 from diloco_cli.events.cause import note_position
 from diloco_cli.layout import make_layout
 from diloco_cli.learner.facts import Facts
@@ -188,7 +188,7 @@ def _hasty(stop: StopSignal) -> SystemClock:
 
 def _end_if_asked(stop: StopSignal) -> None:
     if stop.is_set():
-        raise TerminatedError("stopped by a signal")
+        raise stop.error()
 
 
 def _with_island(

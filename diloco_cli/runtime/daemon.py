@@ -13,7 +13,7 @@ from types import FrameType
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
-from diloco_cli.errors import TerminatedError
+from diloco_cli.errors import InterruptedRunError, TerminatedError
 from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import SystemClock
@@ -32,6 +32,7 @@ class StopSignal:
         self.patience_s = patience_s
         self._event = threading.Event()
         self._since_s = 0.0
+        self._number: int | None = None
 
     def hear_signals(self) -> None:
         """From now on, SIGTERM and SIGINT only ask. Call it on the main thread."""
@@ -59,12 +60,18 @@ class StopSignal:
     def check(self, grace_s: float = 0.0) -> None:
         """Raise TerminatedError once the stop is due."""
         if self.is_due(grace_s):
-            raise TerminatedError("stopped by a signal")
+            raise self.error()
+
+    def error(self) -> TerminatedError:
+        """Its exit status says by which signal."""
+        by_hand = self._number == signal.SIGINT
+        return InterruptedRunError("stopped by Ctrl-C") if by_hand else TerminatedError("stopped by a signal")
 
     def _left_s(self, grace_s: float = 0.0) -> float:
         return self.patience_s + grace_s - (monotonic_s() - self._since_s)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._number = self._number or number
         self.ask()
 
 

@@ -34,8 +34,10 @@ def test_a_region_without_the_syncer_says_where_it_is_expected() -> None:
     run = replace(NANO, home_region="us", islands=(IOWA, replace(RHINE, infra="ssh")))
     talk = "\n".join(starts_elsewhere(run, "gs://b/nano", "eu"))
     assert "rhine (ssh)" in talk and "diloco learner --run gs://b/nano --name rhine" in talk
-    assert "in region us" in talk and "diloco syncer --run gs://b/nano" in talk
-    assert not [*starts_elsewhere(replace(NANO, home_region="us"), "gs://b/nano", "us")]
+    assert "region us, with the syncer: unless it runs already: diloco resume gs://b/nano --region us" in talk
+    (other,) = starts_elsewhere(replace(NANO, home_region="us"), "gs://b/nano", "us")
+    assert other == "region eu: unless it runs already: diloco resume gs://b/nano --region eu"
+    assert not [*starts_elsewhere(NANO, "gs://b/nano", None)]
     assert not [*starts_elsewhere(NANO, "gs://b/nano", None)]
 
 

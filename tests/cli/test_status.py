@@ -145,3 +145,11 @@ def test_a_run_file_of_a_run_that_was_never_started_is_not_found(diloco: Diloco,
     assert done.returncode in (4, 6) and "hint:" in done.stderr and "Traceback" not in done.stderr
     os.makedirs(quickstart / "bucket" / "quickstart")
     assert diloco("status", "q/run.yaml").returncode == 4
+
+
+def test_a_path_without_a_run_is_told_as_such(diloco: Diloco, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "nowhere"):
+        done = diloco("status", str(path))
+        assert done.returncode == 4 and "no run is there: it holds no FORMAT.json" in done.stderr
+        assert str(path) in done.stderr and "diloco runs" in done.stderr

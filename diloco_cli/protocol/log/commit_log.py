@@ -41,7 +41,14 @@ from diloco_cli.signing import (
 from diloco_cli.store.port import Created
 
 SNAPSHOT_EVERY = 64
-RESTORE_HINT = "restore this object: an earlier version that the bucket keeps, or a region's copy, has the same bytes"
+RESTORE_HINT = (
+    "the bucket's owner puts back the earlier version that the bucket keeps, or a region's copy; if there is none and"
+    " no later commit, somebody else wrote it: then delete this one object, and the run goes on (diloco bucket-policy)"
+)
+FORMAT_HINT = (
+    "it never changes during a run: the bucket's owner puts back its first version, or a region's copy; nothing of the"
+    " run starts without it"
+)
 LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
@@ -76,7 +83,11 @@ def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, .
         if data == before or is_whole(data, where):
             break
     assert data is not None
-    run = with_keys(parse_format(data, where), secret, where)
+    try:
+        run = with_keys(parse_format(data, where), secret, where)
+    except (RecordError, SignatureError) as error:
+        error.hint = error.hint or FORMAT_HINT
+        raise
     if run.signing is not None and secret is not None and secret.own:
         run = replace(run, keyring=(yield from own_keyring(run.run_id, secret)))
     if signs_as:
@@ -205,8 +216,14 @@ def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     key = commit_key(state.n + 1)
     by = run.keyring.signature(LOG, key, data)
     if by is None:
-        raise SignatureError(f"this commit {run.keyring.wrong}", where=key, hint=RESTORE_HINT)
-    return apply(state, decode(Commit, data, key, SCHEMA), digest(data), run.layout, kept_versions(run), by)
+        what = f"this commit {run.keyring.wrong}; the log cannot go on behind it"
+        raise SignatureError(what, where=key, hint=RESTORE_HINT)
+    try:
+        commit = decode(Commit, data, key, SCHEMA)
+    except RecordError as error:
+        error.hint = error.hint or RESTORE_HINT
+        raise
+    return apply(state, commit, digest(data), run.layout, kept_versions(run), by)
 
 
 def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:

@@ -50,15 +50,15 @@ def test_a_patient_stop_lets_things_finish_and_then_is_due() -> None:
         stop.check()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_only_ask(number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_only_ask_and_the_exit_status_says_which_it_was(number: signal.Signals, status: int) -> None:
     before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     stop = StopSignal()
     try:
         stop.hear_signals()
         os.kill(os.getpid(), number)
         stop.wait(5)
-        assert stop.is_set()
+        assert stop.is_set() and stop.error().exit_status == status
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)

@@ -111,7 +111,22 @@ def test_what_is_damaged_for_good_is_an_error_that_says_so() -> None:
     bucket = log_of()
     with pytest.raises(SignatureError, match="this commit is damaged: its checksum does not fit") as caught:
         read(next_commit(RUN, RunState()), bucket, lambda n, key, data: flipped(data, 100))
-    assert caught.value.hint is not None and "restore this object" in caught.value.hint
+    assert "commit/000000000000.json" in str(caught.value) and "the log cannot go on behind it" in str(caught.value)
+    hint = caught.value.hint or ""
+    assert "bucket's owner" in hint and "earlier version" in hint and "delete this one object" in hint
+
+
+def test_foreign_bytes_in_the_place_of_a_commit_or_of_the_format_name_the_object_and_who_mends_it() -> None:
+    """Also in a run without checksums, where the bytes themselves show it."""
+    plain, bucket = replace(RUN, checksums=False, keyring=UNSIGNED), log_of()
+    with pytest.raises(RecordError, match="commit/000000000000") as caught:
+        read(next_commit(plain, RunState()), bucket, lambda n, key, data: b"{junk")
+    assert "bucket's owner" in (caught.value.hint or "")
+    foreign = MemoryStore()
+    foreign.create(FORMAT_KEY, b"junk")
+    with pytest.raises(RecordError, match="FORMAT") as caught:
+        read(read_format("file:///b"), foreign)
+    assert "bucket's owner puts back its first version" in (caught.value.hint or "")
 
 
 def test_a_damaged_snapshot_is_none() -> None:
