@@ -28,12 +28,14 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 @dataclass(frozen=True)
 class Cause:
     """`place`: file and line of the user's code, "" for other errors. `lasting`: the same start ends the same way;
-    errors of the world outside (OSError) may heal. `position`: of a learner in its data, if it had begun to train."""
+    errors of the world outside (OSError) may heal. `position`: of a learner in its data, if it had begun to train.
+    `hint`: what the error itself says to try."""
 
     text: str
     place: str = ""
     lasting: bool = False
     position: int | None = None
+    hint: str = ""
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -42,13 +44,14 @@ def cause_of(error: BaseException) -> Cause:
     notes = " ".join(getattr(error, "__notes__", ()))
     said = _POSITION.search(notes)
     position = int(said[1]) if said else None
+    hint = safe(error.hint) if isinstance(error, DilocoError) and error.hint else ""
     if frame is None:
         told = str(error) if isinstance(error, DilocoError) else f"{type(error).__name__}: {error}"
-        return Cause(safe(told), position=position)
+        return Cause(safe(told), position=position, hint=hint)
     place = f"{relative(frame.filename)}:{frame.lineno}"
     told = f"your code: {place} in {frame.name}: {type(root).__name__}: {root}"
     lasting = not isinstance(root, OSError) or isinstance(root, FileNotFoundError)
-    return Cause(safe(told), place, lasting, position)
+    return Cause(safe(told), place, lasting, position, hint)
 
 
 def note_position(error: BaseException, position: int) -> None:

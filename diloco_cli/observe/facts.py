@@ -52,7 +52,8 @@ class Heard(Generic[Heartbeat]):
 class RunFacts:
     """The facts for `status`. `now_s`: the store's time at reading, as this machine estimates it; `clock_skew_s`: how
     far it is ahead of this machine's clock, None if that is not notable. `commit_age_s`: of the newest commit, by the
-    store's own time of its object; None: it was not asked. `written`: the events that processes wrote."""
+    store's own time of its object; None: it was not asked. `written`: the events that processes wrote. `strange`:
+    learners under whose heartbeat's key something lies that they have not signed."""
 
     url: str
     run: RunFormat
@@ -64,6 +65,7 @@ class RunFacts:
     standbys: dict[str, Heard[SyncerHeartbeat]] = field(default_factory=dict)
     commit_age_s: float | None = None
     written: list[Event] = field(default_factory=list)
+    strange: frozenset[str] = frozenset()
 
     @property
     def events(self) -> list[Event]:
@@ -99,10 +101,11 @@ def read_facts(
     state = perform(read_log(run, known), store, clock)
     everybody = state.with_members(run).all_islands
     keyring = run.keyring.without(state.revoked)
+    strange: set[str] = set()
     learners = _heartbeats(
-        store, keyring, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat
+        store, keyring, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat, strange
     )
-    syncer = _heartbeats(store, keyring, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat)
+    syncer = _heartbeats(store, keyring, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat, set())
     # Standbys by name: launched, hosted or started by hand. A listing may lag, so this is for display alone.
     listed = store.list(STANDBY_HEARTBEATS, limit=MAX_STANDBYS)
     standbys = _heartbeats(
@@ -110,6 +113,7 @@ def read_facts(
         keyring,
         {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed},
         SyncerHeartbeat,
+        set(),
     )
     newest = store.stat(commit_key(state.n)) if state.n >= 0 else store.stat(FORMAT_KEY)
     changes = [s for _, s in [*learners.values(), *syncer.values(), *standbys.values()]]
@@ -119,18 +123,21 @@ def read_facts(
     age_s = None if newest is None else max(0.0, now_s - newest.modified_s)
     return RunFacts(
         url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s), age_s,
-        (reader or EventReader()).read(store),
+        (reader or EventReader()).read(store), frozenset(strange),
     )  # fmt: skip
 
 
 def _heartbeats(
-    store: Store, keyring: Unsigned, keys: Mapping[str, str], kind: type[Heartbeat]
+    store: Store, keyring: Unsigned, keys: Mapping[str, str], kind: type[Heartbeat], strange: set[str]
 ) -> dict[str, tuple[Heartbeat, float]]:
-    """Units' last heartbeats by name, with the store's time of each; units without a genuine one are left out."""
+    """Units' last heartbeats by name, with the store's time of each; units without a genuine one are left out.
+    `strange`: gets those under whose key something else lies."""
     found = {}
     for name, key in keys.items():
         role = learner_signer(name) if kind is LearnerHeartbeat else LOG
-        data, stat = genuine(keyring, role, key, store.get(key, MAX_HEARTBEAT_BYTES)), store.stat(key)
+        there, stat = store.get(key, MAX_HEARTBEAT_BYTES), store.stat(key)
+        data = genuine(keyring, role, key, there)
+        strange |= {name} if there is not None and data is None else set()
         if data is not None and stat is not None:
             with suppress(RecordError):
                 found[name] = decode(kind, data, key), stat.modified_s

@@ -18,7 +18,7 @@ from diloco_cli.observe.unit_states import (
     syncer_here,
     syncer_state,
 )
-from diloco_cli.protocol.log.metrics import REFUSED
+from diloco_cli.observe.unmerged import NOT_GENUINE, refusals_of
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.states import LearnerState, SyncerState
 from diloco_cli.protocol.log.sustained import share_of_best
@@ -84,6 +84,8 @@ class Look:
         account = "" if here is None or state not in (*MISSING, LearnerState.RECOVERING) else here.account
         if account or state not in MISSING:
             return account or self._unheard(name) or self._unmerged(island)
+        if name in self.facts.strange:
+            return NOT_GENUINE
         if heard is None or state == LearnerState.DONE:
             return "it has left"
         if state == LearnerState.FAILED:
@@ -95,6 +97,8 @@ class Look:
         return f"not heard for {heard.age_s:.0f} s; why is not known from the bucket"
 
     def _unheard(self, name: str) -> str:
+        if name in self.facts.strange:
+            return NOT_GENUINE
         unheard = name not in self.facts.learners and self.facts.seconds_since_launch() > STARTS_WITHIN_S
         return "not heard yet" if unheard else ""
 
@@ -109,8 +113,7 @@ class Look:
         commits = facts.state.n - newest
         if heard.heartbeat.step <= rounds * island.local_steps or commits <= rounds * facts.run.num_fragments:
             return ""
-        refusals = [n.text for n in facts.state.metrics.notes if (n.kind, n.unit) == (REFUSED, island.name)]
-        refused = f"refused: {refusals[-1]}" if refusals else "why is not known"
+        refused = refusals_of(facts.state.metrics.notes, island.name) or "why is not known"
         why = heard.heartbeat.note or heard.heartbeat.retrying or refused
         return f"it trains, and no offer of it has been merged for {commits} commits: {why}"
 

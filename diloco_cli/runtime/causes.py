@@ -55,17 +55,25 @@ def read_cause(run: str, unit: str, pid: int) -> Cause | None:
         body = read_json(cause_path(run, unit)) or {}
     except ValueError:
         return None
-    text, place, position = body.get("text"), body.get("place"), body.get("position")
-    if body.get("pid") != pid or not isinstance(text, str) or not isinstance(place, str):
+    text, place, position, hint = (body.get(name) for name in ("text", "place", "position", "hint"))
+    if body.get("pid") != pid or not isinstance(text, str) or not isinstance(place, str) or not isinstance(hint, str):
         return None
-    return Cause(text, place, body.get("lasting") is True, position if isinstance(position, int) else None)
+    return Cause(text, place, body.get("lasting") is True, position if isinstance(position, int) else None, hint)
+
+
+def hint_of(run: str, unit: str, cause: Cause | None) -> str:
+    """What to do about a unit that is not started again: what its own error says, else where to look."""
+    if cause is not None and cause.hint:
+        return cause.hint
+    mend = f"mend {cause.place}" if cause is not None and cause.place else f"read `diloco logs {unit} --run {run}`"
+    return f"{mend}, then `diloco resume {run}`"
 
 
 def _tell(url: str, unit: str, cause: Cause) -> None:
     supervisor, _, path = (environment_value(CAUSE_VARIABLE) or "").partition(":")
     if path and Path(path).stem == unit:
         body = {"text": cause.text, "place": cause.place, "lasting": cause.lasting, "position": cause.position}
-        write_json(Path(path), {"pid": os.getpid(), **body})
+        write_json(Path(path), {"pid": os.getpid(), "hint": cause.hint, **body})
         if supervisor == str(os.getppid()):  # it lives, and tells the bucket
             return
     thread = threading.Thread(target=_tell_bucket, args=(url, unit, cause), daemon=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import DilocoError, RunFailedError, UsageError
 from diloco_cli.events.cause import Cause
+from diloco_cli.runtime.causes import hint_of
 from diloco_cli.runtime.ending import (
     ENDINGS,
     Answer,
@@ -342,5 +343,4 @@ def _run_failed(run_name: str, failed: Sequence[SupervisedUnit]) -> RunFailedErr
     reasons = "; ".join(f"{unit.spec.name}: {unit.reason}" for unit in failed)
     name = failed[0].spec.name if failed else ""
     cause = failed[0].exits[-1].cause if failed and failed[0].exits else None
-    mend = f"mend {cause.place}" if cause is not None and cause.place else f"read `diloco logs {name} --run {run_name}`"
-    return RunFailedError(f"run {run_name} cannot go on: {reasons}", hint=f"{mend}, then `diloco resume {run_name}`")
+    return RunFailedError(f"run {run_name} cannot go on: {reasons}", hint=hint_of(run_name, name, cause))

@@ -7,6 +7,10 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.observe.facts import read_facts
+from diloco_cli.observe.local import Local
+from diloco_cli.observe.look import Look
+from diloco_cli.observe.unmerged import NOT_GENUINE
+from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.actors.standby import Standby, takeover_s
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
@@ -15,6 +19,7 @@ from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.runtime.driver import SystemClock
 from diloco_cli.signing import LOG, UNSIGNED, learner_signer
 from tests.security.signed import SignedFleet, as_learner, as_reader, as_syncer, signed_run
+from tests.simulation.operated import done, state_of
 from tests.simulation.toy import make_run
 
 
@@ -51,4 +56,15 @@ def test_a_forged_heartbeat_of_a_learner_is_not_shown() -> None:
     forged = LearnerHeartbeat("FAILED", 1, 9, 200, 0, 95.0, 0, note="pay here")
     fleet.world.store.put(key, sealed(as_learner(fleet.run, "l1").keyring, learner_signer("l1"), key, forged))
     facts = read_facts("memory://", as_reader(fleet.run), fleet.world.store, SystemClock(lambda: 0.0, print, print))
-    assert "l0" not in facts.learners
+    assert "l0" not in facts.learners and facts.strange == {"l0"}
+    assert Look(facts, Local()).missing["l0"] == NOT_GENUINE
+
+
+def test_a_learner_whose_key_is_revoked_is_told_as_that() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=10_000))).start().until_commits(5)
+    key = as_learner(fleet.run, "l0").keyring.public(learner_signer("l0"))
+    asked = ask(state_of(fleet), "revoke", "n", "then", "stolen", revoke=key, keyring=fleet.run.keyring)
+    done(fleet, fleet.world.start("operator", asked))
+    assert fleet.world.run(lambda: key in state_of(fleet).revoked, 10.0)
+    facts = read_facts("memory://", as_reader(fleet.run), fleet.world.store, SystemClock(lambda: 0.0, print, print))
+    assert facts.strange == {"l0"} and "revoked" in Look(facts, Local()).missing["l0"]

@@ -241,7 +241,7 @@ def test_a_learner_that_trains_and_is_never_merged_is_missing_and_says_why() -> 
     verdict = verdict_of(replace(spoken, learners={**spoken.learners, "rhine": Heard(replace(HEARTBEAT, step=0), 1.0)}))
     assert verdict.state == State.DEGRADED and verdict.hint == "diloco logs iowa --run file:///b/nano"
     assert verdict.reason.endswith(
-        "iowa (it trains, and no offer of it has been merged for 500 commits: refused: stale)"
+        "iowa (it trains, and no offer of it has been merged for 500 commits: 1 refused: stale)"
     )
     young = structs.replace(STATE, n=4)
     assert verdict_of(facts(young, step=10**6)).state == State.MERGING, "it is too soon to say so"

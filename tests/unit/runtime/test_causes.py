@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from diloco_cli.errors import FencedError, StoreError, TerminatedError
+from diloco_cli.errors import DataCheckError, FencedError, StoreError, TerminatedError
 from diloco_cli.events.read import EventReader
-from diloco_cli.runtime.causes import CAUSE_VARIABLE, cause_path, read_cause, telling_why
+from diloco_cli.runtime.causes import CAUSE_VARIABLE, cause_path, hint_of, read_cause, telling_why
 from diloco_cli.store.open import open_store
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -48,6 +48,16 @@ def test_a_unit_whose_supervisor_has_died_tells_both(monkeypatch: pytest.MonkeyP
     url = f"{URL}/orphaned"
     end(ValueError("x"), url=url)
     assert read_cause("nano", "iowa", os.getpid()) is not None and told(url) == [("iowa", "error")]
+
+
+def test_a_supervisor_ends_with_the_hint_of_the_error_that_ended_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a lost state that is where to go back to."""
+    monkeypatch.setenv(CAUSE_VARIABLE, f"{os.getppid()}:{cause_path('nano', 'syncer')}")
+    end(DataCheckError("lost", hint="diloco rollback nano --to 7; then: diloco resume nano"), "syncer", f"{URL}/lost")
+    cause = read_cause("nano", "syncer", os.getpid())
+    assert cause is not None and cause.hint == "diloco rollback nano --to 7; then: diloco resume nano"
+    assert hint_of("nano", "syncer", cause) == cause.hint
+    assert "diloco logs syncer" in hint_of("nano", "syncer", None)
 
 
 @pytest.mark.parametrize("error", [TerminatedError("asked"), FencedError("another"), SystemExit(0)])
