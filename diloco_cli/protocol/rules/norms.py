@@ -13,8 +13,8 @@ than three learners nothing is refused.
 
 `sync.clip` scales a delta down that is longer than so many times the company, or where there is none the reference.
 For this and for its weight a delta counts for no more steps than a round has, or than the slot's other deltas hold:
-steps are the learner's word. `sync.max_share` bounds what one learner weighs; `sync.max_step` scales a whole merge down
-that is longer than so many times the fragment's newest ones.
+steps are the learner's word. `sync.max_share` bounds what one learner weighs; `sync.max_step` shortens a merge that is
+longer than so many times the fragment's newest ones: its longest deltas, to one length, as far as need be.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import ceil
+from math import ceil, inf
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.norms import FOLLOWS, FragmentNorms, longest, merged_length, upper_median
@@ -98,8 +98,11 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
         (deltas[place].norm, verdicts[place].scale, weight) for place, weight in zip(fit, weights, strict=True)
     )
     step = step_factor(known, length, sync)
-    for place, weight in zip(fit, weights, strict=True):
-        verdicts[place] = DeltaVerdict(verdicts[place].scale * step, weight)
+    lengths = [deltas[place].norm * verdicts[place].scale for place in fit]
+    most = longest_kept(lengths, weights, step)
+    for place, weight, own in zip(fit, weights, lengths, strict=True):
+        scale = verdicts[place].scale
+        verdicts[place] = DeltaVerdict(scale * most / own if own > most else scale, weight)
     return Judgement(tuple(verdicts), step)
 
 
@@ -121,6 +124,21 @@ def step_factor(known: FragmentNorms, length: float, sync: SyncSettings) -> floa
     if sync.max_step == "none" or usual is None or len(known.merged) < FEWEST_MERGES:
         return 1.0
     return 1.0 if length <= sync.max_step * usual else sync.max_step * usual / length
+
+
+def longest_kept(lengths: Sequence[float], weights: Sequence[float], step: float) -> float:
+    """The length to which longer deltas are shortened, so that their weighted mean becomes `step` of what it is."""
+    falling = sorted(zip(lengths, weights, strict=True), reverse=True)
+    if step == 1.0 or not falling:
+        return inf
+    rest = sum(length * weight for length, weight in falling)
+    wanted, heavy = step * rest, 0.0
+    for place, (length, weight) in enumerate(falling):
+        rest, heavy = rest - length * weight, heavy + weight
+        most = (wanted - rest) / heavy if heavy > 0 else 0.0
+        if most >= (falling[place + 1][0] if place + 1 < len(falling) else 0.0):
+            return max(0.0, most)
+    return 0.0
 
 
 def _weight(delta: JudgedDelta, counted: int) -> float:

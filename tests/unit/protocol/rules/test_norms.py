@@ -172,10 +172,31 @@ def test_honest_deltas_of_a_slot_are_left_as_they_are() -> None:
         assert scales(young, *norms) == [1.0] * 3
 
 
+def test_of_a_merge_that_is_too_long_the_long_delta_alone_is_shortened() -> None:
+    memory = known(1.0, 1.0, 1.0, merged=(1.0,) * FEWEST_MERGES)
+    found = judged(memory, 1.0, 1.0, 7.0, max_step=2.0, clip="none")
+    assert found.step == pytest.approx(2 / 3), "of a mean length of 3, 2 is left"
+    assert [verdict.scale for verdict in found.verdicts] == pytest.approx([1.0, 1.0, 4 / 7])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_left_of_a_merge_that_is_too_long_has_the_length_that_it_may_have(seed: int) -> None:
+    dice = random.Random(seed)
+    memory = known(1.0, 1.0, 1.0, merged=(1.0,) * FEWEST_MERGES)
+    norms = [dice.uniform(0.5, 7.0) for _ in range(dice.randint(1, 6))]
+    found = judged(memory, *norms, max_step=1.0, clip="none")
+    lengths = [verdict.scale * norm for verdict, norm in zip(found.verdicts, norms, strict=True)]
+    assert sum(lengths) / len(lengths) == pytest.approx(min(1.0, sum(norms) / len(norms)))
+    assert all(own == norm or own == pytest.approx(max(lengths)) for own, norm in zip(lengths, norms, strict=True))
+
+
 def test_a_merge_longer_than_so_many_usual_ones_is_shortened_as_a_whole() -> None:
     memory = known(1.0, 1.0, 1.0, merged=(1.0,) * FEWEST_MERGES)
     found = judged(memory, 3.0, 3.0, 6.0, max_step=2.0, clip="none")
-    assert found.step == 0.5 and [verdict.scale for verdict in found.verdicts] == [0.5] * 3
+    assert found.step == 0.5
+    assert [verdict.scale * norm for verdict, norm in zip(found.verdicts, (3, 3, 6), strict=True)] == pytest.approx(
+        [2.0] * 3
+    )
     assert (
         judged(memory, 3.0, 3.0, 6.0, max_step="none", clip="none").step
         == judged(memory, 2.0, 2.0, max_step=2.0).step
