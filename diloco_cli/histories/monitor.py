@@ -19,6 +19,7 @@ from diloco_cli.histories.poisoner import NormBooks
 from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, signed_by
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
+from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
@@ -238,9 +239,14 @@ class Monitor:
             within_s = OUTCOME_APART_S if learner in self._apart else OUTCOME_S
             merged = self.replayer.merges - max(merges, self._serving[0])
             late = merged > rounds + 1 and now_s - max(since_s, self._serving[1]) > within_s
-            current = incarnation >= self.replayer.floors[learner]
+            current = self._is_asked_for(learner, incarnation)
             text = f"offer {incarnation}/{seq} of {learner} has no outcome after {merged} merges"
             expect(not (late and current), LIVENESS, text)
+
+    def _is_asked_for(self, learner: str, incarnation: int) -> bool:
+        """Whether a syncer must still ask for this incarnation's offers; of replaced ones only for the newest."""
+        oldest = self.genuine.claims[learner] - MAX_OLD_MAILBOXES
+        return incarnation >= max(oldest, self.replayer.floors[learner])
 
     def check_answers(self, free_s: float, now_s: float) -> None:
         """A serving syncer answers requests. `free_s`: from then on no fault delays it."""
@@ -265,7 +271,7 @@ class Monitor:
     def _check_finish(self, now_s: float) -> None:
         """4: the run's end settles every offer that the syncer could find by then."""
         for (learner, incarnation, seq), (_, since_s) in self._fresh.items():
-            home = learner not in self._apart and incarnation >= self.replayer.floors[learner]
+            home = learner not in self._apart and self._is_asked_for(learner, incarnation)
             text = f"offer {incarnation}/{seq} of {learner} has no outcome, {now_s - since_s:.2f} s before the end"
             expect(not home or now_s - since_s <= self.last_look_s(), "4", text)
 
