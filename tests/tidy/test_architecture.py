@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md draws the tables of states as they are, explains every word of `status`, and names files that exist.
+"""ARCHITECTURE.md draws the tables of states as they are, and names files that exist.
 
 python -m tests.tidy.test_architecture      draws them anew
 """
@@ -6,10 +6,9 @@ python -m tests.tidy.test_architecture      draws them anew
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
-from diloco_cli.observe import unit_states, verdict
 from diloco_cli.protocol.log import states
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.runtime import units
@@ -35,36 +34,13 @@ def drawn(name: str, found: Iterable[tuple[str, str, str]]) -> str:
     return "\n".join(["", "```mermaid", "stateDiagram-v2", f"    [*] --> {first}", *lines, "```", ""])
 
 
-WORDS: dict[str, Mapping[str, str]] = {
-    "verdict": {str(state): meaning for state, meaning in verdict.MEANINGS.items()},
-    "shown": unit_states.UNIT_STATES,
-}
-
-
-def table(words: Mapping[str, str]) -> str:
-    rows = [f"| `{word}` | {meaning} |" for word, meaning in words.items()]
-    return "\n".join(["", "| word | means |", "|---|---|", *rows, ""])
-
-
-def block(name: str) -> str:
-    return table(WORDS[name]) if name in WORDS else drawn(name, ways(name))
-
-
 def with_diagrams(text: str) -> str:
-    return MARKER.sub(lambda match: match[1] + block(match[2]), text)
+    return MARKER.sub(lambda match: match[1] + drawn(match[2], ways(match[2])), text)
 
 
 def test_the_diagrams_are_those_of_the_tables() -> None:
     text = DOCUMENT.read_text()
-    assert [match[2] for match in MARKER.finditer(text)] == [
-        "learner",
-        "syncer",
-        "standby",
-        "run",
-        "unit",
-        "verdict",
-        "shown",
-    ]
+    assert [match[2] for match in MARKER.finditer(text)] == ["learner", "syncer", "standby", "run", "unit"]
     assert with_diagrams(text) == text, "draw them anew: python -m tests.tidy.test_architecture"
 
 

@@ -1,0 +1,41 @@
+"""The page on operating explains every word of `status` and every kind of event, as the code does.
+
+python -m tests.pages.test_words      writes the tables anew
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from diloco_cli.events.event import KINDS
+from diloco_cli.observe.unit_states import UNIT_STATES
+from diloco_cli.observe.verdict import MEANINGS
+from tests.pages import ROOT
+
+PAGE = ROOT / "examples" / "operating" / "README.md"
+MARKER = re.compile(r"(<!-- words: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+WORDS: dict[str, Mapping[str, str]] = {
+    "run": {str(state): meaning for state, meaning in MEANINGS.items()},
+    "unit": UNIT_STATES,
+    "event": KINDS,
+}
+
+
+def table(words: Mapping[str, str]) -> str:
+    rows = [f"| `{word}` | {meaning} |" for word, meaning in words.items()]
+    return "\n".join(["", "| word | means |", "|---|---|", *rows, "", ""])
+
+
+def with_words(text: str) -> str:
+    return MARKER.sub(lambda match: match[1] + table(WORDS[match[2]]), text)
+
+
+def test_every_word_is_explained_as_the_code_does() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert [match[2] for match in MARKER.finditer(text)] == list(WORDS)
+    assert with_words(text) == text, "write them anew: python -m tests.pages.test_words"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_words(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
