@@ -309,7 +309,7 @@ def quarantined(run: SteeredRun) -> list[Row]:
     ended = Event()
 
     def delete() -> None:
-        while not ended.wait(0.001):
+        while not ended.is_set():
             for path in run.bucket.glob(DELTAS_OF_L1):
                 path.unlink(missing_ok=True)
 
