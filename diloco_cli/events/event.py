@@ -19,10 +19,11 @@ MAX_BATCH_BYTES = 1 << 16
 MAX_BATCH = 64  # events
 MAX_TEXT = 2048  # characters
 MAX_DATA = 16  # entries
+LATEST_S = 253_402_300_799.0  # the last second of the year 9999
 Scalar = str | int | float
 
-KINDS: dict[str, str] = {
-    # written by supervisors
+WRITTEN_KINDS: dict[str, str] = {
+    # by supervisors
     "started": "a unit's process was started",
     "adopted": "a unit's process, started by an earlier supervisor, is watched by a new one",
     "restarted": "a unit's process was started again after an end (data: count, delay_s)",
@@ -36,13 +37,14 @@ KINDS: dict[str, str] = {
     "stopping": "a supervisor ends its units, because the run ended, was stopped or cannot go on",
     "terminated": "a unit was asked to end (SIGTERM)",
     "killed": "a unit was slow to end, and was killed (SIGKILL)",
-    # written by units, or by their supervisor for them
+    # by units, or by their supervisor for them
     "error": "what ended a unit; for a user's own code its file and line",
     "region": "a region's bucket fails, or works again",
-    # written by chaos
+    # by chaos
     "chaos": "a fault was injected on purpose (data: id, fault)",
     "revived": "a fault was taken back by `diloco chaos revive`",
-    # read from the log
+}
+LOG_KINDS: dict[str, str] = {
     "serving": "a syncer begins to serve: the first one, or one that takes over",
     "merged": "offers became a version of a fragment",
     "skipped": "a slot passed without a merge",
@@ -58,6 +60,7 @@ KINDS: dict[str, str] = {
     "stopped": "the run pauses",
     "finished": "the run is over",
 }
+KINDS = WRITTEN_KINDS | LOG_KINDS
 
 
 @dataclass(frozen=True)
@@ -82,8 +85,9 @@ class FreshEvent:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds since the epoch as ISO 8601, to the millisecond."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Seconds since the epoch as ISO 8601, to the millisecond; within the years that have four digits."""
+    moment = datetime.fromtimestamp(min(max(0.0, seconds), LATEST_S), UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def encode_batch(events: Iterable[FreshEvent], now_s: float) -> bytes:
@@ -106,8 +110,8 @@ def _line(event: FreshEvent, now_s: float) -> bytes:
 
 
 def decode_batch(data: bytes, unit: str, written_s: float) -> list[Event]:
-    """The events of a batch that the store took at `written_s`. What is no event of a known kind is left out: anyone
-    with the right to write under the unit's prefix may have written it."""
+    """The events of a batch that the store took at `written_s`. What is no event of WRITTEN_KINDS is left out: anyone
+    with the right to write under the unit's prefix may have written it, and only the log says what the log says."""
     if len(data) > MAX_BATCH_BYTES:
         return []
     found = [_event(line, unit, written_s) for line in data.split(b"\n")[:MAX_BATCH] if line]
@@ -122,7 +126,7 @@ def _event(line: bytes, unit: str, written_s: float) -> Event | None:
     age_s, kind, text, data = (body.get(name) for name in ("age_s", "kind", "text", "data"))
     if not isinstance(kind, str) or not isinstance(text, str) or not isinstance(data, dict):
         return None
-    if kind not in KINDS or not isinstance(age_s, int | float):
+    if kind not in WRITTEN_KINDS or not isinstance(age_s, int | float):
         return None
     known = {name: value for name, value in list(data.items())[:MAX_DATA] if _is_scalar(value)}
     at_s = written_s - min(max(0.0, float(age_s)), max(0.0, written_s))

@@ -60,7 +60,7 @@ def _of_note(note: Note, ahead_s: float) -> Event:
 def _at(stated: str, ahead_s: float) -> str:
     """By the store's clock; "" if the text is no time."""
     at_s = moment_s(stated)
-    return "" if at_s is None else time_text(max(0.0, at_s - ahead_s))
+    return "" if at_s is None else time_text(at_s - ahead_s)
 
 
 def _seconds(first: str, last: str) -> float:

@@ -24,8 +24,9 @@ LOOK_EVERY_S = 5.0
 
 
 class EventReader:
-    """Reads a run's batches of events again and again, each batch once. A listing a look, for units that wrote no more
-    than PAGE together; looks within LOOK_EVERY_S ask nothing."""
+    """Reads a run's batches of events again and again, each batch once, the newest first: where a look's time is over
+    before all are read, the next look goes on. A listing a look, for units that wrote no more than PAGE together; looks
+    within LOOK_EVERY_S ask nothing."""
 
     def __init__(self) -> None:
         self._batches: dict[str, list[Event]] = {}
@@ -38,7 +39,10 @@ class EventReader:
             self._looked_s = now_s
             with suppress(StoreError):  # events are for display: without them the rest is shown
                 keys = newest_batches(store)
-                self._batches = {key: self._batches.get(key) or _batch(store, key) for key in keys}
+                self._batches = {key: self._batches[key] for key in keys if key in self._batches}
+                for key in sorted(keys, key=_written_ms, reverse=True):
+                    if key not in self._batches:
+                        self._batches[key] = _batch(store, key)
         return sorted((event for batch in self._batches.values() for event in batch), key=_time)
 
 
@@ -106,6 +110,11 @@ def _batch(store: Store, key: str) -> list[Event]:
     if data is None or stat is None or read is None:
         return []
     return decode_batch(data, read[0], stat.modified_s)
+
+
+def _written_ms(key: str) -> int:
+    read = read_event_key(key)
+    return 0 if read is None else read[1]
 
 
 def _time(event: Event) -> str:

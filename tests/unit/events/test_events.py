@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from diloco_cli.errors import StoreError
 from diloco_cli.events.event import (
     KINDS,
+    LOG_KINDS,
     MAX_BATCH,
     MAX_BATCH_BYTES,
     Event,
@@ -71,6 +73,12 @@ def test_a_line_cannot_claim_another_unit_or_the_future() -> None:
     assert (event.unit, event.time, event.data) == ("iowa", time_text(AT_S), {})
 
 
+@pytest.mark.parametrize("kind", sorted(LOG_KINDS))
+def test_what_the_log_says_is_taken_from_the_log_alone(kind: str) -> None:
+    """A merge that some unit invents would heal errors, and one without its data end every look at the run."""
+    assert not decode_batch(batch("invented", kind=kind), "iowa", AT_S)
+
+
 def test_a_units_newest_batches_are_listed_first() -> None:
     old, new = event_key("iowa", 1000, "aa"), event_key("iowa", 2000, "aa")
     assert new < old and read_event_key(old) == ("iowa", 1000)
@@ -105,6 +113,24 @@ def test_a_reader_fetches_each_batch_once() -> None:
     assert store.gets == 1
 
 
+def test_a_look_that_the_store_ends_early_keeps_the_newest_and_the_next_one_goes_on() -> None:
+    class Failing(MemoryStore):
+        left = 2
+
+        def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+            self.left -= 1
+            if self.left < 0:
+                raise StoreError("no answer", where="gs://b")
+            return super().get(key, max_bytes)
+
+    store, reader = Failing(), EventReader()
+    for ms, unit in enumerate(("iowa", "rhine", "iowa", "rhine")):
+        store.create(event_key(unit, ms, "aa"), batch(f"{unit} {ms}"))
+    assert {event.text for event in reader.read(store)} == {"iowa 2", "rhine 3"}
+    store.left, reader._looked_s = 2, None
+    assert len(reader.read(store)) == 4
+
+
 def test_written_events_and_those_of_the_log_are_one_stream_by_the_stores_time() -> None:
     store = MemoryStore()
     store.create(event_key("iowa", 1, "aa"), batch("killed"))
@@ -130,6 +156,8 @@ def test_the_logs_times_may_be_no_times() -> None:
     merge = MergeNote(1, 0, "yesterday", ("iowa",), 2, 1, 0.0, 0.0, 10)
     (event,) = events_of(Metrics(recent_merges=(merge,)))
     assert (event.time, event.kind, event.text) == ("", "merged", "merged 1 of 2: iowa")
+    far = MergeNote(1, 0, "9999-12-31T23:59:59Z", ("iowa",), 2, 1, 0.0, 0.0, 10)
+    assert events_of(Metrics(recent_merges=(far,)), ahead_s=-1e9)[0].time == "9999-12-31T23:59:59.000Z"
 
 
 def test_every_kind_of_commit_that_is_noted_has_a_documented_kind() -> None:
