@@ -77,7 +77,8 @@ def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
             shown.share = lambda: done / of
 
         history = read_history(opened.store, opened.format, facts.state, tell)
-    return report_of(facts, history, read_launch_plan(opened.store), marks_of(history, opened.store)), history
+    marks = marks_of(history, opened.store)
+    return report_of(facts, history, read_launch_plan(opened.store), marks, opened.local()), history
 
 
 def _written(form: Format, found: Report, history: RunHistory) -> str:

@@ -101,7 +101,7 @@ def state_here(
     if unit.restarts and (unit.dead or heard is None or heard.age_s > SUSPECT_S):
         return LearnerState.RECOVERING
     if not unit.dead:
-        return ""
+        return LearnerState.RECOVERING if said == LearnerState.FAILED else ""  # that was an earlier process
     if unit.gave_up:
         return LearnerState.FAILED
     heard_elsewhere = heard is not None and heard.age_s <= SUSPECT_S and not unit.supervised

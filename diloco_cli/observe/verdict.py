@@ -146,7 +146,7 @@ def _starting(look: Look) -> Verdict | None:
         return None
     waits = [name for name, state in look.learners.items() if state == LearnerState.STARTING]
     waits += ["syncer"] if look.syncer is None else []
-    reason = f"waits for: {', '.join(waits)}" if waits else f"the first merge is to come; {look.stated}"
+    reason = f"waits for: {', '.join(waits)}" if waits else _clauses("the first merge is to come", look.stated)
     return Verdict(State.STARTING, reason)
 
 
@@ -170,12 +170,17 @@ def _why_no_merge(look: Look) -> tuple[str, str]:
     if look.left:
         return f"no learner is left: {look.absences}", _brings_back(look)
     if look.missing:
-        return f"{look.stated}; missing: {look.absences}", _brings_back(look)
+        return _clauses(look.stated, f"missing: {look.absences}"), _brings_back(look)
     retrying = {name: heard.heartbeat.retrying for name, heard in facts.learners.items() if heard.heartbeat.retrying}
     if retrying or look.local.store:
         trouble = "; ".join(f"{name}: {text}" for name, text in retrying.items()) or look.local.store
         return f"the learners' store fails: {trouble}", doctor
-    return f"{look.stated}; why is not known from the bucket", _logs(look)
+    return _clauses(look.stated, "why is not known from the bucket"), _logs(look)
+
+
+def _clauses(*texts: str) -> str:
+    """The syncer may state nothing."""
+    return "; ".join(filter(None, texts))
 
 
 def no_syncer(look: Look) -> str:

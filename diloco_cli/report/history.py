@@ -8,12 +8,13 @@ commits can be added to a history that was kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from itertools import pairwise
 from math import nan
 from typing import TypeVar
 
 from msgspec import Struct, field
+
+from diloco_cli.events.of_log import moment_s
 
 MAX_POINTS = 2000
 MAX_MARKS = 2000
@@ -238,11 +239,7 @@ def _length(outage: tuple[float, float]) -> float:
 
 def seconds_of(time: str) -> float:
     """Seconds since 1970; 0 for what is no time: times are stated by writers, and nothing rests on them."""
-    try:
-        found = datetime.fromisoformat(time)
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return 0.0
+    return moment_s(time) or 0.0
 
 
 def thinned(points: list[Point]) -> list[Point]:

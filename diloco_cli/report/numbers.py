@@ -9,6 +9,7 @@ from diloco_cli.config.codec import to_plain
 from diloco_cli.config.origins import leaves
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.observe.facts import RunFacts
+from diloco_cli.observe.local import Local
 from diloco_cli.observe.status import LearnerStatus, Status, status_of
 from diloco_cli.observe.summary import Summary, summary_of
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE
@@ -129,9 +130,12 @@ class Report:
     software: str
 
 
-def report_of(facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, events: list[Mark]) -> Report:
-    status, summary, run = status_of(facts), summary_of(facts), facts.run
-    learners = [_learner(learner, history) for learner in status.learners]
+def report_of(
+    facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, events: list[Mark], local: Local = Local()
+) -> Report:
+    """`local`: as for `status`, so that both say the same of a run that lives here."""
+    status, summary, run = status_of(facts, local), summary_of(facts, local), facts.run
+    learners = [_learner(learner, history, status.tokens) for learner in status.learners]
     ideal = sum(island.tokens_per_s for island in run.islands)
     scale = ideal / plan.prediction.tokens_per_s_ideal if plan and plan.prediction.tokens_per_s_ideal > 0 else 1.0
     planned = [] if plan is None else [Level(s.name, s.tokens_per_s * scale) for s in plan.prediction.waterfall]
@@ -174,14 +178,14 @@ def report_of(facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, eve
     )
 
 
-def _learner(learner: LearnerStatus, history: RunHistory) -> LearnerRow:
+def _learner(learner: LearnerStatus, history: RunHistory, tokens: int) -> LearnerRow:
     took = history.learners.get(learner.name)
     merges = 0 if took is None else took.merges
     return LearnerRow(
         name=learner.name,
         region=learner.region,
         tokens=learner.tokens,
-        share=learner.tokens / history.tokens if history.tokens else 0.0,
+        share=learner.tokens / tokens if tokens else 0.0,
         merges=merges,
         participation=merges / history.merges if history.merges else 0.0,
         restarts=max(0 if took is None else took.restarts, learner.incarnation - 1),

@@ -99,7 +99,10 @@ def figures_of(report: Report) -> list[tuple[str, str]]:
     return [
         ("merged tokens", f"{format_count(report.tokens)} of {format_count(report.tokens_target)}"),
         ("held-out loss, nats per token", _or_unknown(report.loss, ".4f")),
-        ("merged tokens per second", "unknown" if report.tokens_per_s is None else format_count(report.tokens_per_s)),
+        (
+            "mean merged tokens per second",
+            "unknown" if report.tokens_per_s is None else format_count(report.tokens_per_s),
+        ),
         (f"goodput{planned}", "unknown" if report.goodput is None else f"{100 * report.goodput:.1f}%"),
         (
             f"participation, {_or_unknown(report.participants_mean, '.2f')} learners a merge",

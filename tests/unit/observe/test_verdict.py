@@ -77,6 +77,8 @@ def test_a_stall_without_a_known_cause_says_so() -> None:
     verdict = verdict_of(later(facts(), 100.0))
     assert (verdict.state, verdict.reason) == (State.STALLED, "2 of 2; why is not known from the bucket")
     assert verdict.hint == "diloco logs --run file:///b/nano"
+    silent = later(syncer_says(facts(), reason=""), 100.0)
+    assert verdict_of(silent).reason == "why is not known from the bucket"
 
 
 def test_a_failing_store_is_the_cause_of_a_stall() -> None:
@@ -151,6 +153,7 @@ def test_a_start_takes_a_while_and_then_is_a_stall() -> None:
     spoken = replace(facts(new), now_s=facts().now_s - 40.0)
     first = verdict_of(spoken)
     assert (first.state, first.reason) == (State.STARTING, "the first merge is to come; 2 of 2")
+    assert verdict_of(syncer_says(spoken, reason="")).reason == "the first merge is to come"
     assert verdict_of(replace(spoken, learners={})).reason == "waits for: iowa, rhine"
     assert verdict_of(later(spoken, 1000.0)).state == State.STALLED
 
@@ -205,6 +208,15 @@ def test_a_learner_that_is_being_restarted_says_why_and_how_often() -> None:
     again = here(condition="running", said=Supervised("RUNNING", 4, "process 8", END))
     assert verdict_of(facts(), Local({"rhine": again})).state == State.MERGING, "it is heard again"
     assert "it is being restarted, after 4 starts: k" in verdict_of(facts(rhine=9.0), Local({"rhine": again})).reason
+
+
+def test_a_learner_that_lives_again_has_not_failed_though_its_last_heartbeat_says_so() -> None:
+    failed = learner_says(learner_says(facts(), "iowa", LearnerState.FAILED), "rhine", LearnerState.FAILED)
+    begun = here(condition="running", said=Supervised("RUNNING", 2, "process 8", END))
+    given_up = here(said=Supervised("FAILED", 9, "it ended too often", END))
+    status = status_of(failed, Local({"iowa": given_up, "rhine": begun}))
+    assert [learner.state for learner in status.learners] == [LearnerState.FAILED, LearnerState.RECOVERING]
+    assert status.state != State.FAILED
 
 
 def test_a_paused_process_is_stuck_and_the_command_that_revives_it_is_named() -> None:

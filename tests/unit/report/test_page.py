@@ -10,6 +10,8 @@ import pytest
 
 from diloco_cli.launch.new_run import keep_plan
 from diloco_cli.launch.plan_files import read_plan
+from diloco_cli.observe.local import Local, LocalUnit
+from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan import Plan, Setting, Stage
 from diloco_cli.protocol.log.keys import PLAN_KEY
 from diloco_cli.report.charts import charts_of, poster_svg
@@ -115,6 +117,20 @@ def test_the_numbers_that_people_ask_for_come_first() -> None:
     said = dict(figures_of(report))
     assert said["merged tokens"] == "9k of 20k" and said["held-out loss, nats per token"] == "1.2500"
     assert said["faults survived"] == "0 restarts, 0 takeovers"
+
+
+def test_a_report_says_of_a_run_what_status_says_on_the_same_machine() -> None:
+    dead = Local({name: LocalUnit("learner", 7, "dead") for name in ("iowa", "rhine")})
+    spoken = facts(iowa=9.0, rhine=9.0)
+    report, status = report_of(spoken, begun(), None, [], dead), status_of(spoken, dead)
+    assert (report.state, report.reason, report.hint) == (status.state, status.reason, status.hint)
+    assert status.reason != status_of(spoken).reason
+
+
+def test_shares_are_of_all_tokens_also_where_commits_are_not_kept() -> None:
+    report = report_of(facts(), begun(), None, [])
+    assert [row.share for row in report.learners] == [row.tokens / report.tokens for row in report.learners]
+    assert report.learners[0].share > 0, "the history has no merge at all"
 
 
 def test_money_is_what_the_plan_charges_for_the_time_and_the_bytes() -> None:
