@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Iterable
 
 MAX_NAMES = 4
+INTERRUPTED_STATUS = 130  # of the process, after Ctrl-C
 
 
 class DilocoError(Exception):

@@ -23,10 +23,13 @@ All of it may be lost without harm to the run: the bucket alone is enough to go 
 
 from __future__ import annotations
 
+import shlex
 from importlib import resources
 from pathlib import Path
 
 from diloco_cli.environment import environment_value
+
+SOURCE = Path(__file__).resolve().parent.parent
 
 
 def home_directory() -> Path:
@@ -73,4 +76,11 @@ def _users_directory(kind: str, variable: str, usual: str) -> Path:
 def templates_directory() -> Path:
     """templates/ of the wheel, or of the source tree in an editable install."""
     packaged = Path(str(resources.files("diloco_cli"))) / "templates"
-    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "templates"
+    return packaged if packaged.is_dir() else SOURCE / "templates"
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs an extra: of the source tree, if that is what runs here."""
+    if (SOURCE / "pyproject.toml").is_file():
+        return f"pip install -e {shlex.quote(f'{SOURCE}[{extra}]')}"
+    return f"pip install 'diloco[{extra}]'"

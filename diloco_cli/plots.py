@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import UsageError
+from diloco_cli.paths import install_hint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INSTALL = "pip install 'diloco[report]'"
 COLOURS = ("#2f6fde", "#d95f02", "#1b9e77", "#a0459b", "#6b7280", "#b8860b", "#0e7490", "#c2185b")
 FAULT = "#d1453b"
 INK, FAINT, GRID = "#010203", "#040506", "#070809"
@@ -83,7 +83,7 @@ def drawn(title: str, inches: tuple[float, float], draw: Callable[[Figure], None
 def require_matplotlib() -> None:
     """Raises UsageError where it is not installed."""
     if find_spec("matplotlib") is None:
-        raise UsageError("pictures are drawn by matplotlib, which is not installed", hint=INSTALL)
+        raise UsageError("pictures are drawn by matplotlib, which is not installed", hint=install_hint("report"))
 
 
 def _for_pages(svg: str, title: str, whole: bool) -> str:

@@ -12,7 +12,7 @@ from diloco_cli.cli.output import talk
 from diloco_cli.cli.run_argument import LOOK_S, RunArgument, head_of, open_run
 from diloco_cli.clock import sleep_s, wall_s
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import StoreError
+from diloco_cli.errors import INTERRUPTED_STATUS, StoreError
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.state import RunState
 
 FOLLOW_EVERY_S = 2.0
-INTERRUPTED_STATUS = 130
 Seen = set[tuple[str, str, str, str]]
 
 

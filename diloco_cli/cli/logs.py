@@ -6,8 +6,7 @@ import typer
 
 from diloco_cli.cli import complete
 from diloco_cli.cli.run_argument import find_run
-
-INTERRUPTED_STATUS = 130
+from diloco_cli.errors import INTERRUPTED_STATUS
 
 
 def logs(

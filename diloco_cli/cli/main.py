@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from diloco_cli import __version__
 from diloco_cli.cli.command_list import COMMANDS, EPILOG, GROUPS, HIDDEN, Listed
 from diloco_cli.cli.output import report_error, talk, wants_traceback
-from diloco_cli.errors import DilocoError, NoSpaceError, UsageError, suggestion
+from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, NoSpaceError, UsageError, suggestion
 
 BUG_STATUS = 1
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -113,7 +113,7 @@ def main() -> None:
     except DilocoError as error:
         _end(error)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED_STATUS)
     except BrokenPipeError:
         sys.exit(0)
     except Exception as error:

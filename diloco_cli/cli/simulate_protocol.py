@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from diloco_cli.cli.output import print_json, talk
+from diloco_cli.errors import INTERRUPTED_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 COMMAND = "simulate protocol"
 DEFAULT_HISTORIES, DEFAULT_SWEEPS = 100, 1
 MAX_HISTORIES, MAX_JOBS = 10_000_000, 1024
-INTERRUPTED_STATUS = 130
 LINE_EVERY_S = 60.0
 
 

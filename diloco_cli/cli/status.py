@@ -15,7 +15,7 @@ from diloco_cli.cli.output import console, print_json, report_error, screen_widt
 from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
 from diloco_cli.cli.watch import read_status
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import DegradedError, UsageError
+from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 1.0
 SHORTEST_WATCH_S = 0.2
-INTERRUPTED_STATUS = 130
 SERVES_AT, ADDRESS = "127.0.0.1:9464", re.compile(r"([^/:]+:|\[[0-9a-fA-F:]+\]:)?\d+")
 
 

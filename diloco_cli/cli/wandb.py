@@ -7,10 +7,10 @@ import typer
 from diloco_cli.cli.output import progress, talk
 from diloco_cli.cli.run_argument import RunArgument, open_run
 from diloco_cli.clock import sleep_s
+from diloco_cli.errors import INTERRUPTED_STATUS
 from diloco_cli.paths import wandb_directory
 
 EVERY_S = 5.0
-INTERRUPTED_STATUS = 130
 
 
 def wandb(

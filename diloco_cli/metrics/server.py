@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import socket
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -57,6 +58,7 @@ class MetricsServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], token: str, look: Callable[[], str]) -> None:
         self._expected, self._look = f"Bearer {token}".encode(), look
         self._lock, self._text, self._read_s = Lock(), "", float("-inf")
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Scrape)
 
     def allows(self, authorization: str) -> bool:

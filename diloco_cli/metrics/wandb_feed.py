@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import UsageError
 from diloco_cli.metrics.points import CommitPoints
+from diloco_cli.paths import install_hint
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.runtime.files import UnreadableError, read_json, write_json
@@ -62,7 +63,7 @@ def start_wandb(run: RunFormat, project: str, entity: str | None, offline: bool,
     try:
         import wandb
     except ImportError:
-        raise UsageError("the package wandb is not installed", hint="pip install 'diloco[wandb]'") from None
+        raise UsageError("the package wandb is not installed", hint=install_hint("wandb")) from None
     settings = wandb.Settings(
         console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True,
         x_disable_machine_info=True, save_code=False,

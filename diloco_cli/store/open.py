@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 from diloco_cli.config.store_url import without_credentials
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
+from diloco_cli.paths import install_hint
 from diloco_cli.store.port import BadKeyError, Store, StoreBrokenError, StoreForbiddenError, check_key
 from diloco_cli.store.wrapper import PrefixedStore
 
@@ -82,7 +83,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
     parsed = parse_url(url)
     is_obstore = _chosen_client() == "obstore" and parsed.scheme != "memory"
     if is_obstore:
-        _require("obstore", url, "pip install 'diloco[obstore]', or unset DILOCO_STORE_CLIENT")
+        _require("obstore", url, f"{install_hint('obstore')}, or unset {CLIENT_VARIABLE}")
     if parsed.scheme == "file":
         directory = _open_directory(Path(parsed.place), create)
         return _open_with_obstore(parsed) if is_obstore else directory
@@ -98,9 +99,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
         from diloco_cli.store.gcs import GCSStore
 
         return GCSStore(parsed.place, parsed.prefix)
-    _require(
-        "s3fs", url, f"pip install 'diloco[s3]', or pip install 'diloco[obstore]' and set {CLIENT_VARIABLE}=obstore"
-    )
+    _require("s3fs", url, f"{install_hint('s3')}, or {install_hint('obstore')} and set {CLIENT_VARIABLE}=obstore")
     from diloco_cli.store.s3 import S3Store
 
     return S3Store(parsed.place, parsed.prefix)

@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.paths import install_hint
 
 HELD_OUT_ONE_IN = 20  # files of the text
 SKIPPED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "__pycache__", "lib2to3", "ensurepip"})
@@ -166,7 +167,7 @@ def _load() -> Batch:
         raise UsageError(
             "data: the preset digits needs scikit-learn, which is not installed here",
             where="data.preset",
-            hint="pip install 'diloco[vision]'",
+            hint=install_hint("vision"),
         ) from error
     found = load_digits()
     return torch.from_numpy(found.images).float() / BRIGHTEST, torch.from_numpy(found.target).long()

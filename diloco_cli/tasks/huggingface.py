@@ -14,6 +14,7 @@ from diloco_cli.config.huggingface import find_folder, sequence_of
 from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.paths import install_hint
 
 WHERE = "model.huggingface"
 LOADED = frozenset({"auto_map", "custom_pipelines", "quantization_config", "_name_or_path", "_commit_hash"})
@@ -123,6 +124,6 @@ def _transformers() -> Any:
         raise UsageError(
             "a Hugging Face model needs transformers, which is not installed here",
             where=WHERE,
-            hint="pip install 'diloco[hf]'",
+            hint=install_hint("hf"),
         ) from error
     return transformers

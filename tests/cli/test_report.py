@@ -12,6 +12,7 @@ import pytest
 from diloco_cli.cli.report import FORMATS
 from diloco_cli.launch.new_run import keep_plan
 from diloco_cli.launch.plan_files import read_plan_with_origins
+from diloco_cli.paths import install_hint
 from diloco_cli.protocol.log.keys import PLAN_KEY, commit_key
 from diloco_cli.store.local import LocalStore
 from tests.benchmarks.report import build
@@ -48,7 +49,7 @@ def test_without_matplotlib_the_command_that_installs_it_is_told_before_anything
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert called(monkeypatch, "report", url) == 2
     said = capsys.readouterr().err
-    assert "matplotlib" in said and "pip install 'diloco[report]'" in said
+    assert "matplotlib" in said and install_hint("report") in said
 
 
 def test_the_numbers_as_json_are_those_of_the_log_and_need_no_matplotlib(diloco: Diloco, url: str) -> None:

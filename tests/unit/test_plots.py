@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from diloco_cli.errors import UsageError
+from diloco_cli.paths import install_hint
 from diloco_cli.plots import Axis, Series, bar_chart, line_chart, save_svg, short_number
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -49,7 +50,7 @@ def test_without_matplotlib_the_error_has_the_command_that_installs_it(monkeypat
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match="matplotlib") as caught:
         bar_chart("t", [("a", 1.0, "1")])
-    assert caught.value.hint == "pip install 'diloco[report]'"
+    assert caught.value.hint == install_hint("report")
 
 
 def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:

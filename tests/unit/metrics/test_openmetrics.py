@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import stat
 import threading
 from collections.abc import Iterator
@@ -112,6 +113,15 @@ def test_the_token_is_made_once_and_for_its_owner_alone(tmp_path: Path, monkeypa
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("")
     assert len(token_of("nano")[0]) == 64, "one that a crash cut short is made anew"
+
+
+def test_an_address_may_be_of_version_6() -> None:
+    try:
+        server = MetricsServer(("::1", 0), "secret", lambda: "")
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    with server:
+        assert server.socket.family == socket.AF_INET6
 
 
 def test_an_address_is_a_port_on_loopback_unless_it_names_a_host() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from diloco_cli.errors import UsageError
+from diloco_cli.paths import install_hint
 from diloco_cli.tasks.data import HELD_OUT, HELD_OUT_VIEWS, ByteText, Digits, ShuffledEpochs
 
 needs_sklearn = pytest.mark.skipif(
@@ -80,4 +81,4 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(UsageError, match="scikit-learn") as caught:
         Digits(16, 0)
-    assert caught.value.hint == "pip install 'diloco[vision]'"
+    assert caught.value.hint == install_hint("vision")

@@ -16,6 +16,7 @@ from diloco_cli.config.huggingface import facts_of_config
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.learner.replica import Replica
+from diloco_cli.paths import install_hint
 from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta, carried
 from diloco_cli.tasks.check import check_task
 from diloco_cli.tensors.flat import parameter_facts
@@ -132,4 +133,4 @@ def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UsageError, match="needs transformers") as caught:
         build_model(run_in(tmp_path, "gpt2"))
-    assert caught.value.hint == "pip install 'diloco[hf]'"
+    assert caught.value.hint == install_hint("hf")

@@ -1,0 +1,21 @@
+"""Where things are on this machine, and what is installed from there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diloco_cli import paths
+
+
+@pytest.mark.parametrize(
+    ("is_source", "hint"), [(False, "pip install 'diloco[report]'"), (True, "pip install -e '{}[report]'")]
+)
+def test_an_extra_is_installed_from_where_diloco_comes(
+    is_source: bool, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "SOURCE", tmp_path)
+    if is_source:
+        (tmp_path / "pyproject.toml").touch()
+    assert paths.install_hint("report") == hint.format(tmp_path)
