@@ -125,7 +125,8 @@ def _tell(url: str, fault: Fault, entry: JournalEntry) -> None:
     from diloco_cli.chaos.journal import read_entries
 
     number = 1 + [known.id for known in read_entries(fault.target.run)].index(entry.id)
-    text = f"on purpose (chaos #{number}): {fault.describe()}"
+    deed = fault.describe().partition(";")[0]  # what comes of it is told by events of its own
+    text = f"on purpose (chaos #{number}): {deed}"
     tell(url, "chaos", fault.target.name, text, {"number": number, "fault": entry.fault})
 
 

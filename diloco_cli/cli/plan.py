@@ -23,7 +23,7 @@ OBJECTIVES = ("tokens", "cost")
 
 def plan(
     inventory: Path = typer.Argument(None, help="The inventory; without it, the one the run file names."),
-    file: Path = typer.Option(None, "-f", "--file", help="The run file; without it, the template."),
+    file: Path | None = typer.Option(None, "-f", "--file", help="The run file; else run.yaml here, or the template."),
     output: Path = typer.Option(
         None, "-o", "--output", help="Write the plan here, for `diloco launch`; into a folder: named after its content."
     ),
@@ -42,7 +42,7 @@ def plan(
     from diloco_cli.launch.plan_files import plan_of_files
     from diloco_cli.plan.plan_file import load_plan, plan_differences, plan_to_json, summary_of
 
-    earlier = load_plan(diff) if diff else None
+    file, earlier = file or _run_file_here(inventory), load_plan(diff) if diff else None
     goal = _goal(objective, budget, deadline)
     with progress("planning"):
         made = plan_of_files(inventory, file, overrides, goal, talk)
@@ -70,6 +70,15 @@ def plan(
         print(_text(made, extra))
     if changes:
         raise typer.Exit(DIFFERS_STATUS)
+
+
+def _run_file_here(inventory: Path | None) -> Path | None:
+    """What `diloco init` writes: `diloco plan` alone plans it."""
+    here = Path("run.yaml")
+    if inventory is not None or not here.is_file():
+        return None
+    talk(f"planning {here} of this directory")
+    return here
 
 
 def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:

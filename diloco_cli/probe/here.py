@@ -24,7 +24,7 @@ REGION = "here"
 BUCKET = "bucket"
 FEWEST_ROUNDS = 10
 LONGEST = "1B"
-LEARNERS = ("one", "two")
+LEARNERS = ("cpu-0", "cpu-1")
 MAX_CORES = 4  # of a learner: so small a model gains nothing from more
 
 

@@ -189,6 +189,14 @@ def test_without_any_inventory_plan_says_how_to_get_one(diloco):
         diloco("plan")
 
 
+def test_plan_alone_plans_the_run_file_of_this_directory(diloco, monkeypatch, tmp_path):
+    for name in ("run.yaml", "inventory.yaml"):
+        (tmp_path / name).write_text((QUICKSTART / name).read_text())
+    monkeypatch.chdir(tmp_path)
+    alone = json.loads(diloco("plan", "--json"))["data"]
+    assert [island["name"] for island in alone["islands"]] == ["iowa", "ohio", "belgium"]
+
+
 def test_config_show_tells_where_each_value_comes_from(diloco):
     path = QUICKSTART / "run.yaml"
     lines = diloco("config", "show", "-f", path, "--origin", "--set", "sync.skip_after=5 s").splitlines()

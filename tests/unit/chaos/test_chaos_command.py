@@ -67,7 +67,8 @@ def test_the_bucket_is_told_of_a_fault_and_its_end(invoke, start_unit_of, tmp_pa
     invoke("chaos", "kill", "iowa")
     told = EventReader().read(LocalStore(tmp_path / "bucket"))
     assert [event.kind for event in told] == ["chaos", "revived", "chaos"]
-    assert told[2].text.startswith("on purpose (chaos #2): kill iowa") and told[2].data["number"] == 2
+    assert told[2].text.startswith("on purpose (chaos #2): kill iowa") and told[2].text.endswith("with SIGKILL")
+    assert told[2].data["number"] == 2
     assert {event.unit for event in told} == {"iowa"}
 
 

@@ -37,7 +37,10 @@ def planned(found: MachineFacts, folder: Path, tokens_per_s: float | None = None
 )
 def test_without_an_accelerator_two_learners_share_the_cores(cores: int, each: int, tmp_path: Path) -> None:
     plan = planned(machine(Accelerators("cpu", 1), cores), tmp_path)
-    assert {island.name: island.accelerators for island in plan.islands} == {"one": f"cpu:{each}", "two": f"cpu:{each}"}
+    assert {island.name: island.accelerators for island in plan.islands} == {
+        "cpu-0": f"cpu:{each}",
+        "cpu-1": f"cpu:{each}",
+    }
     assert plan.run.model.preset == "gpt-nano" and plan.verdict == "feasible", plan.warnings
     assert plan.inventory.store.url == f"file://{tmp_path}/bucket"
 
