@@ -24,6 +24,7 @@ All of it may be lost without harm to the run: the bucket alone is enough to go 
 from __future__ import annotations
 
 import shlex
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -80,7 +81,9 @@ def templates_directory() -> Path:
 
 
 def install_hint(extra: str) -> str:
-    """The command that installs an extra: of the source tree, if that is what runs here."""
+    """The command that installs an extra: of the source tree, if that is what runs here. For the Python that runs this:
+    the shell's `pip` may be another's."""
+    pip = f"{shlex.quote(sys.executable)} -m pip install"
     if (SOURCE / "pyproject.toml").is_file():
-        return f"pip install -e {shlex.quote(f'{SOURCE}[{extra}]')}"
-    return f"pip install 'diloco[{extra}]'"
+        return f"{pip} -e {shlex.quote(f'{SOURCE}[{extra}]')}"
+    return f"{pip} 'diloco[{extra}]'"

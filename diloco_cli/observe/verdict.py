@@ -234,7 +234,9 @@ def _brings_back(look: Look) -> str:
     if here is not None and (here.condition == "paused" or here.said.state == "HELD"):
         return f"diloco chaos revive {name} --run {look.facts.run.name}"
     if state in (LOST, LearnerState.DONE) and (here is None or here.dead):
-        return _resume(look)
+        regions = {island.name: island.region for island in look.facts.run.islands}
+        several = len(set(regions.values())) > 1 and name in regions
+        return f"{_resume(look)} --region {regions[name]}" if several else _resume(look)
     return _logs(look, name)
 
 

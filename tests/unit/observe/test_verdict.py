@@ -54,7 +54,7 @@ def test_a_learner_that_left_is_missing() -> None:
 def test_silence_has_no_known_cause_in_the_bucket_and_says_so() -> None:
     verdict = verdict_of(facts(rhine=LOST_AGE_S))
     assert verdict.state == State.DEGRADED and "rhine (not heard for 26 s; why is not known" in verdict.reason
-    assert verdict.hint == "diloco resume file:///b/nano"
+    assert verdict.hint == "diloco resume file:///b/nano --region eu"
 
 
 def test_where_no_learner_is_left_the_run_stalls_at_once_and_has_no_eta() -> None:
@@ -196,7 +196,7 @@ def test_a_dead_learner_is_known_at_once_on_its_own_machine() -> None:
     alone = Local({"rhine": here(supervised=False)})
     assert verdict_of(facts(), alone).state == State.MERGING, "it may go on elsewhere"
     assert verdict_of(facts(rhine=9.0), alone).state == State.DEGRADED
-    assert verdict_of(facts(rhine=9.0), alone).hint == "diloco resume file:///b/nano"
+    assert verdict_of(facts(rhine=9.0), alone).hint == "diloco resume file:///b/nano --region eu"
 
 
 def test_a_learner_that_is_being_restarted_says_why_and_how_often() -> None:
