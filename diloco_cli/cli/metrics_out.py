@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from diloco_cli.cli.export import writing_to
 from diloco_cli.cli.output import talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed
 from diloco_cli.cli.watch import read_status
 from diloco_cli.clock import sleep_s
 from diloco_cli.errors import StoreError, UsageError
+from diloco_cli.runtime.files import write_whole
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
@@ -77,15 +77,5 @@ def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | N
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(descriptor, READABLE)
-                file.write(text)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise UsageError(f"cannot write: {error.strerror}", where=str(path)) from error
+    with writing_to(path):
+        write_whole(path, text.encode(), READABLE)

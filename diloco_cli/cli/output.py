@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.environment import environment_flag, environment_value
 from diloco_cli.errors import DilocoError
+from diloco_cli.escaping import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +27,7 @@ SPINNER, BAR = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", 24
 
 def talk(text: str) -> None:
     """A line for people, on stderr. It may hold text from the bucket, which must not control a terminal."""
-    print("".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text), file=sys.stderr, flush=True)
+    print(escaped(text, keep="\n\t"), file=sys.stderr, flush=True)
 
 
 def console() -> Console:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from diloco_cli.environment import secret_values
 from diloco_cli.errors import DilocoError
+from diloco_cli.escaping import escaped
 
 MAX_CAUSE_BYTES = 2048
 HIDDEN = "***"
@@ -64,8 +65,7 @@ def safe(text: str) -> str:
     for value in secret_values():
         text = text.replace(value, HIDDEN)
     text = _QUERY.sub(rf"\1{HIDDEN}", _USERINFO.sub(f"{HIDDEN}@", text))
-    text = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
-    return text.encode(errors="backslashreplace")[:MAX_CAUSE_BYTES].decode(errors="ignore")
+    return escaped(text).encode(errors="backslashreplace")[:MAX_CAUSE_BYTES].decode(errors="ignore")
 
 
 def relative(path: str) -> str:

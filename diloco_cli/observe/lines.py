@@ -31,11 +31,6 @@ class StyledLine(NamedTuple):
     state: str = ""
 
 
-def escaped(text: str) -> str:
-    """The text without control characters: text from the bucket must not control a terminal."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
-
-
 def flowing(parts: Iterable[str], width: int | None, indent: str = "  ", first: str = "") -> list[str]:
     """The parts beside each other, in as many lines as they need, those after the first indented; a part that is too
     long is wrapped by its words."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from diloco_cli.escaping import escaped
 from diloco_cli.observe.chart import Point, line_chart
-from diloco_cli.observe.lines import BAD, CURVE, StyledLine, cut, escaped, styled
+from diloco_cli.observe.lines import BAD, CURVE, StyledLine, cut, styled
 from diloco_cli.observe.render import head_lines, recent_lines, rest_lines
 from diloco_cli.observe.status import Status, rate_between
 from diloco_cli.observe.unit_table import unit_table

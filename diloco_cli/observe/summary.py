@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from diloco_cli.escaping import escaped
 from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.lines import escaped, wrapped
+from diloco_cli.observe.lines import wrapped
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.render import FINISHED, mirror_line, next_commands
 from diloco_cli.observe.status import MirrorStatus, status_of, wall_seconds

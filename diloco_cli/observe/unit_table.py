@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from diloco_cli.observe.lines import BAD, STYLE_OF, WARNING, StyledLine, cut, escaped, wrapped
+from diloco_cli.escaping import escaped
+from diloco_cli.observe.lines import BAD, STYLE_OF, WARNING, StyledLine, cut, wrapped
 from diloco_cli.observe.status import TOOK_PART, LearnerStatus, Status
 from diloco_cli.units import format_count, format_size
 

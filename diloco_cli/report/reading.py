@@ -6,8 +6,6 @@ are chained to that by their digests.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +25,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.report.history import NOTABLE, CommitLine, Mark, RunHistory
+from diloco_cli.runtime.files import make_directory, write_whole
 from diloco_cli.store.port import Store
 
 THREADS = 16  # of reads under way: a cloud's bucket takes tens of milliseconds for each
@@ -128,12 +127,5 @@ def _continues(store: Store, history: RunHistory) -> bool:
 def _keep(path: Path, history: RunHistory) -> None:
     """A report does not fail because nothing can be kept."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        descriptor, temporary = tempfile.mkstemp(prefix=".report.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(KeptHistory(VERSION, history)))
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        make_directory(path.parent)
+        write_whole(path, msgspec.json.encode(KeptHistory(VERSION, history)))

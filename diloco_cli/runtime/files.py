@@ -32,20 +32,27 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
     """Atomic and durable: a reader sees the old file or the new one, also after a power cut."""
     try:
         make_directory(path.parent)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(json.dumps(body, allow_nan=False).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, json.dumps(body, allow_nan=False).encode(), durable=True)
         _sync_directory(path.parent)
     except OSError as error:
         if error.errno in NO_SPACE_ERRNOS:
             raise NoSpaceError("no space left to note the state of a unit", where=str(path)) from error
+        raise
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o600, durable: bool = False) -> None:
+    """A reader sees the old file or the new one; an error leaves the old one. `durable`: also after a power cut."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(descriptor)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "diloco_cli"
 LAYERS: list[set[str]] = [
-    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots"}
+    {"errors", "clock", "environment", "randomness", "paths", "units", "digests", "layout", "plots", "escaping"}
     | {"ed25519", "signing"},
     {"config"},
     {"store", "tensors", "protocol", "faults"},
