@@ -60,13 +60,13 @@ def events(
 
 def _print(found: list[Event], seen: Seen, as_json: bool) -> None:
     """What was not printed before. (A summed-up event is printed again when it has grown.)"""
-    from diloco_cli.observe.lines import escaped
-    from diloco_cli.observe.render import clock
+    from diloco_cli.escaping import escaped
+    from diloco_cli.observe.render import date_and_clock
 
     for event in found:
         key = (event.time, event.kind, event.unit, event.text)
         if key in seen:
             continue
         seen.add(key)
-        line = f"{clock(event.time)}  {event.unit:<10} {event.kind:<11} {escaped(event.text)}"
+        line = f"{date_and_clock(event.time)}  {event.unit:<10} {event.kind:<11} {escaped(event.text)}"
         print(json.dumps(to_plain(event)) if as_json else line, flush=True)

@@ -24,10 +24,10 @@ Scalar = str | int | float
 
 WRITTEN_KINDS: dict[str, str] = {
     # by supervisors
-    "started": "a unit's process was started",
+    "started": "a unit's process was started (data: pid, start)",
     "adopted": "a unit's process, started by an earlier supervisor, is watched by a new one",
-    "restarted": "a unit's process was started again after an end (data: count, delay_s)",
-    "ended": "a unit's process ended: how, and by whom (data: status or signal, lived_s, by)",
+    "restarted": "a unit's process was started again after an end (data: pid, start)",
+    "ended": "a unit's process ended: how, and by whom (data: pid, status, signal, lived_s, by)",
     "held": "a unit stays down until it is revived",
     "released": "a unit may be started again",
     "done": "a unit's process ended because its work is done",
@@ -41,7 +41,7 @@ WRITTEN_KINDS: dict[str, str] = {
     "error": "what ended a unit; for a user's own code its file and line",
     "region": "a region's bucket fails, or works again",
     # by chaos
-    "chaos": "a fault was injected on purpose (data: id, fault)",
+    "chaos": "a fault was injected on purpose (data: number, fault)",
     "revived": "a fault was taken back by `diloco chaos revive`",
 }
 LOG_KINDS: dict[str, str] = {

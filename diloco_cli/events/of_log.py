@@ -54,7 +54,7 @@ def _of_note(note: Note, ahead_s: float) -> Event:
         return Event(
             at, kind, note.unit, f"{note.count} slots passed{within}; the last: {note.text}", {"count": note.count}
         )
-    return Event(at, kind, note.unit, note.text)
+    return Event(at, kind, note.unit, f"finished: {note.text}" if kind == "finished" else note.text)
 
 
 def _at(stated: str, ahead_s: float) -> str:

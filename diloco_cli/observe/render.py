@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from diloco_cli.escaping import escaped
 from diloco_cli.observe.facts import UNKNOWN, moment
-from diloco_cli.observe.lines import STYLE_OF, StyledLine, escaped, flowing, plain, styled, wrapped
+from diloco_cli.observe.lines import STYLE_OF, StyledLine, flowing, plain, styled, wrapped
 from diloco_cli.observe.status import MirrorStatus, Status
 from diloco_cli.observe.unit_table import unit_table
 from diloco_cli.units import format_count, format_duration, format_size
@@ -63,8 +64,11 @@ def reasons(status: Status) -> list[str]:
     """Why the run is in its state, and since when; nothing where it is well."""
     if status.state == "MERGING" or not status.reason:
         return []
-    since = "" if status.since_s is None else f"for {format_duration(status.since_s)}: "
-    return [f"{since}{escaped(status.reason)}"]
+    if status.since_s is None:
+        return [escaped(status.reason)]
+    age = format_duration(status.since_s)
+    since = f"finished {age} ago" if status.state == FINISHED else f"for {age}"
+    return [f"{since}: {escaped(status.reason)}"]
 
 
 def next_commands(run: str) -> list[str]:
@@ -163,3 +167,8 @@ def plain_line(status: Status) -> str:
 
 def clock(time: str) -> str:
     return "--:--:--" if moment(time) == UNKNOWN else moment(time).astimezone().strftime("%H:%M:%S")
+
+
+def date_and_clock(time: str) -> str:
+    """For lists that go on for days."""
+    return f"{'----------' if moment(time) == UNKNOWN else moment(time).astimezone().date()} {clock(time)}"

@@ -11,15 +11,17 @@ TWIN_S = 120.0  # a restarted learner takes part again at most so much later
 
 
 def marks_of(history: RunHistory, store: Store) -> list[Mark]:
-    """In the order of their times. A restart that its supervisor tells of is not told by the log again."""
+    """In the order of their times. A restart that its supervisor tells of is not told by the log again. What
+    came before the first commit is told as of that."""
     told = [
-        Mark(max(0.0, seconds_of(event.time) - history.started_s), event.kind, event.unit, event.text)
+        Mark(seconds_of(event.time) - history.started_s, event.kind, event.unit, event.text)
         for event in EventReader().read(store)
         if event.kind not in ROUTINE
     ]
     restarts = [mark for mark in told if mark.kind == RESTART]
     by_log = [mark for mark in history.marks if not (mark.kind == RESTART and _has_twin(mark, restarts))]
-    return sorted([*by_log, *told], key=lambda mark: mark.s)[-MAX_MARKS:]
+    found = sorted([*by_log, *told], key=lambda mark: mark.s)[-MAX_MARKS:]
+    return [Mark(max(0.0, mark.s), mark.kind, mark.unit, mark.text) for mark in found]
 
 
 def _has_twin(mark: Mark, restarts: list[Mark]) -> bool:

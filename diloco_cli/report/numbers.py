@@ -13,6 +13,7 @@ from diloco_cli.observe.local import Local
 from diloco_cli.observe.status import LearnerStatus, Status, status_of
 from diloco_cli.observe.summary import Summary, summary_of
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE
+from diloco_cli.protocol.log.metrics import QUIET_OUTCOMES
 from diloco_cli.report.history import Mark, RunHistory
 from diloco_cli.report.plan_file import MOST, LaunchPlan
 
@@ -52,7 +53,8 @@ class RegionRow:
 @dataclass(frozen=True)
 class Survived:
     """What the run survived. `injected`: faults by `diloco chaos`, as far as their events are kept. `outage_s`:
-    without a merge for much longer than a slot, in `outages` stretches."""
+    without a merge for much longer than a slot, in `outages` stretches. `refused_offers`: as events tell them, without
+    those that the run's end or a newer offer settled."""
 
     restarts: int
     takeovers: int
@@ -202,7 +204,7 @@ def _faults(facts: RunFacts, history: RunHistory, events: list[Mark]) -> Survive
         takeovers=history.takeovers,
         injected=sum(mark.kind == "chaos" for mark in events),
         rollbacks=history.rollbacks,
-        refused_offers=facts.state.metrics.offers_refused,
+        refused_offers=sum(n for reason, n in history.refused.items() if reason not in QUIET_OUTCOMES),
         outages=len(history.outages),
         outage_s=sum(end - start for start, end in history.outages),
     )

@@ -113,7 +113,8 @@ def figures_of(report: Report) -> list[tuple[str, str]]:
             "faults survived",
             f"{faults.restarts} restart{_s(faults.restarts)}, {faults.takeovers} takeover{_s(faults.takeovers)}"
             + (f", {faults.injected} injected" if faults.injected else "")
-            + (f", {faults.rollbacks} rollback{_s(faults.rollbacks)}" if faults.rollbacks else ""),
+            + (f", {faults.rollbacks} rollback{_s(faults.rollbacks)}" if faults.rollbacks else "")
+            + (f", {faults.refused_offers} offer{_s(faults.refused_offers)} refused" if faults.refused_offers else ""),
         ),
         (
             "without a merge, longer than usual",

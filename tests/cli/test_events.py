@@ -14,11 +14,13 @@ from diloco_cli.events.event import KINDS, Event, FreshEvent
 from diloco_cli.events.read import EventReader
 from diloco_cli.events.write import write_batch
 from diloco_cli.runtime.ending import SupervisionEvent
+from diloco_cli.runtime.restart import Exit, exit_facts
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import make_bucket
 from tests.cli.conftest import Diloco
 
 KILLED = "killed by SIGKILL after 3.0 s; restart in 0.2 s"
+FAILED = Exit(0.0, 1, 2.0)
 
 
 @pytest.fixture
@@ -36,6 +38,10 @@ def told(url: str, *events: SupervisionEvent) -> tuple[list[SupervisionEvent], l
     return shown, EventReader().read(LocalStore(Path(url.removeprefix("file://"))))
 
 
+def documented_data(kind: str) -> set[str]:
+    return set(KINDS[kind].partition("(data: ")[2].removesuffix(")").split(", "))
+
+
 def test_a_kill_by_chaos_is_told_from_others(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
     record_plan("nano", "pause", "iowa", pid=7)
@@ -45,6 +51,7 @@ def test_a_kill_by_chaos_is_told_from_others(url: str, monkeypatch: pytest.Monke
     assert shown[0].text == "killed by SIGKILL (chaos #2) after 3.0 s; restart in 0.2 s"
     assert UNKNOWN in shown[1].text
     assert [event.data["by"] for event in written] == ["chaos #2", "unknown"]
+    assert written[0].data.keys() <= documented_data("ended")
 
 
 def test_the_bucket_has_the_error_once_and_documented_kinds(url: str) -> None:
@@ -52,7 +59,9 @@ def test_the_bucket_has_the_error_once_and_documented_kinds(url: str) -> None:
     _, written = told(
         url,
         SupervisionEvent("started", "iowa", "process 7", {"pid": 7, "start": 1}),
-        SupervisionEvent("ended", "iowa", f"{cause.text}; ended with status 1", {"status": 1}, cause),
+        SupervisionEvent(
+            "ended", "iowa", f"{cause.text}; ended with status 1", exit_facts(Exit(0.0, 1, 2.0), 7), cause
+        ),
         SupervisionEvent("started", "iowa", "process 8, restart 1", {"pid": 8, "start": 2}),
         SupervisionEvent("failed", "iowa", "ended too often"),
         SupervisionEvent("leaving", None, "SIGTERM"),
@@ -61,6 +70,8 @@ def test_the_bucket_has_the_error_once_and_documented_kinds(url: str) -> None:
     assert {event.kind for event in written} <= set(KINDS) and {event.unit for event in written} == {"iowa"}
     assert (written[1].text, written[2].text) == (cause.text, "ended with status 1")
     assert written[1].data == {"place": "model.py:41"}
+    for event in (written[0], written[2], written[3]):
+        assert event.data.keys() <= documented_data(event.kind)
 
 
 def test_events_are_printed_in_order_as_text_or_json_lines_of_one_unit_or_all(diloco: Diloco, url: str) -> None:
@@ -68,7 +79,7 @@ def test_events_are_printed_in_order_as_text_or_json_lines_of_one_unit_or_all(di
     write_batch(store, "iowa", [FreshEvent(0.0, "started", "long ago"), FreshEvent(1e12, "ended", "bad \x1b[31m")])
     write_batch(store, "rhine", [FreshEvent(1e12, "started", "process 9", {"pid": 9})])
     plain = diloco("events", url)
-    assert [line.split()[1] for line in plain.stdout.splitlines()] == ["iowa", "iowa", "rhine"]
+    assert [line.split()[2] for line in plain.stdout.splitlines()] == ["iowa", "iowa", "rhine"]
     assert "\x1b" not in plain.stdout and "bad" in plain.stdout
     lines = [json.loads(line) for line in diloco("events", url, "--json", "--unit", "rhine").stdout.splitlines()]
     assert [(line["unit"], line["kind"], line["data"]) for line in lines] == [("rhine", "started", {"pid": 9})]

@@ -15,7 +15,7 @@ from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan import Plan, Setting, Stage
 from diloco_cli.protocol.log.keys import PLAN_KEY
 from diloco_cli.report.charts import charts_of, poster_svg
-from diloco_cli.report.history import Mark
+from diloco_cli.report.history import CommitLine, Mark, RefusedOffer
 from diloco_cli.report.numbers import Report, report_of
 from diloco_cli.report.page import figures_of, page_of
 from diloco_cli.report.plan_file import LaunchPlan, read_launch_plan
@@ -117,6 +117,14 @@ def test_the_numbers_that_people_ask_for_come_first() -> None:
     said = dict(figures_of(report))
     assert said["merged tokens"] == "9k of 20k" and said["held-out loss, nats per token"] == "1.2500"
     assert said["faults survived"] == "0 restarts, 0 takeovers"
+
+
+def test_offers_that_the_runs_end_settled_are_not_called_refused() -> None:
+    history = begun()
+    outcomes = tuple(RefusedOffer("iowa", reason) for reason in ("run_over", "superseded", "late"))
+    history.add(CommitLine("skip", 1, 1, "d0", at(1), outcomes=outcomes), "d1")
+    report = report_of(facts(), history, None, [])
+    assert dict(figures_of(report))["faults survived"] == "0 restarts, 0 takeovers, 1 offer refused"
 
 
 def test_a_report_says_of_a_run_what_status_says_on_the_same_machine() -> None:
