@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import typer
 
 from diloco_cli.cli import complete
-from diloco_cli.cli.output import talk
 from diloco_cli.cli.run_argument import LOOK_S, RunArgument, head_of, open_run
+from diloco_cli.cli.watch import riding_out
 from diloco_cli.clock import sleep_s, wall_s
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import INTERRUPTED_STATUS, StoreError
+from diloco_cli.errors import INTERRUPTED_STATUS
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -43,14 +44,10 @@ def events(
     try:
         while True:
             box.restart(LOOK_S)
-            try:
+            with riding_out("events") if follow else nullcontext():
                 known = head_of(opened, known)
                 found = read_events(opened.store, known, reader)
                 _print([e for e in found if e.time >= first and unit in (None, e.unit)], seen, as_json)
-            except StoreError as error:
-                if not follow:
-                    raise
-                talk(f"events: {error}")
             if not follow or (known is not None and known.phase == "FINISHED"):
                 return
             sleep_s(FOLLOW_EVERY_S)

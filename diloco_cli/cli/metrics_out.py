@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diloco_cli.cli.export import writing_to
 from diloco_cli.cli.output import talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed
-from diloco_cli.cli.watch import read_status
+from diloco_cli.cli.watch import read_status, riding_out
 from diloco_cli.clock import sleep_s
-from diloco_cli.errors import StoreError, UsageError
+from diloco_cli.errors import UsageError
 from diloco_cli.runtime.files import write_whole
 
 if TYPE_CHECKING:
@@ -63,13 +64,8 @@ def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | N
 
     looks = Looks(opened, box)
     while True:
-        try:
+        with riding_out("status") if every_s is not None else nullcontext():
             status = looks.status()
-        except StoreError as error:
-            if every_s is None:
-                raise
-            talk(f"status: {error}")
-        else:
             _write(path, metrics_text(status))
             if every_s is None or status.state in OVER:
                 return

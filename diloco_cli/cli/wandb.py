@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from diloco_cli.cli.output import progress, talk
 from diloco_cli.cli.run_argument import RunArgument, open_run
+from diloco_cli.cli.watch import riding_out
 from diloco_cli.clock import sleep_s
 from diloco_cli.errors import INTERRUPTED_STATUS
 from diloco_cli.paths import wandb_directory
+
+if TYPE_CHECKING:
+    from diloco_cli.metrics.wandb_feed import Feed
 
 EVERY_S = 5.0
 
@@ -33,8 +39,10 @@ def wandb(
     status = 0
     try:
         with progress(f"sending run {opened.name} to W&B, until it ends"):
-            while not feed.send() and not once:
-                sleep_s(EVERY_S)
+            if once:
+                feed.send()
+            else:
+                feed_to_the_end(feed)
     except KeyboardInterrupt:
         status = INTERRUPTED_STATUS
     finally:
@@ -43,3 +51,13 @@ def wandb(
     if offline:
         talk(f"hint: wandb sync {folder}/wandb/offline-run-*")
     raise typer.Exit(status)
+
+
+def feed_to_the_end(feed: Feed) -> None:
+    """A run takes days, and its store may be away for minutes of them."""
+    is_over = False
+    while not is_over:
+        with riding_out("wandb"):
+            is_over = feed.send()
+        if not is_over:
+            sleep_s(EVERY_S)

@@ -4,7 +4,8 @@ or a JSON object each."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from diloco_cli.cli.output import console, print_json, talk
@@ -52,6 +53,20 @@ def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status,
     return status_of(facts, opened.local()), facts.state
 
 
+@contextmanager
+def riding_out(what: str, tell: Tell = talk) -> Iterator[None]:
+    """For one look of many: where the store does not answer now, that is told, and the next look may find more. Raises
+    what no later look can mend, such as a bucket that is gone."""
+    from diloco_cli.store.retry import is_retryable
+
+    try:
+        yield
+    except StoreError as error:
+        if not is_retryable(error):
+            raise
+        tell(f"{what}: {error}")
+
+
 class Watcher:
     """One look after the other, each with a time limit of its own. If the store does not answer, the first look ends
     with an error; a later one keeps the last status and tells why, because the person who watches wants to see when the
@@ -62,15 +77,9 @@ class Watcher:
         self.current, self.known = read_status(opened)
 
     def look(self) -> Status:
-        from diloco_cli.store.retry import is_retryable
-
         self._box.restart(LOOK_S)
-        try:
+        with riding_out("status", self._tell):
             self.current, self.known = read_status(self._opened, self.known)
-        except StoreError as error:
-            if not is_retryable(error):
-                raise
-            self._tell(f"status: {error}")
         return self.current
 
 
