@@ -102,7 +102,7 @@ def _for_this_machine() -> list[str]:
     long = format_duration(plan.prediction.days_to_target * 86_400)
     talk(
         f"this machine has {found}: {learners} will train {plan.run.model.preset} on"
-        f" {format_count(plan.run.train.tokens)} tokens, about {long}"
+        f" {format_count(plan.run.train.tokens)} tokens, about {long} if nothing else runs here"
     )
     return [inventory, run]
 

@@ -235,8 +235,8 @@ def _brings_back(look: Look) -> str:
         return f"diloco chaos revive {name} --run {look.facts.run.name}"
     if state in (LOST, LearnerState.DONE) and (here is None or here.dead):
         regions = {island.name: island.region for island in look.facts.run.islands}
-        several = len(set(regions.values())) > 1 and name in regions
-        return f"{_resume(look)} --region {regions[name]}" if several else _resume(look)
+        elsewhere = len(set(regions.values())) > 1 and not set(regions) <= set(look.local.units)
+        return f"{_resume(look)} --region {regions[name]}" if elsewhere and name in regions else _resume(look)
     return _logs(look, name)
 
 

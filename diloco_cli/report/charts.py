@@ -68,7 +68,7 @@ def charts_of(report: Report, history: RunHistory) -> list[Chart]:
             Chart("Merged tokens per second", MARKED, _rate(report, history, clock)),
             Chart("Participants per merge", "Mean, and fewest (shaded).", _participants(report, history, clock)),
             Chart(
-                "Learners", "Darker: took part in more of the merges. Triangles: restarts.",
+                "Learners", "Fuller colour: took part in more of the merges. Triangles: restarts.",
                 _lanes(report, history, clock), (INCHES[0], 1.1 + LANE_INCHES * max(4, len(report.learners))),
             ),
         ]  # fmt: skip

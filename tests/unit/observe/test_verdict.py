@@ -197,6 +197,8 @@ def test_a_dead_learner_is_known_at_once_on_its_own_machine() -> None:
     assert verdict_of(facts(), alone).state == State.MERGING, "it may go on elsewhere"
     assert verdict_of(facts(rhine=9.0), alone).state == State.DEGRADED
     assert verdict_of(facts(rhine=9.0), alone).hint == "diloco resume file:///b/nano --region eu"
+    all_here = Local({"iowa": here(condition="running"), "rhine": here(supervised=False)})
+    assert verdict_of(facts(rhine=9.0), all_here).hint == "diloco resume file:///b/nano"
 
 
 def test_a_learner_that_is_being_restarted_says_why_and_how_often() -> None:
