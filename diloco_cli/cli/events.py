@@ -13,7 +13,7 @@ from diloco_cli.cli.run_argument import LOOK_S, RunArgument, head_of, open_run
 from diloco_cli.cli.watch import riding_out
 from diloco_cli.clock import sleep_s, wall_s
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import INTERRUPTED_STATUS
+from diloco_cli.errors import INTERRUPTED_STATUS, NotFoundError, suggestion
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -47,12 +47,26 @@ def events(
             with riding_out("events") if follow else nullcontext():
                 known = head_of(opened, known)
                 found = read_events(opened.store, known, reader)
+                if unit is not None and not seen:
+                    islands = known.with_members(opened.format).all_islands
+                    _refuse_unknown(unit, {island.name for island in islands}, found)
                 _print([e for e in found if e.time >= first and unit in (None, e.unit)], seen, as_json)
             if not follow or (known is not None and known.phase == "FINISHED"):
                 return
             sleep_s(FOLLOW_EVERY_S)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_STATUS) from None
+
+
+def _refuse_unknown(unit: str, islands: set[str], found: list[Event]) -> None:
+    """Raises NotFoundError for a name that no island has, and nobody who has told anything: else there is only silence
+    to see of a name that was mistyped."""
+    from diloco_cli.events.read import EVALUATOR
+    from diloco_cli.protocol.log.keys import SYNCER
+
+    known = sorted({*islands, SYNCER, EVALUATOR, *(event.unit for event in found)})
+    if unit not in known:
+        raise NotFoundError(f"no unit {unit!r} is known in this run{suggestion(unit, known)}", hint="diloco events")
 
 
 def _print(found: list[Event], seen: Seen, as_json: bool) -> None:

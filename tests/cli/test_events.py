@@ -83,6 +83,9 @@ def test_events_are_printed_in_order_as_text_or_json_lines_of_one_unit_or_all(di
     assert "\x1b" not in plain.stdout and "bad" in plain.stdout
     lines = [json.loads(line) for line in diloco("events", url, "--json", "--unit", "rhine").stdout.splitlines()]
     assert [(line["unit"], line["kind"], line["data"]) for line in lines] == [("rhine", "started", {"pid": 9})]
+    mistyped = diloco("events", url, "--unit", "rhin")
+    assert mistyped.returncode == 4 and "no unit 'rhin' is known in this run" in mistyped.stderr
+    assert "rhine" in mistyped.stderr and diloco("events", url, "--unit", "syncer").returncode == 0
     recent = diloco("events", url, "--since", "1min", "--unit", "iowa").stdout.splitlines()
     assert len(recent) == 1 and "bad" in recent[0]
 
