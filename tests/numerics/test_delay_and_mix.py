@@ -15,6 +15,7 @@ from diloco_cli.config.validation import max_overlap
 from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.learner.wire import mixed
 from diloco_cli.observe.replay import LogVerifier
+from diloco_cli.protocol.log import directions
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.rules import norms
 from diloco_cli.tasks.build import build_model
@@ -117,7 +118,8 @@ def reference(run: RunFormat, slots: int) -> torch.Tensor:
     return flat(run, {name: value.detach() for name, value in outer.items()})
 
 
-@patch.object(norms, "CAP", inf)  # fragments of one number: their deltas differ by more than those of any model
+@patch.object(norms, "CAP", inf)  # fragments of one number: their deltas differ by more than those of any model,
+@patch.object(directions, "OPPOSES", inf)  # and point either with each other or against
 @settings(max_examples=14, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
