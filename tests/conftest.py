@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,12 @@ import pytest
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # threads of several test processes on the same cores hold each other up
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What started the tests may ignore these (`nohup`, a shell's background), and would hand that on to what tests start.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/", "tests/security/attacks/")
 

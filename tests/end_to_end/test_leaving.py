@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-import pytest
 
 from diloco_cli.protocol.actors.standby import PROMPT_S
 from tests.end_to_end.conftest import Playground, playing
@@ -27,17 +26,6 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 runpy.run_module("diloco_cli", run_name="__main__")
 """
 SLOW = "{{name: {0}, region: {1}, accelerators: 'cpu:1', emulate: {{slowdown: 4}}}}"
-
-
-@pytest.fixture(autouse=True)
-def _signals_are_heard() -> Iterator[None]:
-    """What started the tests may ignore these (`nohup`, a shell's background), and what ignores them hands that on."""
-    ignored = [signum for signum in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(signum) is signal.SIG_IGN]
-    for signum in ignored:
-        signal.signal(signum, signal.SIG_DFL)
-    yield
-    for signum in ignored:
-        signal.signal(signum, signal.SIG_IGN)
 
 
 @contextmanager

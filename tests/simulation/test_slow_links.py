@@ -19,7 +19,7 @@ from tests.simulation.mutant_learners import NeverTriesAgain, PassesByWhatIsInRe
 SEED = 3
 # Fragments, and what an upload takes, as a share of the longest time after which an offer can be of use: too much for
 # all slots that a learner may name.
-SLOW = [(1, 0.8), (1, 1.0), (2, 0.8), (2, 1.5), (3, 0.8), (3, 1.2)]
+SLOW = [(1, 1.2), (1, 1.5), (2, 0.8), (2, 1.5), (3, 0.8), (3, 1.2)]
 
 
 def two_learners(fragments: int) -> Options:

@@ -16,7 +16,7 @@ from diloco_cli.protocol.log.keys import SYNCER
 from tests.simulation.toy import make_run
 
 REFUSAL = {
-    "kind": "refuse", "inputs": [], "request": None,
+    "n": 0, "kind": "refuse", "inputs": [], "request": None,
     "outcomes": [{"learner": "l0", "incarnation": 1, "seq": 0, "reason": "late"}],
 }  # fmt: skip
 ROUNDS = OUTCOME_ROUNDS + 1  # of one fragment; one merge more is too late
@@ -29,6 +29,7 @@ class MonitorBooks:
         self.n, self.merges, self.slot = -1, 0, 0
         self.floors: Counter[str] = Counter()
         self.revoked: set[str] = set()
+        self.batches: dict[str, int] = {}
 
     def feed(self, data: bytes) -> Plain:
         commit: Plain = json.loads(data)
@@ -54,7 +55,9 @@ def offers(monitor: Monitor, seq: int, slot: int) -> None:
 
 def commits(monitor: Monitor, number: int, now_s: float, kind: str = "merge") -> None:
     for _ in range(number):
-        data = json.dumps({"kind": kind, "inputs": [], "outcomes": [], "request": None}).encode()
+        data = json.dumps(
+            {"n": monitor.replayer.n + 1, "kind": kind, "inputs": [], "outcomes": [], "request": None}
+        ).encode()
         monitor.created(SYNCER, f"commit/{monitor.replayer.n + 1:012d}.json", data, now_s)
 
 
