@@ -26,6 +26,7 @@ from diloco_cli.protocol.log.sustained import share_of_best
 STALLS_AFTER = 1.8  # times the expected time between two merges
 WRITTEN_S, SILENT_S = 8.0, 25.0
 STARTS_WITHIN_S = 60.0  # processes start, and load what they need, beside the time of the first slot
+SUPERVISED = frozenset({"started", "restarted", "adopted", "ended", "gave_up"})  # events of a supervisor on a unit
 UNMERGED_ROUNDS = 3  # and as many more as offers may be stale
 MISSING = frozenset({LOST, QUARANTINED, LearnerState.DONE, LearnerState.FAILED, LearnerState.STUCK})
 SYNCER_GONE = (None, LOST, LearnerState.STUCK, LearnerState.RECOVERING, LearnerState.FAILED, SyncerState.DONE)
@@ -50,6 +51,12 @@ class Look:
         self.missing = {i.name: why for i in facts.run.islands if (why := self._absence(i))}
         restarts = all(state == LearnerState.RECOVERING for state in self.learners.values())
         self.left = all(name in self.missing for name in self.learners) and not restarts
+
+    @property
+    def may_be_restarted(self) -> bool:
+        """Whether some supervisor's newest word on a learner is another than that it gave it up."""
+        last = {event.unit: event.kind for event in self.facts.written if event.kind in SUPERVISED}
+        return any(last.get(name, "gave_up") != "gave_up" for name in self.learners)
 
     @property
     def overdue(self) -> bool:

@@ -93,7 +93,8 @@ def _over(look: Look) -> Verdict | None:
 
 
 def _failed(look: Look) -> Verdict | None:
-    """Here it is known that nothing is restarted; in the bucket, that nothing has been for a while."""
+    """Here it is known that nothing is restarted. In the bucket a supervisor says that it gave a learner up; where none
+    has told of one, nothing was restarted for a while."""
     here = syncer_here(look.facts, look.local)
     if look.unserved and here is not None and here.gave_up:
         return Verdict(State.FAILED, f"the syncer has failed: {here.said.reason}", None, _logs(look, "syncer"))
@@ -101,7 +102,7 @@ def _failed(look: Look) -> Verdict | None:
         return None
     ages = [heard.age_s for heard in look.facts.learners.values()]
     given_up = any(unit.gave_up and unit.kind == "learner" for unit in look.local.units.values())
-    if not given_up and min(ages, default=0.0) <= WRITTEN_S:
+    if not given_up and (min(ages, default=0.0) <= WRITTEN_S or look.may_be_restarted):
         return None
     return Verdict(State.FAILED, f"all learners have failed: {look.absences}", min(ages, default=None), _logs(look))
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from diloco_cli.events.event import Event
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.local import Local, LocalUnit, full_disk
 from diloco_cli.observe.status import status_of
@@ -115,6 +116,17 @@ def test_failures_of_all_learners_fail_the_run_unless_they_may_be_restarted_soon
     for age_s, state in ((2.0, State.STALLED), (9.0, State.FAILED)):
         failed = learner_says(facts(), "iowa", LearnerState.FAILED, age_s)
         assert verdict_of(learner_says(failed, "rhine", LearnerState.FAILED, age_s)).state == state
+
+
+def test_from_afar_a_run_fails_once_its_supervisors_have_given_up() -> None:
+    failed = facts()
+    for name in ("iowa", "rhine"):
+        failed = learner_says(failed, name, LearnerState.FAILED, 9.0)
+    ended = [Event(at(second), "ended", name, "status 1") for second, name in enumerate(("iowa", "rhine"))]
+    assert verdict_of(replace(failed, written=ended)).state == State.STALLED, "they may be started again"
+    given_up = [Event(at(9), "gave_up", name, "it ended too often") for name in ("iowa", "rhine")]
+    assert verdict_of(replace(failed, written=[*ended, given_up[0]])).state == State.STALLED
+    assert verdict_of(replace(failed, written=[*ended, *given_up])).state == State.FAILED
 
 
 def test_a_standby_that_is_heard_will_take_over() -> None:
