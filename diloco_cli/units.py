@@ -6,12 +6,14 @@ count      "20B", "1.5M", "524288"            -> a whole number
 size       "80 GB", "16 GiB"                  -> bytes
 price      "112.0/h"                          -> money per hour
 egress     "0.02/GB"                          -> money per 10^9 bytes
+time       "2026-01-01T00:00:00.000Z"         -> seconds since the epoch
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from decimal import Decimal
 
 from diloco_cli.errors import UsageError
@@ -133,3 +135,20 @@ def _three_digits(value: float) -> str:
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}"
+
+
+def time_text(seconds: float) -> str:
+    """Seconds since the epoch as ISO 8601, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds since the epoch of an ISO 8601 text, in UTC if it names no zone; None for any other text. Times in the
+    log are stated by their writers: no decision depends on them, and a bad one must not break a screen."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if not 1970 <= found.year < datetime.max.year:  # so that it may be moved by a zone
+        return None
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()

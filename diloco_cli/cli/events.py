@@ -14,7 +14,7 @@ from diloco_cli.cli.watch import riding_out
 from diloco_cli.clock import sleep_s, wall_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import INTERRUPTED_STATUS, NotFoundError, suggestion
-from diloco_cli.units import parse_duration
+from diloco_cli.units import parse_duration, time_text
 
 if TYPE_CHECKING:
     from diloco_cli.events.event import Event
@@ -32,7 +32,6 @@ def events(
     unit: str | None = typer.Option(None, "--unit", help="Only this unit.", autocompletion=complete.units),
 ) -> None:
     """Print what happened: starts, ends and their causes, faults on purpose, refusals, takeovers, joins, merges."""
-    from diloco_cli.events.event import time_text
     from diloco_cli.events.read import EventReader, read_events
     from diloco_cli.store.deadline import Deadline
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from diloco_cli.config.codec import parse_object
+from diloco_cli.units import time_text
 
 MAX_BATCH_BYTES = 1 << 16
 MAX_BATCH = 64  # events
@@ -82,12 +82,6 @@ class FreshEvent:
     kind: str
     text: str
     data: dict[str, Scalar] = field(default_factory=dict)
-
-
-def time_text(seconds: float) -> str:
-    """Seconds since the epoch as ISO 8601, to the millisecond; within the years that have four digits."""
-    moment = datetime.fromtimestamp(min(max(0.0, seconds), LATEST_S), UTC)
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def encode_batch(events: Iterable[FreshEvent], now_s: float) -> bytes:

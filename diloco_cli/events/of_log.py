@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from diloco_cli.events.event import Event, Scalar, time_text
+from diloco_cli.events.event import Event, Scalar
 from diloco_cli.protocol.log.metrics import REFUSED, MergeNote, Metrics, Note
-from diloco_cli.units import format_duration
+from diloco_cli.units import format_duration, parse_time, time_text
 
 KIND_OF_COMMIT = {
     "epoch_start": "serving", "skip": "skipped", "refuse": "declined", "membership": "joined", "eval": "evaluated",
@@ -59,19 +57,10 @@ def _of_note(note: Note, ahead_s: float) -> Event:
 
 def _at(stated: str, ahead_s: float) -> str:
     """By the store's clock; "" if the text is no time."""
-    at_s = moment_s(stated)
+    at_s = parse_time(stated)
     return "" if at_s is None else time_text(at_s - ahead_s)
 
 
 def _seconds(first: str, last: str) -> float:
-    first_s, last_s = moment_s(first), moment_s(last)
+    first_s, last_s = parse_time(first), parse_time(last)
     return 0.0 if first_s is None or last_s is None else last_s - first_s
-
-
-def moment_s(text: str) -> float | None:
-    """Seconds since the epoch; None if the text is no time."""
-    try:
-        found = datetime.fromisoformat(text)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        return None

@@ -10,11 +10,12 @@ from heapq import nlargest
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import StoreError
 from diloco_cli.events.event import MAX_BATCH_BYTES, Event, decode_batch
-from diloco_cli.events.of_log import events_of, moment_s
+from diloco_cli.events.of_log import events_of
 from diloco_cli.protocol.log.keys import EVENTS, SYNCER, commit_key, read_event_key
 from diloco_cli.protocol.log.metrics import RECENT_MERGES
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
+from diloco_cli.units import parse_time
 
 EVALUATOR = "evaluator"
 BATCHES = 16  # of each unit, the newest
@@ -50,7 +51,7 @@ def read_events(store: Store, state: RunState, reader: EventReader | None = None
     """What is known to have happened, oldest first: the newest events of every unit, and those of the log. `reader`:
     that of the look before."""
     newest = store.stat(commit_key(state.n)) if state.n >= 0 else None
-    stated_s = moment_s(state.metrics.updated_at)
+    stated_s = parse_time(state.metrics.updated_at)
     ahead_s = 0.0 if newest is None or stated_s is None else stated_s - newest.modified_s
     return merged(events_of(state.metrics, ahead_s), (reader or EventReader()).read(store))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s, wall_s
@@ -85,7 +86,12 @@ def tell(url: str, kind: str, unit: str, text: str, data: dict[str, Scalar]) -> 
         with suppress(DilocoError, OSError):
             write_batch(open_store(url), unit, [FreshEvent(monotonic_s(), kind, text, data)])
 
-    thread = threading.Thread(target=write, daemon=True)
+    in_time(write)
+
+
+def in_time(work: Callable[[], None]) -> None:
+    """Do it, but leave it alone once it takes longer than CLOSES_WITHIN_S."""
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(CLOSES_WITHIN_S)
 

@@ -21,6 +21,7 @@ from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.runtime.driver import Clock, perform
 from diloco_cli.signing import LOG, Unsigned, learner_signer
 from diloco_cli.store.port import Store
+from diloco_cli.units import parse_time
 
 TOLERATED_SKEW_S = 5.0
 MAX_STANDBYS = 64
@@ -29,15 +30,9 @@ Heartbeat = TypeVar("Heartbeat", LearnerHeartbeat, SyncerHeartbeat)
 
 
 def moment(text: str) -> datetime:
-    """The moment of an ISO 8601 text, in UTC if it names no zone; UNKNOWN for any other text. Times in the log are
-    stated by their writers: no decision depends on them, and a bad one must not break a screen."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return UNKNOWN
-    if not UNKNOWN.year <= found.year < datetime.max.year:
-        return UNKNOWN
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    """The moment of a time that the log states; UNKNOWN if it states none."""
+    found = parse_time(text)
+    return UNKNOWN if found is None else datetime.fromtimestamp(found, UTC)
 
 
 @dataclass(frozen=True)
@@ -68,18 +63,20 @@ class RunFacts:
     strange: frozenset[str] = frozenset()
 
     @property
+    def log_ahead_s(self) -> float:
+        """How far the clock of the newest commit's writer is ahead of `now_s`: the store knows how old that commit is,
+        and the writers of the others are mostly the same."""
+        newest_s = moment(self.state.metrics.updated_at or self.run.created_at).timestamp()
+        return 0.0 if self.commit_age_s is None else newest_s + self.commit_age_s - self.now_s
+
+    @property
     def events(self) -> list[Event]:
         """What is known to have happened, oldest first, with those of the log; by the store's clock."""
-        newest_s = moment(self.state.metrics.updated_at or self.run.created_at).timestamp()
-        ahead_s = 0.0 if self.commit_age_s is None else newest_s + self.commit_age_s - self.now_s
-        return merged(events_of(self.state.metrics, ahead_s), self.written)
+        return merged(events_of(self.state.metrics, self.log_ahead_s), self.written)
 
     def seconds_since(self, time: str) -> float:
-        """Since a moment that the log states. The clock of its writer may be wrong, but that of the newest commit is
-        mostly the same one, and the store knows how old that is."""
-        newest_s = moment(self.state.metrics.updated_at or self.run.created_at).timestamp()
-        log_now_s = self.now_s if self.commit_age_s is None else newest_s + self.commit_age_s
-        return max(0.0, log_now_s - moment(time).timestamp())
+        """Since a moment that the log states, whose clock may be wrong."""
+        return max(0.0, self.now_s + self.log_ahead_s - moment(time).timestamp())
 
     def seconds_since_launch(self) -> float:
         return self.seconds_since(self.state.metrics.started_at or self.run.created_at)

@@ -12,12 +12,11 @@ from diloco_cli.observe.lines import BAD, CURVE, StyledLine, cut, styled
 from diloco_cli.observe.render import head_lines, recent_lines, rest_lines
 from diloco_cli.observe.status import Status, rate_between
 from diloco_cli.observe.unit_table import unit_table
+from diloco_cli.protocol.log.metrics import Metrics, thinned
 from diloco_cli.units import format_count
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-
-    from diloco_cli.protocol.log.metrics import Metrics
 
 MAX_POINTS = 512
 SMALLEST_CHART, HIGHEST_CHART = 4, 10
@@ -44,8 +43,7 @@ class Curves:
         self.rates = [point for point in self.rates if point[0] < tokens]  # a rollback goes back
         if rate is not None:
             self.rates.append((tokens, rate))
-        if len(self.rates) > MAX_POINTS:
-            self.rates = [*self.rates[:-1:2], self.rates[-1]]
+        self.rates = thinned(self.rates, MAX_POINTS)
 
 
 @dataclass(frozen=True)

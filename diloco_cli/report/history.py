@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import nan
-from typing import TypeVar
 
 from msgspec import Struct, field
 
-from diloco_cli.events.of_log import moment_s
+from diloco_cli.protocol.log.metrics import thinned
+from diloco_cli.units import parse_time
 
 MAX_POINTS = 2000
 MAX_MARKS = 2000
@@ -26,7 +26,6 @@ RESTART = "restarted"
 NOTABLE = frozenset({
     "epoch_start", "membership", "quarantine", "readmit", "revoke", "rollback", "stop", "finish",
 })  # fmt: skip
-Point = TypeVar("Point")
 
 
 class MergedInput(Struct, gc=False):
@@ -97,13 +96,15 @@ class Bin(Struct):
 
 
 class Took(Struct):
-    """What the log says of one learner. Payload bytes include merged offers alone."""
+    """What the log says of one learner. Payload bytes include merged offers alone. `restarts`: how often it took part
+    again with a new process, but for those of a stopped run; `stops`: of the run, before its newest merge."""
 
     merges: int = 0
     token_parameters: int = 0
     payload_bytes: int = 0
     incarnation: int = 0
     restarts: int = 0
+    stops: int = 0
 
 
 class Loss(Struct):
@@ -125,6 +126,7 @@ class RunHistory(Struct):
     epoch: int = 0
     takeovers: int = 0
     rollbacks: int = 0
+    stops: int = 0
     started_s: float = 0.0
     ended_s: float = 0.0
     first_merge_s: float | None = None
@@ -146,13 +148,17 @@ class RunHistory(Struct):
     def tokens(self) -> int:
         return self.token_parameters // max(1, sum(self.parameters))
 
+    def participation(self, learner: str) -> float:
+        """Of the kept merges, the share in which it took part."""
+        return self.learners[learner].merges / self.merges if learner in self.learners else 0.0
+
     @property
     def span_s(self) -> float:
         return max(0.0, self.ended_s - self.started_s)
 
     def add(self, line: CommitLine, digest: str) -> float:
         """One more commit; the seconds at which it was made are returned."""
-        at_s = seconds_of(line.time)
+        at_s = parse_time(line.time) or 0.0
         if self.first is None:
             self.first, self.started_s, self.epoch = line.n, at_s, line.epoch
         s = max(0.0, at_s - self.started_s)
@@ -167,9 +173,11 @@ class RunHistory(Struct):
             case "skip":
                 self.skips += 1
             case "eval" if line.loss is not None:
-                self.losses = thinned([*self.losses, Loss(s, line.tokens, line.loss)])
+                self.losses = thinned([*self.losses, Loss(s, line.tokens, line.loss)], MAX_POINTS)
             case "rollback":
                 self._roll_back(dict(line.shares))
+            case "stop":
+                self.stops += 1
         return s
 
     def mark(self, mark: Mark) -> None:
@@ -194,14 +202,14 @@ class RunHistory(Struct):
         for item in line.inputs:
             took = self.learners.get(item.learner)
             if took is None:
-                took = self.learners[item.learner] = Took(incarnation=item.incarnation)
+                took = self.learners[item.learner] = Took(incarnation=item.incarnation, stops=self.stops)
             took.merges += 1
             took.token_parameters += item.tokens * parameters
             took.payload_bytes += item.payload_bytes
             self.token_parameters += item.tokens * parameters
             if item.incarnation > took.incarnation:
-                took.restarts += 1
-                took.incarnation = item.incarnation
+                took.restarts += took.stops == self.stops
+                took.incarnation, took.stops = item.incarnation, self.stops
                 self.mark(Mark(s, RESTART, item.learner, f"takes part again, as incarnation {item.incarnation}"))
             bin_.by[item.learner] = bin_.by.get(item.learner, 0) + 1
         count = len(line.inputs)
@@ -235,16 +243,6 @@ class RunHistory(Struct):
 
 def _length(outage: tuple[float, float]) -> float:
     return outage[1] - outage[0]
-
-
-def seconds_of(time: str) -> float:
-    """Seconds since 1970; 0 for what is no time: times are stated by writers, and nothing rests on them."""
-    return moment_s(time) or 0.0
-
-
-def thinned(points: list[Point]) -> list[Point]:
-    """When there are too many, every second but the newest goes."""
-    return points if len(points) <= MAX_POINTS else [*points[:-1:2], points[-1]]
 
 
 def stretches(history: RunHistory, most: int) -> list[tuple[float, float, Bin]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from json import dumps
+from operator import mul
 
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.origins import leaves
@@ -52,9 +53,10 @@ class RegionRow:
 
 @dataclass(frozen=True)
 class Survived:
-    """What the run survived. `injected`: faults by `diloco chaos`, as far as their events are kept. `outage_s`:
-    without a merge for much longer than a slot, in `outages` stretches. `refused_offers`: as events tell them, without
-    those that the run's end or a newer offer settled."""
+    """What the run survived. `restarts`: how often a learner took part again, but for a stop. `injected`: faults by
+    `diloco chaos`, as far as their events are kept. `outage_s`: without a merge for much longer than a slot, in
+    `outages` stretches. `refused_offers`: as events tell them, without those that the run's end or a newer offer
+    settled."""
 
     restarts: int
     takeovers: int
@@ -167,10 +169,10 @@ def report_of(
         up_bytes=summary.up_bytes,
         down_bytes=summary.down_bytes,
         data_parallel_bytes=summary.data_parallel_bytes,
-        faults=_faults(facts, history, events),
+        faults=_faults(history, events),
         cost=None if plan is None else _cost(status, summary, plan),
         planned=planned,
-        measured=_measured(status, summary, history, ideal, _speeds(facts)),
+        measured=_measured(facts, status.tokens, summary.wall_s, history),
         learners=learners,
         regions=_regions(status, summary, learners, plan),
         events=events,
@@ -182,25 +184,22 @@ def report_of(
 
 def _learner(learner: LearnerStatus, history: RunHistory, tokens: int) -> LearnerRow:
     took = history.learners.get(learner.name)
-    merges = 0 if took is None else took.merges
     return LearnerRow(
         name=learner.name,
         region=learner.region,
         tokens=learner.tokens,
         share=learner.tokens / tokens if tokens else 0.0,
-        merges=merges,
-        participation=merges / history.merges if history.merges else 0.0,
-        restarts=max(0 if took is None else took.restarts, learner.incarnation - 1),
+        merges=0 if took is None else took.merges,
+        participation=history.participation(learner.name),
+        restarts=0 if took is None else took.restarts,
         up_bytes=learner.up_bytes,
         down_bytes=learner.down_bytes,
     )
 
 
-def _faults(facts: RunFacts, history: RunHistory, events: list[Mark]) -> Survived:
-    restarts = {name: took.restarts for name, took in history.learners.items()}
-    restarts |= {n: max(restarts.get(n, 0), heard.heartbeat.incarnation - 1) for n, heard in facts.learners.items()}
+def _faults(history: RunHistory, events: list[Mark]) -> Survived:
     return Survived(
-        restarts=sum(restarts.values()),
+        restarts=sum(took.restarts for took in history.learners.values()),
         takeovers=history.takeovers,
         injected=sum(mark.kind == "chaos" for mark in events),
         rollbacks=history.rollbacks,
@@ -224,30 +223,33 @@ def _cost(status: Status, summary: Summary, plan: LaunchPlan) -> Cost:
     return Cost(accelerators, egress, requests, accelerators + egress + requests, plan.money.total)
 
 
-def _measured(status: Status, summary: Summary, history: RunHistory, ideal: float, speeds: float) -> list[Level]:
-    """From what all islands would have trained, undisturbed, to what was merged; each step by what it says alone."""
-    wall_s = summary.wall_s
+def _measured(facts: RunFacts, tokens: int, wall_s: float, history: RunHistory) -> list[Level]:
+    """From what all islands would have trained, undisturbed, to what was merged; each step by what it says alone. An
+    island is absent from the merges that it took no part in, and weighs by its speed."""
+    islands = facts.run.islands
+    ideal = sum(island.tokens_per_s for island in islands)
     if wall_s <= 0 or ideal <= 0 or history.first_merge_s is None:
         return []
-    after_start = ideal * max(0.0, 1 - history.first_merge_s / wall_s)
-    without = sum(end - start for start, end in history.outages)
-    after_outages = max(0.0, after_start - ideal * without / wall_s)
-    present = after_outages * min(1.0, summary.participation or 0.0)
-    return [
+    without_s = history.first_merge_s + sum(end - start for start, end in history.outages)
+    after_start, after_outages = (max(0.0, 1 - gone_s / wall_s) for gone_s in (history.first_merge_s, without_s))
+    present = [history.participation(island.name) for island in islands]
+    levels = [
         Level("ideal", ideal),
-        Level("after the start", after_start),
-        Level("after outages", after_outages),
-        Level("after absences", present),
-        *([Level("at real speeds", present * speeds / ideal)] if speeds else []),
-        Level("merged", status.tokens / wall_s),
+        Level("after the start", ideal * after_start),
+        Level("after outages", ideal * after_outages),
+        Level("after absences", after_outages * sum(map(mul, (i.tokens_per_s for i in islands), present))),
     ]
+    speeds = _speeds(facts)
+    if speeds:
+        levels.append(Level("at real speeds", after_outages * sum(map(mul, speeds, present))))
+    return [*levels, Level("merged", tokens / wall_s)]
 
 
-def _speeds(facts: RunFacts) -> float:
-    """Of all planned islands while they trained, as they state them; 0 if one has not been heard."""
+def _speeds(facts: RunFacts) -> list[float]:
+    """Of the planned islands while they trained, as they state them; empty if one has not been heard."""
     heard = [facts.learners.get(island.name) for island in facts.run.islands]
     speeds = [0.0 if learner is None else learner.heartbeat.mean_tokens_per_s for learner in heard]
-    return sum(speeds) if all(0 < speed <= MOST for speed in speeds) else 0.0
+    return speeds if all(0 < speed <= MOST for speed in speeds) else []
 
 
 def _regions(status: Status, summary: Summary, learners: list[LearnerRow], plan: LaunchPlan | None) -> list[RegionRow]:

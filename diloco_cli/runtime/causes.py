@@ -7,9 +7,9 @@ to the bucket as an event.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from diloco_cli.clock import monotonic_s, wall_s
@@ -17,14 +17,13 @@ from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, FencedError, TerminatedError
 from diloco_cli.events.cause import Cause, cause_of
 from diloco_cli.events.event import FreshEvent
-from diloco_cli.events.write import WRITE_EVERY_S, write_batch
+from diloco_cli.events.write import WRITE_EVERY_S, in_time, write_batch
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.log.keys import EVENTS, read_event_key
 from diloco_cli.runtime.files import checked_name, read_json, write_json
 from diloco_cli.store.open import open_store
 
 CAUSE_VARIABLE = "DILOCO_CAUSE_FILE"  # PID:PATH, the supervisor's pid and the file that it will read
-TELLS_WITHIN_S = 2.0
 
 
 @contextmanager
@@ -76,9 +75,7 @@ def _tell(url: str, unit: str, cause: Cause) -> None:
         write_json(Path(path), {"pid": os.getpid(), "hint": cause.hint, **body})
         if supervisor == str(os.getppid()):  # it lives, and tells the bucket
             return
-    thread = threading.Thread(target=_tell_bucket, args=(url, unit, cause), daemon=True)
-    thread.start()
-    thread.join(TELLS_WITHIN_S)
+    in_time(partial(_tell_bucket, url, unit, cause))
 
 
 def _tell_bucket(url: str, unit: str, cause: Cause) -> None:

@@ -3,7 +3,9 @@ commits as the state; no decision depends on them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +17,7 @@ from diloco_cli.signing import short_key
 RECENT_MERGES = 10
 RECENT_NOTES = 20
 MAX_LOSSES = 512
+Point = TypeVar("Point")
 REFUSED, SKIP = "refused", "skip"
 SUMMED_UP_S = 600.0
 QUIET_OUTCOMES = ("superseded", "run_over", "before_rollback", "quarantined")  # many at a time, and said elsewhere
@@ -86,7 +89,7 @@ def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metr
         case commits.Skip():
             return replace(metrics, skips=metrics.skips + 1)
         case commits.Evaluation() if commit.loss is not None:
-            return replace(metrics, losses=_thinned((*metrics.losses, (commit.tokens, commit.loss))))
+            return replace(metrics, losses=tuple(thinned((*metrics.losses, (commit.tokens, commit.loss)), MAX_LOSSES)))
         case commits.Rollback():
             losses = tuple(point for point in metrics.losses if point[0] <= tokens)
             return replace(metrics, losses=losses, recent_merges=())
@@ -156,6 +159,7 @@ def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:
     return []
 
 
-def _thinned(losses: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+def thinned(points: Iterable[Point], most: int) -> list[Point]:
     """A bounded curve: when it is full, every second point but the newest goes."""
-    return losses if len(losses) <= MAX_LOSSES else (*losses[:-1:2], losses[-1])
+    found = list(points)
+    return found if len(found) <= most else [*found[:-1:2], found[-1]]

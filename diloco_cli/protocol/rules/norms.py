@@ -11,7 +11,8 @@ single other learner is known, the company decides instead of it, if there is on
 company alone judges a learner that an operator has readmitted, until it is known again. In the first rounds of fewer
 than three learners nothing is refused.
 
-`sync.clip` scales a delta down that is longer than so many times the company, or where there is none the reference.
+`sync.clip` scales a delta down that is longer than so many times the company, of which a settled reference allows
+FOLLOWS times itself; where one of both is missing, the other alone counts.
 For this and for its weight a delta counts for no more steps than a round has, or than the slot's other deltas hold:
 steps are the learner's word. `sync.max_share` bounds what one learner weighs; `sync.max_step` shortens a merge that is
 longer than so many times the fragment's newest ones: its longest deltas, to one length, as far as need be.

@@ -16,7 +16,6 @@ from diloco_cli.events.event import (
     FreshEvent,
     decode_batch,
     encode_batch,
-    time_text,
 )
 from diloco_cli.events.of_log import KIND_OF_COMMIT, events_of
 from diloco_cli.events.read import BATCHES, EVALUATOR, PAGE, EventReader, newest_batches, read_events, unhealed_errors
@@ -25,6 +24,7 @@ from diloco_cli.protocol.log.keys import commit_key, event_key, read_event_key
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.memory import MemoryStore
+from diloco_cli.units import time_text
 
 AT_S = 1_800_000_000.0
 
@@ -157,7 +157,7 @@ def test_the_logs_times_may_be_no_times() -> None:
     (event,) = events_of(Metrics(recent_merges=(merge,)))
     assert (event.time, event.kind, event.text) == ("", "merged", "merged 1 of 2: iowa")
     far = MergeNote(1, 0, "9999-12-31T23:59:59Z", ("iowa",), 2, 1, 0.0, 0.0, 10)
-    assert events_of(Metrics(recent_merges=(far,)), ahead_s=-1e9)[0].time == "9999-12-31T23:59:59.000Z"
+    assert events_of(Metrics(recent_merges=(far,)), ahead_s=-1e9)[0].time == "", "some zone has no such time"
 
 
 def test_every_kind_of_commit_that_is_noted_has_a_documented_kind() -> None:

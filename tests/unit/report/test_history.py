@@ -14,12 +14,12 @@ from diloco_cli.report.history import (
     Mark,
     RunHistory,
     rates,
-    seconds_of,
     stretches,
 )
 from diloco_cli.report.history import MergedInput as In
 from diloco_cli.report.history import MergedOutput as Out
 from diloco_cli.report.table import csv_of
+from diloco_cli.units import parse_time
 
 PARAMETERS = (6, 4)
 
@@ -89,6 +89,15 @@ def test_a_higher_incarnation_is_a_restart_and_a_higher_epoch_a_takeover() -> No
     assert [(mark.kind, mark.unit, mark.s) for mark in history.marks] == [(RESTART, "iowa", 2.0)]
 
 
+def test_a_new_process_after_a_stop_is_no_restart_and_the_next_one_is() -> None:
+    history = begun()
+    merge(history, 1, "iowa")
+    history.add(CommitLine("stop", 2, 1, "", at(2)), "d2")
+    for second, incarnation, restarts in ((3, 2, 0), (4, 2, 0), (5, 3, 1)):
+        merge(history, second, "iowa", incarnation=incarnation)
+        assert history.learners["iowa"].restarts == restarts
+
+
 def test_a_rollback_takes_tokens_and_losses_back() -> None:
     history = begun()
     for second in range(1, 5):
@@ -113,7 +122,7 @@ def test_a_storm_of_restarts_pushes_no_rarer_event_out() -> None:
 
 @pytest.mark.parametrize("time", ["", "yesterday", "9999-99-99", "0001-01-01T00:00:00+23:59"])
 def test_times_that_are_none_break_nothing(time: str) -> None:
-    assert seconds_of(time) <= 0.0 or time == ""
+    assert parse_time(time) is None
     history = begun()
     history.add(CommitLine("skip", 1, 1, "", time), "d1")
     assert history.skips == 1 and history.span_s == 0.0

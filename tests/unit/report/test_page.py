@@ -21,7 +21,7 @@ from diloco_cli.report.page import figures_of, page_of
 from diloco_cli.report.plan_file import LaunchPlan, read_launch_plan
 from diloco_cli.store.memory import MemoryStore
 from tests.forked import ROOT
-from tests.unit.observe.test_status import facts
+from tests.unit.observe.test_status import RUN, facts
 from tests.unit.report.test_history import at, begun, merge
 
 HOSTILE = '</td><script>alert("1")</script><img src="https://evil.example/x" onerror=alert(1)>$\\frac{'
@@ -155,6 +155,17 @@ def test_the_waterfall_ends_at_what_was_merged_and_the_plans_is_scaled_to_this_m
     rates = [stage.tokens_per_s for stage in report.measured[:-1]]
     assert rates == sorted(rates, reverse=True) and rates[0] == 200.0
     assert [stage.tokens_per_s for stage in report.planned] == [200.0, 160.0]
+
+
+def test_an_absent_island_takes_its_own_speed_from_the_waterfall() -> None:
+    """Not its share of the islands: a slow one that is away costs little."""
+    fast, slow = (replace(island, tokens_per_s=rate) for island, rate in zip(RUN.islands, (180.0, 20.0), strict=True))
+    history = begun()
+    for second in range(1, 51):
+        merge(history, second, fast.name, *([slow.name] if second % 2 else []))
+    report = report_of(replace(facts(), run=replace(RUN, islands=(fast, slow))), history, None, [])
+    stages = {stage.name: stage.tokens_per_s for stage in report.measured}
+    assert stages["after absences"] == pytest.approx(stages["after outages"] * (180 + 20 / 2) / 200)
 
 
 def test_settings_say_where_they_come_from() -> None:
