@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-FAULTS = {0.2: ["kill", "iowa"], 0.4: ["kill", "syncer"], 0.6: ["pause", "belgium", "--for", "15s"]}
+FAULTS = {0.2: ["kill", "iowa"], 0.35: ["kill", "syncer"], 0.5: ["pause", "belgium", "--for", "10s"]}
 """What happens when this share of the tokens is merged."""
 
 
