@@ -77,7 +77,7 @@ def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
             shown.share = lambda: done / of
 
         history = read_history(opened.store, opened.format, facts.state, tell)
-    marks = marks_of(history, opened.store)
+    marks = marks_of(history, facts.written)
     return report_of(facts, history, read_launch_plan(opened.store), marks, opened.local()), history
 
 

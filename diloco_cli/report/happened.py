@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from diloco_cli.events.read import EventReader
+from diloco_cli.events.event import Event
 from diloco_cli.report.history import MAX_MARKS, RESTART, Mark, RunHistory
 from diloco_cli.report.reading import ROUTINE
-from diloco_cli.store.port import Store
 from diloco_cli.units import parse_time
 
 TWIN_S = 120.0  # a restarted learner takes part again at most so much later
 
 
-def marks_of(history: RunHistory, store: Store) -> list[Mark]:
-    """In the order of their times. A restart that its supervisor tells of is not told by the log again. What
-    came before the first commit is told as of that."""
+def marks_of(history: RunHistory, written: list[Event]) -> list[Mark]:
+    """In the order of their times. A restart that its supervisor tells of is not told by the log again. What came
+    before the first commit is told as of that. `written`: the events that processes wrote."""
     told = [
         Mark((parse_time(event.time) or 0.0) - history.started_s, event.kind, event.unit, event.text)
-        for event in EventReader().read(store)
+        for event in written
         if event.kind not in ROUTINE
     ]
     restarts = [mark for mark in told if mark.kind == RESTART]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from diloco_cli.clock import wall_s
 from diloco_cli.events.event import FreshEvent, encode_batch
+from diloco_cli.events.read import EventReader
 from diloco_cli.protocol.log.keys import event_key
 from diloco_cli.report.happened import marks_of
 from diloco_cli.report.history import RESTART, Mark
@@ -28,7 +29,7 @@ def test_a_restart_is_told_once_and_what_processes_say_stands_between() -> None:
         Mark(75.0, RESTART, "iowa", "takes part again"),
         Mark(76.0, RESTART, "rhine", "takes part again"),
     ]
-    found = [(round(mark.s), mark.kind, mark.unit) for mark in marks_of(history, store)]
+    found = [(round(mark.s), mark.kind, mark.unit) for mark in marks_of(history, EventReader().read(store))]
     assert found == [
         (0, "started", "iowa"), (0, "serving", "syncer"), (10, "serving", "syncer"), (30, RESTART, "iowa"),
         (60, "chaos", "iowa"), (62, RESTART, "iowa"), (76, RESTART, "rhine"),
