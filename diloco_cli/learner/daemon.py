@@ -15,10 +15,6 @@ from diloco_cli.events.cause import note_position
 from diloco_cli.layout import make_layout
 from diloco_cli.learner.facts import Facts
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
-from diloco_cli.learner.micro_batch import micro_batch_here, parameters_of
-from diloco_cli.learner.prefetch import Prefetched
-from diloco_cli.learner.replica import DeviceTraining, Replica
-from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
@@ -40,6 +36,10 @@ from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.training.micro_batch import micro_batch_here, parameters_of
+from diloco_cli.training.prefetch import Prefetched
+from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire
 
 HOSTED_LEAVE_S = 3.0
 CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 8 s after SIGTERM
@@ -176,7 +176,7 @@ def _ports(run: RunFormat, replica: Replica, slowdown: float) -> tuple[DeviceTra
     if replica.device.type != "cuda":
         return DeviceTraining(run, replica, slowdown), TensorWire(run)
     torch.cuda.set_device(replica.device)  # of this thread, for what it pins
-    from diloco_cli.learner.cuda import CudaTraining, CudaWire
+    from diloco_cli.training.cuda import CudaTraining, CudaWire
 
     return CudaTraining(run, replica, slowdown), CudaWire(run, replica.device)
 

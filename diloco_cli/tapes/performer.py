@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 import torch
 
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.replica import DeviceTraining, Replica
-from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import Mixing, OfferId, TapeEvent
@@ -19,6 +17,8 @@ from diloco_cli.protocol.log.tape import Tape, Track
 from diloco_cli.protocol.rules.schedule import fraction_of_run
 from diloco_cli.tapes.needs import Needs, Save
 from diloco_cli.tensors.codecs import Codec, codec
+from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ import torch
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import RunFailedError, UsageError
-from diloco_cli.learner.inner import restore_inner_state
-from diloco_cli.learner.replica import CPU, Replica
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, OfferId, TapeEvent
 from diloco_cli.protocol.log.tape import Tape, TapeMerge
@@ -28,6 +26,8 @@ from diloco_cli.tapes.performer import Performer, Sent, TapeWorld, Versions
 from diloco_cli.tasks.build import Data, build_data, build_model
 from diloco_cli.tensors.flat import unflatten
 from diloco_cli.tensors.merge import DeltaSource
+from diloco_cli.training.inner import restore_inner_state
+from diloco_cli.training.replica import CPU, Replica
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ import torch
 
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.layout import balanced_layout
-from diloco_cli.learner.replica import Replica
 from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.codecs import CODECS, codec
 from diloco_cli.tensors.flat import flatten, parameter_facts
+from diloco_cli.training.replica import Replica
 from tests.benchmarks.measure import interleaved, machine, ratios, row
 
 SIZE, ROUNDS = 1 << 27, 5

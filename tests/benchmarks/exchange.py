@@ -57,7 +57,7 @@ def without_exchange(setup: Setup) -> float:
     code = f"""
 import time, torch
 from diloco_cli.config.run_file import load_run
-from diloco_cli.learner.inner import autocast, build_optimizer
+from diloco_cli.training.inner import autocast, build_optimizer
 from diloco_cli.tasks.build import build_data, build_model
 torch.set_num_threads(1)
 device = torch.device({setup.device!r})

@@ -11,9 +11,9 @@ import torch
 
 from diloco_cli.config.presets import MODEL_PRESETS, data_of
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
-from diloco_cli.learner.inner import build_optimizer
-from diloco_cli.learner.replica import Replica
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.training.inner import build_optimizer
+from diloco_cli.training.replica import Replica
 from tests.benchmarks.measure import interleaved, machine, ratios, row
 
 PRESETS = ("gpt-pico", "gpt-nano", "gpt-micro", "moe-pico", "moe-nano", "moe-micro", "vit-nano")

@@ -16,9 +16,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from diloco_cli.learner.prefetch import Prefetched
-from diloco_cli.learner.replica import CPU, Replica
 from diloco_cli.tasks.build import Batch, Data
+from diloco_cli.training.prefetch import Prefetched
+from diloco_cli.training.replica import CPU, Replica
 from tests.benchmarks.inner_step import BATCH_TOKENS, replica_of
 from tests.benchmarks.measure import interleaved, machine, ratios, row
 

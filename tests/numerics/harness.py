@@ -19,8 +19,6 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )  # fmt: skip
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.learner.replica import DeviceTraining, Replica
-from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.observer import Observer
@@ -40,6 +38,8 @@ from diloco_cli.syncer.versions import load_versions, state_spec
 from diloco_cli.tasks.build import Data, build_data, build_model
 from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes
+from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire
 from tests.numerics.tiny import ROWS
 
 CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)

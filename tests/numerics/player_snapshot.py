@@ -18,12 +18,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.replica import CPU
 from diloco_cli.protocol.log.tape import Tape
 from diloco_cli.tapes.files import tape_digest
 from diloco_cli.tapes.performer import Performer, Sent
 from diloco_cli.tapes.player import Player
 from diloco_cli.tasks.build import Data
+from diloco_cli.training.replica import CPU
 
 NUMBERS = ("cursor", "position", "steps", "local_steps", "merges", "steps_since_merge", "fraction", "base_versions")
 Tensors = dict[str, torch.Tensor]

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.learner.inner import build_optimizer
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import Offer, OfferId, RunFormat, TapeEvent
@@ -28,6 +27,7 @@ from diloco_cli.tapes.recorder import record
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes
+from diloco_cli.training.inner import build_optimizer
 from tests.numerics.harness import key_of_state, make_run, merges
 from tests.numerics.test_identities import CONSTANT, DYADIC, inner_step
 from tests.numerics.tiny import ROWS

@@ -21,10 +21,10 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tapes.player import Player
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.training.inner import build_optimizer, learning_rate, set_learning_rate
 from examples.quality.methods.data_parallel import DataParallel, train
 from examples.quality.methods.pacing import Pacing
 from examples.quality.methods.schedules import decoupled, lockstep, make_tape, nearly_equal, streaming, synchronous
@@ -95,7 +95,7 @@ def test_data_parallel_of_one_rank_is_plain_training() -> None:
 DISTRIBUTED = """
 import os, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
+from diloco_cli.training.inner import build_optimizer, learning_rate, set_learning_rate
 from tests.numerics.test_baselines import ROWS, SyncSettings, build_data, build_model, make_run, trial
 rank, folder, steps = int(sys.argv[1]), sys.argv[2], 6
 torch.set_num_threads(1)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.config.validation import max_overlap
-from diloco_cli.learner.inner import build_optimizer
-from diloco_cli.learner.wire import mixed
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log import directions
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.rules import norms
 from diloco_cli.tasks.build import build_model
+from diloco_cli.training.inner import build_optimizer
+from diloco_cli.training.wire import mixed
 from tests.numerics.harness import flat, make_run, run_to_end, versions
 from tests.numerics.test_identities import CONSTANT, assert_close, inner_step
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import EvaluationSettings, InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.learner.wire import TensorWire
 from diloco_cli.observe.replay import verified
 from diloco_cli.protocol.log import directions
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Rollback, Stop
@@ -23,6 +22,7 @@ from diloco_cli.syncer.evaluation import Examiner, evaluation_request, trial_req
 from diloco_cli.syncer.trials import Repetition, state_at
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tensors.payload import from_bytes
+from diloco_cli.training.wire import TensorWire
 from tests.numerics.harness import commits, key_of_state, make_run
 from tests.numerics.virtual import VirtualFleet
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.learner.inner import build_optimizer, learning_rate, set_learning_rate
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.training.inner import build_optimizer, learning_rate, set_learning_rate
 from tests.numerics.harness import flat, make_run, run_to_end
 from tests.numerics.tiny import ROWS
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from diloco_cli.learner.replica import DeviceTraining, Replica
-from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.ports import Evaluator, Progression, Stepped
@@ -21,6 +19,8 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire
 from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 
 ENDS_WITHIN_S = 10_000.0

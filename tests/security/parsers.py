@@ -28,7 +28,6 @@ from diloco_cli.config.yaml_tree import Node
 from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import DilocoError
 from diloco_cli.faults.scenario import load_scenario
-from diloco_cli.learner.inner import restore_inner_state
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import status_of
@@ -53,6 +52,7 @@ from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tapes.files import read_tape, write_tape
 from diloco_cli.tensors.codecs import CODECS
 from diloco_cli.tensors.delta import delta_formats
+from diloco_cli.training.inner import restore_inner_state
 from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, fleet
 from tests.unit.plan.fleets import RUN as PLANNED_RUN
@@ -183,8 +183,8 @@ def _state_bytes(size: int) -> bytes:
 
 
 def _moments() -> Parser:
-    from diloco_cli.learner.inner import inner_state
     from diloco_cli.tensors.payload import to_bytes
+    from diloco_cli.training.inner import inner_state
 
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())

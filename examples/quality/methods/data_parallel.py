@@ -12,11 +12,11 @@ from math import isfinite
 import torch
 
 from diloco_cli.errors import RunFailedError
-from diloco_cli.learner.inner import step_learning_rate
-from diloco_cli.learner.replica import CPU, Replica
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.syncer.evaluation import held_out_loss
 from diloco_cli.tasks.build import Data, build_data, build_model
+from diloco_cli.training.inner import step_learning_rate
+from diloco_cli.training.replica import CPU, Replica
 
 
 class DataParallel:

@@ -10,11 +10,11 @@ import torch
 from diloco_cli.config.presets import MODEL_PRESETS, VISION_DATA, ViTShape, data_of
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.replica import Replica
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
 from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta
 from diloco_cli.tasks.models import build as build_vit
 from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.training.replica import Replica
 
 SMALL = [name for name, shape in MODEL_PRESETS.items() if shape.num_parameters < 1_000_000]
 

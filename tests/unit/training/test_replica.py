@@ -9,10 +9,10 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.learner.replica import DeviceTraining, Replica
 from diloco_cli.protocol.actors.ports import Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.training.replica import DeviceTraining, Replica
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import ROWS
 

@@ -7,9 +7,9 @@ import torch
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import Fragment, TensorSlot
-from diloco_cli.learner.wire import Residuals
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import DeltaFormat
+from diloco_cli.training.wire import Residuals
 
 ROUNDS = 6
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.learner.inner import (
+from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.training.inner import (
     autocast,
     build_optimizer,
     clip_gradients,
@@ -24,7 +25,6 @@ from diloco_cli.learner.inner import (
     inner_state,
     restore_inner_state,
 )
-from diloco_cli.tensors.payload import to_bytes
 
 Tensors = dict[str, torch.Tensor]
 
@@ -178,7 +178,7 @@ import sys
 import torch
 from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.config.settings import InnerSettings
-from diloco_cli.learner.inner import build_optimizer, inner_state, restore_inner_state
+from diloco_cli.training.inner import build_optimizer, inner_state, restore_inner_state
 from tests.benchmarks.inner_step import replica_of
 
 replica = replica_of("gpt-pico")

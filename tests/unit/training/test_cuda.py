@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.learner.cuda import CudaTraining, CudaWire, Placed
-from diloco_cli.learner.inner import inner_state
-from diloco_cli.learner.replica import DeviceTraining, Replica
-from diloco_cli.learner.wire import TensorWire
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.training.cuda import CudaTraining, CudaWire, Placed
+from diloco_cli.training.inner import inner_state
+from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import ROWS
 

@@ -13,7 +13,13 @@ from torch import nn
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.learner.inner import (
+from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
+from diloco_cli.protocol.log.operations import Now, Sleep, Steps
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.tasks.build import Batch, Data, losses_of
+from diloco_cli.tensors.flat import flatten, unflatten
+from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.training.inner import (
     autocast,
     build_optimizer,
     clip_gradients,
@@ -24,13 +30,7 @@ from diloco_cli.learner.inner import (
     set_learning_rate,
     step_learning_rate,
 )
-from diloco_cli.learner.micro_batch import micro_batches
-from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
-from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.tasks.build import Batch, Data, losses_of
-from diloco_cli.tensors.flat import flatten, unflatten
-from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.training.micro_batch import micro_batches
 
 CPU = torch.device("cpu")
 

@@ -30,13 +30,13 @@ from diloco_cli.config.settings import (
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.new_run import islands_of, layout_of, make_format, shares_here
 from diloco_cli.learner.daemon import Newcomer, _island_of, check_batch
-from diloco_cli.learner.inner import clip_gradients, set_learning_rate
-from diloco_cli.learner.micro_batch import micro_batch_here, micro_batches, parameters_of
-from diloco_cli.learner.replica import CPU, Replica
 from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, build_data, build_model
+from diloco_cli.training.inner import clip_gradients, set_learning_rate
+from diloco_cli.training.micro_batch import micro_batch_here, micro_batches, parameters_of
+from diloco_cli.training.replica import CPU, Replica
 from tests.unit.protocol.records import RUN
 
 pytestmark = pytest.mark.usefixtures("one_thread")

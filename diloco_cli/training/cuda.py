@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import torch
 
-from diloco_cli.learner.inner import keeps_moments, moments_of
-from diloco_cli.learner.replica import DeviceTraining, Replica
-from diloco_cli.learner.wire import TensorWire, mixed
 from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tensors.flat import flatten_into, unflatten
 from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.training.inner import keeps_moments, moments_of
+from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire, mixed
 
 
 class Placed:

@@ -10,10 +10,10 @@ from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import Layout, ParameterFact
-from diloco_cli.learner.inner import runs_in_bf16
 from diloco_cli.plan.memory import fit_with_micro_batch
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
 from diloco_cli.tasks.build import Batch, build_data
+from diloco_cli.training.inner import runs_in_bf16
 
 GB = 1e9
 
