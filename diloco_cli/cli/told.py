@@ -12,6 +12,7 @@ from diloco_cli.chaos.journal import read_entries
 from diloco_cli.cli.output import talk
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.events.write import EventWriter
+from diloco_cli.launch.local_units import syncer_may_start
 from diloco_cli.runtime.causes import place_data
 from diloco_cli.runtime.ending import SupervisionEvent
 from diloco_cli.runtime.logs import note_line
@@ -36,8 +37,11 @@ UNKNOWN = "not by diloco: by a person, or by the kernel for want of memory"
 
 @contextmanager
 def telling(opened: OpenRun, units: list[UnitSpec], show: Show) -> Iterator[Show]:
-    """What takes the events of a supervision of these units."""
-    teller = Teller(opened.name, opened.url, [unit.name for unit in units], show)
+    """What takes the events of a supervision of these units. Where one of them serves the run, the home bucket is
+    in reach; else the syncer carries them there from the region's own bucket."""
+    serves = syncer_may_start(opened.format, units)
+    url = opened.format.home_of(opened.url) if serves else opened.url
+    teller = Teller(opened.name, url, [unit.name for unit in units], show)
     try:
         yield teller.tell
     finally:

@@ -91,10 +91,12 @@ def _serve_once(
         recover=lambda output: rebuild(run, store, output),
         because=because,
     )
-    events = EventWriter(open_store(url))
+    bare = open_store(url)
+    events = EventWriter(bare)
     regions = RegionServices(
-        run, store, home_of(syncer), _earlier_mirrors(_last_heartbeat(run, store)), said_as_events(events)
-    )
+        run, store, home_of(syncer), _earlier_mirrors(_last_heartbeat(run, store)), said_as_events(events),
+        events_to=bare,
+    )  # fmt: skip
     read_after_relays(syncer, regions.links)
     syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, counts_of(_last_heartbeat(run, store)))
     news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)

@@ -1,4 +1,5 @@
-"""The regions that have a bucket of their own, served beside the home log: two threads each, one per direction.
+"""The regions that have a bucket of their own, served beside the home log: a thread each for what goes there, for what
+comes home, and for the events that their units have told there.
 
 A merge never waits for them: a failed call to a region's bucket is repeated by that region's threads alone and shown in
 `status`; the region catches up when the bucket answers again.
@@ -8,12 +9,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError, TerminatedError
+from diloco_cli.events.carry import EventCarrier
 from diloco_cli.events.cause import safe
-from diloco_cli.events.write import EventWriter
+from diloco_cli.events.write import WRITE_EVERY_S, EventWriter
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps
@@ -74,12 +78,14 @@ class Trouble:
 
 class RegionService:
     """The service of one region. `earlier`: the heartbeat of the syncers before, from which the counts go on. `tell`
-    takes a line for the log."""
+    takes a line for the log. `events_to`: the home bucket, each call tried once; None: events stay where they are."""
 
     def __init__(
         self, run: RunFormat, region: RegionStore, store: Store, home: Home, earlier: MirrorHeartbeat, tell: Tell,
+        events_to: Store | None = None,
     ) -> None:  # fmt: skip
-        self.region, self.store, self.earlier, self.tell = region, store, earlier, tell
+        self.run, self.region, self.store, self.earlier, self.tell = run, region, store, earlier, tell
+        self.head = home.head
         self.leaving, self.closing = threading.Event(), threading.Event()
         self.link = RegionLink(run, region.name, home, self.leaving.is_set, self._tell)
         self.stopped = ""
@@ -95,6 +101,9 @@ class RegionService:
             )
             for what, steps in self.link.works().items()
         ]
+        if events_to is not None:
+            work = partial(self._carry_events, events_to, tuple(self.threads))
+            self.threads.append(threading.Thread(target=work, name=f"events-{region.name}", daemon=True))
 
     def heartbeat(self) -> MirrorHeartbeat:
         """The region's progress, for `status`."""
@@ -143,6 +152,7 @@ class RegionService:
                 return
             except RegionStoppedError as error:
                 self.stopped = f"{error}; {error.hint}"
+                self.leaving.set()
                 self._tell(f"STOPPED: {self.stopped}")
                 return
             except Exception as error:  # any error is reported and the work tried again
@@ -152,6 +162,22 @@ class RegionService:
             trouble.failed(text, monotonic_s())
             self._say(text)
             self.closing.wait(TRIES_AGAIN_S)
+
+    def _carry_events(self, home: Store, others: Iterable[threading.Thread]) -> None:
+        """Now and then, and once more after what the others carry last. Events are for display: what fails is tried
+        again, and told by nobody."""
+        carrier = EventCarrier()
+        while not (self.closing.is_set() or self.stopped):
+            if is_last := self.leaving.is_set():
+                for thread in others:
+                    thread.join(ENDS_WITHIN_S)
+            islands = self.head().with_members(self.run).all_islands
+            with suppress(DilocoError, OSError):
+                there = self._open()[1]
+                carrier.carry(there, home, {island.name for island in islands if island.region == self.region.name})
+            if is_last:
+                return
+            self.leaving.wait(WRITE_EVERY_S)
 
     def _say(self, error: str) -> None:
         """A line for the log, but not the same one every few seconds."""
@@ -188,10 +214,13 @@ class RegionServices:
         earlier: Iterable[MirrorHeartbeat] = (),
         tell: Tell = said_in_the_log,
         without: Container[str] = (),
+        events_to: Store | None = None,
     ) -> None:
         known = {heartbeat.region: heartbeat for heartbeat in earlier}
         self.services = [
-            RegionService(run, region, store, home, known.get(region.name, MirrorHeartbeat(region.name)), tell)
+            RegionService(
+                run, region, store, home, known.get(region.name, MirrorHeartbeat(region.name)), tell, events_to
+            )
             for region in run.regions
             if region.url not in without
         ]
@@ -224,6 +253,7 @@ class RegionServices:
                     )
         for service in self.services:
             service.closing.set()
+            service.leaving.set()
         self._join(LEAVES_WITHIN_S)
 
     def _join(self, within_s: float) -> None:

@@ -10,12 +10,16 @@ import pytest
 
 from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.run_argument import head_of, open_run
+from diloco_cli.cli.told import telling
 from diloco_cli.cli.verify import check_mirrors
+from diloco_cli.events.read import EventReader
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.consent import Allowance
 from diloco_cli.runtime.consent import format_digest, remember
+from diloco_cli.runtime.ending import SupervisionEvent
+from diloco_cli.runtime.units import Kind, UnitSpec
 from diloco_cli.store.local import LocalStore
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
 
@@ -60,3 +64,15 @@ def test_a_regions_url_leads_commands_home_but_not_resume(tmp_path: Path, capsys
     assert f"{far_url} follows the home bucket: reading {home_url}" in capsys.readouterr().err
     assert open_run(far_url, at_home=False).url == far_url
     assert json.loads((tmp_path / "eu" / "toy" / "FORMAT.json").read_text())["home_url"] == home_url
+
+
+@pytest.mark.parametrize(("kind", "place"), [("learner", "eu"), ("syncer", "home")])
+def test_a_supervision_tells_the_home_bucket_where_it_serves_the_run_else_the_regions(
+    tmp_path: Path, kind: Kind, place: str
+) -> None:
+    _, far_url = two_buckets(tmp_path)
+    opened = open_run(far_url, at_home=False)
+    with telling(opened, [UnitSpec("l1", kind, ("true",))], lambda event: None) as tell:
+        tell(SupervisionEvent("failed", "l1", "it ended too often"))
+    places = {name: EventReader().read(LocalStore(tmp_path / name / "toy")) for name in ("home", "eu")}
+    assert [event.kind for event in places.pop(place)] == ["gave_up"] and places.popitem()[1] == []

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.events.event import FreshEvent
 from diloco_cli.events.read import EventReader
-from diloco_cli.events.write import EventWriter
+from diloco_cli.events.write import EventWriter, write_batch
 from diloco_cli.observe.mirror_check import check_mirror
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
@@ -220,3 +222,20 @@ def test_a_line_about_a_region_is_an_event_too_without_secrets() -> None:
         "region",
         "syncer",
     ) and event.text == "region eu: get of https://***@host/x fails"
+
+
+def test_events_told_in_a_regions_bucket_come_home_also_the_last_ones() -> None:
+    run, home, _, head = ended_run()
+    there = shared_memory_store("tells")
+    own = replace(run, regions=(RegionStore(FAR, "memory://tells", 0.1),))
+    services = RegionServices(own, home, Home(lambda: head, lambda: 0.1), events_to=home)
+    write_batch(there, "l1", [FreshEvent(monotonic_s(), "error", "its disk is full")])
+    write_batch(there, "l0", [FreshEvent(monotonic_s(), "error", "not of this region")])
+    services.start()
+    wait_until(lambda: EventReader().read(home))
+    write_batch(there, "l1", [FreshEvent(monotonic_s(), "gave_up", "it ended too often")])
+    services.end(over=True)
+    assert [(e.unit, e.text) for e in EventReader().read(home)] == [
+        ("l1", "its disk is full"), ("l1", "it ended too often"),
+    ]  # fmt: skip
+    assert not any(thread.is_alive() for thread in services.services[0].threads)
