@@ -67,11 +67,14 @@ class Look:
 
     @property
     def share_of_best(self) -> float | None:
-        """The present pace over the best sustained one. The time since the newest merge counts once a merge is late."""
+        """The present pace over the best one that as many learners as take part now have sustained. The time since the
+        newest merge counts once a merge is late."""
         known = self.facts.state.metrics.sustained
         if not known.since:
             return None
-        return share_of_best(known, self.facts.seconds_since(known.since) - min(self.idle_s, self.expected_s))
+        present = sum(state not in MISSING for state in self.learners.values())
+        so_far_s = self.facts.seconds_since(known.since) - min(self.idle_s, self.expected_s)
+        return share_of_best(known, so_far_s, present)
 
     @property
     def stated(self) -> str:

@@ -39,7 +39,7 @@ class State(StrEnum):
 MEANINGS = {
     State.STARTING: "no merge yet since the launch or the resume, and not for longer than a start takes",
     State.MERGING: "merges go on",
-    State.SLOW: "merges go on, below 0.8 of the best pace that this run sustained",
+    State.SLOW: "merges go on, below 0.8 of the best pace that as many learners sustained in this run",
     State.DEGRADED: "merges go on without some of the planned islands",
     State.STALLED: "no merge for longer than expected, or none can come",
     State.PAUSED: "the syncer has stopped the run, because its loss jumped",
@@ -222,7 +222,7 @@ def _slow(look: Look) -> Verdict | None:
     share, limit = look.share_of_best, limit_of(look)
     if share is None or share >= SLOW_BELOW:
         return None
-    reason = f"merges go on at {share:.2f} of the best pace that this run sustained"
+    reason = f"merges go on at {share:.2f} of the best pace that as many learners sustained in this run"
     return Verdict(State.SLOW, reason, None, "" if limit else _logs(look), limit or "why is not known from the bucket")
 
 

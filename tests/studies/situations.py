@@ -239,7 +239,7 @@ def slow(run: SteeredRun) -> list[Row]:
 
 
 def sustained(run: SteeredRun) -> float:
-    return perform(read_log(run.run), run.store, CLOCK).metrics.sustained.best
+    return perform(read_log(run.run), run.store, CLOCK).metrics.sustained.best(len(run.run.islands))
 
 
 def syncer_restarts(run: SteeredRun) -> list[Row]:

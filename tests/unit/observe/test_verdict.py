@@ -328,9 +328,9 @@ def test_the_disk_is_full_if_one_merge_does_not_fit(tmp_path: Path) -> None:
     assert full_disk([tmp_path], 1 << 62).startswith(f"no space is left in {tmp_path}: ")
 
 
-def paced(tokens: int, seconds: float, best: float = 100.0) -> RunState:
-    """A window of 100 s at the best pace of 100 tokens/s, and then `tokens` in `seconds`."""
-    known = Sustained(at(100.0 - seconds - 10.0), tokens, 3, (100.0, 10_000), (best, best, best), best)
+def paced(tokens: int, seconds: float, best: float = 100.0, of: int = 2) -> RunState:
+    """A window of 100 s at the best pace of 100 tokens/s `of` so many learners, and then `tokens` in `seconds`."""
+    known = Sustained(at(100.0 - seconds - 10.0), tokens, 3, of, (100.0, 10_000), bests=((of, best),))
     return measured(sustained=known)
 
 
@@ -344,6 +344,7 @@ def test_a_pace_below_four_fifths_of_the_best_sustained_one_is_slow_and_says_wha
     retries = verdict_of(syncer_says(facts(paced(5_500, 100.0)), retrying="put fails for 3 s: 503"))
     assert retries.limit == "the syncer's store: put fails for 3 s: 503"
     assert verdict_of(facts(paced(0, 100.0, best=0.0))).state == State.MERGING, "nothing to compare with"
+    assert verdict_of(facts(paced(5_500, 100.0, of=3))).state == State.MERGING, "a guest took part then, and has left"
 
 
 def test_the_grace_and_the_exchange_are_limits_too() -> None:

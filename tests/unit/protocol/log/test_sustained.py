@@ -8,30 +8,33 @@ import pytest
 
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer
-from diloco_cli.protocol.log.sustained import Sustained, share_of_best, sustained_after
+from diloco_cli.protocol.log.sustained import MAX_BESTS, Sustained, share_of_best, sustained_after
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def merge(at_s: float, tokens: int = 100) -> commits.Merge:
-    return merge_at((START + timedelta(seconds=at_s)).isoformat(), tokens)
+def merge(at_s: float, tokens: int = 100, alive: int = 1) -> commits.Merge:
+    return merge_at((START + timedelta(seconds=at_s)).isoformat(), tokens, alive)
 
 
-def merge_at(time: str, tokens: int = 100) -> commits.Merge:
+def merge_at(time: str, tokens: int = 100, alive: int = 1) -> commits.Merge:
     offer = MergedOffer("iowa", 1, 0, 0, 0, tokens, tokens, 1, 1.0, "", 0, norm=1.0)
-    return commits.Merge(n=1, time=time, slot=0, inputs=(offer,), outputs=(FragmentVersion(0, 1, 0, 1, "", ""),))
+    outputs = (FragmentVersion(0, 1, 0, 1, "", ""),)
+    return commits.Merge(n=1, time=time, slot=0, inputs=(offer,), outputs=outputs, alive=alive)
 
 
-def merged(known: Sustained, from_s: float, every_s: float, count: int, tokens: int = 100) -> Sustained:
+def merged(
+    known: Sustained, from_s: float, every_s: float, count: int, tokens: int = 100, alive: int = 1
+) -> Sustained:  # fmt: skip
     for i in range(count):
-        known = sustained_after(known, merge(from_s + i * every_s, tokens))
+        known = sustained_after(known, merge(from_s + i * every_s, tokens, alive))
     return known
 
 
 def test_a_pace_held_for_five_windows_is_sustained() -> None:
     four = merged(Sustained(), 0.0, 1.0, 41)
-    assert (four.rates, four.best) == ((100.0,) * 4, 0.0)
-    assert merged(four, 41.0, 1.0, 10).best == 100.0
+    assert (four.rates, four.best(1)) == ((100.0,) * 4, 0.0)
+    assert merged(four, 41.0, 1.0, 10).best(1) == 100.0
 
 
 def test_windows_last_for_ten_merges_and_five_seconds() -> None:
@@ -45,13 +48,13 @@ def test_offers_that_piled_up_in_an_outage_do_not_make_the_best_pace() -> None:
     known = merged(Sustained(), 0.0, 1.0, 51)
     known = merged(known, 330.0, 0.1, 200)  # ten minutes of nothing, then twenty seconds of offers that had piled up
     known = merged(known, 350.0, 1.0, 30)
-    assert known.best == 100.0
+    assert known.best(1) == 100.0
 
 
 def test_a_new_syncer_a_stop_and_a_rollback_begin_anew_and_keep_the_best() -> None:
     known = merged(Sustained(), 0.0, 1.0, 56)
     stop = commits.Stop(n=1)
-    assert sustained_after(known, stop) == Sustained(best=100.0)
+    assert sustained_after(known, stop) == Sustained(bests=((1, 100.0),))
 
 
 def test_a_clock_that_goes_back_or_is_none_begins_anew() -> None:
@@ -62,6 +65,27 @@ def test_a_clock_that_goes_back_or_is_none_begins_anew() -> None:
 
 def test_the_present_pace_counts_the_last_whole_window_and_the_present_one() -> None:
     known = merged(Sustained(), 0.0, 1.0, 51)
-    assert share_of_best(known, 0.0) == pytest.approx(1.0)
-    assert share_of_best(merged(known, 54.0, 4.0, 5), 20.0) == pytest.approx(0.5)
-    assert share_of_best(Sustained(), 5.0) is None
+    assert share_of_best(known, 0.0, 1) == pytest.approx(1.0)
+    assert share_of_best(merged(known, 54.0, 4.0, 5), 20.0, 1) == pytest.approx(0.5)
+    assert share_of_best(Sustained(), 5.0, 1) is None
+
+
+def test_what_guests_added_is_no_measure_for_those_that_are_left() -> None:
+    two = merged(Sustained(), 0.0, 1.0, 51, alive=2)
+    four = merged(two, 51.0, 1.0, 60, tokens=200, alive=4)
+    assert four.bests == ((2, 100.0), (4, 200.0))
+    left = merged(four, 111.0, 1.0, 20, alive=2)
+    assert share_of_best(left, 0.0, 2) == pytest.approx(1.0), "as they did alone"
+    assert share_of_best(left, 0.0, 4) == pytest.approx(0.5), "as long as the guests are here, it is slow"
+    guests_first = merged(Sustained(), 0.0, 1.0, 51, alive=4)
+    assert share_of_best(guests_first, 0.0, 2) is None, "what two can do is not known yet"
+
+
+def test_best_paces_are_few_and_a_slower_one_of_more_learners_is_none() -> None:
+    known = merged(Sustained(), 0.0, 1.0, 51, alive=2)
+    assert merged(known, 51.0, 2.0, 60, alive=3).bests == ((2, 100.0),)
+    for crew in range(3, 40):
+        known = merged(known, crew * 1e4, 1.0, 60, tokens=100 * crew, alive=crew)
+    assert len(known.bests) == MAX_BESTS and known.bests[-1] == (39, 3900.0)
+    faster = merged(known, 1e6, 1.0, 60, tokens=10_000, alive=2)
+    assert faster.bests == ((2, 10_000.0),)
