@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli import complete
-from diloco_cli.cli.run_argument import LOOK_S, RunArgument, head_of, open_run
+from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
 from diloco_cli.cli.watch import riding_out
-from diloco_cli.clock import sleep_s, wall_s
+from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import INTERRUPTED_STATUS, NotFoundError, suggestion
 from diloco_cli.units import parse_duration, time_text
 
 if TYPE_CHECKING:
     from diloco_cli.events.event import Event
-    from diloco_cli.protocol.log.state import RunState
 
 FOLLOW_EVERY_S = 2.0
 Seen = set[tuple[str, str, str, str]]
@@ -32,24 +31,25 @@ def events(
     unit: str | None = typer.Option(None, "--unit", help="Only this unit.", autocompletion=complete.units),
 ) -> None:
     """Print what happened: starts, ends and their causes, faults on purpose, refusals, takeovers, joins, merges."""
-    from diloco_cli.events.read import EventReader, read_events
     from diloco_cli.store.deadline import Deadline
 
-    first = "" if since is None else time_text(wall_s() - parse_duration(since))
+    within_s = None if since is None else parse_duration(since)
     box = Deadline(LOOK_S)
-    opened, reader = open_run(run, box), EventReader()
-    known: RunState | None = None
+    opened = open_run(run, box)
+    first, known = "", None
     seen: Seen = set()
     try:
         while True:
             box.restart(LOOK_S)
             with riding_out("events") if follow else nullcontext():
-                known = head_of(opened, known)
-                found = read_events(opened.store, known, reader)
-                if unit is not None and not seen:
-                    islands = known.with_members(opened.format).all_islands
-                    _refuse_unknown(unit, {island.name for island in islands}, found)
-                _print([e for e in found if e.time >= first and unit in (None, e.unit)], seen, as_json)
+                facts = opened.facts(known)
+                if known is None and within_s is not None:
+                    first = time_text(facts.now_s - within_s)
+                if known is None and unit is not None:
+                    islands = facts.state.with_members(opened.format).all_islands
+                    _refuse_unknown(unit, {island.name for island in islands}, facts.events)
+                known = facts.state
+                _print([e for e in facts.events if e.time >= first and unit in (None, e.unit)], seen, as_json)
             if not follow or (known is not None and known.phase == "FINISHED"):
                 return
             sleep_s(FOLLOW_EVERY_S)

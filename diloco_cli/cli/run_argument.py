@@ -55,11 +55,12 @@ class OpenRun:
 
         return perform(steps, self.store, self.clock)
 
-    def facts(self, known: RunState | None = None) -> RunFacts:
-        """What the bucket says of the run now; what `known` holds of its log is not read again."""
+    def facts(self, known: RunState | None = None, most_batches: int | None = None) -> RunFacts:
+        """What the bucket says of the run now; what `known` holds of its log is not read again, and of events not more
+        than `most_batches`."""
         from diloco_cli.observe.facts import read_facts
 
-        return read_facts(self.url, self.format, self.store, self.clock, known, self.events)
+        return read_facts(self.url, self.format, self.store, self.clock, known, self.events, most_batches)
 
     def local(self) -> Local:
         """What this machine knows of the run's units that live here."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.deadline import Deadline
 
+BATCHES_A_LOOK = 256  # of events: enough for what is recent
 Tell = Callable[[str], None]
 
 
@@ -49,7 +50,7 @@ def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status,
     """`known` is the state returned by the call before: then only what is new is read."""
     from diloco_cli.observe.status import status_of
 
-    facts = opened.facts(known)
+    facts = opened.facts(known, BATCHES_A_LOOK)
     return status_of(facts, opened.local()), facts.state
 
 

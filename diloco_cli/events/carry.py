@@ -27,7 +27,7 @@ class EventCarrier:
         keys = newest_batches(there)
         self._passed &= set(keys)
         carried: set[str] = set()
-        for key in keys:  # the newest of a unit first
+        for key in keys:  # the newest of each unit first
             read = read_event_key(key)
             if read is None or read[0] in carried or read[0] not in units or key in self._passed:
                 continue

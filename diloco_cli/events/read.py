@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from heapq import nlargest
+from itertools import zip_longest
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import StoreError
 from diloco_cli.events.event import MAX_BATCH_BYTES, Event, decode_batch
-from diloco_cli.events.of_log import events_of
-from diloco_cli.protocol.log.keys import EVENTS, SYNCER, commit_key, read_event_key
+from diloco_cli.protocol.log.keys import EVENTS, SYNCER, read_event_key
 from diloco_cli.protocol.log.metrics import RECENT_MERGES
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.store.parallel import answers
 from diloco_cli.store.port import Store
-from diloco_cli.units import parse_time
 
 EVALUATOR = "evaluator"
 BATCHES = 16  # of each unit, the newest
@@ -25,35 +25,26 @@ LOOK_EVERY_S = 5.0
 
 
 class EventReader:
-    """Reads a run's batches of events again and again, each batch once, the newest first: where a look's time is over
-    before all are read, the next look goes on. A listing a look, for units that wrote no more than PAGE together; looks
-    within LOOK_EVERY_S ask nothing."""
+    """Reads a run's batches of events again and again, each batch once, the newest of each unit first: where a look
+    ends before all are read, the next one goes on. A listing a look, for units that wrote no more than PAGE together;
+    looks within LOOK_EVERY_S ask nothing."""
 
     def __init__(self) -> None:
         self._batches: dict[str, list[Event]] = {}
         self._looked_s: float | None = None
 
-    def read(self, store: Store) -> list[Event]:
-        """The events that processes wrote, newest batches only, oldest first."""
+    def read(self, store: Store, most: int | None = None) -> list[Event]:
+        """The events that processes wrote, newest batches only, oldest first; `most` batches more than were read."""
         now_s = monotonic_s()
         if self._looked_s is None or now_s - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now_s
             with suppress(StoreError):  # events are for display: without them the rest is shown
                 keys = newest_batches(store)
                 self._batches = {key: self._batches[key] for key in keys if key in self._batches}
-                for key in sorted(keys, key=_written_ms, reverse=True):
-                    if key not in self._batches:
-                        self._batches[key] = _batch(store, key)
+                unread = [key for key in keys if key not in self._batches][:most]
+                for key, batch in zip(unread, answers(partial(_batch, store), unread), strict=True):
+                    self._batches[key] = batch
         return sorted((event for batch in self._batches.values() for event in batch), key=_time)
-
-
-def read_events(store: Store, state: RunState, reader: EventReader | None = None) -> list[Event]:
-    """What is known to have happened, oldest first: the newest events of every unit, and those of the log. `reader`:
-    that of the look before."""
-    newest = store.stat(commit_key(state.n)) if state.n >= 0 else None
-    stated_s = parse_time(state.metrics.updated_at)
-    ahead_s = 0.0 if newest is None or stated_s is None else stated_s - newest.modified_s
-    return merged(events_of(state.metrics, ahead_s), (reader or EventReader()).read(store))
 
 
 def merged(*streams: Iterable[Event]) -> list[Event]:
@@ -62,8 +53,8 @@ def merged(*streams: Iterable[Event]) -> list[Event]:
 
 
 def newest_batches(store: Store) -> list[str]:
-    """The keys of the newest BATCHES of each unit. One unit's flood costs a page at most: the listing goes on behind
-    its keys."""
+    """The keys of the newest BATCHES of each unit, first the newest of all units. One unit's flood costs a page at
+    most: the listing goes on behind its keys."""
     found: dict[str, deque[str]] = defaultdict(deque)
     after = ""
     for _ in range(MAX_PAGES):
@@ -76,7 +67,7 @@ def newest_batches(store: Store) -> list[str]:
             break
         unit = keys[-1].removeprefix(EVENTS).partition("/")[0]
         after = f"{EVENTS}{unit}0" if len(found[unit]) >= BATCHES else keys[-1]  # "0" follows "/"
-    return [key for unit in sorted(found) for key in found[unit]]
+    return [key for keys in zip_longest(*(found[unit] for unit in sorted(found))) for key in keys if key is not None]
 
 
 def newest(events: Iterable[Event], count: int) -> list[Event]:
@@ -111,11 +102,6 @@ def _batch(store: Store, key: str) -> list[Event]:
     if data is None or stat is None or read is None:
         return []
     return decode_batch(data, read[0], stat.modified_s)
-
-
-def _written_ms(key: str) -> int:
-    read = read_event_key(key)
-    return 0 if read is None else read[1]
 
 
 def _time(event: Event) -> str:

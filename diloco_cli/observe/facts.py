@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Generic, TypeVar
 
 from diloco_cli.clock import wall_s
@@ -18,9 +19,11 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER,
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
+from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.runtime.driver import Clock, perform
 from diloco_cli.signing import LOG, Unsigned, learner_signer
-from diloco_cli.store.port import Store
+from diloco_cli.store.parallel import answers
+from diloco_cli.store.port import ObjectStat, Store
 from diloco_cli.units import parse_time
 
 TOLERATED_SKEW_S = 5.0
@@ -92,26 +95,23 @@ def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float
 
 def read_facts(
     url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None,
-    reader: EventReader | None = None,
+    reader: EventReader | None = None, most_batches: int | None = None,
 ) -> RunFacts:  # fmt: skip
-    """`known`: an earlier state, so that only the newer commits are read; `reader`: likewise for events."""
-    state = perform(read_log(run, known), store, clock)
-    everybody = state.with_members(run).all_islands
+    """`known`: an earlier state, so that only the newer commits are read; `reader`: likewise for events, of which it
+    reads `most_batches` more."""
+    with CommitsAhead(store) as ahead:
+        state = perform(read_log(run, known), ahead, clock)
     keyring = run.keyring.without(state.revoked)
-    strange: set[str] = set()
-    learners = _heartbeats(
-        store, keyring, {island.name: heartbeat_key(island.name) for island in everybody}, LearnerHeartbeat, strange
-    )
-    syncer = _heartbeats(store, keyring, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat, set())
+    units = {island.name: heartbeat_key(island.name) for island in state.with_members(run).all_islands}
     # Standbys by name: launched, hosted or started by hand. A listing may lag, so this is for display alone.
     listed = store.list(STANDBY_HEARTBEATS, limit=MAX_STANDBYS)
-    standbys = _heartbeats(
-        store,
-        keyring,
-        {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed},
-        SyncerHeartbeat,
-        set(),
-    )
+    others = {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed}
+    keys = [*units.values(), heartbeat_key(SYNCER), *listed]
+    found = dict(zip(keys, answers(partial(_read, store), keys), strict=True))
+    strange: set[str] = set()
+    learners = _heartbeats(found, keyring, units, LearnerHeartbeat, strange)
+    syncer = _heartbeats(found, keyring, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat, set())
+    standbys = _heartbeats(found, keyring, others, SyncerHeartbeat, set())
     newest = store.stat(commit_key(state.n)) if state.n >= 0 else store.stat(FORMAT_KEY)
     changes = [s for _, s in [*learners.values(), *syncer.values(), *standbys.values()]]
     changes += [newest.modified_s] if newest is not None else []
@@ -120,25 +120,30 @@ def read_facts(
     age_s = None if newest is None else max(0.0, now_s - newest.modified_s)
     return RunFacts(
         url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s), age_s,
-        (reader or EventReader()).read(store), frozenset(strange),
+        (reader or EventReader()).read(store, most_batches), frozenset(strange),
     )  # fmt: skip
 
 
+def _read(store: Store, key: str) -> tuple[bytes | None, ObjectStat | None]:
+    return store.get(key, MAX_HEARTBEAT_BYTES), store.stat(key)
+
+
 def _heartbeats(
-    store: Store, keyring: Unsigned, keys: Mapping[str, str], kind: type[Heartbeat], strange: set[str]
-) -> dict[str, tuple[Heartbeat, float]]:
+    found: Mapping[str, tuple[bytes | None, ObjectStat | None]], keyring: Unsigned, keys: Mapping[str, str],
+    kind: type[Heartbeat], strange: set[str],
+) -> dict[str, tuple[Heartbeat, float]]:  # fmt: skip
     """Units' last heartbeats by name, with the store's time of each; units without a genuine one are left out.
     `strange`: gets those under whose key something else lies."""
-    found = {}
+    heartbeats = {}
     for name, key in keys.items():
         role = learner_signer(name) if kind is LearnerHeartbeat else LOG
-        there, stat = store.get(key, MAX_HEARTBEAT_BYTES), store.stat(key)
+        there, stat = found[key]
         data = genuine(keyring, role, key, there)
         strange |= {name} if there is not None and data is None else set()
         if data is not None and stat is not None:
             with suppress(RecordError):
-                found[name] = decode(kind, data, key), stat.modified_s
-    return found
+                heartbeats[name] = decode(kind, data, key), stat.modified_s
+    return heartbeats
 
 
 def _heard(heartbeats: Mapping[str, tuple[Heartbeat, float]], now_s: float) -> dict[str, Heard[Heartbeat]]:

@@ -6,14 +6,12 @@ are chained to that by their digests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from diloco_cli.clock import monotonic_s
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.events.of_log import events_of
@@ -25,12 +23,11 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.report.history import NOTABLE, CommitLine, Mark, RunHistory
+from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.runtime.files import make_directory, write_whole
 from diloco_cli.store.port import Store
 
-THREADS = 16  # of reads under way: a cloud's bucket takes tens of milliseconds for each
-AT_ONCE = 512
-TRIED, QUICK_S = 32, 0.002
+TOLD_EVERY = 512
 VERIFY = "diloco verify"
 ROUTINE = frozenset({"merged", "refused", "skipped"})
 VERSION = 2  # of the kept files; others are read anew
@@ -54,10 +51,11 @@ def read_history(
         history = None
     history = history or RunHistory(run.run_id, _parameters(run))
     read = history.n
-    for n, data in _commits(store, read + 1, state.n):
-        _add(history, n, data)
-        if n % AT_ONCE == 0:
-            progress(n, state.n)
+    with CommitsAhead(store, last=state.n) as ahead:
+        for n in range(read + 1, state.n + 1):
+            _add(history, n, ahead.get(commit_key(n), MAX_RECORD_BYTES))
+            if n % TOLD_EVERY == 0:
+                progress(n, state.n)
     if history.digest != state.digest:
         raise DataCheckError("the kept commits do not lead to the log's end", where=commit_key(state.n), hint=VERIFY)
     history.tokens_before = state.tokens(run.layout) - history.tokens
@@ -68,21 +66,6 @@ def read_history(
 
 def _parameters(run: RunFormat) -> tuple[int, ...]:
     return tuple(fragment.num_parameters for fragment in run.layout.fragments)
-
-
-def _commits(store: Store, first: int, last: int) -> Iterator[tuple[int, bytes | None]]:
-    """One after the other where a read takes no time, as in a directory: threads would cost more than they save."""
-    began_s, quick = monotonic_s(), range(first, min(first + TRIED, last + 1))
-    yield from ((n, store.get(commit_key(n), MAX_RECORD_BYTES)) for n in quick)
-    if quick and monotonic_s() - began_s < QUICK_S * len(quick):
-        yield from ((n, store.get(commit_key(n), MAX_RECORD_BYTES)) for n in range(quick.stop, last + 1))
-        return
-    with ThreadPoolExecutor(THREADS) as pool:
-        for start in range(quick.stop, last + 1, AT_ONCE):
-            numbers = range(start, min(start + AT_ONCE, last + 1))
-            yield from zip(
-                numbers, pool.map(lambda n: store.get(commit_key(n), MAX_RECORD_BYTES), numbers), strict=True
-            )
 
 
 def _add(history: RunHistory, n: int, data: bytes | None) -> None:

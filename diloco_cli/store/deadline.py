@@ -54,14 +54,14 @@ class TimeBoxedStore(StoreWrapper):
         super().__init__(store)
         self._box = box
         self._keeps_trying = keeps_trying
-        self._left_behind: list[threading.Thread] = []
+        self._left_behind: set[threading.Thread] = set()
 
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
-        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+        self._left_behind -= {thread for thread in self._left_behind.copy() if not thread.is_alive()}
         if self._left_behind and not self._keeps_trying:
             self._box.end()
         where, hint = f"{self.url}/{key}".rstrip("/"), f"diloco doctor {self.url}"
-        return call_within(self._box, call, where, hint, self._left_behind.append)
+        return call_within(self._box, call, where, hint, self._left_behind.add)
 
 
 def call_within(

@@ -1,4 +1,4 @@
-"""A sample of the report benchmark: points are counted, and nothing is timed."""
+"""A sample of the report benchmark: points are counted, and nothing is timed but what a cloud's calls take together."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.report.history import MAX_POINTS
+from diloco_cli.store.wrapper import MeteredStore
 from tests.benchmarks import report
 
 COMMITS = 1_500
@@ -14,7 +15,10 @@ COMMITS = 1_500
 
 def test_a_log_as_the_benchmark_builds_it_is_reported(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
-    report.build(tmp_path / "log", COMMITS)
+    run = report.build(tmp_path / "log", COMMITS)
+    calls = MeteredStore(report.cloud(tmp_path / "log"))
+    looked_s = report.look_s(calls, run)
+    assert looked_s < calls.counts.num_requests * report.CLOUD_RTT_S / 4, "not one call after the other"
     words = ["report", f"file://{tmp_path / 'log'}", "--format", "csv", "-o", str(tmp_path / "long.csv")]
     seconds, cpu_s, memory = report.timed(words, tmp_path / "home")
     assert seconds > 0 and cpu_s > 0 and 0 < memory < 500

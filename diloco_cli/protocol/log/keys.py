@@ -43,6 +43,7 @@ EVENTS = "event/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"(?:state|weights)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
 _DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
+_COMMIT = re.compile(r"commit/([0-9]{12,15})\.json")
 _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
 _JOIN = re.compile(rf"join/({NAME_PATTERN.pattern})/([0-9]{{10,15}})-([0-9]{{4,8}})\.json")
@@ -104,6 +105,12 @@ def read_inner_key(key: str) -> tuple[str, int, int] | None:
     """(learner, incarnation, step of the optimizer), or None if it is no such key."""
     found = _INNER.fullmatch(key)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def read_commit_key(key: str) -> int | None:
+    """The commit's number, or None if it is no such key."""
+    found = _COMMIT.fullmatch(key)
+    return None if found is None else int(found[1])
 
 
 def read_snapshot_key(key: str) -> int | None:

@@ -18,11 +18,10 @@ from diloco_cli.events.event import (
     encode_batch,
 )
 from diloco_cli.events.of_log import KIND_OF_COMMIT, events_of
-from diloco_cli.events.read import BATCHES, EVALUATOR, PAGE, EventReader, newest_batches, read_events, unhealed_errors
+from diloco_cli.events.read import BATCHES, EVALUATOR, PAGE, EventReader, merged, newest_batches, unhealed_errors
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import commit_key, event_key, read_event_key
+from diloco_cli.protocol.log.keys import event_key, read_event_key
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
-from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.units import time_text
 
@@ -115,11 +114,10 @@ def test_a_reader_fetches_each_batch_once() -> None:
 
 def test_a_look_that_the_store_ends_early_keeps_the_newest_and_the_next_one_goes_on() -> None:
     class Failing(MemoryStore):
-        left = 2
+        fails = True
 
         def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
-            self.left -= 1
-            if self.left < 0:
+            if self.fails and (read_event_key(key) or ("", 0))[1] < 2:
                 raise StoreError("no answer", where="gs://b")
             return super().get(key, max_bytes)
 
@@ -127,18 +125,24 @@ def test_a_look_that_the_store_ends_early_keeps_the_newest_and_the_next_one_goes
     for ms, unit in enumerate(("iowa", "rhine", "iowa", "rhine")):
         store.create(event_key(unit, ms, "aa"), batch(f"{unit} {ms}"))
     assert {event.text for event in reader.read(store)} == {"iowa 2", "rhine 3"}
-    store.left, reader._looked_s = 2, None
+    store.fails, reader._looked_s = False, None
     assert len(reader.read(store)) == 4
 
 
+def test_a_quick_look_reads_the_newest_of_each_unit_and_the_next_one_goes_on() -> None:
+    store, reader = MemoryStore(), EventReader()
+    for ms in range(4):
+        store.create(event_key("iowa", 10 + ms, "aa"), batch(f"iowa {ms}"))
+    store.create(event_key("rhine", 1, "aa"), batch("rhine"))
+    assert {event.text for event in reader.read(store, most=2)} == {"iowa 3", "rhine"}
+    reader._looked_s = None
+    assert len(reader.read(store, most=2)) == 4
+
+
 def test_written_events_and_those_of_the_log_are_one_stream_by_the_stores_time() -> None:
-    store = MemoryStore()
-    store.create(event_key("iowa", 1, "aa"), batch("killed"))
-    store.create(commit_key(3), b"{}")
-    ahead_s = 3600.0  # the clock of the syncer, against the store's
-    now_s = store.stat(commit_key(3)).modified_s
-    begun = Note(time_text(now_s + ahead_s - 5), "epoch_start", "syncer", "epoch 2 starts: takes over")
-    found = read_events(store, RunState(n=3, metrics=Metrics(notes=(begun,), updated_at=time_text(now_s + ahead_s))))
+    begun = Note(time_text(AT_S + 3600 - 5), "epoch_start", "syncer", "epoch 2 starts: takes over")
+    written = decode_batch(batch("killed"), "iowa", AT_S)  # 3600 s: how far the syncer's clock is ahead of the store's
+    found = merged(events_of(Metrics(notes=(begun,)), 3600.0), written)
     assert [(event.kind, event.text) for event in found] == [
         ("serving", "epoch 2 starts: takes over"),
         ("ended", "killed"),
