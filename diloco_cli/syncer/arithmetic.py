@@ -32,6 +32,7 @@ from diloco_cli.tensors.delta import anchored_anew, delta_formats
 from diloco_cli.tensors.directions import FEWEST, agreements
 from diloco_cli.tensors.flat import flatten, parameter_facts
 from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
+from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.norms import Cut, evened, measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, views
 
@@ -95,7 +96,7 @@ class TorchArithmetic:
         layout = make_layout(parameter_facts(model), self.sync)
         if layout.digest != self.run.layout.digest:
             raise UsageError("the model built here has other tensors than the run's layout", where="FORMAT.json")
-        tensors = dict(model.named_parameters())
+        tensors = bare_parameters(model)
         versions = []
         for index, fragment in enumerate(layout.fragments):
             blank = Blank(state_spec(fragment.num_parameters))

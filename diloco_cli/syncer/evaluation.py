@@ -30,6 +30,7 @@ from diloco_cli.syncer.trials import Repetition, state_at
 from diloco_cli.syncer.versions import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
 from diloco_cli.tensors.flat import unflatten
+from diloco_cli.tensors.names import bare_parameters
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
@@ -181,7 +182,7 @@ class Examiner:
         return held_out_loss(self.model, self.data, sequences)
 
     def _load(self, request: dict[str, Any]) -> None:
-        tensors = dict(self.model.named_parameters())
+        tensors = bare_parameters(self.model)
         if "trial" not in request:
             outputs = [from_plain(FragmentVersion, plain) for plain in request["outputs"]]
             return load_versions(self.run, outputs, self.store, tensors)

@@ -26,6 +26,7 @@ from diloco_cli.tapes.performer import Performer, Sent, TapeWorld, Versions
 from diloco_cli.tasks.build import Data, build_data, build_model
 from diloco_cli.tensors.flat import unflatten
 from diloco_cli.tensors.merge import DeltaSource
+from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.training.inner import restore_inner_state
 from diloco_cli.training.replica import CPU, Replica
 
@@ -85,7 +86,7 @@ class Player:
         """The loss of the outer parameters, nats per token, as the syncer's evaluator computes it."""
         if self._evaluated is None:
             self._evaluated = build_model(self.run.settings).eval()
-        tensors = dict(self._evaluated.named_parameters())
+        tensors = bare_parameters(self._evaluated)
         for index, fragment in enumerate(self.run.layout.fragments):
             unflatten(fragment, self.arithmetic.parameters(index), tensors)
         return held_out_loss(self._evaluated, self.data, num_sequences)

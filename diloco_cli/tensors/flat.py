@@ -7,10 +7,11 @@ from collections.abc import Mapping
 import torch
 
 from diloco_cli.layout import Fragment, ParameterFact, TensorSlot
+from diloco_cli.tensors.names import bare_parameters
 
 
 def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
-    """Every trained tensor once (tied weights share one name), in the model's order.
+    """Every trained tensor once (tied weights share one name), in the model's order and by its bare name.
 
     Weights of torch.nn.Embedding count as embeddings. An untied output head is the model's last torch.nn.Linear, if it
     maps an embedding's width to that embedding's number of entries and shares no embedding's weight.
@@ -28,7 +29,7 @@ def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
             str(parameter.dtype)[len("torch.") :],
             head=id(parameter) == head,
         )
-        for name, parameter in model.named_parameters()
+        for name, parameter in bare_parameters(model).items()
         if parameter.requires_grad
     ]
 

@@ -19,6 +19,7 @@ from torch import nn
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes
 
 FLOOR = 0.1  # the cosine ends at this share of the peak
@@ -112,7 +113,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def _spec(model: nn.Module) -> Spec:
     spec: Spec = {"step": (torch.int64, (1,))}
-    for name, parameter in model.named_parameters():
+    for name, parameter in bare_parameters(model).items():
         if parameter.requires_grad:
             spec[f"exp_avg.{name}"] = (torch.float32, tuple(parameter.shape))
             spec[f"exp_avg_sq.{name}"] = (torch.float32, tuple(parameter.shape))
@@ -129,7 +130,7 @@ def inner_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
     """AdamW's present moments in float32, on their device; those that are float32 already are not copied."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    named = [(name, p) for name, p in bare_parameters(model).items() if p.requires_grad]
     if not all("exp_avg" in optimizer.state.get(p, {}) for _, p in named):
         return None
     tensors = {"step": torch.tensor([int(optimizer.state[named[0][1]]["step"])])}
@@ -155,7 +156,7 @@ def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data
         return False
     step = float(tensors["step"][0])
     fused = bool(optimizer.defaults.get("fused"))  # the fused kernel wants its step count beside the parameters
-    for name, parameter in model.named_parameters():
+    for name, parameter in bare_parameters(model).items():
         if parameter.requires_grad:
             optimizer.state[parameter] = {
                 "step": torch.tensor(step, device=parameter.device if fused else None),

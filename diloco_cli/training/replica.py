@@ -18,6 +18,7 @@ from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, Data, losses_of
 from diloco_cli.tensors.flat import flatten, unflatten
+from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.training.inner import (
     autocast,
@@ -61,7 +62,7 @@ class Replica:
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        return dict(self.model.named_parameters())
+        return bare_parameters(self.model)
 
     def step(self, position: int, batch_tokens: int, lr: float) -> float:
         """One inner step on the batch at `position` (tokens into the shard); returns the loss in nats per token.

@@ -1,0 +1,32 @@
+"""The names of a model's parameters: those of the bare model, whatever wraps it or its parts.
+
+torch.compile, activation checkpointing and DDP put a module of their own around another, and its attribute into the
+names of all parameters below. A layout, saved moments and an export hold names, so that such a wrapper would make the
+same model another one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+WRAPPED_AS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})  # of torch.compile and checkpoint_wrapper
+
+
+def bare_name(name: str) -> str:
+    """Without the attributes of wrappers. `module`, DDP's, is an attribute of many models too: `bare_parameters` tells
+    them apart."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPED_AS)
+
+
+def bare_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Every parameter once, by its bare name, in the model's order."""
+    return {bare_name(name): parameter for name, parameter in _without_ddp(model).named_parameters()}
+
+
+def _without_ddp(model: torch.nn.Module) -> torch.nn.Module:
+    """The model in DDP, which wraps whole models alone; compile may lie around DDP and inside it."""
+    inner = model
+    while isinstance(wrapped := inner._modules.get("_orig_mod"), torch.nn.Module):
+        inner = wrapped
+    return _without_ddp(inner.module) if isinstance(inner, DistributedDataParallel) else model
