@@ -1,9 +1,10 @@
 """Requests of islands that want to join: how a syncer, or the relay of a region, finds them.
 
 They lie under the name of each island, so that a bucket policy confines each to its own. They are found by listings,
-apart from operators' requests, and the newest found first: so an island that asks behind a flood is heard at its next
-request. A look reads few objects that are none. Only requests to the present epoch's syncer count, which their keys
-tell: whatever an earlier syncer left open is not read at all.
+apart from operators' requests. A look reads few objects that are none, so a flood of these makes a queue. It is read
+from both ends by turns: from the newest, so that an island that asks again after a flood is heard at once, and from the
+oldest, so that an island waits during a flood no longer than what lies before its request takes. Only requests to the
+present epoch's syncer count, which their keys tell: whatever an earlier syncer left open is not read at all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PAGE = 1000
 PAGES_PER_LOOK = 4
 MAX_JOINS_PER_LOOK = 32  # and so in one commit
 JUNK_PER_LOOK = 4  # objects that are no requests, or further ones of an island
+OLDEST, NEWEST = 0, -1  # of the requests that were not read yet
 MAX_REMEMBERED = 1 << 16  # keys; of more, the oldest are found anew by the next round of listings
 
 
@@ -54,10 +56,11 @@ class JoinQueue:
             self._epoch, self._after, self._known, self._unread = state.epoch, "", {}, []
         yield from self._list(run)
         found: dict[str, FoundJoin] = {}
-        junk = 0
+        junk, end = 0, NEWEST
         while self._unread and junk < JUNK_PER_LOOK and len(found) < MAX_JOINS_PER_LOOK:
-            one = yield from self._read(self._unread[-1], run.keyring.without(state.revoked))
-            self._unread.pop()
+            one = yield from self._read(self._unread[end], run.keyring.without(state.revoked))
+            self._unread.pop(end)
+            end = OLDEST if end == NEWEST else NEWEST
             if one is None:
                 junk += 1
             else:
