@@ -287,7 +287,8 @@ class Progress:
     def _learn_outcomes(self, state: RunState, known: LearnerRecord) -> None:
         """An offer is merged in its slot or never, so the log's slot tells the outcome, also before a refusal."""
         self.aim.known, self.aim.closes = known.floor == self.incarnation, self._is_dispensable(state)
-        blamed, self._faults = known.faults > self._faults, known.faults  # for what an offer held, not for its way
+        kept_out = self.quarantined is not None or known.quarantined is not None
+        blamed, self._faults = kept_out or known.faults > self._faults, known.faults  # for what it held: not late
         self._newest = state.outputs
         self._produced = {fragment: last.produced for fragment, last in known.applied.items()}
         mine = {
@@ -301,9 +302,8 @@ class Progress:
             if draft is None:
                 continue
             applied = last is not None and (last.incarnation, last.seq) == (self.incarnation, draft.seq)
-            passed = draft.slot < state.slot
             refused = not applied and known.floor == self.incarnation and known.has_outcome(draft.seq)
-            if applied or passed or refused:
+            if applied or refused or draft.slot < state.slot:
                 book.waits = None
                 book.sent = book.sent if applied else None
                 in_time = None if blamed else self._was_in_time(draft, applied, state)

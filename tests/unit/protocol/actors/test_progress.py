@@ -213,6 +213,20 @@ def test_an_offer_whose_base_was_too_old_was_not_too_late() -> None:
     assert progress.books[0].waits is None and settled == [None]
 
 
+@pytest.mark.parametrize("readmitted", [False, True], ids=["kept out", "readmitted since"])
+def test_an_offer_that_a_quarantine_refused_was_not_too_late(readmitted: bool) -> None:
+    """Seed 90004354: its way seemed longer by a round, so once readmitted it took part in every second merge."""
+    progress, state, _ = ready()
+    settled: list[bool | None] = []
+    progress.aim.settled = lambda slot, in_time: settled.append(in_time)  # type: ignore[method-assign]
+    state = follow(state, "quarantine", RUN, learner="l0")
+    if readmitted:
+        progress.heard(state)
+        state = follow(state, "readmit", RUN, learner="l0")
+    progress.heard(merged_without(state, 0))
+    assert progress.books[0].waits is None and settled == [None]
+
+
 def test_what_an_outgrown_stretch_held_is_not_offered_again_when_its_offer_is_merged_after_all() -> None:
     """An offer on its way stays so when the books begin anew, and nothing else of the fragment is offered meanwhile."""
     progress, state, draft = ready()
