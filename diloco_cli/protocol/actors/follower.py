@@ -172,7 +172,7 @@ class Follower:
             if now_s >= next_heartbeat_s:
                 next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
                 yield from self.send_heartbeat()
-            if now_s >= next_fence_s:
+            if now_s >= next_fence_s or len(self.state.revoked) != self._num_revoked:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 claims.keyring = self.keyring
                 if (yield from claims.look()) is not None:
