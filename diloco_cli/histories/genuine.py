@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from diloco_cli.histories.options import POLL_BOUNDS_S
+from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import LIVENESS, OfferId, Plain, expect
 
 GENUINE = "genuine"
-READS_A_LOOK = 40  # of others' objects, by one process, for each learner
-READS_A_SECOND = 120.0
+SEEN_A_LOOK = 40  # of others' objects, by one process, for each learner
+SEEN_A_SECOND = 120.0
+TIMES, TIMES_A_SECOND = 16, 2 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of one object: twice when its place is asked for
 
 
 @dataclass
@@ -55,21 +58,29 @@ class Genuine:
 
 @dataclass
 class ForeignReads:
-    """How often each process has read objects of forgers and flooders since the last slot began."""
+    """Which objects of forgers and flooders each process has read since the last slot began, and how often.
+
+    How many lie there may not cost a process more than bounded portions: so the number of different ones counts. What
+    lies at the place where a record is expected is read whenever that record is asked for, however long its writer is
+    silent: so of reads of the same one, how often counts."""
 
     since_s: float = 0.0
     most: int = 0
-    counted: Counter[str] = field(default_factory=Counter)
+    counted: dict[str, Counter[str]] = field(default_factory=dict)
 
-    def read(self, process: str) -> None:
-        self.counted[process] += 1
+    def read(self, process: str, key: str) -> None:
+        self.counted.setdefault(process, Counter())[key] += 1
 
     def slot_over(self, now_s: float, learners: int) -> None:
-        """However many there are, a process reads a bounded number of them in a slot."""
-        most = learners * READS_A_LOOK + READS_A_SECOND * (now_s - self.since_s)
-        for name, done in self.counted.items():
-            self.most = max(self.most, done)
-            text = f"{name} has read {done} objects of forgers and flooders in one slot, more than {most:.0f}"
-            expect(done <= most, LIVENESS, text)
+        """However many there are, a process looks at a bounded number of them in a slot."""
+        took_s = now_s - self.since_s
+        most, most_times = learners * SEEN_A_LOOK + SEEN_A_SECOND * took_s, TIMES + TIMES_A_SECOND * took_s
+        for name, seen in self.counted.items():
+            self.most = max(self.most, len(seen))
+            text = f"{name} has read {len(seen)} objects of forgers and flooders in one slot, more than {most:.0f}"
+            expect(len(seen) <= most, LIVENESS, text)
+            key, times = max(seen.items(), key=lambda item: item[1])
+            text = f"{name} has read {key}, which a forger or a flooder wrote, {times} times in {took_s:.1f} s"
+            expect(times <= most_times, LIVENESS, text)
         self.counted.clear()
         self.since_s = now_s

@@ -62,7 +62,7 @@ class WatchedWorld(World):
             operation = operation.operation
         if type(operation) is Get:
             if operation.key in bucket.foreign:
-                self.history.monitor.foreign_reads.read(actor.name)
+                self.history.monitor.foreign_reads.read(actor.name, operation.key)
             return bucket.get(operation.key, operation.max_bytes)
         before = bucket.get(operation.key) if type(operation) is Delete else None
         answer = self._perform_at(bucket, actor, operation)

@@ -13,13 +13,13 @@ from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
-from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S
+from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, watch_every_s
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.retry import MAX_PAUSE_S
 
 SETTLES_S = 20.0  # for a rival to be fenced, a process to come back and read the log, a standby to take over
 SAYS_WHY_S = 15.0
-CALLS_OF_EACH = 100  # per learner, while a syncer reads the offers that have come in between
+CALLS_OF_EACH = 100  # per learner, while a syncer reads the offers that have come in between, or a relay carries them
 FRAGMENT_ROUNDS = 12  # the longest time for which a learner that offers may leave out a fragment
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # a learner that may offer is silent for the longest of these at most
 POLLS_A_SECOND = 1.5 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
@@ -43,6 +43,7 @@ class Healthy:
             process.offered_of.clear()
         self.attendances = Attendances(history)
         self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
+        history.monitor.carries_s = 0.0 if history.region is None else self.takes_in_s
         self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
 
     def committed(self, commit: Plain) -> None:
@@ -52,7 +53,7 @@ class Healthy:
         if commit["kind"] != "merge":
             return
         self.merged_s = now_s
-        history.monitor.check_answers(self.free_s, now_s)
+        history.monitor.check_answers(self.free_s, now_s, (1 + MAX_DRIFT) * watch_every_s(slot_s))
         for process in history.supervisor.processes:
             if process.ended or process.role not in history.roles:
                 continue

@@ -20,8 +20,9 @@ from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, signed_by
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
+from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER
+from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER, read_join_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 
@@ -82,6 +83,7 @@ class Monitor:
     """Raises ViolationError at the first broken invariant. `healthy`: there are no faults any more; `_grows`: the log
     has grown since. `last_look_s`: the longest time from a syncer's last look at a mailbox to the run's end.
     `suspects`: learners that wrote what no honest learner writes, or whose payload the store has damaged.
+    `carries_s`: how long offers from a region's bucket may wait for others that are carried home before them.
     `_fresh`: for each offer without an outcome, the merges after which its slot is due, and when it appeared;
     `_asked`: for each request without an answer, the number of merges and the time when it came, or when the request
     before it was answered; `_joining`: the same for islands that have asked the present syncer to join; `_serving`: for
@@ -95,6 +97,7 @@ class Monitor:
     deletions: int = 0
     last_look_s: Callable[[], float] = float
     suspects: set[str] = field(default_factory=set)
+    carries_s: float = 0.0
     _grows: bool = False
     _apart: frozenset[str] = frozenset()
     _apart_bucket: Bucket | None = None
@@ -236,7 +239,7 @@ class Monitor:
         self._grows = True
         rounds = OUTCOME_ROUNDS * self.run.num_fragments
         for (learner, incarnation, seq), (merges, since_s) in self._fresh.items():
-            within_s = OUTCOME_APART_S if learner in self._apart else OUTCOME_S
+            within_s = OUTCOME_APART_S + self.carries_s if learner in self._apart else OUTCOME_S
             merged = self.replayer.merges - max(merges, self._serving[0])
             late = merged > rounds + 1 and now_s - max(since_s, self._serving[1]) > within_s
             current = self._is_asked_for(learner, incarnation)
@@ -248,14 +251,24 @@ class Monitor:
         oldest = self.genuine.claims[learner] - MAX_OLD_MAILBOXES
         return incarnation >= max(oldest, self.replayer.floors[learner])
 
-    def check_answers(self, free_s: float, now_s: float) -> None:
-        """A serving syncer answers requests. `free_s`: from then on no fault delays it."""
-        asked = {f"request {number}": since for number, since in self._asked.items()}
-        asked |= {f"the wish of {name} to join": since for name, since in self._joining.items()}
-        for what, (merges, since_s) in asked.items():
+    def check_answers(self, free_s: float, now_s: float, look_s: float) -> None:
+        """A serving syncer answers requests; those to join after as many looks as it takes to read what others have put
+        into their queue (protocol/actors/joins.py). `free_s`: from then on no fault delays it; `look_s`: between two
+        looks at the queue, if nothing else takes longer."""
+        asked = {f"request {number}": (since, 0) for number, since in self._asked.items()}
+        looks = self._looks_before() if self._joining else 0
+        asked |= {f"the wish of {name} to join": (since, looks) for name, since in self._joining.items()}
+        for what, ((merges, since_s), more) in asked.items():
             merged = self.replayer.merges - max(merges, self._serving[0])
-            late = merged > ANSWER_MERGES and now_s - max(since_s, self._serving[1], free_s) > ANSWER_S
+            waited_s = now_s - max(since_s, self._serving[1], free_s)
+            late = merged > ANSWER_MERGES + more and waited_s > ANSWER_S + more * look_s
             expect(not late, LIVENESS, f"{what} has no answer after {merged} merges")
+
+    def _looks_before(self) -> int:
+        """The looks that it takes to read all requests to join that others have made of this epoch's syncer, at the
+        queue's older end."""
+        keys = (read_join_key(key) for key in self.bucket.foreign)
+        return sum(named is not None and named[1] == self.replayer.epoch for named in keys) // (JUNK_PER_LOOK // 2)
 
     def _check_blame(self, commit: Plain) -> None:
         """No learner is refused for a hostile reason, or quarantined, without a cause."""

@@ -1,18 +1,28 @@
-"""How long an offer may lie there without an outcome, while no faults strike."""
+"""How long offers and requests may wait for an answer without faults, and how often others' objects are read."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
 from diloco_cli.histories.client import Bucket
+from diloco_cli.histories.genuine import SEEN_A_LOOK, TIMES, ForeignReads
 from diloco_cli.histories.history import History
-from diloco_cli.histories.monitor import OUTCOME_ROUNDS, OUTCOME_S, Monitor
+from diloco_cli.histories.monitor import (
+    ANSWER_MERGES,
+    ANSWER_S,
+    OUTCOME_APART_S,
+    OUTCOME_ROUNDS,
+    OUTCOME_S,
+    Monitor,
+)
 from diloco_cli.histories.options import drawn_options
 from diloco_cli.histories.replayer import Plain, ViolationError
-from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
+from diloco_cli.protocol.log.keys import SYNCER, join_key
 from tests.simulation.toy import make_run
 
 REFUSAL = {
@@ -26,7 +36,7 @@ class MonitorBooks:
     """In a replayer's place: it takes every commit for sound."""
 
     def __init__(self) -> None:
-        self.n, self.merges, self.slot = -1, 0, 0
+        self.n, self.merges, self.slot, self.epoch = -1, 0, 0, 1
         self.floors: Counter[str] = Counter()
         self.revoked: set[str] = set()
         self.batches: dict[str, int] = {}
@@ -112,3 +122,53 @@ def test_a_syncer_needs_time_for_the_mailboxes_of_those_that_have_joined() -> No
     alone_s = history.monitor.last_look_s()
     history.roles.append("n0")
     assert history.monitor.last_look_s() > alone_s
+
+
+# -- a region of its own ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late_s", [-0.1, 0.1])
+def test_an_offer_that_is_carried_home_has_the_time_of_those_that_are_carried_before_it(
+    monitor: Monitor, late_s: float
+) -> None:
+    monitor.lives_apart({"l0"}, Bucket())
+    monitor.carries_s = 30.0
+    now_s = OUTCOME_APART_S + 30.0 + late_s
+    with pytest.raises(ViolationError, match="offer 1/0 of l0") if late_s > 0 else nullcontext():
+        commits(monitor, ROUNDS + 1, now_s)
+
+
+# -- others' objects --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("others", [0, JUNK_PER_LOOK])
+def test_a_wish_to_join_may_wait_for_as_many_looks_as_the_others_in_the_queue_take(
+    monitor: Monitor, others: int
+) -> None:
+    monitor._fresh.clear()
+    monitor.bucket.foreign |= {join_key(f"z{number}", monitor.replayer.epoch, 0) for number in range(others)}
+    monitor.bucket.foreign |= {join_key(f"z{number}", 7, 0) for number in range(100)}  # to another syncer
+    monitor.created("n0", join_key("n0", monitor.replayer.epoch, 0), b"{}", 0.0)
+    looks = 2 if others else 0
+    commits(monitor, ANSWER_MERGES + looks, 1.0)
+    monitor.check_answers(0.0, 1000.0, look_s=1.5)
+    commits(monitor, 1, 1.0)
+    monitor.check_answers(0.0, ANSWER_S + looks * 1.5, look_s=1.5)
+    with pytest.raises(ViolationError, match="the wish of n0 to join has no answer"):
+        monitor.check_answers(0.0, ANSWER_S + looks * 1.5 + 0.1, look_s=1.5)
+
+
+def test_a_process_may_look_at_few_objects_of_others_in_a_slot_and_not_at_one_all_the_time() -> None:
+    reads = ForeignReads()
+    for number in range(SEEN_A_LOOK):
+        reads.read("syncer", f"junk{number}")
+    reads.slot_over(0.0, learners=1)
+    for number in range(SEEN_A_LOOK + 1):
+        reads.read("syncer", f"junk{number}")
+    with pytest.raises(ViolationError, match="syncer has read 41 objects of forgers and flooders in one slot, more"):
+        reads.slot_over(0.0, learners=1)
+    reads = ForeignReads()
+    for _ in range(TIMES + 1):
+        reads.read("syncer", "junk")
+    with pytest.raises(ViolationError, match="syncer has read junk, which a forger or a flooder wrote, 17 times in 0"):
+        reads.slot_over(0.0, learners=1)

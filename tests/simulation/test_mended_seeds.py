@@ -1,0 +1,21 @@
+"""Histories that broke an invariant before a mend, and break none since: see tests/studies/README.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from diloco_cli.histories.campaign import lived
+from diloco_cli.histories.options import drawn_options
+
+MENDED = {
+    90001492: "a flood of joins delayed an island's request without end",
+    90004354: "offers that a quarantine refused were taken for late ones",
+    90007532: "a claim beside those of a revoked key was noticed seconds later",
+    90008254: "what lies in a silent learner's place is read again and again (of the check)",
+    90011219: "a relay carries the offers of 15 learners one after the other (of the check)",
+}
+
+
+@pytest.mark.parametrize("seed", MENDED)
+def test_what_broke_once_holds(seed: int) -> None:
+    assert lived(seed, drawn_options(seed)).violation is None, MENDED[seed]
