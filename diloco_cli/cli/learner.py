@@ -22,6 +22,7 @@ def learner(
     join: bool = typer.Option(False, "--join", help="Ask the run to admit this island, if it does not know it yet."),
     region: str | None = typer.Option(None, "--region", help="With --join: its region; default: the run's home."),
     batch_tokens: str | None = typer.Option(None, "--batch-tokens", help="With --join: default: train.batch_tokens."),
+    ranks: int = typer.Option(1, "--ranks", min=1, help="With --join: processes of this machine that train together."),
     host_syncer: bool = typer.Option(False, "--host-syncer", help="Keep a standby syncer beside it, as a child."),
     allow_code: list[str] = AllowCode,
     allow_store: list[str] = AllowStore,
@@ -30,10 +31,10 @@ def learner(
     from diloco_cli.learner.daemon import Newcomer, run_learner
     from diloco_cli.runtime.causes import telling_why
 
-    if not join and (region is not None or batch_tokens is not None):
-        raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
+    if not join and (region is not None or batch_tokens is not None or ranks > 1):
+        raise UsageError("--region, --batch-tokens and --ranks describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
-    newcomer = Newcomer(region, batch) if join else None
+    newcomer = Newcomer(region, batch, ranks) if join else None
     here = named_here(allow_code, allow_store)
     drain_s = parse_duration(drain)
     with telling_why(run, name):

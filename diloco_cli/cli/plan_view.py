@@ -70,7 +70,7 @@ TABLE_COLUMNS = (
     Column("sent", lambda i: f"{i.sent_mbps:.3g}", 10),
     Column("transfer", lambda i: f"{i.transfer_s:.3g}/{format_duration(max(0.0, i.transfer_window_s))}", 9),
     Column("GB", lambda i: _of(i.memory_gb_needed, i.memory_gb_available), 7),
-    Column("sharding", lambda i: i.sharding, 10, left=True),
+    Column("sharding", lambda i: i.shards, 10, left=True),
     Column("there", lambda i: f"{100 * i.availability:.1f}%", 8),
     Column("price/h", lambda i: f"{i.price_per_h:g}", 11),
 )
@@ -186,7 +186,7 @@ def _memory(plan: Plan) -> list[str]:
     groups: dict[str, list[str]] = {}
     for island in plan.islands:
         parts = ", ".join(f"{part.name} {format_size(part.gb * GB)}" for part in island.memory_parts)
-        sharding = "" if island.sharding == "none" else f" ({island.sharding})"
+        sharding = "" if island.sharding == "none" else f" ({island.shards})"
         micro = f", micro-batches of {island.micro_batch_tokens:,} tokens" if island.micro_batch_tokens else ""
         text = f"{format_size(island.memory_gb_needed * GB)} on each accelerator{sharding}{micro}: {parts}"
         groups.setdefault(text, []).append(island.name)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diloco_cli.config.build import Origins
-from diloco_cli.config.devices import in_catalogue, resolve
+from diloco_cli.config.devices import CPU, in_catalogue, resolve
 from diloco_cli.config.settings import RESERVED_NAMES, Accelerators, Device, Inventory, IslandSettings, MachineSettings
 from diloco_cli.config.yaml_tree import Node
 from diloco_cli.errors import UsageError, suggestion
@@ -138,6 +138,14 @@ def _check_islands(inventory: Inventory, places: Places) -> None:
                 hint="an island's name is its learner's: give each its own",
             )
         seen[island.name] = entry.where
+        on_cpu, count = island.accelerators.name.lower() == CPU, island.accelerators.count
+        if island.ranks not in (None, count) and not on_cpu:
+            raise UsageError(
+                f"islands.{island.name}.ranks: {island.ranks}, but each of its {count} {island.accelerators.name}"
+                " has one rank",
+                where=places.of(f"islands.{island.name}.ranks", entry.where),
+                hint=f"leave `ranks` out, or list fewer: accelerators: {island.accelerators.name}:{island.ranks}",
+            )
 
 
 def _check_machines(inventory: Inventory, places: Places) -> None:

@@ -36,6 +36,7 @@ INVENTORY_VERSION = 1
 MAX_NODES = 100_000
 MAX_ACCELERATORS = 100_000
 MAX_CORES = 4096
+MAX_RANKS = 1024  # of one node
 LOCAL_INFRA = ("local", "ssh")
 NAMED_INFRA = {"slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD"}
 INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
@@ -108,7 +109,7 @@ def _rules(folder: Path) -> Rules:
             "store": Rule(store_url),
             "egress_per_gb": Rule(quantity(parse_egress), key="egress"),
         },
-        IslandSettings: of_hardware,
+        IslandSettings: of_hardware | {"ranks": Rule(between(1, MAX_RANKS, integer))},
         MachineSettings: of_hardware | {"fabric": Rule(_fabric)},
         LocalMachine: {"cores": Rule(between(1, MAX_CORES, integer)), "crowding": Rule(_crowding)},
         Link: {

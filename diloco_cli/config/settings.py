@@ -57,7 +57,9 @@ class TrainSettings:
     """`tokens`: merged tokens at which the run ends. `batch_tokens`: of one inner step of one learner.
     `micro_batch_tokens`: of one forward and backward pass on one device; the gradients of a batch's passes are added
     up. `auto`: what the device holds. `precision`: of the forward pass; `auto` is bf16 on CUDA devices that have it,
-    else fp32. Parameters and moments stay float32."""
+    else fp32. Parameters and moments stay float32. `sharding`: of an island's model over its ranks: a copy on each, or
+    each tensor divided; `auto`: copies where they fit, as planned. `checkpointing`: of activations, which the backward
+    pass computes again, block by block. `compile`: the model, by torch.compile."""
 
     tokens: int = 20_000_000_000
     batch_tokens: int = 524_288
@@ -65,6 +67,9 @@ class TrainSettings:
     seed: int = 0
     threads: int = 1
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    sharding: Literal["auto", "ddp", "fsdp"] = "auto"
+    checkpointing: bool = False
+    compile: bool = False
     inner: InnerSettings = field(default_factory=InnerSettings)
 
 
@@ -218,10 +223,16 @@ class Accelerators:
     name: str
     count: int = 1
 
+    @property
+    def num_ranks(self) -> int:
+        """Processes of a node that has these, unless the inventory says otherwise."""
+        return 1 if self.name.lower() == "cpu" else self.count
+
 
 @dataclass(frozen=True)
 class IslandSettings:
-    """One island: accelerators with fast links inside, and so one learner."""
+    """One island: accelerators with fast links inside, and so one learner. `ranks`: its processes on each node; None:
+    one for each accelerator, and one for all cores of a CPU."""
 
     name: str
     region: str
@@ -238,6 +249,12 @@ class IslandSettings:
     batch_tokens: int | None = None
     mfu: float | None = None
     tokens_per_s: float | None = None
+    ranks: int | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Of all nodes."""
+        return self.nodes * (self.ranks or self.accelerators.num_ranks)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from diloco_cli.store.port import Created, Store, StoreForbiddenError
 from diloco_cli.tasks.build import build_model_on_meta, carried
 from diloco_cli.tensors.flat import parameter_facts
 
-COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens")
+COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens", "nodes", "ranks")
 
 
 def shares_here(plan: Plan, region: str | None) -> tuple[dict[str, float], str | None]:
@@ -62,11 +62,14 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
             tokens_per_s=planned.tokens_per_s * shares[planned.name],
             step_s=planned.step_s / shares[planned.name],
             accelerator=listed[planned.name].accelerators.name,
-            num_accelerators=listed[planned.name].accelerators.count,
+            num_accelerators=planned.devices,
             infra=listed[planned.name].infra,
             slowdown=listed[planned.name].slowdown,
             link=listed[planned.name].link,
             micro_batch_tokens=planned.micro_batch_tokens,
+            nodes=planned.nodes,
+            ranks=planned.ranks,
+            sharding=planned.sharding,
         )
         for planned in sorted(plan.islands, key=lambda planned: planned.name)
     )

@@ -51,6 +51,7 @@ class Newcomer:
 
     region: str | None = None
     batch_tokens: int | None = None
+    ranks: int = 1
 
 
 def run_learner(
@@ -211,6 +212,9 @@ def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer
     here = next((store.name for store in run.regions if store.url == url), None)
     batch_tokens = newcomer.batch_tokens or run.settings.train.batch_tokens
     tensors, here_it_runs = parameters_of(run.layout), choose_device(device or "cpu")
+    micro, sharding = micro_batch_here(
+        run.settings, tensors, run.num_fragments, batch_tokens, here_it_runs, newcomer.ranks
+    )
     return Island(
         name=name,
         region=newcomer.region or here or run.home_region or min(island.region for island in run.islands),
@@ -219,8 +223,11 @@ def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer
         tokens_per_s=0.0,
         step_s=0.0,
         accelerator=device or "cpu",
+        num_accelerators=1 if here_it_runs.type == "cpu" else newcomer.ranks,
         infra="joined",
-        micro_batch_tokens=micro_batch_here(run.settings, tensors, run.num_fragments, batch_tokens, here_it_runs),
+        micro_batch_tokens=micro,
+        ranks=newcomer.ranks,
+        sharding=sharding,
     )
 
 

@@ -72,7 +72,7 @@ def _candidate(
     inventory: Inventory,
     model: ModelFacts,
     share: float,
-    fit_of: Callable[[Accelerators, int, int], Fit],
+    fit_of: Callable[[Accelerators, int, int, int], Fit],
 ) -> Candidate:
     batch_tokens = island.batch_tokens or run.train.batch_tokens
     if batch_tokens % model.sequence:
@@ -86,7 +86,7 @@ def _candidate(
         island=island,
         assumption=assumption,
         batch_tokens=batch_tokens,
-        fit=fit_of(island.accelerators, island.nodes, batch_tokens),
+        fit=fit_of(island.accelerators, island.nodes, island.num_ranks, batch_tokens),
         availability=goodput.availability(island),
         tokens_per_s=tokens_per_s,
         step_s=batch_tokens / tokens_per_s,

@@ -54,7 +54,7 @@ def _does_not_fit(candidate: Candidate) -> Excluded:
     largest = sorted(fit.parts, key=lambda part: -part.gb)[:3]
     held = ", ".join(f"{part.name} {part.gb:.3g}" for part in largest)
     have = f"{fit.available_gb:g} GB, of which {100 * USABLE:.0f} % are usable"
-    reason = f"needs {fit.needed_gb:.3g} GB on each accelerator ({fit.sharding}), has {have} ({held})"
+    reason = f"needs {fit.needed_gb:.3g} GB on each accelerator ({fit.shards}), has {have} ({held})"
     ways = []
     if fit.devices_needed:
         have_now = island.accelerators.count * island.nodes

@@ -154,8 +154,7 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     m, fit, of = plan.model, candidate.fit, candidate.island.name
     tokens = f"{fit.sequences} * {m.sequence}"
     yield _micro_batch(plan, candidate, tokens)
-    shards = num_devices(candidate.island) if fit.sharding.startswith("fsdp") else 1
-    over = f" / {shards}" if shards > 1 else ""
+    over = f" / {fit.ranks}" if fit.sharding == "fsdp" else ""
     largest = m.max_fragment(min(plan.run.sync.fragments, m.num_tensors))
     device = find_device(candidate.island.accelerators.name, plan.inventory.devices)
     each = memory.HALF if computes_in_half(device, plan.run.train.precision) else memory.FULL
@@ -174,7 +173,7 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         formula, numbers = known[part.name]
         yield Explanation(of, f"memory, {part.name}", formula, numbers, part.gb, "GB")
     sizes = " + ".join(short(part.gb) for part in fit.parts)
-    yield Explanation(of, "memory", f"the sum, on each accelerator ({fit.sharding})", sizes, fit.needed_gb, "GB")
+    yield Explanation(of, "memory", f"the sum, on each accelerator ({fit.shards})", sizes, fit.needed_gb, "GB")
 
 
 def _micro_batch(plan: Plan, candidate: Candidate, tokens: str) -> Explanation:

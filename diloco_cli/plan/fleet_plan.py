@@ -128,6 +128,8 @@ def _planned(
         warnings=tuple(_island_warnings(candidate, fleet, run, inventory, model)),
         received_mbps=received_mbps,
         micro_batch_tokens=candidate.fit.sequences * model.sequence,
+        nodes=island.nodes,
+        ranks=island.num_ranks,
     )
 
 

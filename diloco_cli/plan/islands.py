@@ -219,7 +219,8 @@ class _Decision:
 
     def _fit(self, num_machines: int) -> Fit:
         accelerators, batch_tokens = self.group.first.accelerators, self._batch_tokens()
-        return fit_of_nodes(accelerators, num_machines, batch_tokens, self.run, self.inventory, self.model)
+        ranks = num_machines * accelerators.num_ranks
+        return fit_of_nodes(accelerators, num_machines, ranks, batch_tokens, self.run, self.inventory, self.model)
 
     def split(self, least: int) -> tuple[list[Part], str]:
         """(equal parts, why so many or why not more)."""

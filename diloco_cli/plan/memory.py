@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from diloco_cli.config.devices import find_device
 from diloco_cli.config.settings import Accelerators, Inventory, RunSettings, TrainSettings
 from diloco_cli.plan.link import MOMENT_BYTES
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.plan import MemoryPart
+from diloco_cli.plan.plan import MemoryPart, Sharding, shards
 from diloco_cli.plan.speed import computes_in_half
 
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
@@ -67,12 +68,13 @@ FULL = Widths(gathered=8, activations=68, logits=8, casts=0)
 
 @dataclass(frozen=True)
 class Fit:
-    """What each device holds, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not checked.
-    `devices_needed` and `tensor_parallel` name what would fit."""
+    """What each rank's device holds, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not
+    checked. `devices_needed` and `tensor_parallel` name what would fit."""
 
     parts: tuple[MemoryPart, ...]
     available_gb: float | None
-    sharding: str
+    sharding: Sharding
+    ranks: int = 1
     sequences: int = 1
     devices_needed: int | None = None
     tensor_parallel: int | None = None
@@ -80,6 +82,10 @@ class Fit:
     @property
     def needed_gb(self) -> float:
         return sum(part.gb for part in self.parts)
+
+    @property
+    def shards(self) -> str:
+        return shards(self.sharding, self.ranks)
 
     @property
     def working_gb(self) -> float:
@@ -96,32 +102,30 @@ class Fit:
 
 
 def fit_of_nodes(
-    accelerators: Accelerators, nodes: int, batch_tokens: int, run: RunSettings, inventory: Inventory, model: ModelFacts
-) -> Fit:
-    """The fit of an island of `nodes` nodes, each with these accelerators, with batches of `batch_tokens`."""
-    device, per_node = find_device(accelerators.name, inventory.devices), accelerators.count
+    accelerators: Accelerators, nodes: int, ranks: int, batch_tokens: int,
+    run: RunSettings, inventory: Inventory, model: ModelFacts,
+) -> Fit:  # fmt: skip
+    """The fit of an island of `ranks` ranks on `nodes` nodes that have these accelerators, with batches of
+    `batch_tokens`."""
+    device, per_node = find_device(accelerators.name, inventory.devices), ranks // nodes
     num_fragments, half = min(run.sync.fragments, model.num_tensors), computes_in_half(device, run.train.precision)
-    return fit_with_micro_batch(
-        run.train, model, batch_tokens, nodes * per_node, device.memory_gb, num_fragments, per_node, half
-    )
+    return fit_with_micro_batch(run.train, model, batch_tokens, ranks, device.memory_gb, num_fragments, per_node, half)
 
 
 def fit_with_micro_batch(
     train: TrainSettings,
     model: ModelFacts,
     batch_tokens: int,
-    num_devices: int = 1,
+    ranks: int = 1,
     memory_gb: float | None = None,
     num_fragments: int = 1,
     per_node: int = 1,
     half: bool = True,
 ) -> Fit:
-    """The fit of an island's devices with the micro-batch of each device: as set, or with `auto` the largest that fits.
-    The cores of a host share one micro-batch: there `num_devices` counts as one."""
-    sharing = num_devices if memory_gb is not None else 1
-    most = max(1, -(-batch_tokens // (model.sequence * sharing)))  # the largest part of a batch that one of them has
+    """The fit of an island's ranks with the micro-batch of each: as set, or with `auto` the largest that fits."""
+    most = max(1, -(-batch_tokens // (model.sequence * ranks)))  # the largest part of a batch that one of them has
     least = 1 if train.micro_batch_tokens == "auto" else min(most, max(1, train.micro_batch_tokens // model.sequence))
-    fit = memory_fit(model, num_devices, memory_gb, num_fragments, per_node, half, least)
+    fit = memory_fit(model, ranks, memory_gb, num_fragments, per_node, half, least, train.sharding)
     if train.micro_batch_tokens != "auto" or not fit.fits:
         return fit
     room_gb = HOST_WORKING_GB
@@ -133,31 +137,32 @@ def fit_with_micro_batch(
 
 def memory_fit(
     model: ModelFacts,
-    num_devices: int,
+    ranks: int,
     memory_gb: float | None,
     num_fragments: int = 1,
     per_node: int = 1,
     half: bool = True,
     sequences: int = 1,
+    asked: Literal["auto", "ddp", "fsdp"] = "auto",
 ) -> Fit:
-    """The fit with a micro-batch of `sequences` per device; one is the smallest that trains. If that does not fit, it
+    """The fit with a micro-batch of `sequences` per rank; one is the smallest that trains. If that does not fit, it
     names what would: more accelerators, or splitting every layer over some of the `per_node` that share a node
-    (tensor-parallel). `half`: matrix products in bf16 or fp16."""
+    (tensor-parallel). `half`: matrix products in bf16 or fp16. `asked`: the sharding, as `train.sharding` has it."""
 
-    def fit(devices: int, split: int = 1) -> Fit:
-        parts = memory_parts(model, devices, num_fragments, split, half, sequences)
-        return Fit(parts, memory_gb, f"fsdp over {devices}" if devices > 1 else "none", sequences)
+    def sharded(over: int, split: int = 1) -> Fit:
+        parts = memory_parts(model, over, num_fragments, split, half, sequences)
+        return Fit(parts, memory_gb, "fsdp" if over > 1 else "none", over, sequences)
 
-    replicated = fit(1)
-    if replicated.fits:
+    replicated = replace(sharded(1), sharding="ddp" if ranks > 1 else "none", ranks=ranks)
+    if replicated.fits and (asked != "fsdp" or ranks == 1):
         return replicated
-    sharded = fit(num_devices)
-    if sharded.fits:
-        return sharded
+    fit = replicated if asked == "ddp" else sharded(ranks)
+    if fit.fits:
+        return fit
     # powers of two of a node's devices, over which every layer could be divided
     splits = (2**power for power in range(1, per_node.bit_length()) if per_node % 2**power == 0)
-    split = next((split for split in splits if fit(num_devices, split).fits), None)
-    return replace(sharded, devices_needed=_devices_needed(fit(2), fit(4)), tensor_parallel=split)
+    split = next((split for split in splits if sharded(ranks, split).fits), None)
+    return replace(fit, devices_needed=_devices_needed(sharded(2), sharded(4)), tensor_parallel=split)
 
 
 def with_micro_batch(fit: Fit, sequences: int) -> Fit:

@@ -10,7 +10,13 @@ from diloco_cli.plan.model_facts import ModelFacts
 
 Verdict = Literal["feasible", "feasible with warnings"]  # "infeasible" is an error, not a plan
 Mark = Literal["guessed", "catalogue", "measured"]
+Sharding = Literal["none", "ddp", "fsdp"]
 Objective = Literal["tokens", "cost"]
+
+
+def shards(sharding: Sharding, ranks: int) -> str:
+    """`fsdp over 8`; `none` for a single rank."""
+    return sharding if sharding == "none" else f"{sharding} over {ranks}"
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,10 @@ class MemoryPart:
 class PlannedIsland:
     """One island of the plan. None is unknown. Prices in the inventory's currency, egress per day.
 
-    `memory_gb_*` are of one accelerator, `memory_parts` its uses, `micro_batch_tokens` one pass of one accelerator
-    (None, in plans of older versions: the whole batch). `host_memory_gb_needed` is of the learner's process, for the
-    exchange. `sent_mbps` and `received_mbps` are the true traffic: with records, and with the moments that are saved
-    now and then.
+    `devices`, `ranks`: of all `nodes`. `memory_gb_*` are of one rank's accelerator, `memory_parts` its uses,
+    `micro_batch_tokens` one pass of one rank (None, in plans of older versions: the whole batch).
+    `host_memory_gb_needed` is of the learner's process, for the exchange. `sent_mbps` and `received_mbps` are the true
+    traffic: with records, and with the moments that are saved now and then.
     """
 
     name: str
@@ -72,7 +78,7 @@ class PlannedIsland:
     memory_gb_needed: float
     memory_gb_available: float | None
     fits: bool
-    sharding: str
+    sharding: Sharding
     memory_parts: tuple[MemoryPart, ...]
     host_memory_gb_needed: float
     availability: float
@@ -82,6 +88,12 @@ class PlannedIsland:
     warnings: tuple[str, ...] = ()
     received_mbps: float = 0.0
     micro_batch_tokens: int | None = None
+    nodes: int = 1
+    ranks: int = 1
+
+    @property
+    def shards(self) -> str:
+        return shards(self.sharding, self.ranks)
 
 
 @dataclass(frozen=True)

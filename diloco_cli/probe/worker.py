@@ -67,7 +67,7 @@ def _replica(order: dict[str, object]) -> Replica:
     device = torch.device(str(order["device"]))
     shard, num_shards = int(str(order["shard"])), int(str(order["num_shards"]))
     model, batch_tokens = build_model(run).to(device), int(str(order["batch_tokens"]))
-    micro = micro_batch_here(run, parameter_facts(model), run.sync.fragments, batch_tokens, device)
+    micro, _ = micro_batch_here(run, parameter_facts(model), run.sync.fragments, batch_tokens, device)
     return Replica(run, model, build_data(run), shard, num_shards, device, micro)
 
 

@@ -12,6 +12,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.layout import Layout, ParameterFact
 from diloco_cli.plan.memory import fit_with_micro_batch
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
+from diloco_cli.plan.plan import Sharding
 from diloco_cli.tasks.build import Batch, build_data
 from diloco_cli.training.inner import runs_in_bf16
 
@@ -50,8 +51,10 @@ def micro_batch_here(
     num_fragments: int,
     batch_tokens: int,
     device: torch.device,
-) -> int:
-    """Tokens of a micro-batch on this `device`, by the plan's rule, for a machine that is in no plan."""
+    ranks: int = 1,
+) -> tuple[int, Sharding]:
+    """Tokens of a micro-batch on this `device`, one of `ranks` that are alike, and how these share the model: by the
+    plan's rule, for a machine that is in no plan."""
     if settings.model.preset in MODEL_PRESETS:
         model = model_facts(settings.model)
     else:
@@ -59,10 +62,8 @@ def micro_batch_here(
         model = facts_from_parameters(list(parameters), sequence if isinstance(sequence, int) else 1)
     memory_gb = torch.cuda.get_device_properties(device).total_memory / GB if device.type == "cuda" else None
     half = runs_in_bf16(settings.train.precision, device)
-    fit = fit_with_micro_batch(
-        settings.train, model, batch_tokens, memory_gb=memory_gb, num_fragments=num_fragments, half=half
-    )
-    return min(fit.sequences * model.sequence, batch_tokens)
+    fit = fit_with_micro_batch(settings.train, model, batch_tokens, ranks, memory_gb, num_fragments, half=half)
+    return min(fit.sequences * model.sequence, batch_tokens), fit.sharding
 
 
 def parameters_of(layout: Layout) -> list[ParameterFact]:

@@ -120,8 +120,9 @@ def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(
     "fields",
     [{"infra": "x" * (MAX_RECORD_BYTES - MAX_TAIL_BYTES - 450)}, {"accelerator": "cpu" * 100},
      {"accelerator": "\x1b[2J"}, {"region": "no/name"}, {"num_accelerators": 0}, {"num_accelerators": 1 << 60},
-     {"micro_batch_tokens": 0}, {"micro_batch_tokens": 1 << 60}],
-    ids=["a record's length", "long", "control characters", "no name", "none", "too many", "no pass", "beyond a batch"],
+     {"micro_batch_tokens": 0}, {"micro_batch_tokens": 1 << 60}, {"ranks": 0}, {"ranks": 1 << 60}, {"nodes": 2}],
+    ids=["a record's length", "long", "control characters", "no name", "none", "too many", "no pass", "beyond a batch",
+         "no rank", "too many ranks", "a node without a rank"],
 )  # fmt: skip
 def test_what_a_newcomer_says_of_its_machine_enters_no_log_unchecked(fields: dict[str, Any]) -> None:
     """A text as long as a record would make a commit that is too long for one: every syncer would die of it."""

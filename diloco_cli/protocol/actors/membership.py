@@ -45,6 +45,8 @@ def refusal_of_island(island: Island, run: RunFormat) -> str | None:
         return "its region is no name, or what it says of its machine is no short text"
     if not 0 < island.num_accelerators < MAX_ACCELERATORS:
         return f"{island.num_accelerators} accelerators are not in 1 to {MAX_ACCELERATORS - 1}"
+    if not (0 < island.nodes <= island.ranks < MAX_ACCELERATORS):
+        return f"{island.ranks} ranks on {island.nodes} nodes are no island"
     if island.micro_batch_tokens is not None and not 0 < island.micro_batch_tokens <= island.batch_tokens:
         return f"a micro-batch of {island.micro_batch_tokens} tokens is not in 1 to its batch of {island.batch_tokens}"
     return contradiction_of_member(island, run)

@@ -31,7 +31,9 @@ def fragment_of_slot(slot: int, num_fragments: int) -> int:
 @dataclass(frozen=True)
 class Island:
     """What a learner needs to know about its island. Steps are inner steps, times are seconds as planned.
-    `micro_batch_tokens`: of one forward and backward pass on one device (None: of older versions, the whole batch)."""
+    `micro_batch_tokens`: of one forward and backward pass of one rank (None: of older versions, the whole batch).
+    `num_accelerators`, `ranks`: of all its `nodes`. `sharding`: of the model over the ranks: a copy on each (`ddp`), or
+    each tensor divided (`fsdp`)."""
 
     name: str
     region: str
@@ -45,6 +47,9 @@ class Island:
     slowdown: float = 1.0
     link: Link = field(default_factory=Link)
     micro_batch_tokens: int | None = None
+    nodes: int = 1
+    ranks: int = 1
+    sharding: Literal["none", "ddp", "fsdp"] = "none"
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,27 @@ def test_hosts_count_as_nodes(tmp_path):
     assert (island.hosts, island.nodes) == (("box1", "box2"), 2)
 
 
+@pytest.mark.parametrize(
+    ("written", "ranks"),
+    [
+        ("'H100:8', nodes: 2", 16),
+        ("'H100:8', ranks: 8", 8),
+        ("'cpu:4'", 1),
+        ("'cpu:1', nodes: 2, ranks: 3", 6),
+        ("mps", 1),
+    ],
+)
+def test_an_accelerator_has_one_rank_and_a_cpu_as_many_as_are_asked_for(tmp_path, written, ranks):
+    island = load(tmp_path, HEAD + f"  - {{name: a, region: here, accelerators: {written}}}\n").islands[0]
+    assert island.num_ranks == ranks
+
+
+def test_accelerators_without_a_rank_of_their_own_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"islands\.a\.ranks: 4, but each of its 8 H100-SXM has one rank") as caught:
+        load(tmp_path, HEAD + "  - {name: a, region: here, accelerators: 'H100:8', ranks: 4}\n")
+    assert "accelerators: H100-SXM:4" in (caught.value.hint or "")
+
+
 def test_own_devices_come_before_the_catalogue(tmp_path):
     text = HEAD + "  - {name: a, region: here, accelerators: MyChip:4}\n"
     inventory = load(tmp_path, text + "devices: {MyChip: {bf16_tflops: 120, memory_gb: 24}}\n")

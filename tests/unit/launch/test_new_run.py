@@ -28,6 +28,7 @@ def changed(**fields) -> list[str]:
         ({"infra": "ssh"}, "islands.iowa.infra (local there, ssh here)"),
         ({"slowdown": 2.0}, "islands.iowa.slowdown (1.0 there, 2.0 here)"),
         ({"link": Link(up_bps=1e6)}, "islands.iowa.link.up_bps (None there, 1000000.0 here)"),
+        ({"ranks": 4}, "islands.iowa.ranks (1 there, 4 here)"),
         ({"batch_tokens": 512}, "islands.iowa.batch_tokens (1024 there, 512 here)"),
     ],
 )

@@ -45,10 +45,10 @@ def test_in_fp32_nothing_is_cast_and_activations_are_twice_as_large() -> None:
 @pytest.mark.parametrize(
     ("devices", "memory_gb", "sharding", "fits"),
     [
-        (8, 80.0, "none", True),
-        (4, 16.0, "fsdp over 4", True),
+        (8, 80.0, "ddp", True),
+        (4, 16.0, "fsdp", True),
         (1, 16.0, "none", False),
-        (64, 4.0, "fsdp over 64", False),
+        (64, 4.0, "fsdp", False),
     ],
 )
 def test_the_simplest_sharding_that_fits_is_taken(devices: int, memory_gb: float, sharding: str, fits: bool) -> None:

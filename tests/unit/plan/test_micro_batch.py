@@ -69,8 +69,8 @@ def test_a_device_takes_its_whole_part_of_the_batch_if_that_fits(sequences: int,
 
 def test_a_sharded_model_leaves_room_for_more_sequences() -> None:
     wide, narrow = fit(AUTO, 16.0, devices=16), fit(AUTO, 16.0, devices=2)
-    assert (wide.sharding, wide.sequences) == ("fsdp over 16", 2)
-    assert (narrow.sharding, narrow.sequences) == ("fsdp over 2", 1)
+    assert (wide.shards, wide.sequences) == ("fsdp over 16", 2)
+    assert (narrow.shards, narrow.sequences) == ("fsdp over 2", 1)
 
 
 def test_where_one_sequence_just_fits_one_is_taken() -> None:
@@ -87,7 +87,7 @@ def test_what_is_set_is_taken_up_to_the_batch() -> None:
 
 def test_what_is_set_and_does_not_fit_is_sharded_or_left_out_with_the_way_out() -> None:
     assert fit(asked(16 * 2048), 80.0).fits is False
-    assert fit(asked(16 * 2048), 80.0, devices=8).sharding == "fsdp over 8"
+    assert fit(asked(16 * 2048), 80.0, devices=8).shards == "fsdp over 8"
     lonely = island("lonely", count=1)
     plan = planned(asked(16 * 2048), IOWA, lonely)
     (left,) = plan.excluded

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
+from typing import Literal
 
 import pytest
 import torch
@@ -262,6 +263,21 @@ def test_the_plan_the_launch_and_an_island_that_joins_agree(preset: str, micro: 
     assert planned == {256: 256, 4096: 1024}.get(micro, planned) and 0 < planned <= batch_tokens  # type: ignore[operator,call-overload]
 
 
+@pytest.mark.parametrize(("asked", "sharding"), [("auto", "ddp"), ("ddp", "ddp"), ("fsdp", "fsdp")])
+def test_the_ranks_of_an_island_reach_the_runs_format(asked: Literal["auto", "ddp", "fsdp"], sharding: str) -> None:
+    """Of two nodes with two ranks each on a CPU; an island that joins with two ranks decides by the same rule."""
+    run = settings_of("gpt-nano", "auto", 4096)
+    run = replace(run, train=replace(run.train, sharding=asked))
+    island = IslandSettings("here", "us", Accelerators("cpu", 3), nodes=2, ranks=2)
+    plan = make_plan(run, Inventory(StoreSettings("bucket"), (island,)), model_facts(run.model))
+    launched = make_format(plan.run, plan.inventory, "file:///bucket", islands_of(plan, shares_here(plan, None)[0]))
+    one = launched.islands[0]
+    assert (one.num_accelerators, one.nodes, one.ranks, one.sharding) == (6, 2, 4, sharding)
+    assert one.micro_batch_tokens == 4096 // 4
+    joining = _island_of(launched, "file:///bucket", "spot", None, Newcomer(ranks=2))
+    assert (joining.ranks, joining.sharding, joining.micro_batch_tokens) == (2, sharding, 4096 // 2)
+
+
 def test_the_tensors_of_a_layout_are_the_models_each_once() -> None:
     run = settings_of("gpt-pico")
     cut = layout_of(replace(run, sync=SyncSettings(fragments=24, split_rows=True)))
@@ -277,9 +293,9 @@ def test_a_model_of_ones_own_gets_a_micro_batch_from_its_tensors() -> None:
         model=ModelSettings(entrypoint="tests.numerics.tiny:regression"),
         data=DataSettings(entrypoint="tests.numerics.tiny:stream"),
     )
-    assert micro_batch_here(own, parameters_of(layout_of(own)), 2, 24, CPU) == 24
+    assert micro_batch_here(own, parameters_of(layout_of(own)), 2, 24, CPU) == (24, "none")
     large = 10**9
-    assert 1 <= micro_batch_here(own, parameters_of(layout_of(own)), 2, large, CPU) < large
+    assert 1 <= micro_batch_here(own, parameters_of(layout_of(own)), 2, large, CPU)[0] < large
 
 
 def run_of(model: ModelSettings, data: DataSettings) -> RunFormat:

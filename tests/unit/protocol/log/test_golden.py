@@ -58,7 +58,7 @@ VERSIONS = (
     FragmentVersion(1, 7, 5, 2, "blake3-4444", "blake3-5555", True),
 )
 INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5, norm=1.25)
-ISLAND = Island("iowa", "us", 4, 12, 100.5, 0.125, "h100", 8, micro_batch_tokens=2)
+ISLAND = Island("iowa", "us", 4, 12, 100.5, 0.125, "h100", 8, micro_batch_tokens=2, nodes=2, ranks=8)
 COMMITS: list[Commit] = [
     EpochStart(**HEADER, outputs=VERSIONS, serves=False),
     Merge(
