@@ -24,8 +24,8 @@ ANSWERS_WITHIN_S = 20.0
 
 
 def launch(
-    file: Path = typer.Argument(
-        ..., metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
+    file: Path | None = typer.Argument(
+        None, metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
     ),
     region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
     backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
@@ -38,6 +38,10 @@ def launch(
 ) -> None:
     """Start a run: learners of every region and the syncer; watch, restart what dies. Ctrl-C stops the run if all of it
     is here; else it ends what runs here, and the run goes on."""
+    if file is None:  # a launch may cost money: which run it is has to be said
+        here = Path("run.yaml").is_file()
+        hint = "diloco launch run.yaml" if here else "diloco init writes one, then: diloco launch run.yaml"
+        raise UsageError("no run file is given", hint=hint)
     if backend != "local":
         raise UsageError(
             f"unknown backend {backend!r}; allowed: local",

@@ -16,12 +16,13 @@ from typer.core import TyperGroup
 
 from diloco_cli import __version__
 from diloco_cli.cli.command_list import COMMANDS, EPILOG, GROUPS, HIDDEN, Listed
-from diloco_cli.cli.output import report_error, talk, wants_traceback
+from diloco_cli.cli.output import QUIET, report_error, talk, wants_traceback
 from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, NoSpaceError, UsageError, suggestion
 
 BUG_STATUS = 1
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 WIDEST = max(map(len, COMMANDS))
+EVERYWHERE = QUIET | {"--debug"}
 
 RENAMED = {  # names of earlier versions
     ("lift",): "diloco readmit",
@@ -97,6 +98,13 @@ def _examples(listed: Listed) -> str | None:
     return f"\b\nExamples:{lines}" if lines else None
 
 
+def everywhere_first(words: list[str]) -> list[str]:
+    """The words with the options of `diloco` itself first: they may also stand after the command."""
+    own = words[: words.index("--")] if "--" in words else words
+    return [*(word for word in own if word in EVERYWHERE), *(word for word in own if word not in EVERYWHERE),
+            *words[len(own) :]]  # fmt: skip
+
+
 def _refuse_old_names(words: list[str]) -> None:
     """Raises UsageError with the name that a command or an option has now."""
     words = list(dropwhile(lambda word: word.startswith("-"), words))
@@ -107,6 +115,7 @@ def _refuse_old_names(words: list[str]) -> None:
 
 def main() -> None:
     """Entry point: every declared error ends with its own exit status; tracebacks are shown with --debug only."""
+    sys.argv[1:] = everywhere_first(sys.argv[1:])
     try:
         _refuse_old_names(sys.argv[1:])
         app(standalone_mode=True)

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.clock import monotonic_s, utc_now_text
@@ -63,8 +62,7 @@ class ProgressLine:
 def progress(text: str) -> Iterator[ProgressLine]:
     """A moving line on stderr while the block works; nothing where that is no terminal, or with -q."""
     shown = ProgressLine(text)
-    options = list(takewhile(lambda word: word.startswith("-"), sys.argv[1:]))
-    if not sys.stderr.isatty() or QUIET.intersection(options):
+    if not sys.stderr.isatty() or QUIET.intersection(sys.argv[1:]):
         yield shown
         return
     from rich.console import Console

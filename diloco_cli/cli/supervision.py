@@ -192,6 +192,7 @@ class ProgressDisplay:
 
             self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
             self._live.start()
+            self._live.console.show_cursor()  # a supervisor that is killed cannot bring it back
         self._thread.start()
         return self
 

@@ -296,7 +296,7 @@ def _syncer(look: Look) -> SyncerStatus | None:
     if heard is None:
         return None
     said, state = heard.heartbeat, look.syncer or ""
-    note = said.retrying or said.reason
+    note = (said.retrying or said.reason) if look.facts.state.phase == RunPhase.RUNNING else ""  # else it is stale
     return SyncerStatus(state, look.facts.state.epoch, said.host, heard.age_s, said.unit, note)
 
 

@@ -136,6 +136,13 @@ def test_a_file_of_another_kind_is_said_to_be_one(diloco: Diloco, words: str, sa
     assert done.returncode == 2 and says in done.stderr and hint in done.stderr.partition("hint:")[2]
 
 
+def test_launch_alone_says_what_to_type(diloco: Diloco, quickstart: Path, tmp_path: Path) -> None:
+    done = diloco("launch")
+    assert done.returncode == 2 and done.stderr.endswith("hint: diloco init writes one, then: diloco launch run.yaml\n")
+    (tmp_path / "run.yaml").write_text((quickstart / "run.yaml").read_text())
+    assert diloco("launch", "-q").stderr == "error: no run file is given\nhint: diloco launch run.yaml\n"
+
+
 def test_a_plan_of_an_older_inventory_or_run_file_is_refused(diloco: Diloco, quickstart: Path) -> None:
     words = ("plan", "-f", "q/run.yaml", "--set", "sync.every=80", "-o", "plan.json")
     assert diloco(*words).returncode == 0

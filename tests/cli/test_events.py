@@ -9,15 +9,17 @@ import pytest
 
 from diloco_cli.chaos.journal import record, record_plan
 from diloco_cli.cli.told import UNKNOWN, Teller
+from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.events.cause import Cause
 from diloco_cli.events.event import KINDS, Event, FreshEvent
 from diloco_cli.events.read import EventReader
 from diloco_cli.events.write import write_batch
+from diloco_cli.observe import facts
 from diloco_cli.runtime.ending import SupervisionEvent
 from diloco_cli.runtime.restart import Exit, exit_facts
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import make_bucket
-from tests.cli.conftest import Diloco
+from tests.cli.conftest import Diloco, called
 
 KILLED = "killed by SIGKILL after 3.0 s; restart in 0.2 s"
 FAILED = Exit(0.0, 1, 2.0)
@@ -88,6 +90,18 @@ def test_events_are_printed_in_order_as_text_or_json_lines_of_one_unit_or_all(di
     assert "rhine" in mistyped.stderr and diloco("events", url, "--unit", "syncer").returncode == 0
     recent = diloco("events", url, "--since", "1min", "--unit", "iowa").stdout.splitlines()
     assert len(recent) == 1 and "bad" in recent[0]
+
+
+def test_since_counts_back_from_the_stores_time(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not from this machine's, whose clock is three hours behind."""
+    store = LocalStore(Path(url.removeprefix("file://")))
+    two_hours_ago = FreshEvent(monotonic_s() - 7200, "ended", "two hours ago")
+    write_batch(store, "iowa", [two_hours_ago, FreshEvent(monotonic_s(), "started", "now")])
+    monkeypatch.setattr(facts, "wall_s", lambda: wall_s() - 3 * 3600)
+    assert called(monkeypatch, "events", url, "--since", "1h", "--unit", "iowa") == 0
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["now"]
 
 
 def test_status_has_the_units_last_errors(diloco: Diloco, url: str) -> None:

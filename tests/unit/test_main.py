@@ -83,3 +83,15 @@ def test_the_list_of_commands_loads_no_command() -> None:
     loaded = set(done.stdout.partition("loaded ")[2].split())
     assert "diloco_cli.cli.main" in loaded and not loaded & {f"diloco_cli.cli.{name}" for name in COMMANDS}
     assert {name.split(".")[1] for name in loaded} <= {"cli", "clock", "environment", "errors", "escaping"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("status toy -q --json", "-q status toy --json"),
+        ("--debug launch run.yaml --quiet", "--debug --quiet launch run.yaml"),
+        ("status -- -q", "status -- -q"),
+    ],
+)
+def test_options_of_diloco_itself_may_stand_after_the_command(typed: str, read: str) -> None:
+    assert boundary.everywhere_first(typed.split()) == read.split()

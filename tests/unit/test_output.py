@@ -6,10 +6,15 @@ import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from diloco_cli.cli.output import progress
+from diloco_cli.cli.run_argument import open_run
+from diloco_cli.cli.supervision import ProgressDisplay
+from diloco_cli.events.hooks import HookCaller, Hooks
+from tests.cli.bucket import make_bucket
 
 
 class Terminal(io.StringIO):
@@ -35,8 +40,11 @@ def test_progress_shows_what_is_done_and_how_much_of_it_on_a_terminal(capsys: py
     assert capsys.readouterr().out == "data\n", "stdout is for data"
 
 
-def test_nothing_is_shown_where_no_terminal_is_or_with_q(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal("--debug", "-q", "verify") as seen, progress("replaying the log"):
+@pytest.mark.parametrize("words", [("--debug", "-q", "verify"), ("verify", "toy", "--quiet")])
+def test_nothing_is_shown_where_no_terminal_is_or_with_q(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with terminal(*words) as seen, progress("replaying the log"):
         pass
     assert seen.getvalue() == ""
     with progress("replaying the log"):
@@ -48,3 +56,10 @@ def test_an_error_passes_and_leaves_the_cursor_as_it_was() -> None:
     with terminal("verify") as seen, pytest.raises(ZeroDivisionError), progress("replaying the log"):
         raise ZeroDivisionError
     assert seen.getvalue().rindex("\x1b[?25h") > seen.getvalue().rindex("\x1b[?25l")
+
+
+def test_a_supervisor_that_is_killed_leaves_the_cursor_as_it_was(tmp_path: Path) -> None:
+    opened = open_run(make_bucket(tmp_path / "nano"))
+    with terminal("launch") as seen, ProgressDisplay(opened, HookCaller(Hooks(), "nano", opened.url, print)):
+        shown = seen.getvalue()
+        assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "nothing may come after this"

@@ -103,6 +103,15 @@ def test_who_left_is_done_or_failed_however_long_ago():
     assert status_of(finished).learners[0].state == "DONE"
 
 
+def test_what_the_syncer_waited_for_is_not_told_of_a_run_that_is_over() -> None:
+    waits = Heard(SyncerHeartbeat("SERVING", 1, 3, "host", reason="0 of the 1 offers that the quorum needs"), 1.0)
+    notes = []
+    for state in (STATE, structs.replace(STATE, phase="FINISHED"), structs.replace(STATE, phase="STOPPED")):
+        syncer = status_of(replace(facts(state), syncer=waits)).syncer
+        notes.append(syncer and syncer.note)
+    assert notes == ["0 of the 1 offers that the quorum needs", "", ""]
+
+
 @pytest.mark.parametrize(
     ("changes", "state"),
     [
