@@ -35,7 +35,7 @@ def telling_why(url: str, unit: str) -> Iterator[None]:
         raise
     except Exception as error:
         with suppress(DilocoError, OSError):  # the error itself is what matters
-            _tell(url, unit, cause_of(error))
+            tell(url, unit, cause_of(error))
         raise
 
 
@@ -50,8 +50,12 @@ def cause_environment(run: str, unit: str) -> dict[str, str]:
 
 def read_cause(run: str, unit: str, pid: int) -> Cause | None:
     """What that process left."""
+    return read_cause_file(cause_path(run, unit), pid)
+
+
+def read_cause_file(path: Path, pid: int) -> Cause | None:
     try:
-        body = read_json(cause_path(run, unit)) or {}
+        body = read_json(path) or {}
     except ValueError:
         return None
     text, place, position, hint = (body.get(name) for name in ("text", "place", "position", "hint"))
@@ -68,7 +72,8 @@ def hint_of(run: str, unit: str, cause: Cause | None) -> str:
     return f"{mend}, then `diloco resume {run}`"
 
 
-def _tell(url: str, unit: str, cause: Cause) -> None:
+def tell(url: str, unit: str, cause: Cause) -> None:
+    """To this process's supervisor, or to the bucket if there is none."""
     supervisor, _, path = (environment_value(CAUSE_VARIABLE) or "").partition(":")
     if path and Path(path).stem == unit:
         body = {"text": cause.text, "place": cause.place, "lasting": cause.lasting, "position": cause.position}

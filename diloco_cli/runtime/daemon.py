@@ -64,8 +64,11 @@ class StopSignal:
 
     def error(self) -> TerminatedError:
         """Its exit status says by which signal."""
-        by_hand = self._number == signal.SIGINT
-        return InterruptedRunError("stopped by Ctrl-C") if by_hand else TerminatedError("stopped by a signal")
+        return InterruptedRunError("stopped by Ctrl-C") if self.by_hand else TerminatedError("stopped by a signal")
+
+    @property
+    def by_hand(self) -> bool:
+        return self._number == signal.SIGINT
 
     def _left_s(self, grace_s: float = 0.0) -> float:
         return self.patience_s + grace_s - (monotonic_s() - self._since_s)

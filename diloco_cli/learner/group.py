@@ -1,0 +1,123 @@
+"""The process group of an island's ranks: they meet, compare their versions, and form it.
+
+Nothing that a rank sends is unpickled: what they state of themselves is JSON, the rest are tensors. A file joins the
+ranks of one node; over several, rank 0 listens on the address that the user named and on no other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch
+from torch import distributed
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from diloco_cli import __version__
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.errors import TryAgainError, UsageError
+from diloco_cli.learner.place import RankPlace
+
+BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+MEET_S = 120.0
+COLLECTIVE_S = 600.0  # the second line of defence: the parent's watchdog is earlier
+BACKLOG = 4096
+POLL_S = 0.05
+
+
+def join_group(place: RankPlace, device: torch.device, meet_s: float = MEET_S) -> None:
+    """Form the island's process group, its default one. Raises TryAgainError that names the ranks that did not come
+    within `meet_s`, UsageError if the ranks' versions or devices differ, or for a device that has no group."""
+    backend = BACKENDS.get(device.type)
+    if backend is None:
+        raise UsageError(
+            f"ranks cannot work together on {device.type}: {', '.join(BACKENDS)} can", hint="ranks: 1 in inventory.yaml"
+        )
+    until_s = monotonic_s() + meet_s
+    store = _store(place, meet_s)
+    _compare(_met(store, place, device, until_s))
+    distributed.init_process_group(
+        backend, store=PrefixStore("group", store), rank=place.rank, world_size=place.world_size,
+        timeout=timedelta(seconds=COLLECTIVE_S),
+    )  # fmt: skip
+    atexit.register(distributed.destroy_process_group)  # gloo aborts a process that exits with its threads alive
+
+
+def _store(place: RankPlace, meet_s: float) -> Store:
+    """Raises TryAgainError if rank 0 does not listen."""
+    scheme, _, rest = place.rendezvous.partition("://")
+    timeout = timedelta(seconds=meet_s)
+    if scheme == "file":
+        return FileStore(rest, place.world_size)
+    if scheme == "env":
+        met: tuple[Store, int, int] = next(iter(rendezvous("env://", timeout=timeout)))
+        return met[0]
+    host, _, port = rest.rpartition(":")
+    listening = _listening(host, int(port)) if place.commands else None
+    try:
+        return TCPStore(
+            host, int(port), place.world_size, place.commands, timeout, wait_for_workers=False,
+            master_listen_fd=None if listening is None else listening.detach(),
+        )  # fmt: skip
+    except (distributed.DistError, RuntimeError) as error:
+        raise TryAgainError(
+            f"rank {place.rank} of {place.world_size} cannot reach rank 0 at {rest} within {meet_s:.0f} s",
+            hint="give every node the same --rendezvous, and --node-rank 0 to the one that has that address",
+        ) from error
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket on this address alone: torch's own store would listen on every interface."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            where="--rendezvous",
+            hint="name an address of this machine that the island's other nodes reach, and a free port",
+        ) from error
+    return found
+
+
+def _met(store: Store, place: RankPlace, device: torch.device, until_s: float) -> dict[int, dict[str, str]]:
+    """What each rank states of itself, once all have."""
+    versions = {"torch": torch.__version__, "diloco": __version__, "device": device.type}
+    store.set(f"rank/{place.rank}", json.dumps({**versions, "host": os.uname().nodename}))
+    keys = {rank: f"rank/{rank}" for rank in range(place.world_size)}
+    while missing := [rank for rank, key in keys.items() if not store.check([key])]:
+        if monotonic_s() >= until_s:
+            raise TryAgainError(
+                f"{_ranks(missing)} of {place.world_size} did not come; rank {place.rank} waited for them",
+                hint="start the learner on every node of the island, with the same --rendezvous",
+            )
+        sleep_s(POLL_S)
+    return dict(zip(keys, map(_stated, store.multi_get(list(keys.values()))), strict=True))
+
+
+def _stated(data: bytes) -> dict[str, str]:
+    return {str(name): str(value) for name, value in json.loads(data).items()}
+
+
+def _compare(stated: Mapping[int, Mapping[str, str]]) -> None:
+    first = stated[0]
+    for rank, said in stated.items():
+        for what in ("torch", "diloco", "device"):
+            if said.get(what) != first.get(what):
+                raise UsageError(
+                    f"rank {rank} on {said.get('host')} has {what} {said.get(what)}, rank 0 on {first.get('host')} has "
+                    f"{first.get(what)}",
+                    hint="install the same versions on every node of the island",
+                )
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

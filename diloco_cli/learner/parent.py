@@ -1,0 +1,197 @@
+"""The parent of an island's ranks on one node: starts them, ends all when one is lost, and ends those that hang.
+
+Each rank is one more process of the same command (place.py). The parent imports no torch and touches no device, so it
+cannot hang with them. An incarnation ends as a whole: whatever started this process begins the next one.
+
+    a rank ends by itself     the others have END_S to end, then SIGKILL; the parent ends as that rank did
+    a rank hangs              all are killed (watchdog.py), and the parent says STUCK
+    SIGTERM, SIGINT           rank 0 is told, drains, and ends the others; on other nodes all end at once
+    the parent dies           the kernel kills its ranks
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.environment import environment_with
+from diloco_cli.errors import DilocoError, FencedError
+from diloco_cli.events.cause import Cause
+from diloco_cli.learner.beats import make_beats, read_beats
+from diloco_cli.learner.place import BEATS_VARIABLE, RankPlace
+from diloco_cli.learner.watchdog import Watchdog
+from diloco_cli.runtime.causes import CAUSE_VARIABLE, read_cause_file, tell
+from diloco_cli.runtime.daemon import StopSignal, say
+from diloco_cli.runtime.kernel import STOPPED, read_process
+
+POLL_S = 0.1
+END_S = 5.0
+ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+class RankLostError(DilocoError):
+    """A rank of the island was lost, and the incarnation with it."""
+
+    code = "rank_lost"
+
+
+@dataclass(frozen=True)
+class IslandNode:
+    """Node `index` of an island's `count`, with `ranks` each. `rendezvous`: HOST:PORT of node 0, where the nodes meet;
+    None: this node is all of the island."""
+
+    ranks: int
+    count: int = 1
+    index: int = 0
+    rendezvous: str | None = None
+
+    def places(self, directory: Path) -> list[RankPlace]:
+        url = f"file://{directory}/rendezvous" if self.rendezvous is None else f"tcp://{self.rendezvous}"
+        first, world = self.index * self.ranks, self.count * self.ranks
+        return [RankPlace(first + local, world, local, self.ranks, url) for local in range(self.ranks)]
+
+
+def run_ranks(command: Sequence[str], url: str, name: str, node: IslandNode) -> int:
+    """Start `command` once for each rank of this node; returns 0 when the run is over. A lost rank's own exit status
+    is this process's: it raises SystemExit with it, or dies by the same signal. Raises RankLostError if a rank hangs.
+    """
+    stop = StopSignal()
+    stop.hear_signals()
+    directory = Path(tempfile.mkdtemp(prefix="diloco-ranks-"))
+    try:
+        return _Family(command, name, node, directory).watched(stop, url)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class _Family:
+    """`killed`: the ranks that this process has ended; `stuck`: why, if they did not step."""
+
+    def __init__(self, command: Sequence[str], name: str, node: IslandNode, directory: Path) -> None:
+        self.name, self.node, self.directory = name, node, directory
+        self.beats = directory / "beats"
+        self.killed: set[int] = set()
+        self.stuck = ""
+        make_beats(self.beats, node.ranks)
+        self.ranks = {place.rank: self._start(command, place) for place in node.places(directory)}
+        self.watchdog = Watchdog(node.ranks, monotonic_s())
+
+    def _start(self, command: Sequence[str], place: RankPlace) -> subprocess.Popen[bytes]:
+        environment = {
+            **place.environment(),
+            **(ON_LOOPBACK if self.node.rendezvous is None else {}),
+            BEATS_VARIABLE: str(self.beats),
+            CAUSE_VARIABLE: f"{os.getpid()}:{self._cause_path(place.rank)}",
+        }
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment_with(**environment))
+
+    def _cause_path(self, rank: int) -> Path:
+        path = self.directory / f"rank-{rank}"
+        path.mkdir(exist_ok=True)
+        return path / f"{self.name}.json"
+
+    def watched(self, stop: StopSignal, url: str) -> int:
+        try:
+            exits = self._until_all_have_ended(stop)
+        finally:
+            self._kill_those_left()
+        lost = culprit(exits, self.killed)
+        if self.stuck:
+            raise RankLostError(f"STUCK: {self.stuck}", hint=f"diloco logs {self.name} shows what each rank said last")
+        if lost is None:
+            return 143 if stop.is_set() and self.node.index else 0
+        self._tell(url, lost, exits[lost])
+        return leave_as(exits[lost])
+
+    def _until_all_have_ended(self, stop: StopSignal) -> dict[int, int]:
+        """The exit statuses of all ranks of this node."""
+        kill_at_s: float | None = None
+        told = False
+        while True:
+            exits = {rank: status for rank, process in self.ranks.items() if (status := process.poll()) is not None}
+            if len(exits) == len(self.ranks):
+                return exits
+            now_s = monotonic_s()
+            if stop.is_set() and not told:
+                told = True
+                self._pass_on(stop)
+                kill_at_s = now_s if self.node.index else kill_at_s
+            if kill_at_s is None and (any(exits.values()) or 0 in exits):
+                kill_at_s = now_s + END_S
+            if (kill_at_s is not None and now_s >= kill_at_s) or self._hangs(exits, now_s):
+                self._kill_those_left()
+            sleep_s(POLL_S)
+
+    def _pass_on(self, stop: StopSignal) -> None:
+        if 0 in self.ranks:
+            self.ranks[0].send_signal(signal.SIGINT if stop.by_hand else signal.SIGTERM)
+
+    def _hangs(self, exits: Mapping[int, int], now_s: float) -> bool:
+        """Whether ranks hang; why is noted then."""
+        if self.killed or exits:
+            return False
+        silent = self.watchdog.silent(read_beats(self.beats), now_s)
+        if not silent:
+            return False
+        first = min(self.ranks)
+        paused = [rank for rank, process in self.ranks.items() if _is_paused(process.pid)]
+        behind = [first + local for local in self.watchdog.behind()]
+        self.stuck = f"no step for {min(silent.values()):.0f} s: " + account(paused, behind, len(self.ranks))
+        say(f"{utc_now_text()} {self.name}: STUCK: {self.stuck}; all ranks are ended")
+        return True
+
+    def _kill_those_left(self) -> None:
+        left = {rank: process for rank, process in self.ranks.items() if process.poll() is None}
+        for rank, process in left.items():
+            self.killed.add(rank)
+            process.kill()
+        for process in left.values():
+            process.wait()
+
+    def _tell(self, url: str, rank: int, status: int) -> None:
+        """Hand on the lost rank's own account of its end, for the supervisor or the bucket."""
+        say(f"{utc_now_text()} {self.name}: {how_it_ended(rank, len(self.ranks), status)}: the others were ended")
+        cause = read_cause_file(self._cause_path(rank), self.ranks[rank].pid)
+        if status not in (FencedError.exit_status, 143, 130):
+            tell(url, self.name, cause or Cause(how_it_ended(rank, len(self.ranks), status)))
+
+
+def culprit(exits: Mapping[int, int], killed: Collection[int]) -> int | None:
+    """The rank whose end ended the others: one that a signal killed, else one that says why, else any that failed; the
+    lowest of several. A rank that lost the others fails with them, and says less. None: none failed by itself."""
+    own = {rank: status for rank, status in exits.items() if status and rank not in killed}
+    return min(own, key=lambda rank: (own[rank] >= 0, own[rank] == DilocoError.exit_status, rank), default=None)
+
+
+def account(paused: Sequence[int], behind: Sequence[int], ranks: int) -> str:
+    """Which ranks hang, in words."""
+    found, what = (paused, "paused by a signal") if paused else (behind, "behind the others")
+    if not found:
+        return f"none of {ranks} ranks goes on"
+    several = len(found) > 1
+    return f"rank{'s' * several} {', '.join(map(str, found))} of {ranks} {'are' if several else 'is'} {what}"
+
+
+def how_it_ended(rank: int, ranks: int, status: int) -> str:
+    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return f"rank {rank} of {ranks} {how}"
+
+
+def leave_as(status: int) -> int:
+    """An exit status is this process's own; a signal ends this process, too, so that its parent sees the truth."""
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -status)
+    return status
+
+
+def _is_paused(pid: int) -> bool:
+    facts = read_process(pid)
+    return facts is not None and facts.state == STOPPED

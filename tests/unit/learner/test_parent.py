@@ -1,0 +1,150 @@
+"""The parent of an island's ranks, with real processes of toy ranks that form a real group."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from diloco_cli.clock import monotonic_s
+from diloco_cli.learner.parent import END_S, account, culprit
+from tests.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[3]
+MOST_S = 90.0
+
+
+@contextmanager
+def parent(
+    doer: int = 0, deed: str = "done", at: int = 0, least_s: float = 60.0, nodes: int = 1, index: int = 0, port: int = 0
+) -> Iterator[subprocess.Popen[str]]:
+    words = [str(word) for word in (doer, deed, at, least_s, nodes, index, port)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.learner.toy_parent", *words],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        family = [process, *children(process)]
+        for one in family:
+            if one.poll() is None if isinstance(one, subprocess.Popen) else one.is_running():
+                one.kill()
+        process.communicate()
+
+
+def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, _ = process.communicate(timeout=MOST_S)
+    return process.returncode, out
+
+
+def stepping(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Its ranks, once they have loaded torch and listen for each other."""
+    wait_until(lambda: len(children(process)) == 2 and all(listening(rank) for rank in children(process)))
+    return sorted(children(process), key=lambda rank: rank.pid)
+
+
+def listening(rank: psutil.Process) -> list[str]:
+    return [c.laddr.ip for c in rank.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+
+
+def test_ranks_that_are_done_end_well() -> None:
+    with parent() as process:
+        assert ended(process)[0] == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_ranks_exit_status_is_the_parents(rank: int) -> None:
+    with parent(rank, "exit9", 5) as process:
+        status, out = ended(process)
+    assert status == 9, out
+    assert f"rank {rank} of 2 ended with status 9" in out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_ends_all_and_the_parent_dies_by_the_same_signal(rank: int) -> None:
+    with parent(rank, "kill", 5) as process:
+        status, out = ended(process)
+    assert status == -signal.SIGKILL, out
+    assert f"rank {rank} of 2 was killed by SIGKILL" in out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_paused_rank_is_found_and_named(rank: int) -> None:
+    with parent(rank, "stop", 30, least_s=2.0) as process:
+        status, out = ended(process)
+    assert status == 1, out
+    assert "STUCK: no step for " in out and f"rank {rank} of 2 is paused by a signal" in out
+
+
+def test_on_one_node_nothing_listens_beyond_loopback() -> None:
+    with parent(0, "long") as process:
+        ranks = stepping(process)
+        assert {address for rank in ranks for address in listening(rank)} <= {"127.0.0.1", "::1"}
+        assert not listening(psutil.Process(process.pid))
+
+
+def test_a_signal_lets_rank_0_leave_first() -> None:
+    with parent(0, "long") as process:
+        stepping(process)
+        process.send_signal(signal.SIGTERM)
+        status, out = ended(process)
+    assert status == 143, out
+    assert "rank 0 of 2 ended with status 143" in out
+
+
+def test_ranks_die_with_their_parent_also_paused_ones() -> None:
+    with parent(0, "long") as process:
+        ranks = stepping(process)
+        ranks[1].send_signal(signal.SIGSTOP)
+        process.kill()
+        process.wait()
+        wait_until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+
+
+def test_nodes_meet_where_the_user_says_and_end_together() -> None:
+    port = free_port()
+    with (
+        parent(1, "kill", 20, nodes=2, index=1, port=port) as second,
+        parent(1, "kill", 20, nodes=2, port=port) as first,
+    ):
+        began_s = monotonic_s()
+        assert ended(second)[0] == -signal.SIGKILL
+        status, out = ended(first)
+    assert status == 1, out  # its own rank lost the other
+    assert monotonic_s() - began_s < MOST_S / 2 + END_S
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_who_ended_the_others() -> None:
+    assert culprit({0: 0, 1: 0}, ()) is None
+    assert culprit({0: 1, 1: 9}, ()) == 1  # rank 0 lost the other
+    assert culprit({0: 12, 1: -9, 2: 1}, ()) == 1
+    assert culprit({0: 12, 1: -9, 2: 1}, {1}) == 0
+    assert culprit({0: 0, 1: -9}, {1}) is None
+
+
+def test_which_ranks_hang_in_words() -> None:
+    assert account([2], [], 4) == "rank 2 of 4 is paused by a signal"
+    assert account([0, 2], [1], 4) == "ranks 0, 2 of 4 are paused by a signal"
+    assert account([], [1], 4) == "rank 1 of 4 is behind the others"
+    assert account([], [], 4) == "none of 4 ranks goes on"
