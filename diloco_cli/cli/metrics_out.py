@@ -8,47 +8,29 @@ from typing import TYPE_CHECKING
 
 from diloco_cli.cli.export import writing_to
 from diloco_cli.cli.output import talk
-from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed
-from diloco_cli.cli.watch import read_status, riding_out
+from diloco_cli.cli.run_argument import OpenRun, boxed
+from diloco_cli.cli.watch import Watcher, riding_out
 from diloco_cli.clock import sleep_s
 from diloco_cli.errors import UsageError
 from diloco_cli.runtime.files import write_whole
 
 if TYPE_CHECKING:
-    from diloco_cli.observe.status import Status
-    from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.deadline import Deadline
 
 
 READABLE = 0o644  # node_exporter is another user
 
 
-class Looks:
-    """Each look is bounded, and reads only what is new."""
-
-    def __init__(self, opened: OpenRun, box: Deadline) -> None:
-        self._opened, self._box = boxed(opened, box), box
-        self._known: RunState | None = None
-
-    def status(self) -> Status:
-        self._box.restart(LOOK_S)
-        status, self._known = read_status(self._opened, self._known)
-        return status
-
-    def text(self) -> str:
-        from diloco_cli.metrics.openmetrics import metrics_text
-
-        return metrics_text(self.status())
-
-
 def serve_metrics(opened: OpenRun, box: Deadline, address: str) -> None:
     """Until Ctrl-C, also when the run has ended: what scrapes may come later."""
+    from diloco_cli.metrics.openmetrics import metrics_text
     from diloco_cli.metrics.server import MetricsServer, address_of, token_of
 
+    watcher = Watcher(boxed(opened, box), box)
     host, port = address_of(address)
     token, path = token_of(opened.name)
     try:
-        server = MetricsServer((host, port), token, Looks(opened, box).text)
+        server = MetricsServer((host, port), token, lambda: metrics_text(watcher.look()))
     except OSError as error:
         raise UsageError(f"cannot listen: {error.strerror or error}", where=f"{host}:{port}") from error
     with server:
@@ -62,10 +44,10 @@ def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | N
     from diloco_cli.metrics.openmetrics import metrics_text
     from diloco_cli.observe.render import OVER
 
-    looks = Looks(opened, box)
+    watcher = Watcher(boxed(opened, box), box)
     while True:
         with riding_out("status") if every_s is not None else nullcontext():
-            status = looks.status()
+            status = watcher.look()
             _write(path, metrics_text(status))
             if every_s is None or status.state in OVER:
                 return

@@ -14,7 +14,7 @@ from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed, head_of
 from diloco_cli.cli.told import line_of, logs_itself, telling
-from diloco_cli.cli.watch import read_status
+from diloco_cli.cli.watch import Watcher
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
 from diloco_cli.events.hooks import HookCaller, Hooks
@@ -27,7 +27,6 @@ from diloco_cli.launch.local_units import (
 from diloco_cli.observe.live import Curves, LiveScreen
 from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of
 from diloco_cli.runtime.ending import Participants, SupervisionEvent, SupervisionResult, last_words
 from diloco_cli.runtime.known_operators import trust_of
@@ -175,9 +174,8 @@ class ProgressDisplay:
 
     def __init__(self, opened: OpenRun, calling: HookCaller) -> None:
         self._calling = calling
-        self._box = Deadline(LOOK_S)
-        self._opened = boxed(opened, self._box)
-        self._known: RunState | None = None
+        box = Deadline(LOOK_S)
+        self._watcher = Watcher(boxed(opened, box), box)
         self._curves = Curves()
         self._words = StoreWords(opened.name)
         self._detached = logs_itself(opened.name)
@@ -226,15 +224,14 @@ class ProgressDisplay:
         while not self._ended.wait(SCREEN_EVERY_S if self._live else LINE_EVERY_S):
             for word in self._words.news():
                 self._print(f"{word.unit}: store: {word.text}")
-            self._box.restart(LOOK_S)
             try:
-                status, self._known = read_status(self._opened, self._known)
+                status = self._watcher.look()
             except DilocoError as error:
                 self._print(f"status: {error}")
                 continue
             self._calling.look(status.state, status.reason)
             if self._live is not None:
-                self._curves.add(self._known.metrics)
+                self._curves.add(self._watcher.metrics)
                 room = self._live.console.height - LINES_ABOVE
                 self._live.update(LiveScreen(status, self._curves, max_lines=room), refresh=True)
             else:

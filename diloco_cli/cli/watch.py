@@ -16,6 +16,7 @@ from diloco_cli.errors import NotFoundError, StoreError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
+    from diloco_cli.protocol.log.metrics import Metrics
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.deadline import Deadline
 
@@ -69,54 +70,58 @@ def riding_out(what: str, tell: Tell = talk) -> Iterator[None]:
 
 
 class Watcher:
-    """One look after the other, each with a time limit of its own. If the store does not answer, the first look ends
-    with an error; a later one keeps the last status and tells why, because the person who watches wants to see when the
-    store answers again."""
+    """One look after the other, each with a time limit of its own; each reads only what is new. `metrics`: those of the
+    last look that the store answered."""
 
-    def __init__(self, opened: OpenRun, box: Deadline, tell: Tell = talk) -> None:
-        self._opened, self._box, self._tell = opened, box, tell
-        self.current, self.known = read_status(opened)
+    metrics: Metrics
+
+    def __init__(self, opened: OpenRun, box: Deadline) -> None:
+        self._opened, self._box = opened, box
+        self._known: RunState | None = None
 
     def look(self) -> Status:
         self._box.restart(LOOK_S)
-        with riding_out("status", self._tell):
-            self.current, self.known = read_status(self._opened, self.known)
-        return self.current
+        current, self._known = read_status(self._opened, self._known)
+        self.metrics = self._known.metrics
+        return current
 
 
 def watch(opened: OpenRun, box: Deadline, every_s: float, as_json: bool) -> Status:
-    """The last status: of a run that has ended."""
+    """The last status: of a run that has ended. If the store does not answer, the first look ends with an error; a
+    later one keeps the last status and tells why, because the person who watches wants to see when it answers again."""
     if sys.stdout.isatty() and not as_json:
-        return _watch_live(boxed(opened, box), box, every_s)
+        return _watch_live(Watcher(boxed(opened, box), box), every_s)
     return _watch_lines(Watcher(opened, box), every_s, as_json)
 
 
 def _watch_lines(watcher: Watcher, every_s: float, as_json: bool) -> Status:
     from diloco_cli.observe.render import OVER, plain_line
 
+    current = watcher.look()
     while True:
-        current = watcher.current
         print_json("status", to_plain(current)) if as_json else print(plain_line(current), flush=True)
         if current.state in OVER:
             return current
         sleep_s(every_s)
-        watcher.look()
+        with riding_out("status"):
+            current = watcher.look()
 
 
-def _watch_live(opened: OpenRun, box: Deadline, every_s: float) -> Status:
+def _watch_live(watcher: Watcher, every_s: float) -> Status:
     from rich.live import Live
 
     from diloco_cli.observe.live import Curves, LiveScreen
     from diloco_cli.observe.render import OVER
 
     trouble: list[str] = []
-    watcher, curves = Watcher(opened, box, trouble.append), Curves()
+    current, curves = watcher.look(), Curves()
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
-            curves.add(watcher.known.metrics)
-            live.update(LiveScreen(watcher.current, curves, " ".join(trouble)), refresh=True)
-            if watcher.current.state in OVER:
-                return watcher.current
+            curves.add(watcher.metrics)
+            live.update(LiveScreen(current, curves, " ".join(trouble)), refresh=True)
+            if current.state in OVER:
+                return current
             sleep_s(every_s)
             trouble.clear()
-            watcher.look()
+            with riding_out("status", trouble.append):
+                current = watcher.look()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.errors import NotFoundError
+from diloco_cli.escaping import escaped
 from diloco_cli.paths import run_directory
 from diloco_cli.runtime.files import make_directory
 from diloco_cli.runtime.registry import SUPERVISOR, log_path
@@ -21,7 +21,6 @@ FOLLOW_EVERY_S = 0.25
 STORE_LINES = 20  # of each log
 STORE_MARK = " store: "
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?")  # all in UTC
-CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Zl", "Zp"})  # Cf also has the marks that change the text direction
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,7 @@ def tail(path: Path, num_lines: int) -> list[str]:
 
 def printable(line: bytes) -> str:
     """The line with control characters escaped: text from the bucket in a log must not control a terminal."""
-    text = line.decode("utf-8", "backslashreplace").rstrip("\r")[:MAX_LINE_CHARACTERS]
-    return "".join(_escaped(character) for character in text)
-
-
-def _escaped(character: str) -> str:
-    if character == "\t" or unicodedata.category(character) not in CONTROL_CATEGORIES:
-        return character
-    return character.encode("unicode_escape").decode("ascii")
+    return escaped(line.decode("utf-8", "backslashreplace").rstrip("\r")[:MAX_LINE_CHARACTERS], keep="\t")
 
 
 def by_time(lines: Iterable[Line], last: dict[str, str]) -> list[Line]:

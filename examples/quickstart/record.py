@@ -44,12 +44,11 @@ def main() -> None:
 def recorded(url: str) -> str:
     box, curves = Deadline(LOOK_S), Curves()
     watcher = Watcher(awaited_run(url, box, 1.0), box)
-    while watcher.current.tokens < FAR_ENOUGH * watcher.current.tokens_target:
-        curves.add(watcher.known.metrics)
+    while (current := watcher.look()).tokens < FAR_ENOUGH * current.tokens_target:
+        curves.add(watcher.metrics)
         sleep_s(1.0)
-        watcher.look()
     console = Console(file=io.StringIO(), width=WIDTH, height=HEIGHT, force_terminal=True, record=True)
-    console.print(LiveScreen(watcher.current, curves))
+    console.print(LiveScreen(current, curves))
     return FONT.sub("", console.export_svg(title="diloco status --watch"))
 
 

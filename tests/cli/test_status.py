@@ -16,7 +16,7 @@ import pytest
 from diloco_cli.cli import watch as watching
 from diloco_cli.cli.run_argument import open_run
 from diloco_cli.cli.status import with_interval
-from diloco_cli.cli.watch import Watcher
+from diloco_cli.cli.watch import Watcher, riding_out
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.store import open as opening
 from diloco_cli.store.deadline import Deadline
@@ -93,19 +93,20 @@ def store_calls() -> list[threading.Thread]:
 
 
 def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes_back(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hung = HangsWhenTold(tmp_path / "nano")
     monkeypatch.setattr(opening, "open_store", lambda url: hung)
     box = Deadline(20)
-    watcher = Watcher(open_run(url, box), box)
+    watcher, said = Watcher(open_run(url, box), box), []
+    assert watcher.look().state == "STARTING"
     monkeypatch.setattr(watching, "LOOK_S", 0.2)
     hung.works.clear()
     try:
         for _ in range(4):
-            assert watcher.look().state == "STARTING"
-        said = set(capsys.readouterr().err.splitlines())
-        assert len(said) == 1 and "no answer within 200 ms" in said.pop()
+            with riding_out("status", said.append):
+                watcher.look()
+        assert len(said) == 4 and all("no answer within 200 ms" in line for line in said)
         wait_until(lambda: len(store_calls()) == 1)  # a call that was answered may still be ending
     finally:
         hung.works.set()
