@@ -21,12 +21,10 @@ def bare_name(name: str) -> str:
 
 def bare_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Every parameter once, by its bare name, in the model's order."""
-    return {bare_name(name): parameter for name, parameter in _without_ddp(model).named_parameters()}
+    return {bare_name(name): parameter for name, parameter in bare_model(model).named_parameters()}
 
 
-def _without_ddp(model: torch.nn.Module) -> torch.nn.Module:
-    """The model in DDP, which wraps whole models alone; compile may lie around DDP and inside it."""
-    inner = model
-    while isinstance(wrapped := inner._modules.get("_orig_mod"), torch.nn.Module):
-        inner = wrapped
-    return _without_ddp(inner.module) if isinstance(inner, DistributedDataParallel) else model
+def bare_model(model: torch.nn.Module) -> torch.nn.Module:
+    """What compile and DDP wrap as a whole, one around the other in any order."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else model._modules.get("_orig_mod")
+    return bare_model(inner) if isinstance(inner, torch.nn.Module) else model

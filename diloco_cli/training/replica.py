@@ -16,6 +16,7 @@ from diloco_cli.errors import RunFailedError
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.tasks.blocks import prepare
 from diloco_cli.tasks.build import Batch, Data, losses_of
 from diloco_cli.tensors.flat import flatten, unflatten
 from diloco_cli.tensors.names import bare_parameters
@@ -57,6 +58,7 @@ class Replica:
     def __post_init__(self) -> None:
         if self.micro_batch_tokens is None and self.settings.train.micro_batch_tokens != "auto":
             self.micro_batch_tokens = self.settings.train.micro_batch_tokens
+        prepare(self.model, self.settings.train)
         self.optimizer = build_optimizer(self.model, self.settings.train.inner)
         self.model.train()
 

@@ -134,3 +134,16 @@ def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch: pytest.M
     with pytest.raises(UsageError, match="needs transformers") as caught:
         build_model(run_in(tmp_path, "gpt2"))
     assert caught.value.hint == install_hint("hf")
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral"])
+def test_with_checkpointing_it_trains_the_same_bit_for_bit(tmp_path, kind):
+    found = []
+    for checkpointing in (False, True):
+        run = run_in(tmp_path, kind)
+        run = replace(run, train=replace(run.train, checkpointing=checkpointing))
+        replica = Replica(run, build_model(run), build_data(run), 0, 1)
+        found.append(([replica.step(96 * step, 96, 0.01) for step in range(2)], dict(replica.tensors)))
+    (losses, plain), (same, again) = found
+    assert losses == same and all(torch.equal(tensor, again[name]) for name, tensor in plain.items())
