@@ -12,7 +12,7 @@ from diloco_cli.cli import complete
 from diloco_cli.cli.output import print_json, table, talk
 from diloco_cli.cli.run_argument import find_run
 from diloco_cli.errors import TryAgainError
-from diloco_cli.events.write import tell
+from diloco_cli.events.write import tell_event
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def pause(
         if for_s is None:
             return _told(known.url, fault, execute_pause(fault))
         entry = execute_pause(fault, on_paused=lambda entry: _tell(known.url, fault, entry))
-        tell(known.url, "revived", fault.target.name, "goes on: its pause is over", {})
+        tell_event(known.url, "revived", fault.target.name, "goes on: its pause is over")
         return entry
 
     _carry_out(fault, pause_and_tell, dry_run, json_output)
@@ -89,7 +89,7 @@ def revive(unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dr
             print_json("chaos revive", {"run": name, "target": target.name, "dry_run": True})
         return
     revival = do_revive(target)
-    tell(known.url, "revived", target.name, "no longer paused or held down, by `diloco chaos revive`", {})
+    tell_event(known.url, "revived", target.name, "no longer paused or held down, by `diloco chaos revive`")
     if target.held and not target.supervised:
         talk(f"no supervisor lives here; go on with `diloco resume {name}`")
     if json_output:
@@ -127,7 +127,7 @@ def _tell(url: str, fault: Fault, entry: JournalEntry) -> None:
     number = 1 + [known.id for known in read_entries(fault.target.run)].index(entry.id)
     deed = fault.describe().partition(";")[0]  # what comes of it is told by events of its own
     text = f"on purpose (chaos #{number}): {deed}"
-    tell(url, "chaos", fault.target.name, text, {"number": number, "fault": entry.fault})
+    tell_event(url, "chaos", fault.target.name, text, {"number": number, "fault": entry.fault})
 
 
 COLUMNS = ("NAME", "STATE", "PID", "HELD", "LAST FAULT")

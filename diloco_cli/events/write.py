@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.errors import DilocoError
 from diloco_cli.events.event import MAX_BATCH, FreshEvent, Scalar, encode_batch
-from diloco_cli.protocol.log.keys import event_key
+from diloco_cli.protocol.log.keys import EVENTS, event_key, read_event_key
 from diloco_cli.randomness import nonce
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -79,19 +78,20 @@ class EventWriter:
             self.trouble = str(error)
 
 
-def tell(url: str, kind: str, unit: str, text: str, data: dict[str, Scalar]) -> None:
-    """One event now, by a process that writes few; a bucket that does not take it in time is left alone."""
+def tell_event(
+    url: str, kind: str, unit: str, text: str, data: dict[str, Scalar] | None = None, every_s: float = 0.0
+) -> None:  # fmt: skip
+    """One event now, by a process that writes few, unless the unit's newest is younger than `every_s`. A bucket that
+    does not take it within CLOSES_WITHIN_S is left alone."""
 
     def write() -> None:
         with suppress(DilocoError, OSError):
-            write_batch(open_store(url), unit, [FreshEvent(monotonic_s(), kind, text, data)])
+            store = open_store(url)
+            newest = read_event_key(next(iter(store.list(f"{EVENTS}{unit}/", limit=1)), "")) if every_s else None
+            if newest is None or not 0 <= wall_s() - newest[1] / 1000 < every_s:
+                write_batch(store, unit, [FreshEvent(monotonic_s(), kind, text, data or {})])
 
-    in_time(write)
-
-
-def in_time(work: Callable[[], None]) -> None:
-    """Do it, but leave it alone once it takes longer than CLOSES_WITHIN_S."""
-    thread = threading.Thread(target=work, daemon=True)
+    thread = threading.Thread(target=write, daemon=True)
     thread.start()
     thread.join(CLOSES_WITHIN_S)
 

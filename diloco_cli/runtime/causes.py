@@ -9,19 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
-from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, FencedError, TerminatedError
 from diloco_cli.events.cause import Cause, cause_of
-from diloco_cli.events.event import FreshEvent
-from diloco_cli.events.write import WRITE_EVERY_S, in_time, write_batch
+from diloco_cli.events.write import WRITE_EVERY_S, tell_event
 from diloco_cli.paths import run_directory
-from diloco_cli.protocol.log.keys import EVENTS, read_event_key
 from diloco_cli.runtime.files import checked_name, read_json, write_json
-from diloco_cli.store.open import open_store
 
 CAUSE_VARIABLE = "DILOCO_CAUSE_FILE"  # PID:PATH, the supervisor's pid and the file that it will read
 
@@ -80,18 +75,8 @@ def tell(url: str, unit: str, cause: Cause) -> None:
         write_json(Path(path), {"pid": os.getpid(), "hint": cause.hint, **body})
         if supervisor == str(os.getppid()):  # it lives, and tells the bucket
             return
-    in_time(partial(_tell_bucket, url, unit, cause))
-
-
-def _tell_bucket(url: str, unit: str, cause: Cause) -> None:
-    """One event, unless the unit's newest is younger than WRITE_EVERY_S: a process that is restarted fast must not
-    flood the bucket."""
-    with suppress(DilocoError, OSError):
-        store = open_store(url)
-        newest = [read_event_key(key) for key in store.list(f"{EVENTS}{unit}/", limit=1)]
-        if newest and newest[0] is not None and 0 <= wall_s() - newest[0][1] / 1000 < WRITE_EVERY_S:
-            return
-        write_batch(store, unit, [FreshEvent(monotonic_s(), "error", cause.text, place_data(cause))])
+    # a process that is restarted fast must not flood the bucket
+    tell_event(url, "error", unit, cause.text, place_data(cause), every_s=WRITE_EVERY_S)
 
 
 def place_data(cause: Cause) -> dict[str, str | int | float]:
