@@ -11,6 +11,7 @@ from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.store.port import Store
 
 
@@ -22,11 +23,12 @@ class CommitPoints:
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(commit, figures), of commits that have some."""
-        while (data := self.store.get(key := commit_key(self.state.n + 1), MAX_RECORD_BYTES)) is not None:
-            self.state = fold(self.run, self.state, data)
-            figures = figures_of(decode(Commit, data, key), self.state, self.run)
-            if figures:
-                yield self.state.n, figures
+        with CommitsAhead(self.store) as ahead:
+            while (data := ahead.get(key := commit_key(self.state.n + 1), MAX_RECORD_BYTES)) is not None:
+                self.state = fold(self.run, self.state, data)
+                figures = figures_of(decode(Commit, data, key), self.state, self.run)
+                if figures:
+                    yield self.state.n, figures
 
 
 def figures_of(commit: Commit, state: RunState, run: RunFormat) -> dict[str, float]:
