@@ -14,6 +14,7 @@ from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
 MOST = 1 << 50
 """A payload with a greater number counts as not finite. Honest deltas stay far below it."""
+SMALLEST = 64  # by which the least weight of one token is whole
 COARSE = 8  # with error feedback, a payload names a multiple of this
 
 
@@ -37,6 +38,15 @@ def agreement(deltas: list[int]) -> float | None:
     return sum(deltas) % 11 / 10 if len(deltas) > 1 else None
 
 
+def cosines(made: list[int]) -> tuple[float, ...]:
+    """Of each of three or more deltas the upper median of its cosines with the others: in one dimension signs."""
+    if len(made) < 3:
+        return ()
+    signs = [(delta > 0) - (delta < 0) for delta in made]
+    others = [sorted(sign * one for one in signs[:place] + signs[place + 1 :]) for place, sign in enumerate(signs)]
+    return tuple(float(rising[len(rising) // 2]) for rising in others)
+
+
 def first_version(fragment: int) -> tuple[int, int]:
     """(parameter, momentum) that a run begins with."""
     return 100 * fragment, 0
@@ -44,7 +54,8 @@ def first_version(fragment: int) -> tuple[int, int]:
 
 def outer_step(parameter: int, momentum: int, deltas: list[tuple[int, float]]) -> tuple[int, int]:
     """Integer momentum descent on the weighted mean, rounded down: exact, and it depends on every input."""
-    mean = sum(delta * int(weight) for delta, weight in deltas) // sum(int(weight) for _, weight in deltas)
+    whole = [(delta, int(SMALLEST * weight)) for delta, weight in deltas]
+    mean = sum(delta * weight for delta, weight in whole) // sum(weight for _, weight in whole)
     moved = momentum // 2 + mean
     return parameter - mean - moved // 2, moved
 
@@ -115,7 +126,7 @@ class IntegerArithmetic:
         norm = abs(delta) * offer.steps / offer.tokens  # of the mean gradients: what a batch's size does not change
         if decoded_base is not None:
             delta += numbers(self.current[offer.fragment], "state")[0] - numbers(decoded_base, "weights")[0]
-        return Delta(delta, offer, norm)
+        return Delta(delta, offer, norm, int(text))
 
     def false_claim(self, fragment: int, delta: Any) -> str | None:
         return None
@@ -129,7 +140,8 @@ class IntegerArithmetic:
         parameter, momentum = numbers(self.current[fragment], "state")
         weighed = [(scaled(int(delta), scale), weight) for delta, weight, scale in deltas]
         merged = self._version(fragment, *outer_step(parameter, momentum, weighed))
-        return replace(merged, agreement=agreement([int(delta) for delta, _, _ in deltas]))
+        agrees = cosines([delta.made for delta, _, _ in deltas])
+        return replace(merged, agreement=agreement([int(delta) for delta, _, _ in deltas]), agrees=agrees)
 
     def settled(self, fragment: int) -> Merged:
         state = self.current[fragment]
@@ -141,12 +153,14 @@ class IntegerArithmetic:
 
 
 class Delta(int):
-    """Implements protocol.actors.ports.LoadedDelta: a delta that remembers its offer and its norm."""
+    """Implements protocol.actors.ports.LoadedDelta: a delta that remembers its offer, its norm, and what its learner
+    made, before it was re-anchored."""
 
     offer: Offer
     norm: float
+    made: int
 
-    def __new__(cls, value: int, offer: Offer, norm: float) -> Delta:
-        made = super().__new__(cls, value)
-        made.offer, made.norm = offer, norm
-        return made
+    def __new__(cls, value: int, offer: Offer, norm: float, made: int) -> Delta:
+        delta = super().__new__(cls, value)
+        delta.offer, delta.norm, delta.made = offer, norm, made
+        return delta

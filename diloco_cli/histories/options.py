@@ -55,7 +55,7 @@ OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
 )
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
-POISON_SHARE, POISONED_MERGES = 0.08, (16, 60)
+POISON_SHARE, FLIPPED_SHARE, POISONED_MERGES = 0.08, 0.25, (16, 60)
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -242,9 +242,11 @@ def _with_poisoner(options: Options, seed: int) -> Options:
         return options
     learners, merges = max(options.learners, draw.whole(3, 5)), draw.whole(*POISONED_MERGES)
     kinds = tuple(kind for kind in options.nemesis_events if kind not in ("collect", "readmit"))
+    tactic = draw.choice(TACTICS)
+    tactic = "flipped" if draw.chance(FLIPPED_SHARE) else tactic
     return replace(
         options,
-        poisoner=draw.choice(TACTICS),
+        poisoner=tactic,
         learners=learners,
         quorum=min(options.quorum, learners - 1),
         merges=max(merges, options.merges),

@@ -1,7 +1,8 @@
-"""One hostile learner among at least three: its deltas are too long, at moments that it chooses. Nothing longer than
-the bound of protocol/rules/norms.py may be merged once the honest ones are known, or counts for more than CLIP times
-those of two honest ones in its slot, and its good deltas must not save it from a quarantine. That no honest one is
-refused or kept out is demanded in every history (monitor.py)."""
+"""One hostile learner among at least three: its deltas are too long at moments that it chooses, or point the other way.
+Nothing longer than the bound of protocol/rules/norms.py may be merged once the honest ones are known, or counts for
+more than CLIP times those of two honest ones in its slot, and its good deltas must not save it from a quarantine. Once
+it has pointed the other way some times in a row, it weighs next to nothing. That no honest one is refused, kept out or
+weighs less is demanded in every history (monitor.py, replayer.py)."""
 
 from __future__ import annotations
 
@@ -11,17 +12,20 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Literal
 
+from diloco_cli.histories.integers import numbers
 from diloco_cli.histories.replayer import BLAME, FLOODER, Plain, Replayer, expect, is_poisoner
 from diloco_cli.histories.stream import Stream
 from diloco_cli.protocol.log.state import HOSTILE, PAID_BACK, faults_for_quarantine
 
-Tactic = Literal["always", "absent", "in turn", "burst", "ratchet"]
+Tactic = Literal["always", "absent", "in turn", "burst", "ratchet", "flipped"]
 """When its deltas are too long: always; while no syncer lives; every second one; many in a row now and then; ever more,
-until they are as long as can be, and then again from the beginning."""
+until they are as long as can be, and then again from the beginning. Or never, and all of them point the other way."""
 TACTICS: tuple[Tactic, ...] = ("always", "absent", "in turn", "burst", "ratchet")
 LONG, RATCHET, LONGEST = 1000.0, 1.5, 1e6
 BOUND, CLIP = 8.0, 1.25
 KNOWN = 2  # merges
+COMPANY, FLIPPED = 3, 3  # deltas in a merge; such merges in a row
+LEAST = 1 / 64  # of its weight, is what such a learner keeps
 SLACK = 6.0  # faults beyond those for a quarantine
 
 
@@ -52,22 +56,27 @@ class Poisoner:
                 length: float = RATCHET**self.made
                 self.made = 0 if length > LONGEST else self.made
                 return min(length, LONGEST)
+            case "flipped":
+                return -1.0
 
 
 @dataclass
 class NormBooks:
-    """The norms and faults that commits state, by a reader of its own. `merged`: (norm, steps) by fragment and learner,
-    since the memory last began anew."""
+    """The norms, directions and faults that commits state, by a reader of its own. `merged`: (norm, steps) by fragment
+    and learner, since the memory last began anew; `flipped`: merges in a row in which the poisoner's delta pointed the
+    other way."""
 
     replayer: Replayer
     merged: dict[int, dict[str, list[tuple[float, int]]]] = field(default_factory=dict)
     faults: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    flipped: int = 0
 
     def committed(self, commit: Plain) -> None:
         if commit["kind"] == "merge" and commit.get("outputs"):
             self._check_norms(commit)
+            self._check_directions(commit)
         elif commit["kind"] == "readmit":
-            self.merged = {}
+            self.merged, self.flipped = {}, 0
         self._count_faults(commit)
 
     def _check_norms(self, commit: Plain) -> None:
@@ -88,6 +97,21 @@ class NormBooks:
                     _check(counts, here, f"{who} is not shortened", CLIP)
         for item in commit["inputs"]:
             known[item["learner"]].append((item["norm"], item["steps"]))
+
+    def _check_directions(self, commit: Plain) -> None:
+        """8: the commit states whose delta points against the others', and who keeps doing that weighs little."""
+        for item in commit["inputs"]:
+            who = f"commit {commit['n']}: offer {item['incarnation']}/{item['seq']} of {item['learner']}"
+            agrees = item.get("agrees")
+            if not is_poisoner(item["learner"]):
+                expect(agrees is None or agrees >= 0, "8", f"{who} is said to point against the others")
+                continue
+            most = item["tokens"] ** 2 / item["steps"] * (LEAST if self.flipped >= FLIPPED else 1.0)
+            expect(item["weight"] <= most * (1 + 1e-9), "8", f"{who} keeps pointing the other way, and weighs much")
+            if len(commit["inputs"]) >= COMPANY:
+                flips = numbers(self.replayer.payload_of(item) or b"", "delta")[0] < 0
+                expect(agrees is not None and (agrees < 0) == flips, "8", f"{who} agrees by {agrees} with the others")
+                self.flipped = self.flipped + 1 if flips else 0
 
     def _count_faults(self, commit: Plain) -> None:
         """Good deltas pay little of a fault back: who goes on is kept out, as long as enough others are left."""

@@ -296,6 +296,7 @@ class Replayer:
         full /= item["steps"]
         planned = self.run.settings.sync.every if island is None else island.local_steps
         least = full * min(1.0, planned / item["steps"]) * (1 - 1e-9)  # steps beyond a round may count in part
+        least = 0.0 if is_poisoner(learner) else least
         expect(least <= item["weight"] <= full, "4", f"{who}: weight {item['weight']}")
         expect(item["incarnation"] >= self.floors[learner], "2", f"{who}: below the floor {self.floors[learner]}")
         expect(item["data_start"] >= self.ends[learner, fragment], "2", f"{who}: data merged twice in {fragment}")
@@ -304,18 +305,21 @@ class Replayer:
         self.bases.add(base)
         self.ends[learner, fragment] = item["data_end"]
         self.applied.append(AppliedOffer(learner, item["incarnation"], fragment, item["data_start"], item["data_end"]))
-        at = f"{learner}/{item['incarnation']:08d}/{item['seq']:010d}"
         offer_id = (learner, item["incarnation"], item["seq"])
         offer = json.loads(offer_bytes(self.store, self.run, offer_id, self.revoked) or b"{}")
         expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")
         expect(offer["slot"] == self.slot - 1, "7", f"{who} was made for slot {offer['slot']}, not for {self.slot - 1}")
-        payload = self.store.get(f"delta/{at}-{item['payload_digest']}")
+        payload = self.payload_of(item)
         made = self._made(item, fragment, offer["feeds_back"], who)
         if payload is None and self.n <= self.collected:  # deltas are what their ranges give
             return made + self._anchor(item, fragment, who)
         expect(payload is not None, "9", f"{who}: its payload is gone")
         expect(digest(payload or b"") == item["payload_digest"], "8", f"{who}: other bytes than its record says")
         return self._delta(made, payload or b"", who) + self._anchor(item, fragment, who)
+
+    def payload_of(self, item: Plain) -> bytes | None:
+        at = f"{item['learner']}/{item['incarnation']:08d}/{item['seq']:010d}"
+        return self.store.get(f"delta/{at}-{item['payload_digest']}")
 
     def _delta(self, made: int, payload: bytes, who: str) -> int:
         try:

@@ -179,7 +179,7 @@ class Gullible(IntegerArithmetic):
     """Merges what is not a number."""
 
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
-        return Delta(7, offer, 7.0) if payload == b"delta:nan" else super().read_delta(offer, payload, decoded_base)
+        return Delta(7, offer, 7.0, 7) if payload == b"delta:nan" else super().read_delta(offer, payload, decoded_base)
 
 
 class NoReadBack(Syncer):

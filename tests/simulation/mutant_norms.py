@@ -38,6 +38,13 @@ class NeverClips(Loader):
         return judged(run, state, offers, self.loaded)
 
 
+class IgnoresDirections(Loader):
+    """Lets a learner weigh as much as ever that keeps pointing against the others."""
+
+    def candidates(self, state: RunState) -> Steps[Candidates]:
+        return (yield from super().candidates(structs.replace(state, opposition={})))
+
+
 class ForgetsAtRestart(Loader):
     """Remembers no norms from before it began to serve, until it has served for some rounds."""
 
