@@ -1,8 +1,8 @@
 """What bad deltas do in company, and what deltas of usual size do: python -m tests.security.poisons [--only many|usual]
 
-`many`: 4 broken learners of 16, and 8 of 64. `usual`: one learner of three whose deltas are as long as honest ones:
-sign flip, stale deltas, label noise. Both against the run without these learners, at equal honest tokens, with the
-product's syncer, judging and arithmetic in virtual time. Prints the rows of the tables in README.md.
+`many`: 4 broken learners of 16, and 8 of 64. `usual`: one learner of three, and 4 of 16, whose deltas are as long as
+honest ones: sign flip, stale deltas, label noise. Both against the run without these learners, at equal honest tokens,
+with the product's syncer, judging and arithmetic in virtual time. Prints the rows of the tables in README.md.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ BROKEN = {
 }
 USUAL = {
     "sign flip": Strategy(),
+    "stale by a round": Strategy(direction="stale", stale_rounds=1),
     "stale by five rounds": Strategy(direction="stale"),
     "noise": Strategy(direction="random"),
 }
@@ -78,8 +79,9 @@ def main() -> None:
             line, sound = row(name, strategy, islands, SEEDS[:1] if sum(islands) > 16 else SEEDS)
             holds &= sound
             print(line, flush=True)
-    for name, plan in (*USUAL.items(), (LABEL_NOISE, None)) if only != "many" else ():
-        print(row(name, plan, THREE, SEEDS)[0], flush=True)
+    for islands in (THREE, MANY[0]) if only != "many" else ():
+        for name, plan in (*USUAL.items(), (LABEL_NOISE, None)):
+            print(row(name, plan, islands, SEEDS)[0], flush=True)
     sys.exit(0 if holds else 1)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.protocol.log.directions import OPPOSES
 from tests.security.attacks.hostile import Strategy
-from tests.security.contest import Contest, contest_run
+from tests.security.contest import Contest, contest, contest_run
 from tests.security.norm_search import MAX_DRIFT, MAX_RISE, SEARCHED, SPACE, changed, drawn, played
 from tests.security.poisons import compared
 
@@ -67,6 +67,11 @@ def test_four_broken_learners_of_sixteen_do_no_harm_by_long_deltas() -> None:
 def test_a_learner_that_only_offers_the_mean_of_the_others_is_no_measured_harm() -> None:
     """So what a trial shows is the bad deltas' doing, not that of the measurement."""
     assert abs(played(Strategy(begins=10**6, restart_every=8), rounds=ROUNDS).drift) <= MAX_DRIFT
+
+
+def test_several_learners_that_only_offer_the_mean_of_the_others_raise_no_loss() -> None:
+    score = contest(1, Strategy(begins=10**6), rounds=SEARCHED, islands=(12, 4))
+    assert score.reached and score.worst_rise <= MAX_RISE / 10
 
 
 def test_strategies_are_drawn_by_the_seed_and_neighbours_differ() -> None:

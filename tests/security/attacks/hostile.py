@@ -32,25 +32,26 @@ from diloco_cli.tensors.delta import delta_formats
 Direction = Literal["flipped", "random", "aligned", "stale"]
 PAUSES_A_SLOT = 8
 HOSTILE = "x"  # what names of hostile islands begin with
-STALE = 5  # rounds: more than the staleness limit, if it named its true base
 SILENT_SLOTS = 2.0  # without a commit, after which it takes the syncer for dead
 
 
 @dataclass(frozen=True)
 class Strategy:
     """`scale`: the norm of a bad delta, times that of an honest one; each bad delta is `ratchet` times as long as the
-    one before. `direction`: the mean of the others' newest deltas (`aligned`), its negative, that of STALE rounds ago,
-    or noise. `focus`: whether all of the norm lies in the fragment's smallest tensor. `begins`: the first slot of the
-    attack; before it, and for `honest_between` slots between two bad ones, it offers what the others do. `copies`: bad
-    offers in one slot. `claims`: times the steps and tokens that an honest offer states. `ahead`: for how many coming
-    slots it offers already now. `in_silence`: bad offers only while no syncer serves. The syncer is killed every
-    `restart_every` slots (0: never), and the next one comes `outage_slots` later. `waits`: it offers only once the
-    others have.
+    one before. `direction`: the mean of the others' newest deltas (`aligned`), its negative, that of `stale_rounds`
+    ago, or noise. `focus`: whether all of the norm lies in the fragment's smallest tensor. `begins`: the first slot of
+    the attack; before it, and for `honest_between` slots between two bad ones, it offers what the others do, once all
+    of them have: with what they offered a round ago it would go on attacking. `copies`: bad offers in one slot.
+    `claims`: times the steps and tokens that an honest offer states. `ahead`: for how many coming slots it offers
+    already now. `in_silence`: bad offers only while no syncer serves. The syncer is killed every `restart_every` slots
+    (0: never), and the next one comes `outage_slots` later. `waits`: it offers bad deltas only once one of the others
+    has.
     """
 
     scale: float = 1.0
     ratchet: float = 1.0
     direction: Direction = "flipped"
+    stale_rounds: int = 5
     focus: bool = False
     begins: int = 12
     honest_between: int = 0
@@ -70,11 +71,9 @@ class SeenDeltas:
     deltas: dict[tuple[str, int], tuple[int, torch.Tensor]] = field(default_factory=dict)
     next_seq: dict[str, int] = field(default_factory=dict)
 
-    def of(self, fragment: int) -> list[torch.Tensor]:
-        return [delta for (_, number), (_, delta) in sorted(self.deltas.items()) if number == fragment]
-
-    def offered(self, slot: int, fragment: int) -> int:
-        return sum(number == fragment and for_slot >= slot for (_, number), (for_slot, _) in self.deltas.items())
+    def of(self, fragment: int, since_slot: int = 0) -> list[torch.Tensor]:
+        deltas = sorted(self.deltas.items(), key=lambda item: item[0])
+        return [delta for (_, number), (slot, delta) in deltas if number == fragment and slot >= since_slot]
 
 
 def honest_of(run: RunFormat) -> list[str]:
@@ -93,7 +92,7 @@ class Hostile:
         self._seqs, self._position = count(), 0
         self._next_slot, self._since_bad, self._heard_s = 0, strategy.honest_between, 0.0
         self._silent = False
-        self._means: dict[int, deque[torch.Tensor]] = defaultdict(lambda: deque(maxlen=STALE))
+        self._means: dict[int, deque[torch.Tensor]] = defaultdict(lambda: deque(maxlen=strategy.stale_rounds))
 
     def steps(self) -> Steps[None]:
         claim = ProcessClaim(1, "hostile", "elsewhere", 1, "then", "test")
@@ -121,9 +120,9 @@ class Hostile:
         first = max(self._next_slot, head)
         for slot in range(first, last + 1):
             fragment, attacks = fragment_of_slot(slot, self.run.num_fragments), self._attacks(slot, silent)
-            known = self.seen.of(fragment)
+            known, fresh = self.seen.of(fragment), len(self.seen.of(fragment, slot))
             early = attacks and (silent or not self.strategy.waits)
-            if not known or not (early or self.seen.offered(slot, fragment)):
+            if not known or (not early and fresh < (1 if attacks else len(self.others))):
                 return
             for number in range(self.strategy.copies if attacks else 1):
                 yield Sleep(self.slot_s / PAUSES_A_SLOT if number else 0.0)  # each of them is read by itself
