@@ -2,8 +2,9 @@
 
 A merge of three or more states for each delta the upper median of its cosines with the others. Those of honest learners
 are above -0.45, and about -0.1 in the mean, even if each has data of its own alphabet; that of a sign flip is -0.7 or
-less. What is below AGAINST adds up; merges in which a learner agrees take little of it back. From OPPOSES on it weighs
-next to nothing (rules/norms.py), until it has agreed for some rounds. Nobody is refused or held back for a direction.
+less. What is below AGAINST adds up, and a single cosine below FLIPS is enough; merges in which a learner agrees take
+little of it back. From OPPOSES on it weighs next to nothing (rules/norms.py), until it has agreed for some rounds.
+Nobody is refused or held back for a direction.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from __future__ import annotations
 from diloco_cli.protocol.log.commits import Commit, Readmit
 
 AGAINST = -0.25
-OPPOSES, MOST = 1.0, 2.0
+FLIPS, FLIP = -0.6, 2.0  # a cosine that no honest delta has, and what it adds
+OPPOSES, MOST = 1.0, 4.0
 PAID_BACK = 0.125  # by one merge
 
 
@@ -29,7 +31,7 @@ def opposition_after(known: dict[str, float], commit: Commit) -> dict[str, float
         return known
     after = dict(known)
     for name, agrees in stated.items():
-        change = max(-PAID_BACK, AGAINST - agrees)
+        change = FLIP if agrees <= FLIPS else max(-PAID_BACK, AGAINST - agrees)
         after[name] = round(min(MOST, max(0.0, after.get(name, 0.0) + change)), 6)
     return {name: one for name, one in after.items() if one > 0}
 
