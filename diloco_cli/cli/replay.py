@@ -47,9 +47,9 @@ def replay(
 
 
 def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: bool) -> int:
-    from diloco_cli.learner.daemon import choose_device
     from diloco_cli.syncer.versions import save_parameters
     from diloco_cli.tapes.player import Player
+    from diloco_cli.training.devices import choose_device
 
     started_s, different = monotonic_s(), None
     player = Player(tape, device=choose_device(device))

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
+from diloco_cli.config.devices import HOST_DEVICES, in_catalogue
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.config.validation import overlap_problem
 from diloco_cli.errors import NotFoundError, UsageError
@@ -61,7 +62,7 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
             local_steps=planned.local_steps,
             tokens_per_s=planned.tokens_per_s * shares[planned.name],
             step_s=planned.step_s / shares[planned.name],
-            accelerator=listed[planned.name].accelerators.name,
+            accelerator=_known_to_learners(listed[planned.name].accelerators.name),
             num_accelerators=planned.devices,
             infra=listed[planned.name].infra,
             slowdown=listed[planned.name].slowdown,
@@ -73,6 +74,13 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
         )
         for planned in sorted(plan.islands, key=lambda planned: planned.name)
     )
+
+
+def _known_to_learners(device: str) -> str:
+    """A device that only the inventory describes is CUDA, unless its name begins with what it is."""
+    if in_catalogue(device) is not None or device.lower() in HOST_DEVICES:
+        return device
+    return next((kind for kind in HOST_DEVICES if device.lower().startswith(kind)), "cuda")
 
 
 def make_format(settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...]) -> RunFormat:

@@ -36,6 +36,7 @@ from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.training.devices import choose_device, host_threads
 from diloco_cli.training.micro_batch import micro_batch_here, parameters_of
 from diloco_cli.training.prefetch import Prefetched
 from diloco_cli.training.replica import DeviceTraining, Replica
@@ -85,7 +86,7 @@ def run_learner(
             hint=f"to take part as one more: diloco learner --run {url} --name {name} --join",
         )
     refuse_another_regions_bucket(run, island, url)
-    cores = island.num_accelerators if island.accelerator == "cpu" else 1
+    cores = island.num_accelerators if island.accelerator == "cpu" else host_threads()
     torch.set_num_threads(max(run.settings.train.threads, cores))
     meter = MeteredStore(_behind_its_link(bare, island))
     store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))
@@ -253,21 +254,6 @@ def check_layout(run: RunFormat, model: torch.nn.Module) -> None:
             where="FORMAT.json",
             hint="use the same version of the model's code on every island",
         )
-
-
-def choose_device(accelerator: str) -> torch.device:
-    """cpu and mps by name; any other accelerator is CUDA. Raises UsageError if this machine has none."""
-    kind = accelerator.lower()
-    if kind.startswith("cpu"):
-        return torch.device("cpu")
-    available = {"mps": torch.backends.mps.is_available(), "cuda": torch.cuda.is_available()}
-    wanted = "mps" if kind.startswith(("mps", "apple")) else "cuda"
-    if not available[wanted]:
-        raise UsageError(
-            f"{accelerator} needs {wanted}, which torch {torch.__version__} does not see on this machine",
-            hint="run the island where the accelerator is, or give --device cpu",
-        )
-    return torch.device(kind if kind.startswith("cuda") else wanted)
 
 
 def _behind_its_link(store: Store, island: Island) -> Store:
