@@ -1,15 +1,19 @@
 """An island with one CUDA device: fragments cross between device and host beside the training, on streams of their own.
 
     send     a copy on the device, without waiting; the upload lane brings it to the host and encodes it there
-    arrive   the follower decodes a version on the host and brings it to the device
+    arrive   the follower decodes a version on the host and brings it to the device, with the base that it replaces
     adopt    arithmetic and copies on the device alone
+    save     moments leave the device during the next step, which waits for them, on the device, before it changes them
 
-So the training thread waits for the bus in one case only: `rebase` onto a version that comes while an offer is out, as
-the base to measure the progress from has left the device by then. Saved moments are copied between two steps. Beside
-the model the device holds the values that were sent, and the versions that have arrived, until the next adoption.
+The training thread waits for the device once a step, where it reads the loss and the norm of the gradients, and never
+for the bus. Beside the model the device holds the values that were sent, and the versions that have arrived and their
+bases, until the next adoption; the host holds the bases, and pinned buffers of the largest fragment's size.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,105 +23,123 @@ from diloco_cli.tensors.flat import flatten_into, unflatten
 from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.training.inner import keeps_moments, moments_of
 from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.streams import Accelerator, Copies, Cuda, DeviceEvent
 from diloco_cli.training.wire import TensorWire, mixed
 
 
 class Placed:
-    """One fragment's [n] float32 values on the host, on the device, or on both. `stream`: the one that copies them."""
+    """One fragment's [n] float32 values on the host, on the device, or on both. `copies`: what moves them."""
 
-    def __init__(self, stream: torch.cuda.Stream, host: torch.Tensor | None, device: torch.Tensor | None) -> None:
-        self._stream, self._host, self._device = stream, host, device
-        self._is_there = torch.cuda.Event()  # type: ignore[no-untyped-call]  # on the device
-        if device is not None:
-            self._is_there.record(torch.cuda.current_stream(device.device))
+    def __init__(self, copies: Copies, host: torch.Tensor | None, device: torch.Tensor | None) -> None:
+        self._copies, self._host = copies, host
+        self._there: tuple[torch.Tensor, DeviceEvent] | None = None if device is None else (device, copies.now())
 
     def upload(self) -> Placed:
-        """Start the copy to the device; the first use of the values there waits for it."""
-        assert self._host is not None
-        with torch.cuda.stream(self._stream):
-            self._device = self._host.to(self._stream.device)
-            self._is_there.record(self._stream)
+        """Start the copy to the device, if there is none; the first use of the values there waits for it."""
+        if self._there is None:
+            assert self._host is not None
+            self._there = self._copies.to_device(self._host)
         return self
 
-    @property
-    def host(self) -> torch.Tensor:
-        """The values on the host, for any thread. Waits for their copy, not for later work of the device."""
+    @contextmanager
+    def on_host(self) -> Iterator[torch.Tensor]:
+        """The values on the host, for any thread and for reading. Waits for their copy, not for later work of the
+        device."""
         if self._host is not None:
-            return self._host
-        assert self._device is not None
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(self._is_there)
-            found = torch.empty(self._device.shape, pin_memory=True)
-            found.copy_(self._device, non_blocking=True)
-        self._stream.synchronize()
-        return found
+            yield self._host
+            return
+        there = self._there
+        assert there is not None
+        with self._copies.on_host(*there) as host:
+            yield host
 
     @property
     def device(self) -> torch.Tensor:
         """The values on the device, for the training thread, on its own stream."""
-        if self._device is None:
-            self.upload()
-        assert self._device is not None
-        current = torch.cuda.current_stream(self._stream.device)
-        current.wait_event(self._is_there)
-        self._device.record_stream(current)
-        return self._device
+        there = self._there  # the follower may bring them there meanwhile: then twice
+        if there is None:
+            assert self._host is not None
+            there = self._there = self._copies.to_device(self._host)
+        return self._copies.use(*there)
 
     def leave_device(self) -> None:
         """Free the device's copy if the host has one: an adopted version is only needed as a base from now on."""
         if self._host is not None:
-            self._device = None
+            self._there = None
 
 
 class CudaTraining(DeviceTraining):
-    """`outward`: the stream on which sent fragments leave the device."""
+    """`accelerator`: None: CUDA."""
 
-    def __init__(self, run: RunFormat, replica: Replica, slowdown: float = 1.0) -> None:
+    def __init__(
+        self, run: RunFormat, replica: Replica, slowdown: float = 1.0, accelerator: Accelerator | None = None
+    ) -> None:
         super().__init__(run, replica, slowdown)
-        self.outward = torch.cuda.Stream(replica.device)  # type: ignore[no-untyped-call]
+        self._outward = Copies(accelerator or Cuda(replica.device), replica.device, largest(run))
+        self._moments_left: DeviceEvent | None = None
+        replica.before_update = self._wait_for_moments
         if keeps_moments(replica.optimizer):  # torch keeps freed pinned memory: half a second less at the first save
-            _pinned_like([t for t in self._tensors.values() if t.requires_grad for _ in range(2)])
+            self._pinned_like({n: t for n, t in self._tensors.items() if t.requires_grad})
+            self._pinned_like({f"2.{n}": t for n, t in self._tensors.items() if t.requires_grad})
 
     def read(self, fragment: int) -> Values:
         slots = self.run.layout.fragments[fragment]
         flat = torch.empty(slots.num_parameters, device=self.replica.device)
         flatten_into(flat, slots, self._tensors)
-        return Placed(self.outward, None, flat)
+        return Placed(self._outward, None, flat)
 
     def write(self, fragment: int, values: Values) -> None:
         unflatten(self.run.layout.fragments[fragment], values.device, self._tensors)
         values.leave_device()
 
     def save(self) -> Moments | None:
-        """Order the copies between two steps; only the lane that encodes them waits for them."""
+        """Order the copies; the lane that encodes them waits for them, and on the device the next change of them."""
         tensors = moments_of(self.replica.model, self.replica.optimizer)
         if tensors is None:
             return None
-        copies = dict(zip(tensors, _pinned_like(list(tensors.values())), strict=True))
-        for name, tensor in tensors.items():
-            copies[name].copy_(tensor, non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record(torch.cuda.current_stream(self.replica.device))
+        into = self._pinned_like(tensors)
+        copied = self._moments_left = self._outward.after(self._outward.now(), tensors, into)
 
         def encode() -> bytes:
             copied.synchronize()
-            return to_bytes(copies)
+            return to_bytes(into)
 
         return Moments(int(tensors["step"][0]), encode)
+
+    def _wait_for_moments(self) -> None:
+        """The device does not change moments that are being saved."""
+        if self._moments_left is not None:
+            self._outward.accelerator.current().wait_event(self._moments_left)
+            self._moments_left = None
+
+    def _pinned_like(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """float32 on the host (a step count as it is), for copies that a device makes by itself."""
+        pinned = self._outward.accelerator.pinned
+        return {
+            name: torch.empty_like(t) if t.dtype == torch.int64 else pinned(t.numel()).view(t.shape)
+            for name, t in tensors.items()
+        }
 
 
 class CudaWire(TensorWire):
     """`Values` are `Placed`, as in `CudaTraining`."""
 
-    def __init__(self, run: RunFormat, device: torch.device) -> None:
+    def __init__(self, run: RunFormat, device: torch.device, accelerator: Accelerator | None = None) -> None:
         super().__init__(run)
-        self._inward = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._inward = Copies(accelerator or Cuda(device), device, largest(run))
+        self._rebases = run.settings.sync.mixing in ("rebase", "adaptive")
+        self._decoded: dict[int, Placed] = {}
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
-        return super().encode(fragment, seq, applied, base.host, values.host)
+        with base.on_host() as before, values.on_host() as after:
+            return super().encode(fragment, seq, applied, before, after)
 
     def decode(self, output: FragmentVersion, data: bytes) -> Values:
-        return Placed(self._inward, super().decode(output, data), None).upload()
+        placed = Placed(self._inward, super().decode(output, data), None).upload()
+        base, self._decoded[output.fragment] = self._decoded.get(output.fragment), placed
+        if self._rebases and base is not None:
+            base.upload()  # the progress that is kept may have to be measured from there
+        return placed
 
     def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:
         against = None if reference is None else reference.device
@@ -128,7 +150,6 @@ class CudaWire(TensorWire):
         return found
 
 
-def _pinned_like(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """float32 on the host (a step count as it is), for copies that a device makes by itself."""
-    types = [tensor.dtype if tensor.dtype == torch.int64 else torch.float32 for tensor in tensors]
-    return [torch.empty(t.shape, dtype=dtype, pin_memory=True) for t, dtype in zip(tensors, types, strict=True)]
+def largest(run: RunFormat) -> int:
+    """Elements of the largest fragment."""
+    return max(fragment.num_parameters for fragment in run.layout.fragments)

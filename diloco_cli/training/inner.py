@@ -77,7 +77,7 @@ def clip_gradients(model: nn.Module, clip_norm: float) -> torch.Tensor:
     return nn.utils.clip_grad_norm_(model.parameters(), clip_norm or inf)
 
 
-def finite_norm(norm: torch.Tensor) -> float:
+def finite_norm(norm: torch.Tensor | float) -> float:
     """Raises RunFailedError if the norm is not finite: no parameter was changed, and the optimizer must not step."""
     value = float(norm)
     if not isfinite(value):

@@ -2,7 +2,8 @@
 
 Positions follow one another, so the batch after (position, n) is most likely (position + n, n). At most one batch is
 built ahead, by a thread that ends with it; a request for another batch waits for that thread and builds its own. Timing
-decides which batches are built ahead, never what is in them.
+decides which batches are built ahead, never what is in them. A batch for a CUDA device is put into pinned memory, and
+the device fetches it from there while the training thread goes on.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Prefetched:
     def __init__(
         self, data: Data, device: torch.device, clock_s: Callable[[], float] = monotonic_s, pays: Rule = pays
     ) -> None:
-        self.data, self._device = data, device
+        self._device = device
+        self.data: Data = Pinned(data) if device.type == "cuda" and torch.cuda.is_available() else data
         self._clock_s, self._pays = clock_s, pays
         self._ahead: _Build | None = None
         self._may_build_ahead, self._watched = True, WATCHED
@@ -78,6 +80,24 @@ class Prefetched:
             after = _random_states()
             self._may_build_ahead &= all(after[name] == state for name, state in before.items())
         return batch
+
+
+class Pinned:
+    """`data`, whose batches lie in pinned memory; torch uses that again."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
+        inputs, targets = self.data.batch(shard, num_shards, position, batch_tokens)
+        return _pinned(inputs), _pinned(targets)
+
+    def held_out(self, num_sequences: int) -> Iterator[Batch]:
+        return self.data.held_out(num_sequences)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 class _Build(threading.Thread):

@@ -4,7 +4,7 @@ port of an island with one device (protocol/actors/ports.py, `Training`), a repl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 
@@ -43,6 +43,7 @@ class Replica:
 
     `micro_batch_tokens`: tokens of one forward and backward pass; None: as the settings say, with auto the whole batch.
     `gradient_norm` is that of the last step, before clipping; `passed`: the share of the batch that was computed.
+    `before_update` is called before the optimizer changes anything.
     """
 
     settings: RunSettings
@@ -60,6 +61,7 @@ class Replica:
             self.micro_batch_tokens = self.settings.train.micro_batch_tokens
         prepare(self.model, self.settings.train)
         self.optimizer = build_optimizer(self.model, self.settings.train.inner)
+        self.before_update: Callable[[], None] = lambda: None
         self.model.train()
 
     @property
@@ -75,10 +77,11 @@ class Replica:
         self.optimizer.zero_grad(set_to_none=True)
         mean = self._accumulate(position, batch_tokens)
         norm = clip_gradients(self.model, self.settings.train.inner.clip_norm)
-        loss = float(mean)  # the step's only wait for the device; afterwards the norm is computed, too
+        both = torch.stack([mean.reshape(()), norm.to(mean.device)])
+        loss, norm_here = both.tolist()  # the step's only wait for the device
         if isfinite(loss):
-            self._optimize(norm, lr)
-        return loss
+            self._optimize(norm_here, lr)
+        return float(loss)
 
     def backward(self, position: int, batch_tokens: int) -> float:
         """Forward and backward on one batch; gradients are added to what is there. Returns the mean loss."""
@@ -86,12 +89,13 @@ class Replica:
 
     def apply(self, lr: float) -> None:
         """Clip the gradients and let the optimizer step. Raises RunFailedError before it if they are not finite."""
-        self._optimize(clip_gradients(self.model, self.settings.train.inner.clip_norm), lr)
+        self._optimize(float(clip_gradients(self.model, self.settings.train.inner.clip_norm)), lr)
 
-    def _optimize(self, norm: torch.Tensor, lr: float) -> None:
+    def _optimize(self, norm: float, lr: float) -> None:
         """`norm`: of the gradients, before they were clipped."""
         self.gradient_norm = finite_norm(norm)
         set_learning_rate(self.optimizer, lr)
+        self.before_update()
         self.optimizer.step()
 
     def _accumulate(self, position: int, batch_tokens: int) -> torch.Tensor:
@@ -108,9 +112,10 @@ class Replica:
 
     def _pass(self, part: Batch, share: float) -> torch.Tensor:
         """Forward and backward on one micro-batch; its share of the loss, still on the device."""
-        inputs, targets = part
+        at_once = self.device.type == "cuda"  # from pinned memory, without waiting
+        inputs, targets = (tensor.to(self.device, non_blocking=at_once) for tensor in part)
         with autocast(self.settings.train.precision, self.device):
-            loss, objective = losses_of(self.model(inputs.to(self.device), targets.to(self.device)))
+            loss, objective = losses_of(self.model(inputs, targets))
         (objective if share == 1.0 else share * objective).backward()  # type: ignore[no-untyped-call]
         self.passed += share
         return loss.detach() if share == 1.0 else share * loss.detach()

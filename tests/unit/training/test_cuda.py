@@ -1,12 +1,19 @@
-"""An island with one CUDA device does what one without does, bit for bit."""
+"""An island with one CUDA device does what one without does, bit for bit, and its training thread waits for no copy.
+
+Where there is no such device the same path runs on the CPU, with an accelerator whose copies take as long as a test
+says (slow_device.py).
+"""
 
 from __future__ import annotations
 
+import threading
+import warnings
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.protocol.actors.fragments import Fragments
@@ -15,12 +22,15 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.cuda import CudaTraining, CudaWire, Placed
 from diloco_cli.training.inner import inner_state
+from diloco_cli.training.prefetch import Pinned
 from diloco_cli.training.replica import DeviceTraining, Replica
 from diloco_cli.training.wire import TensorWire
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import ROWS
+from tests.unit.training.slow_device import SlowDevice
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+everywhere = pytest.mark.parametrize("accelerator", ["slow", pytest.param("cuda", marks=needs_cuda)])
 AT = Progression(0.5, 3, False)
 
 
@@ -35,12 +45,13 @@ def run_of(**sync: Any) -> RunFormat:
 class CudaDevice:
     """A learner's fragments on a device; their own values are read back by the wire that sends them."""
 
-    def __init__(self, run: RunFormat, device: str) -> None:
-        at = torch.device(device)
+    def __init__(self, run: RunFormat, kind: str) -> None:
+        at = torch.device("cuda" if kind == "cuda" else "cpu")
         replica = Replica(run.settings, build_model(run.settings).to(at), build_data(run.settings), 0, 1, at)
-        self.run, self.on_cuda = run, device == "cuda"
-        self.training = CudaTraining(run, replica) if self.on_cuda else DeviceTraining(run, replica)
-        self.wire = CudaWire(run, at) if self.on_cuda else TensorWire(run)
+        self.run, self.on_cuda, self.slow = run, kind != "cpu", SlowDevice()
+        accelerator = self.slow if kind == "slow" else None
+        self.training = CudaTraining(run, replica, 1.0, accelerator) if self.on_cuda else DeviceTraining(run, replica)
+        self.wire = CudaWire(run, at, accelerator) if self.on_cuda else TensorWire(run)
         self.fragments = Fragments(self.training, self.wire)
 
     def version(self, fragment: int, value: float) -> Any:
@@ -50,7 +61,10 @@ class CudaDevice:
 
     def parameters(self, fragment: int) -> torch.Tensor:
         values = self.training.read(fragment)
-        return values.host if isinstance(values, Placed) else values
+        if not isinstance(values, Placed):
+            return values
+        with values.on_host() as host:
+            return host.clone()
 
     def move(self, by: float) -> None:
         with torch.no_grad():
@@ -58,11 +72,12 @@ class CudaDevice:
                 tensor.add_(by)
 
 
+@everywhere
 @pytest.mark.parametrize("mixing", ["replace", "blend", "rebase"])
 @pytest.mark.parametrize("knows", [True, False])
-def test_what_is_sent_and_adopted_is_the_same_bit_for_bit(mixing: Mixing, knows: bool) -> None:
+def test_what_is_sent_and_adopted_is_the_same_bit_for_bit(mixing: Mixing, knows: bool, accelerator: str) -> None:
     found = []
-    for device in (CudaDevice(run_of(), name) for name in ("cpu", "cuda")):
+    for device in (CudaDevice(run_of(), name) for name in ("cpu", accelerator)):
         payloads = []
         for fragment in (0, 1):
             device.fragments.begin(fragment, device.version(fragment, 1.0))
@@ -78,18 +93,20 @@ def test_what_is_sent_and_adopted_is_the_same_bit_for_bit(mixing: Mixing, knows:
     assert on_cpu == on_cuda and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def test_a_base_is_on_the_host_alone_and_what_was_sent_on_the_device_alone() -> None:
-    device = CudaDevice(run_of(), "cuda")
+@everywhere
+def test_a_base_is_on_the_host_alone_and_what_was_sent_on_the_device_alone(accelerator: str) -> None:
+    device = CudaDevice(run_of(), accelerator)
     device.fragments.begin(0, device.version(0, 1.0))
     sent = device.fragments.send(0, 0, keep=True)
     device.fragments.adopt(0, device.version(0, 2.0), "rebase", 0)
     base = device.fragments.bases[0]
-    assert base._device is None and base._host is not None and sent._host is None
+    assert base._there is None and base._host is not None and sent._host is None
 
 
-def test_saved_moments_are_those_of_the_step_after_which_they_were_saved() -> None:
+@everywhere
+def test_saved_moments_are_those_of_the_step_after_which_they_were_saved(accelerator: str) -> None:
     saved = []
-    for device in (CudaDevice(run_of(), name) for name in ("cpu", "cuda")):
+    for device in (CudaDevice(run_of(), name) for name in ("cpu", accelerator)):
         assert device.training.save() is None
         device.training.train(0, ROWS, AT)
         moments = device.training.save()
@@ -102,6 +119,98 @@ def test_saved_moments_are_those_of_the_step_after_which_they_were_saved() -> No
         saved.append({name: t.cpu() for name, t in _moments(device).items()})
     for name, tensor in saved[0].items():
         torch.testing.assert_close(tensor, saved[1][name])
+
+
+def test_training_goes_on_while_a_copy_takes_as_long_as_it_likes() -> None:
+    """Sent, adopted (a version, and onto an older base) and saved, while no copy ever ends."""
+    device = CudaDevice(run_of(mixing="rebase"), "slow")
+    for fragment in (0, 1):
+        device.fragments.begin(fragment, device.version(fragment, 1.0))
+    device.training.train(0, ROWS, AT)
+    expected = [TensorWire.encode(device.wire, 0, 0, None, _on_host(device.fragments.bases[0]), device.parameters(0))]
+    device.slow.copies_end.clear()
+    payloads: list[bytes] = []
+    base, values = device.fragments.bases[0], device.fragments.send(0, 0, keep=True)
+    lane = threading.Thread(target=lambda: payloads.append(device.wire.encode(0, 0, None, base, values)))
+    lane.start()
+    saved = device.training.save()
+    for step in range(1, 4):
+        device.fragments.adopt(step % 2, device.version(step % 2, 1.0 / step), "rebase", None)
+        device.training.train(step * ROWS, ROWS, AT)
+    assert not payloads and saved is not None, "all that was trained before the copy's end"
+    device.slow.copies_end.set()
+    lane.join(10)
+    assert payloads == expected, "the fragment as it was sent"
+    assert saved.encode() and set(device.slow.waited) <= {lane.ident, threading.get_ident()}
+    assert device.slow.waited.count(threading.get_ident()) == 2, "this thread waited where it read and encoded alone"
+
+
+def test_a_step_that_changes_moments_waits_on_the_device_for_those_that_are_saved() -> None:
+    device = CudaDevice(run_of(), "slow")
+    device.training.train(0, ROWS, AT)
+    device.slow.main.waits_for.clear()
+    assert device.training.save() is not None
+    device.training.train(ROWS, ROWS, AT)
+    device.training.train(2 * ROWS, ROWS, AT)
+    assert len(device.slow.main.waits_for) == 1
+
+
+def test_buffers_are_pinned_once_and_used_again() -> None:
+    device = CudaDevice(run_of(), "slow")
+    device.slow.num_pinned = 0
+    for n in range(6):
+        for fragment in (0, 1):
+            if n == 0:
+                device.fragments.begin(fragment, device.version(fragment, 1.0))
+            values = device.fragments.send(fragment, n, keep=False)
+            device.wire.encode(fragment, n, None, device.fragments.bases[fragment], values)
+            device.fragments.adopt(fragment, device.version(fragment, 1.0 + n), "replace", None)
+    assert device.slow.num_pinned == 2, "one each way"
+
+
+class Reads(TorchDispatchMode):
+    """Counts numbers that are read from tensors one by one: on a device each is a wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [None, 1])
+def test_a_step_reads_loss_and_norm_at_once_and_nothing_else(micro_batch_tokens: int | None) -> None:
+    device = CudaDevice(run_of(), "slow")
+    device.training.replica.micro_batch_tokens = micro_batch_tokens
+    device.training.train(0, ROWS, AT)
+    with Reads() as reads:
+        device.training.train(ROWS, ROWS, AT)
+        assert reads.count == 0
+        float(torch.ones(1))
+    assert reads.count == 1, "it can be seen"
+
+
+@needs_cuda
+def test_a_step_waits_for_the_device_once() -> None:
+    device = CudaDevice(run_of(), "cuda")
+    device.training.replica.data = Pinned(device.training.replica.data)
+    for step in range(3):
+        device.training.train(step * ROWS, ROWS, AT)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            device.training.train(3 * ROWS, ROWS, AT)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len([wait for wait in waits if "synchroniz" in str(wait.message)]) == 1
+
+
+def _on_host(values: Any) -> torch.Tensor:
+    with values.on_host() as host:
+        return host.clone()
 
 
 def _moments(device: CudaDevice) -> dict[str, torch.Tensor]:
