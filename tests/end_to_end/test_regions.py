@@ -48,6 +48,9 @@ def test_a_region_that_vanishes_delays_nobody_and_is_completed_by_another_syncer
     assert eu["egress_cost"] > 0 and eu["down_bytes"] > 5_000 and eu["requests"] > eu["writes"] > 10
     refused = playground.run("learner", "--run", (folder / "bucket").as_uri() + "/quickstart", "--name", "belgium")
     assert refused.returncode == 2 and "bucket-eu/quickstart" in refused.stderr
+    assert playground.run("chaos", "kill", "belgium", "--run", there.as_uri()).returncode == 0
+    playground.wait_for(lambda s: any(e["kind"] == "chaos" and e["unit"] == "belgium" for e in s["recent"]))
+    assert list((there / "event" / "belgium").glob("*.jsonl")), "told there, and carried home"
     assert playground.run("stop", (folder / "bucket-eu").as_uri() + "/quickstart").returncode == 0
     playground.wait_for(lambda s: s["state"] == "STOPPED" and {m["state"] for m in s["mirrors"]} == {"FOLLOWS"})
     found = playground.json("verify", "quickstart", "--mirrors")
