@@ -1,0 +1,23 @@
+"""The script of examples/gpu ends on every machine, and says what it skips."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.pages import ROOT
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU: run examples/gpu/check.sh itself")
+def test_without_a_gpu_each_check_says_that_it_is_skipped_and_why() -> None:
+    environment = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run(
+        [str(ROOT / "examples" / "gpu" / "check.sh")],
+        check=True, capture_output=True, text=True, env=environment, timeout=120,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert len(lines) == 7 and all("skipped: torch" in line and "no CUDA device" in line for line in lines)
