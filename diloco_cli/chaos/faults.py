@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from diloco_cli.chaos.targets import Target
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import RefusedError
-from diloco_cli.runtime.identity import Identity, is_alive, is_paused, signal_family, signal_process
+from diloco_cli.runtime.identity import Identity, is_alive, is_paused, signal_family, signal_process, signal_unit
 from diloco_cli.runtime.registry import SUPERVISOR, hold, release
 
 VERIFY_S = 2.0
@@ -77,7 +77,7 @@ class PauseFault:
         return f"pause {self.target.name} (process {self.target.pid}) with SIGSTOP {how_long}"
 
     def inject(self) -> None:
-        signal_process(_identity(self.target), signal.SIGSTOP)
+        signal_unit(_identity(self.target), signal.SIGSTOP)
 
     def verify(self) -> bool:
         identity = _identity(self.target)
@@ -93,7 +93,7 @@ Fault = Kill | PauseFault
 def resume_process(identity: Identity) -> bool:
     """SIGCONT; whether the process is paused no longer (a dead one is not)."""
     try:
-        signal_process(identity, signal.SIGCONT)
+        signal_unit(identity, signal.SIGCONT)
     except RefusedError:
         return not is_alive(identity)
     return _soon(lambda: not is_paused(identity))

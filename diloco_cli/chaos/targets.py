@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diloco_cli.runtime.identity import Identity, mismatch, refusal_to_signal
-from diloco_cli.runtime.kernel import STOPPED, ancestors, read_process
+from diloco_cli.runtime.kernel import STOPPED, ancestors, ranks_of, read_process
 from diloco_cli.runtime.registry import (
     SUPERVISOR,
     Ignored,
@@ -66,7 +66,8 @@ def _target(run: str, name: str, kind: str, identity: Identity | None, why: str 
     untouchable = refusal_to_signal(identity.pid, os.getpid(), ancestors(os.getpid()))
     if why is not None or facts is None:
         return Target(run, name, kind, identity, "dead", held, why, untouchable, supervised)
-    condition: Condition = "paused" if facts.state == STOPPED else "running"
+    is_paused = any(one.state == STOPPED for one in (facts, *ranks_of(facts.pid)))
+    condition: Condition = "paused" if is_paused else "running"
     return Target(run, name, kind, identity, condition, held, None, untouchable, supervised)
 
 

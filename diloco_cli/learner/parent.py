@@ -12,6 +12,7 @@ cannot hang with them. An incarnation ends as a whole: whatever started this pro
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,15 +23,21 @@ from pathlib import Path
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.environment import environment_with
-from diloco_cli.errors import DilocoError, FencedError
+from diloco_cli.errors import DilocoError, FencedError, UsageError
 from diloco_cli.events.cause import Cause
 from diloco_cli.learner.beats import make_beats, read_beats
 from diloco_cli.learner.place import BEATS_VARIABLE, RankPlace
 from diloco_cli.learner.watchdog import Watchdog
+from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.protocol.log.records import Island
 from diloco_cli.runtime.causes import CAUSE_VARIABLE, read_cause_file, tell
-from diloco_cli.runtime.daemon import StopSignal, say
+from diloco_cli.runtime.daemon import StopSignal, opened, say
+from diloco_cli.runtime.driver import perform
 from diloco_cli.runtime.kernel import STOPPED, read_process
+from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.signing import learner_signer
 
+ENDPOINT = re.compile(r"[A-Za-z0-9.:_\[\]-]+:[0-9]{1,5}")
 POLL_S = 0.1
 END_S = 5.0
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -52,10 +59,47 @@ class IslandNode:
     index: int = 0
     rendezvous: str | None = None
 
+    @property
+    def is_parent(self) -> bool:
+        """Whether there are several ranks; one is the learner's own process."""
+        return self.ranks * self.count > 1
+
     def places(self, directory: Path) -> list[RankPlace]:
         url = f"file://{directory}/rendezvous" if self.rendezvous is None else f"tcp://{self.rendezvous}"
         first, world = self.index * self.ranks, self.count * self.ranks
         return [RankPlace(first + local, world, local, self.ranks, url) for local in range(self.ranks)]
+
+
+def node_here(
+    url: str, name: str, ranks: int | None, nodes: int | None, index: int, rendezvous: str | None, joins: bool
+) -> IslandNode:
+    """This machine as a node of its island: as the options say, else as the run does. Raises UsageError if they do not
+    fit together."""
+    if (ranks is None or nodes is None) and not joins:
+        island = _island(url, name)
+        of_island = (1, 1) if island is None else (island.ranks, island.nodes)
+        nodes = nodes or of_island[1]
+        ranks = ranks or max(1, of_island[0] // of_island[1])
+    ranks, nodes = ranks or 1, nodes or 1
+    if nodes > 1 and rendezvous is None:
+        raise UsageError(
+            f"{name} has {nodes} nodes, and none of them says where they meet",
+            where="--rendezvous",
+            hint="on every node: --rendezvous HOST:PORT, a private address of the one with --node-rank 0",
+        )
+    if index >= nodes:
+        raise UsageError(f"--node-rank {index}: {name} has {nodes} nodes, counted from 0", hint="--nodes says how many")
+    if rendezvous is not None and not ENDPOINT.fullmatch(rendezvous):
+        raise UsageError(f"--rendezvous {rendezvous}: must be HOST:PORT", hint="--rendezvous 10.0.0.7:29400")
+    return IslandNode(ranks, nodes, index, rendezvous if nodes > 1 else None)
+
+
+def _island(url: str, name: str) -> Island | None:
+    """As the run has it; None: it has yet to join, or there is no such run: the learner itself says so."""
+    stop = StopSignal()
+    _, store, _, clock = opened(url, stop, f"{name}: ")
+    run = perform(read_format(store.url, signing_secret(), (learner_signer(name),)), store, clock)
+    return run.island(name) or perform(read_log(run), store, clock).with_members(run).island(name)
 
 
 def run_ranks(command: Sequence[str], url: str, name: str, node: IslandNode) -> int:

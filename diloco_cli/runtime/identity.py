@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_cli.errors import RefusedError, TryAgainError
-from diloco_cli.runtime.kernel import STOPPED, ProcessFacts, ancestors, holders_of, read_process
+from diloco_cli.runtime.kernel import STOPPED, ProcessFacts, ancestors, holders_of, ranks_of, read_process
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,14 @@ def signal_process(identity: Identity, signum: int) -> None:
         _signal_by_pidfd(identity, signum)
     else:
         _signal_portable(identity, signum)
+
+
+def signal_unit(identity: Identity, signum: int) -> None:
+    """As `signal_process`, and then the ranks whose parent that process is."""
+    ranks = ranks_of(identity.pid)
+    signal_process(identity, signum)
+    for facts in ranks:
+        _signal_quietly(Identity(facts.pid, facts.start_time, facts.token), signum)
 
 
 def signal_family(identity: Identity, signum: int) -> int:

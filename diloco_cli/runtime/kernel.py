@@ -26,6 +26,7 @@ class ProcessFacts:
 
     pid: int
     parent: int
+    group: int
     session: int
     state: str
     start_time: str
@@ -59,6 +60,30 @@ def holders_of(token: str) -> tuple[ProcessFacts, ...]:
     return tuple(facts for facts in found if facts is not None and facts.living and facts.token == token)
 
 
+def ranks_of(pid: int) -> tuple[ProcessFacts, ...]:
+    """The living children of a unit's process in its own group: the ranks of an island, if it is their parent. A hosted
+    syncer has a group of its own."""
+    parent = read_process(pid)
+    if parent is None:
+        return ()
+    found = (read_process(child) for child in _children(pid))
+    return tuple(facts for facts in found if facts is not None and facts.living and facts.group == parent.group)
+
+
+def _children(pid: int) -> list[int]:
+    if sys.platform == "linux":
+        try:
+            return [int(child) for child in (PROC / str(pid) / "task" / str(pid) / "children").read_text().split()]
+        except OSError:
+            return []
+    import psutil
+
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _all_pids() -> list[int]:
     if sys.platform == "linux":
         return [int(entry) for entry in os.listdir(PROC) if entry.isdigit()]
@@ -78,6 +103,7 @@ def _read_linux(pid: int) -> ProcessFacts | None:
         pid=pid,
         state=fields[0],
         parent=int(fields[1]),
+        group=int(fields[2]),
         session=int(fields[3]),
         start_time=f"{_boot_id()}:{fields[19]}",
         token=_token_linux(pid),
@@ -114,7 +140,14 @@ def _read_portable(pid: int) -> ProcessFacts | None:
         parent = process.ppid()
     except psutil.NoSuchProcess:
         return None
-    return ProcessFacts(pid, parent, _session(pid), state, start_time, _token_portable(process))
+    return ProcessFacts(pid, parent, _group(pid), _session(pid), state, start_time, _token_portable(process))
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
 
 
 def _session(pid: int) -> int:

@@ -21,10 +21,11 @@ from diloco_cli.runtime.identity import (
     refusal_to_signal,
     signal_family,
     signal_process,
+    signal_unit,
 )
 from diloco_cli.runtime.kernel import ProcessFacts, ancestors, read_process
 
-FACTS = ProcessFacts(pid=500, parent=1, session=500, state="S", start_time="boot:7", token="secret")
+FACTS = ProcessFacts(pid=500, parent=1, group=500, session=500, state="S", start_time="boot:7", token="secret")
 IDENTITY = Identity(500, "boot:7", "secret")
 
 
@@ -109,6 +110,26 @@ def test_children_that_outlive_their_unit_are_found_by_its_secret(start, tmp_pat
     assert is_alive(orphan)
     assert signal_family(identity, signal.SIGKILL) == 1
     eventually(lambda: not is_alive(orphan))
+
+
+def test_a_signal_to_a_unit_reaches_its_ranks_and_no_hosted_syncer(start, tmp_path, eventually):
+    source = (
+        "import subprocess, sys, time\n"
+        "sleep = [sys.executable, '-S', '-c', 'import time; time.sleep(60)']\n"
+        "rank, hosted = subprocess.Popen(sleep), subprocess.Popen(sleep, process_group=0)\n"
+        "open(sys.argv[1] + '.tmp', 'w').write(f'{rank.pid} {hosted.pid}')\n"
+        "import os; os.rename(sys.argv[1] + '.tmp', sys.argv[1]); time.sleep(60)"
+    )
+    unit = start("secret", source, str(tmp_path / "pids"))
+    eventually((tmp_path / "pids").exists)
+    rank, hosted = map(int, (tmp_path / "pids").read_text().split())
+    identity = identify(unit.pid, "secret")
+    signal_unit(identity, signal.SIGSTOP)
+    eventually(lambda: [read_process(pid).state for pid in (unit.pid, rank)] == ["T", "T"])
+    assert read_process(hosted).state != "T"
+    signal_unit(identity, signal.SIGCONT)
+    eventually(lambda: "T" not in [read_process(pid).state for pid in (unit.pid, rank)])
+    signal_family(identity, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("pid", [-7, 0, 1, os.getpid(), os.getppid()], ids=["-7", "0", "1", "self", "parent"])
