@@ -137,7 +137,17 @@ def _say_end(tape: Tape, data: dict[str, Any]) -> None:
 
 
 def _warnings(tape: Tape, device: str) -> list[str]:
-    kinds = sorted({i.accelerator for i in tape.run.all_islands if not i.accelerator.lower().startswith("cpu")})
-    if not kinds or device != "cpu" or all(merge.state_digest is None for merge in tape.merges):
+    """What differs here from where the tape was recorded, so that the parameters will not be the same bits."""
+    if all(merge.state_digest is None for merge in tape.merges):
         return []
-    return [f"recorded on {', '.join(kinds)}: on a CPU the parameters will not be the same bits; see --device"]
+    islands, found = tape.run.all_islands, []
+    kinds = sorted({i.accelerator for i in islands if not i.accelerator.lower().startswith("cpu")})
+    if kinds and device == "cpu":
+        found.append(f"recorded on {', '.join(kinds)}: on a CPU the parameters will not be the same bits; see --device")
+    ranked = [f"{island.name} ({island.ranks})" for island in islands if island.ranks > 1]
+    if ranked:
+        found.append(
+            f"recorded by several ranks of {', '.join(ranked)}: one process adds the gradients up in another order, and"
+            " the parameters will not be the same bits"
+        )
+    return found

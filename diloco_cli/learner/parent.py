@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -40,7 +41,8 @@ from diloco_cli.signing import learner_signer
 ENDPOINT = re.compile(r"[A-Za-z0-9.:_\[\]-]+:[0-9]{1,5}")
 POLL_S = 0.1
 END_S = 5.0
-ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+LOOPBACK = "127.0.0.1"
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class RankLostError(DilocoError):
@@ -123,6 +125,7 @@ class _Family:
         self.beats = directory / "beats"
         self.killed: set[int] = set()
         self.stuck = ""
+        self.interface = interface_to((node.rendezvous or f"{LOOPBACK}:1").rpartition(":")[0])
         make_beats(self.beats, node.ranks)
         self.ranks = {place.rank: self._start(command, place) for place in node.places(directory)}
         self.watchdog = Watchdog(node.ranks, monotonic_s())
@@ -130,7 +133,7 @@ class _Family:
     def _start(self, command: Sequence[str], place: RankPlace) -> subprocess.Popen[bytes]:
         environment = {
             **place.environment(),
-            **(ON_LOOPBACK if self.node.rendezvous is None else {}),
+            **dict.fromkeys(INTERFACE_VARIABLES, self.interface),
             BEATS_VARIABLE: str(self.beats),
             CAUSE_VARIABLE: f"{os.getpid()}:{self._cause_path(place.rank)}",
         }
@@ -205,6 +208,23 @@ class _Family:
         cause = read_cause_file(self._cause_path(rank), self.ranks[rank].pid)
         if status not in (FencedError.exit_status, 143, 130):
             tell(url, self.name, cause or Cause(how_it_ended(rank, len(self.ranks), status)))
+
+
+def interface_to(host: str) -> str:
+    """This machine's network interface on the way to the host: ranks listen for each other on it alone. Raises
+    UsageError if there is none."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as found:
+            found.connect(address)  # sends nothing
+            own = found.getsockname()[0]
+    except OSError as error:
+        hint = "--rendezvous HOST:PORT, a private address of the node with --node-rank 0"
+        raise UsageError(f"no way to {host}: {error.strerror or error}", where="--rendezvous", hint=hint) from error
+    import psutil
+
+    addresses = psutil.net_if_addrs().items()
+    return next((name for name, known in addresses if own in {one.address.partition("%")[0] for one in known}), "lo")
 
 
 def culprit(exits: Mapping[int, int], killed: Collection[int]) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from diloco_cli.tapes.files import write_tape
@@ -38,6 +39,14 @@ def test_json_of_a_dry_run(diloco: Diloco, tmp_path: Path) -> None:
     done = diloco("replay", "t.tape", "--dry-run", "--json")
     data = json.loads(done.stdout)["data"]
     assert (data["merges"], data["steps"], data["tokens"], data["merges_with_digest"]) == (3, 14, 34, 0)
+
+
+def test_a_tape_of_several_ranks_says_why_its_bits_will_differ(diloco: Diloco, tmp_path: Path) -> None:
+    run = replace(TAPE.run, islands=tuple(replace(island, ranks=4) for island in TAPE.run.islands))
+    merges = tuple(replace(merge, state_digest="blake3-00") for merge in TAPE.merges)
+    write_tape(replace(TAPE, run=run, merges=merges), tmp_path / "t.tape")
+    said = diloco("replay", "t.tape", "--dry-run").stderr
+    assert "recorded by several ranks of l0 (4), l1 (4): one process adds the gradients up in another order" in said
 
 
 def test_bad_words_and_bad_tapes_are_usage_errors(diloco: Diloco, tmp_path: Path) -> None:

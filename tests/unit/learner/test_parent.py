@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from diloco_cli.clock import monotonic_s
-from diloco_cli.learner.parent import END_S, account, culprit
+from diloco_cli.errors import UsageError
+from diloco_cli.learner.parent import END_S, account, culprit, interface_to, node_here
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,6 +97,25 @@ def test_on_one_node_nothing_listens_beyond_loopback() -> None:
         ranks = stepping(process)
         assert {address for rank in ranks for address in listening(rank)} <= {"127.0.0.1", "::1"}
         assert not listening(psutil.Process(process.pid))
+
+
+def test_ranks_of_several_nodes_listen_on_the_interface_of_the_named_address() -> None:
+    assert interface_to("127.0.0.1") == interface_to("localhost") == "lo"
+    with pytest.raises(UsageError, match="no way to nowhere"):
+        interface_to("nowhere.invalid")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((2, 2, 0, None), "none of them says where they meet"),
+        ((2, 2, 2, "127.0.0.1:1"), "--node-rank 2"),
+        ((2, 2, 1, "http://here"), "must be HOST:PORT"),
+    ],
+)
+def test_nodes_that_do_not_fit_together_are_refused(words: tuple[int, int, int, str | None], reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        node_here("file:///nowhere", "l0", *words, joins=False)
 
 
 def test_a_signal_lets_rank_0_leave_first() -> None:
