@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from itertools import zip_longest
@@ -41,7 +42,7 @@ class PageWalk:
         words = ["bash", "-euo", "pipefail", "-c", command]
         return subprocess.Popen(
             words, cwd=self.folder, env=self.environment, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
     def run(self, command: str) -> None:
@@ -62,7 +63,11 @@ class PageWalk:
 
 
 def ended_well(process: subprocess.Popen[str], command: str) -> None:
-    out, _ = process.communicate(timeout=WITHIN_S)
+    try:
+        out, _ = process.communicate(timeout=WITHIN_S)
+    except subprocess.TimeoutExpired:  # as Ctrl-C: a launch ends its units
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate()
     assert process.returncode == 0, f"{command}\n{out[-4000:]}"
 
 
