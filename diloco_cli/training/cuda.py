@@ -5,9 +5,10 @@
     adopt    arithmetic and copies on the device alone
     save     moments leave the device during the next step, which waits for them, on the device, before it changes them
 
-The training thread waits for the device once a step, where it reads the loss and the norm of the gradients, and never
-for the bus. Beside the model the device holds the values that were sent, and the versions that have arrived and their
-bases, until the next adoption; the host holds the bases, and pinned buffers of the largest fragment's size.
+The training thread waits for the device once a step, where it reads the loss and the norm of the gradients (and for the
+optimizer's count of steps, where moments are saved), and never for the bus. Beside the model the device holds the
+values that were sent, and the versions that have arrived and their bases, until the next adoption; the host holds the
+bases, and pinned buffers of the largest fragment's size.
 """
 
 from __future__ import annotations

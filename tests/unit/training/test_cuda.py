@@ -168,6 +168,27 @@ def test_buffers_are_pinned_once_and_used_again() -> None:
     assert device.slow.num_pinned == 2, "one each way"
 
 
+def test_a_buffer_is_used_again_once_its_copy_has_ended() -> None:
+    device = CudaDevice(run_of(), "slow")
+    device.slow.copies_end.clear()
+    device.slow.num_pinned = 0
+    versions = [device.version(0, value) for value in (1.0, 2.0)]
+    assert device.slow.num_pinned == len(versions), "no copy has ended"
+    device.slow.copies_end.set()
+    device.version(0, 3.0)
+    assert device.slow.num_pinned == len(versions)
+
+
+@pytest.mark.parametrize(("mixing", "comes"), [("rebase", True), ("adaptive", True), ("replace", False)])
+def test_a_version_comes_with_its_base_where_progress_may_be_measured_from_there(mixing: str, comes: bool) -> None:
+    device = CudaDevice(run_of(mixing=mixing), "slow")
+    device.fragments.begin(0, device.version(0, 1.0))
+    base = device.fragments.bases[0]
+    assert base._there is None
+    device.version(0, 2.0)
+    assert (base._there is not None) is comes
+
+
 class Reads(TorchDispatchMode):
     """Counts numbers that are read from tensors one by one: on a device each is a wait."""
 
