@@ -29,6 +29,8 @@ def learner(
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
     from diloco_cli.learner.daemon import Newcomer, run_learner
+    from diloco_cli.learner.place import die_with_parent, place_here
+    from diloco_cli.learner.rank import run_rank
     from diloco_cli.runtime.causes import telling_why
 
     if not join and (region is not None or batch_tokens is not None or ranks > 1):
@@ -38,4 +40,9 @@ def learner(
     here = named_here(allow_code, allow_store)
     drain_s = parse_duration(drain)
     with telling_why(run, name):
-        sys.exit(run_learner(run, name, device, drain_s, newcomer, host_syncer, here))
+        place = place_here()
+        if place is not None and place.has_parent:
+            die_with_parent()
+        if place is not None and not place.commands:
+            sys.exit(run_rank(place, run, name, device, here))
+        sys.exit(run_learner(run, name, device, drain_s, newcomer, host_syncer, here, place))

@@ -12,9 +12,11 @@ import torch
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, UsageError
 from diloco_cli.events.cause import note_position
-from diloco_cli.layout import make_layout
+from diloco_cli.learner.beats import own_beats
 from diloco_cli.learner.facts import Facts
+from diloco_cli.learner.group import join_group
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
+from diloco_cli.learner.place import RankPlace
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
@@ -35,11 +37,11 @@ from diloco_cli.store.retry import RetryingStore, RetryNews, background_store, r
 from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.training.devices import choose_device, host_threads
 from diloco_cli.training.micro_batch import micro_batch_here, parameters_of
 from diloco_cli.training.prefetch import Prefetched
-from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.ranks import RankedTraining, build_rank
+from diloco_cli.training.replica import DeviceTraining, Replica, check_layout
 from diloco_cli.training.wire import TensorWire
 
 HOSTED_LEAVE_S = 3.0
@@ -57,13 +59,13 @@ class Newcomer:
 
 def run_learner(
     url: str, name: str, device: str | None, drain_s: float = 0.0, newcomer: Newcomer | None = None,
-    host_syncer: bool = False, here: NamedHere = NamedHere(),
+    host_syncer: bool = False, here: NamedHere = NamedHere(), place: RankPlace | None = None,
 ) -> int:  # fmt: skip
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others.
 
     On a signal it leaves at once, or drains for at most `drain_s`. A `newcomer` first asks to be admitted to the run.
     `host_syncer`: start a standby beside it, also if the run's settings do not ask for one on every learner. `here`:
-    what this machine consents to.
+    what this machine consents to. `place`: that of rank 0, where the island has several.
     """
     stop = StopSignal(drain_s)
     stop.hear_signals()
@@ -86,13 +88,12 @@ def run_learner(
             hint=f"to take part as one more: diloco learner --run {url} --name {name} --join",
         )
     refuse_another_regions_bucket(run, island, url)
-    cores = island.num_accelerators if island.accelerator == "cpu" else host_threads()
-    torch.set_num_threads(max(run.settings.train.threads, cores))
+    torch.set_num_threads(threads_of(run, island, place))
     meter = MeteredStore(_behind_its_link(bare, island))
     store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
-            _learn(run, island, store, meter, device, stop, news)
+            _learn(run, island, store, meter, device, stop, news, place)
         except (StoreError, NoSpaceError):
             _end_if_asked(stop)  # a stop ends the retries of a failing store: that is no failure of this learner
             raise
@@ -147,21 +148,15 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
 
 def _learn(
     run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, device_name: str | None,
-    stop: StopSignal, news: RetryNews,
+    stop: StopSignal, news: RetryNews, place: RankPlace | None,
 ) -> None:  # fmt: skip
-    device = choose_device(device_name or island.accelerator)
-    data, model = Prefetched(build_data(run.settings), device), build_model(run.settings)
-    check_layout(run, model)
-    model.to(device)
-    shard, micro = run.shard_of(island.name), island.micro_batch_tokens
-    replica = Replica(run.settings, model, data, shard, run.num_shards, device, micro)
+    training, wire = _ports(run, island, device_here(device_name or island.accelerator, place), place)
     facts, earlier = Facts(island.name), _earlier_heartbeat(run, store, island.name)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
-    training, wire = _ports(run, replica, island.slowdown)
     learner = Learner(
         run, island.name, own_claim(), training, wire, nonce, lanes.start, facts, stop.is_set,
-        lambda: not stop.is_due(), lambda: facts.heartbeat(replica.passed) | _traffic(meter, store, earlier),
+        lambda: not stop.is_due(), lambda: facts.heartbeat(training.replica.passed) | _traffic(meter, store, earlier),
         lanes.news.set,
     )  # fmt: skip
     news.heartbeat = lambda: _heartbeat_unless_it_fails(meter, learner)
@@ -170,17 +165,34 @@ def _learn(
         lanes.check()
         if not hasattr(learner, "progress"):  # before training a signal ends it at once
             _end_if_asked(stop)
+        training.keep_alive()
 
-    _train(learner, lanes, store, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
+    try:
+        _train(learner, lanes, store, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
+    finally:
+        training.close()
 
 
-def _ports(run: RunFormat, replica: Replica, slowdown: float) -> tuple[DeviceTraining, TensorWire]:
-    if replica.device.type != "cuda":
-        return DeviceTraining(run, replica, slowdown), TensorWire(run)
-    torch.cuda.set_device(replica.device)  # of this thread, for what it pins
-    from diloco_cli.training.cuda import CudaTraining, CudaWire
+def _ports(
+    run: RunFormat, island: Island, device: torch.device, place: RankPlace | None
+) -> tuple[DeviceTraining, TensorWire]:
+    data = Prefetched(build_data(run.settings), device)
+    wire = TensorWire(run)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread, for what it pins
+        from diloco_cli.training.cuda import CudaTraining, CudaWire
 
-    return CudaTraining(run, replica, slowdown), CudaWire(run, replica.device)
+        wire = CudaWire(run, device)
+    if place is not None:
+        join_group(place, device)
+        return RankedTraining(run, build_rank(run, island, data, device, own_beats(place)), island.slowdown), wire
+    model = build_model(run.settings)
+    check_layout(run, model)
+    model.to(device)
+    shard, micro = run.shard_of(island.name), island.micro_batch_tokens
+    replica = Replica(run.settings, model, data, shard, run.num_shards, device, micro)
+    kind = DeviceTraining if device.type != "cuda" else CudaTraining
+    return kind(run, replica, island.slowdown), wire
 
 
 def _hasty(stop: StopSignal) -> SystemClock:
@@ -245,15 +257,25 @@ def check_batch(run: RunFormat, batch_tokens: int) -> None:
         )
 
 
-def check_layout(run: RunFormat, model: torch.nn.Module) -> None:
-    """Raises UsageError if this learner's model has another parameter list than the run."""
-    layout = make_layout(parameter_facts(model), run.settings.sync)
-    if layout.digest != run.layout.digest:
+def device_here(accelerator: str, place: RankPlace | None) -> torch.device:
+    """The device of this rank. Raises UsageError if its machine has fewer than it has ranks."""
+    device = choose_device(accelerator)
+    if place is None or device.type != "cuda":
+        return device
+    if place.local_world_size > (there := torch.cuda.device_count()):
         raise UsageError(
-            "the model built here has other tensors (names, shapes, types or order) than the run's layout",
-            where="FORMAT.json",
-            hint="use the same version of the model's code on every island",
+            f"{place.local_world_size} ranks on this machine need as many devices; torch sees {there}",
+            hint="start fewer ranks here, or run the island where its accelerators are",
         )
+    return torch.device("cuda", place.local_rank)
+
+
+def threads_of(run: RunFormat, island: Island, place: RankPlace | None) -> int:
+    """Of one rank: an island on CPUs has as many cores as accelerators, and its ranks divide them."""
+    if island.accelerator != "cpu":
+        return max(run.settings.train.threads, host_threads())
+    ranks = 1 if place is None else place.world_size
+    return max(1, max(run.settings.train.threads, island.num_accelerators) // ranks)
 
 
 def _behind_its_link(store: Store, island: Island) -> Store:

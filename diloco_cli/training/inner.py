@@ -25,6 +25,7 @@ from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes
 FLOOR = 0.1  # the cosine ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
 BF16_CAPABILITY = 8  # major number of the first CUDA devices with bf16 in hardware (Ampere); older ones emulate it
+MOMENTS = ("exp_avg", "exp_avg_sq")
 FUSED = ("cpu", "cuda")  # where torch has AdamW as one kernel: a third of the time of the others on a CPU
 
 
@@ -135,7 +136,7 @@ def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
         return None
     tensors = {"step": torch.tensor([int(optimizer.state[named[0][1]]["step"])])}
     for name, parameter in named:
-        for moment in ("exp_avg", "exp_avg_sq"):
+        for moment in MOMENTS:
             tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].detach().float()
     return tensors
 
@@ -148,22 +149,35 @@ def keeps_moments(optimizer: torch.optim.Optimizer) -> bool:
 def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> bool:
     """Put saved moments back, in each parameter's own type as the optimizer keeps them; False (and nothing changed)
     if the bytes are not this model's moments, or hold values that an optimizer cannot use."""
+    tensors = sound_moments(model, data)
+    if tensors is None:
+        return False
+    begin_moments(model, optimizer, int(tensors["step"][0]))
+    for name, parameter in bare_parameters(model).items():
+        if parameter.requires_grad:
+            for moment in MOMENTS:
+                optimizer.state[parameter][moment].copy_(tensors[f"{moment}.{name}"])
+    return True
+
+
+def sound_moments(model: nn.Module, data: bytes) -> dict[str, torch.Tensor] | None:
+    """Saved moments by their names; None if they are not this model's, or not fit for an optimizer."""
     try:
         tensors = from_bytes(data, _spec(model))
     except PayloadError:
-        return False
-    if not _are_sound(tensors):
-        return False
-    step = float(tensors["step"][0])
+        return None
+    return tensors if _are_sound(tensors) else None
+
+
+def begin_moments(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Moments of zero, as after `step` steps, sharded as the parameters are."""
     fused = bool(optimizer.defaults.get("fused"))  # the fused kernel wants its step count beside the parameters
-    for name, parameter in bare_parameters(model).items():
+    for parameter in model.parameters():
         if parameter.requires_grad:
             optimizer.state[parameter] = {
-                "step": torch.tensor(step, device=parameter.device if fused else None),
-                "exp_avg": tensors[f"exp_avg.{name}"].to(parameter),
-                "exp_avg_sq": tensors[f"exp_avg_sq.{name}"].to(parameter),
+                "step": torch.tensor(float(step), device=parameter.device if fused else None),
+                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS},
             }
-    return True
 
 
 def _are_sound(tensors: dict[str, torch.Tensor]) -> bool:

@@ -29,6 +29,18 @@ def micro_batches(batch: Batch, batch_tokens: int, micro_batch_tokens: int | Non
         yield batch, 1.0
         return
     inputs, targets = batch
+    examples, at_once = examples_at_once(batch, batch_tokens, micro_batch_tokens)
+    if at_once >= examples:
+        yield batch, 1.0
+        return
+    for start in range(0, examples, at_once):
+        part = inputs[start : start + at_once], targets[start : start + at_once]
+        yield part, part[1].numel() / targets.numel()
+
+
+def examples_at_once(batch: Batch, batch_tokens: int, micro_batch_tokens: int | None) -> tuple[int, int]:
+    """How many examples the batch has, and a micro-batch of it. Raises UsageError if it cannot be divided by them."""
+    inputs, targets = batch
     if not inputs.dim() or not targets.dim() or len(inputs) != len(targets):
         raise UsageError(
             f"data: a batch of {list(inputs.shape)} and {list(targets.shape)} cannot be divided into micro-batches: "
@@ -36,13 +48,7 @@ def micro_batches(batch: Batch, batch_tokens: int, micro_batch_tokens: int | Non
             where="data",
             hint=f"--set train.micro_batch_tokens={batch_tokens} takes whole batches",
         )
-    examples = max(1, len(inputs) * micro_batch_tokens // batch_tokens)
-    if examples >= len(inputs):
-        yield batch, 1.0
-        return
-    for start in range(0, len(inputs), examples):
-        part = inputs[start : start + examples], targets[start : start + examples]
-        yield part, part[1].numel() / targets.numel()
+    return len(inputs), max(1, len(inputs) * (micro_batch_tokens or batch_tokens) // batch_tokens)
 
 
 def micro_batch_here(

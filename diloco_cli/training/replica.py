@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.errors import RunFailedError
+from diloco_cli.errors import RunFailedError, UsageError
+from diloco_cli.layout import make_layout
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.blocks import prepare
 from diloco_cli.tasks.build import Batch, Data, losses_of
-from diloco_cli.tensors.flat import flatten, unflatten
+from diloco_cli.tensors.flat import flatten, parameter_facts, unflatten
 from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.training.inner import (
@@ -121,6 +122,17 @@ class Replica:
         return loss.detach() if share == 1.0 else share * loss.detach()
 
 
+def check_layout(run: RunFormat, model: nn.Module) -> None:
+    """Raises UsageError if this learner's model has another parameter list than the run."""
+    layout = make_layout(parameter_facts(model), run.settings.sync)
+    if layout.digest != run.layout.digest:
+        raise UsageError(
+            "the model built here has other tensors (names, shapes, types or order) than the run's layout",
+            where="FORMAT.json",
+            hint="use the same version of the model's code on every island",
+        )
+
+
 class DeviceTraining:
     """`slowdown`: to emulate a slower island, it sleeps until a step has taken `slowdown` times its own time."""
 
@@ -139,13 +151,16 @@ class DeviceTraining:
 
     def train(self, position: int, batch_tokens: int, at: Progression) -> Stepped:
         lr = step_learning_rate(self.run, at.fraction, at.own_steps, at.moments_lost)
-        loss = self.replica.step(position, batch_tokens, lr)
+        loss = self._step(position, batch_tokens, lr)
         if not isfinite(loss):
             raise RunFailedError(
                 f"the loss is {loss} at token {position} of shard {self.replica.shard}",
                 hint="lower train.inner.lr; a restart begins at the newest committed parameters",
             )
         return Stepped(batch_tokens, loss)
+
+    def _step(self, position: int, batch_tokens: int, lr: float) -> float:
+        return self.replica.step(position, batch_tokens, lr)
 
     def read(self, fragment: int) -> torch.Tensor:
         """[n] float32 on the CPU."""
@@ -167,3 +182,9 @@ class DeviceTraining:
             return False
         self.replica.optimizer.state.clear()
         return True
+
+    def keep_alive(self) -> None:
+        """To be called while there is nothing to do."""
+
+    def close(self) -> None:
+        """To be called at the end, however it came."""

@@ -1,0 +1,50 @@
+"""`diloco learner` as one of an island's ranks that do what rank 0 does: it takes no part in the run by itself.
+
+It reads the run's format from the bucket, as any learner does, and nothing else from there: parameters and moments come
+from rank 0.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import torch
+
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.errors import UsageError
+from diloco_cli.learner.beats import own_beats
+from diloco_cli.learner.daemon import device_here, threads_of
+from diloco_cli.learner.group import join_group
+from diloco_cli.learner.place import RankPlace
+from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.runtime.consent import NamedHere, consented
+from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.signing import learner_signer
+from diloco_cli.store.open import open_store
+from diloco_cli.tasks.build import build_data
+from diloco_cli.training.prefetch import Prefetched
+from diloco_cli.training.ranks import build_rank, follow
+
+
+def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: NamedHere) -> int:
+    """Exit status: 0 when rank 0 has told it to end. It hears no signals: rank 0 does, and may drain."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    store, clock = open_store(url), SystemClock(monotonic_s, sleep_s, lambda: None)
+    run = perform(read_format(store.url, signing_secret(), (learner_signer(name),)), store, clock)
+    run = consented(run, url, here, ())
+    island = run.island(name)
+    on = device_here(device or ("cpu" if island is None else island.accelerator), place)
+    if on.type == "cuda":
+        torch.cuda.set_device(on)
+    join_group(place, on)
+    if island is None:  # rank 0 comes to the group once the run has admitted the island
+        run = perform(read_log(run), store, clock).with_members(run)
+        island = run.island(name)
+    if island is None:
+        raise UsageError(f"run {run.name} has no island {name!r}", hint="rank 0 says more")
+    torch.set_num_threads(threads_of(run, island, place))
+    data = Prefetched(build_data(run.settings), on)
+    follow(build_rank(run, island, data, on, own_beats(place)))
+    return 0

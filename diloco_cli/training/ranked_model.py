@@ -1,0 +1,138 @@
+"""The model of an island of several ranks: sharded by FSDP2, or a copy on each rank.
+
+A sharded model is built without memory. Its parameters come from the run's committed versions, and only what these do
+not hold, buffers and frozen parameters, comes from the model's own constructor: rank 0 runs it once on the host, and
+sends those tensors to the others. So no rank ever holds the whole model on its device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from itertools import chain
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.parallel import DistributedDataParallel
+
+from diloco_cli.config.settings import RunSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.tasks.blocks import blocks_of
+from diloco_cli.tasks.build import build_model
+from diloco_cli.training.inner import runs_in_bf16
+from diloco_cli.training.shards import local, rows_of
+
+Name = tuple[str, str]  # of a module, and of its attribute
+
+
+def copied_model(settings: RunSettings, device: torch.device) -> nn.Module:
+    """The whole model on every rank; DDP adds up the gradients while they are computed."""
+    model = build_model(settings)
+    refuse_training_buffers(model)
+    model.to(device)
+    with warnings.catch_warnings():  # newer torch has another name for it
+        warnings.simplefilter("ignore", FutureWarning)
+        return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def sharded_model(model: nn.Module, settings: RunSettings, device: torch.device) -> nn.Module:
+    """`model`, which was built on meta, with its tensors divided by rows over the ranks. Values of trained ones are
+    still to be written."""
+    refuse_training_buffers(model)
+    _refuse_scalars(model)
+    missing = _without_values(model)
+    _shard(model, settings, device)
+    _give_memory(model, device)
+    if missing:
+        _fill(model, missing, settings, device)
+    return model.to(device)
+
+
+def refuse_training_buffers(model: nn.Module) -> None:
+    """Raises UsageError for a model whose buffers change while it trains: each rank would have its own."""
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            raise UsageError(
+                f"{name or 'the model'} keeps running statistics, which would differ from rank to rank",
+                where="model",
+                hint="use LayerNorm, GroupNorm or track_running_stats=False; or ranks: 1 in inventory.yaml",
+            )
+
+
+def _refuse_scalars(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.dim():
+            raise UsageError(
+                f"{name} is a scalar, which cannot be divided over ranks",
+                where="model",
+                hint="give it the shape [1], or --set train.sharding=ddp",
+            )
+
+
+def _shard(model: nn.Module, settings: RunSettings, device: torch.device) -> None:
+    """Block by block, so that one block's whole parameters are on a device at a time. Blocks are gathered in the type
+    that autocast gives their matrix products; what lies around them, and all sums of gradients, stay float32."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    half = torch.bfloat16 if runs_in_bf16(settings.train.precision, device) else None
+    policy = MixedPrecisionPolicy(
+        param_dtype=half, reduce_dtype=None if half is None else torch.float32, cast_forward_inputs=False
+    )
+    blocks = blocks_of(model)
+    if _share_nothing(model, blocks):
+        for block in blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh)
+
+
+def _share_nothing(model: nn.Module, blocks: list[nn.Module]) -> bool:
+    """Whether each parameter is used in one block, or outside of all: else the model is sharded as one."""
+    inside = [id(p) for block in blocks for p in block.parameters()]
+    within = {id(module) for block in blocks for module in block.modules()}
+    outside = {id(p) for m in model.modules() if id(m) not in within for p in m.parameters(recurse=False)}
+    return len(set(inside)) == len(inside) and outside.isdisjoint(inside)
+
+
+def _give_memory(model: nn.Module, device: torch.device) -> None:
+    """To every sharded parameter that has none, its values unknown. Tied ones stay one."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.is_meta:
+                if id(parameter) not in made:
+                    empty = torch.empty_like(parameter, device=device)
+                    made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+
+
+def _without_values(model: nn.Module) -> list[Name]:
+    """The tensors that no committed version holds and that were built on meta: buffers, frozen parameters, and tensors
+    that a module keeps as plain attributes."""
+    found = []
+    for module_name, module in model.named_modules():
+        frozen = ((name, p) for name, p in module._parameters.items() if p is not None and not p.requires_grad)
+        for name, tensor in chain(frozen, module._buffers.items(), vars(module).items()):
+            if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                found.append((module_name, name))
+    return found
+
+
+def _fill(model: nn.Module, missing: list[Name], settings: RunSettings, device: torch.device) -> None:
+    """Each of these tensors as the model's own constructor makes it."""
+    built = build_model(settings) if distributed.get_rank() == 0 else None
+    for module_name, name in missing:
+        module = model.get_submodule(module_name)
+        found = getattr(module, name)
+        value = torch.empty(found.shape, dtype=found.dtype, device=device)
+        if built is not None:
+            value.copy_(getattr(built.get_submodule(module_name), name))
+        distributed.broadcast(value.view(-1).view(torch.uint8), 0)  # gloo has no bool
+        if name in module._parameters:
+            first, end = rows_of(len(value), distributed.get_rank(), distributed.get_world_size())
+            local(found).copy_(value[first:end])
+        elif name in module._buffers:
+            module._buffers[name] = value
+        else:
+            setattr(module, name, value)

@@ -1,0 +1,211 @@
+"""Ranks as real processes that train cases, and the same cases on one rank. As a program: one of the ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from math import inf
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from diloco_cli.clock import utc_now_text
+from diloco_cli.config.presets import GPTShape, MoEShape
+from diloco_cli.config.settings import (
+    DataSettings,
+    InnerSettings,
+    ModelSettings,
+    RunSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.environment import environment_with
+from diloco_cli.launch.new_run import layout_of
+from diloco_cli.learner.beats import own_beats
+from diloco_cli.learner.group import join_group
+from diloco_cli.learner.place import RankPlace, place_here
+from diloco_cli.protocol.actors.ports import Progression
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.tasks import models
+from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors.flat import flatten
+from diloco_cli.training.ranks import RankedTraining, build_rank, follow
+from diloco_cli.training.replica import CPU, DeviceTraining, Replica
+
+ROOT = Path(__file__).resolve().parents[2]
+SEQUENCE = 12
+NUMBERS = Progression(0.5, inf, False)  # any place in a run with a constant learning rate
+
+
+@dataclass(frozen=True)
+class RankedCase:
+    """`rows`: examples of a batch; `at_once`: of one rank's micro-batch, None: all of its own."""
+
+    name: str
+    model: str = "gpt"
+    sharding: str = "fsdp"
+    steps: int = 20
+    rows: int = 8
+    at_once: int | None = None
+    fragments: int = 3
+    split_rows: bool = False
+    precision: str = "fp32"
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * SEQUENCE
+
+    def run(self) -> RunFormat:
+        settings = RunSettings(
+            name="ranked",
+            model=ModelSettings(entrypoint=f"tests.numerics.ranked:{self.model}", sequence=SEQUENCE),
+            data=DataSettings(entrypoint="tests.numerics.ranked:text"),
+            train=TrainSettings(
+                batch_tokens=self.tokens,
+                precision=self.precision,  # type: ignore[arg-type]
+                inner=InnerSettings(lr=3e-3, schedule="constant", warmup_steps=0, clip_norm=1.0),
+            ),
+            sync=SyncSettings(fragments=self.fragments, split_rows=self.split_rows),
+        )
+        micro = None if self.at_once is None else self.at_once * SEQUENCE
+        island = Island(
+            "l0", "here", self.tokens, 4, 1.0, 1.0, micro_batch_tokens=micro, sharding=self.sharding  # type: ignore[arg-type]
+        )  # fmt: skip
+        return RunFormat("id", "ranked", utc_now_text(), settings, (island,), layout_of(settings), "test")
+
+
+@dataclass
+class Trained:
+    """After the steps: every fragment, the losses, and the moments as they would be saved."""
+
+    fragments: list[Tensor]
+    losses: list[float]
+    moments: bytes
+
+
+def one_rank(case: RankedCase, moments: bytes | None = None) -> Trained:
+    run = case.run()
+    replica = Replica(
+        run.settings, build_model(run.settings), build_data(run.settings), 0, 1,
+        micro_batch_tokens=run.islands[0].micro_batch_tokens,
+    )  # fmt: skip
+    return _trained(case, run, DeviceTraining(run, replica), moments)
+
+
+def several_ranks(
+    cases: Iterable[RankedCase], ranks: int, folder: Path, moments: bytes | None = None
+) -> dict[str, Trained]:
+    """`moments`: of an earlier incarnation."""
+    cases = list(cases)
+    (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
+    if moments is not None:
+        (folder / "moments").write_bytes(moments)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"from tests.numerics.ranked import main; main({str(folder)!r})"], cwd=ROOT,
+            env=environment_with(
+                **RankPlace(rank, ranks, rank, ranks, f"file://{folder}/meet").environment(),
+                GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
+            ),
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    try:
+        codes = [child.wait(600) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    assert codes == [0] * ranks
+    return {case.name: torch.load(folder / f"{case.name}.pt", weights_only=False) for case in cases}
+
+
+def _trained(case: RankedCase, run: RunFormat, training: DeviceTraining, moments: bytes | None = None) -> Trained:
+    start = dict(build_model(run.settings).named_parameters())
+    for index, fragment in enumerate(run.layout.fragments):
+        training.write(index, flatten(fragment, start))
+    if moments is not None:
+        assert training.restore(moments)
+    losses = [training.train(step * case.tokens, case.tokens, NUMBERS).loss for step in range(case.steps)]
+    saved = training.save()
+    assert saved is not None
+    return Trained([training.read(f) for f in range(run.num_fragments)], losses, saved.encode())
+
+
+def gpt() -> nn.Module:
+    """Rows and widths that neither 2 nor 4 ranks divide alike, norms of 18."""
+    return models.build(GPTShape(layers=2, width=18, heads=2, sequence=SEQUENCE, vocabulary=259))
+
+
+class TwoNames(nn.Module):
+    """The head's weight is the embedding's, by another name, as in transformers; one tensor is frozen, and one a buffer
+    that the constructor computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(257, 10)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(10, 7), nn.GELU(), nn.Linear(7, 10)) for _ in range(3))
+        self.head = nn.Linear(10, 257, bias=False)
+        self.head.weight = self.embedding.weight
+        self.frozen = nn.Parameter(torch.linspace(0.5, 1.5, 10), requires_grad=False)
+        self.register_buffer("angles", torch.arange(10).float().cos(), persistent=False)
+        self.plain = torch.arange(10).float().sin()
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(tokens) * self.frozen + self.angles + self.plain
+        for layer in self.layers:
+            x = x + layer(x)
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), targets.flatten())
+
+
+def moe() -> nn.Module:
+    return models.build(
+        MoEShape(layers=2, width=16, heads=2, sequence=SEQUENCE, vocabulary=259, experts=4, expert_width=18)
+    )
+
+
+def moe64() -> nn.Module:
+    return moe().double()
+
+
+class CountingText:
+    """Any rows, addressed by position: number `position / SEQUENCE` and those after it."""
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
+        first = position // SEQUENCE
+        rows = [self._row(1000 * shard + first + row) for row in range(batch_tokens // SEQUENCE)]
+        tokens = torch.stack(rows)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def held_out(self, num_sequences: int) -> Iterable[tuple[Tensor, Tensor]]:
+        return iter([self.batch(7, 8, 0, num_sequences * SEQUENCE)])
+
+    @staticmethod
+    def _row(number: int) -> Tensor:
+        generator = torch.Generator().manual_seed(number)
+        start, stride = torch.randint(0, 250, (2,), generator=generator).tolist()
+        return (start + (1 + stride % 3) * torch.arange(SEQUENCE + 1)) % 250
+
+
+two_names, text = TwoNames, CountingText
+
+
+def main(name: str) -> None:
+    folder = Path(name)
+    place = place_here()
+    assert place is not None
+    torch.set_num_threads(1)
+    join_group(place, CPU)
+    moments = (folder / "moments").read_bytes() if (folder / "moments").exists() else None
+    for case in [RankedCase(**fields) for fields in json.loads((folder / "cases.json").read_text())]:
+        run = case.run()
+        rank = build_rank(run, run.islands[0], build_data(run.settings), CPU, own_beats(place))
+        if not place.commands:
+            follow(rank)
+            continue
+        training = RankedTraining(run, rank)
+        torch.save(_trained(case, run, training, moments), folder / f"{case.name}.pt")
+        training.close()

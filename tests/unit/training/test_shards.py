@@ -1,0 +1,60 @@
+"""Which rank has what of a fragment: everything once, at its place, and no padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.layout import Layout, ParameterFact, make_layout
+from diloco_cli.tensors.delta import delta_formats
+from diloco_cli.tensors.flat import flatten
+from diloco_cli.training.ranked_replica import rank_batches
+from diloco_cli.training.shards import extents_of, rows_of
+
+SHAPES = {"embedding": (37, 6), "a": (5, 4, 3), "norm": (3,), "b": (18, 7), "one": (1, 9), "none": (0, 4)}
+SYNC = SyncSettings(fragments=4, split_rows=True, codec="int4")
+
+
+def layout(split_rows: bool) -> Layout:
+    facts = [ParameterFact(name, shape, name == "embedding") for name, shape in SHAPES.items()]
+    return make_layout(facts, SyncSettings(fragments=4, split_rows=split_rows))
+
+
+@pytest.mark.parametrize("split_rows", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_what_ranks_have_makes_the_fragment_and_the_payload_of_the_whole_tensors(ranks: int, split_rows: bool) -> None:
+    tensors = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+    found = layout(split_rows)
+    shards = [
+        {name: t[slice(*rows_of(t.shape[0], rank, ranks))].contiguous() for name, t in tensors.items()}
+        for rank in range(ranks)
+    ]
+    for index, fragment in enumerate(found.fragments):
+        flat = torch.full((fragment.num_parameters,), float("nan"))
+        extents = [(rank, extent) for rank in range(ranks) for extent in extents_of(fragment, rank, ranks)]
+        for rank, extent in extents:
+            extent.of_fragment(flat).copy_(extent.of_shard(shards[rank]))
+        assert sum(extent.size for _, extent in extents) == fragment.num_parameters
+        expected = flatten(fragment, tensors)
+        assert torch.equal(flat, expected)
+        delta = delta_formats(found, SYNC)[index]
+        assert delta.encode(flat) == delta.encode(expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7])
+def test_rows_are_those_that_torch_gives_a_rank(ranks: int) -> None:
+    for rows in range(1, 20):
+        sizes = [chunk.shape[0] for chunk in torch.empty(rows, 2).chunk(ranks)]
+        own = [rows_of(rows, rank, ranks) for rank in range(ranks)]
+        assert [end - first for first, end in own if first < end] == sizes
+
+
+@pytest.mark.parametrize(("examples", "at_once", "ranks"), [(8, 2, 2), (10, 2, 4), (7, 1, 3), (4, None, 4), (5, 1, 4)])
+def test_ranks_compute_every_example_once_in_as_many_passes(examples: int, at_once: int | None, ranks: int) -> None:
+    batch = torch.arange(examples).view(-1, 1), torch.arange(examples).view(-1, 1)
+    parts = [list(rank_batches(batch, examples, at_once, rank, ranks)) for rank in range(ranks)]
+    assert len({len(of_rank) for of_rank in parts}) == 1
+    counted = [row for of_rank in parts for (inputs, _), share in of_rank if share for row in inputs.flatten().tolist()]
+    assert sorted(counted) == list(range(examples))
+    assert sum(share for of_rank in parts for _, share in of_rank) == pytest.approx(1.0)
