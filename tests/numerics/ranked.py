@@ -30,7 +30,7 @@ from diloco_cli.learner.group import join_group
 from diloco_cli.learner.place import RankPlace, place_here
 from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.tasks import models
+from diloco_cli.tasks import huggingface, models
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import flatten
 from diloco_cli.training.ranks import RankedTraining, build_rank, follow
@@ -169,6 +169,13 @@ def moe() -> nn.Module:
 
 def moe64() -> nn.Module:
     return moe().double()
+
+
+def llama() -> nn.Module:
+    """Of transformers, with rotary positions: buffers that its constructor computes and no version holds."""
+    sizes = {"hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {"model_type": "llama", "vocab_size": 259, "max_position_embeddings": 48, "tie_word_embeddings": True}
+    return huggingface.build(ModelSettings(huggingface="llama", args={**config, **sizes, "num_key_value_heads": 2}))
 
 
 class CountingText:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,14 @@ def test_moments_of_one_rank_are_restored_by_two(tmp_path: Path) -> None:
     case = CASES[2]
     moments = one_rank(case).moments
     assert_near(several_ranks([case], 2, tmp_path, moments)[case.name], one_rank(case, moments))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed: pip install 'diloco[hf]'"
+)
+def test_a_rotary_model_of_transformers_is_built_without_memory_and_trains_as_on_one_rank(tmp_path: Path) -> None:
+    case = RankedCase("rotary", model="llama")
+    assert_near(several_ranks([case], 2, tmp_path)[case.name], one_rank(case))
 
 
 @pytest.mark.long
