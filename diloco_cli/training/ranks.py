@@ -16,6 +16,7 @@ import torch
 from torch import distributed
 
 from diloco_cli.clock import monotonic_s
+from diloco_cli.errors import DilocoError
 from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tasks.build import Data, build_model_on_meta
@@ -150,8 +151,13 @@ class RankedTraining(DeviceTraining):
     def _told(self, command: Command, *numbers: float) -> Iterator[None]:
         """All do the same within."""
         self._together = False
-        self._commands.send(command, *numbers)
-        yield
+        try:
+            self._commands.send(command, *numbers)
+            yield
+        except RuntimeError as error:
+            if isinstance(error, distributed.DistError) or "gloo" in str(error):
+                raise DilocoError(f"another rank of the island was lost during {command.name}") from error
+            raise
         self._together = True
         self._told_s = monotonic_s()
         self._alive.beat()
