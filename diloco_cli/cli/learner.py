@@ -9,6 +9,7 @@ import typer
 from diloco_cli.cli import complete
 from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.errors import UsageError
+from diloco_cli.runtime.child import diloco_command
 from diloco_cli.units import parse_count, parse_duration
 
 
@@ -22,27 +23,41 @@ def learner(
     join: bool = typer.Option(False, "--join", help="Ask the run to admit this island, if it does not know it yet."),
     region: str | None = typer.Option(None, "--region", help="With --join: its region; default: the run's home."),
     batch_tokens: str | None = typer.Option(None, "--batch-tokens", help="With --join: default: train.batch_tokens."),
-    ranks: int = typer.Option(1, "--ranks", min=1, help="With --join: processes of this machine that train together."),
+    ranks: int | None = typer.Option(
+        None, "--ranks", min=1, help="Processes of this machine that train together; default: as the run says."
+    ),
+    nodes: int | None = typer.Option(None, "--nodes", min=1, help="Machines of the island; default: as the run says."),
+    node_rank: int = typer.Option(0, "--node-rank", min=0, help="Which of its machines this is; 0 commands."),
+    rendezvous: str | None = typer.Option(
+        None,
+        "--rendezvous",
+        metavar="HOST:PORT",
+        help="Of several machines: the private address on which machine 0 listens.",
+    ),
     host_syncer: bool = typer.Option(False, "--host-syncer", help="Keep a standby syncer beside it, as a child."),
     allow_code: list[str] = AllowCode,
     allow_store: list[str] = AllowStore,
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
-    from diloco_cli.learner.daemon import Newcomer, run_learner
+    from diloco_cli.learner.parent import node_here, run_ranks
     from diloco_cli.learner.place import die_with_parent, place_here
-    from diloco_cli.learner.rank import run_rank
     from diloco_cli.runtime.causes import telling_why
 
-    if not join and (region is not None or batch_tokens is not None or ranks > 1):
-        raise UsageError("--region, --batch-tokens and --ranks describe an island that joins", hint="add --join")
+    if not join and (region is not None or batch_tokens is not None):
+        raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
-    newcomer = Newcomer(region, batch, ranks) if join else None
-    here = named_here(allow_code, allow_store)
-    drain_s = parse_duration(drain)
+    here, drain_s = named_here(allow_code, allow_store), parse_duration(drain)
     with telling_why(run, name):
         place = place_here()
+        node = None if place else node_here(run, name, ranks, nodes, node_rank, rendezvous, joins=join)
+        if node is not None and node.is_parent:
+            sys.exit(run_ranks(diloco_command(*sys.argv[1:]), run, name, node))
+        from diloco_cli.learner.daemon import Newcomer, run_learner
+        from diloco_cli.learner.rank import run_rank
+
         if place is not None and place.has_parent:
             die_with_parent()
         if place is not None and not place.commands:
             sys.exit(run_rank(place, run, name, device, here))
+        newcomer = Newcomer(region, batch, 1 if place is None else place.world_size) if join else None
         sys.exit(run_learner(run, name, device, drain_s, newcomer, host_syncer, here, place))

@@ -1,0 +1,140 @@
+"""An island of several ranks beside one of a single process: ranks are lost, and every token still counts right."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.end_to_end.conftest import ISLAND, Playground
+from tests.unit.learner.test_parent import free_port
+from tests.waiting import wait_until
+
+RANKED = "accelerators: 'cpu:1', ranks: {}"
+STUCK_WITHIN_S = 180.0
+
+
+def islands(place: Playground, ranks: int) -> None:
+    place.islands("solo")
+    inventory = place.directory / "quickstart" / "inventory.yaml"
+    inventory.write_text(inventory.read_text() + ISLAND.format("team", RANKED.format(ranks)))
+
+
+def ranks_of(place: Playground) -> list[psutil.Process]:
+    """In the order of their ranks."""
+    found = psutil.Process(place.pids()["team"]).children()
+    return sorted(found, key=lambda process: int(process.environ()["RANK"]))
+
+
+def incarnation(status: dict[str, Any]) -> int:
+    return next(int(item["incarnation"] or 0) for item in status["learners"] if item["name"] == "team")
+
+
+def trains_as(place: Playground, number: int) -> None:
+    place.wait_for(
+        lambda s: (
+            incarnation(s) == number
+            and any(item["name"] == "team" and item["state"] == "TRAINING" for item in s["learners"])
+        )
+    )
+
+
+def finished_and_verified(place: Playground) -> None:
+    place.wait_for(lambda s: s["state"] == "FINISHED", 240)
+    verified(place)
+
+
+def stopped_and_verified(place: Playground) -> None:
+    assert place.run("stop", "quickstart").returncode == 0
+    verified(place)
+
+
+def verified(place: Playground) -> None:
+    found = place.json("verify", "quickstart")
+    assert found["ok"] and found["duplicates"] == 0 and found["missing"] == 0 and found["mismatches"] == []
+
+
+def test_a_lost_rank_ends_the_incarnation_and_the_next_goes_on(playground: Playground) -> None:
+    islands(playground, ranks=2)
+    playground.launch(tokens=150_000)
+    trains_as(playground, 1)
+    for number, rank in ((2, 1), (3, 0)):
+        playground.wait_for(lambda s, taken=s_taken(playground): s_taken_of(s) > taken)
+        before = ranks_of(playground)
+        before[rank].kill()
+        wait_until(lambda before=before: not any(is_alive(process) for process in before))
+        trains_as(playground, number)
+    finished_and_verified(playground)
+    assert "rank 1 of 2 was killed by SIGKILL" in playground.log("team")
+
+
+def s_taken(place: Playground) -> int:
+    return s_taken_of(place.json("status", "quickstart"))
+
+
+def s_taken_of(status: dict[str, Any]) -> int:
+    """Merged tokens of the island."""
+    return next(int(item["tokens"]) for item in status["learners"] if item["name"] == "team")
+
+
+def is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("paused", [[0], [1], [0, 1]])
+def test_a_paused_rank_is_stuck_and_the_island_begins_anew(playground: Playground, paused: list[int]) -> None:
+    islands(playground, ranks=2)
+    playground.launch(tokens=10_000_000)
+    trains_as(playground, 1)
+    ranks = ranks_of(playground)
+    for rank in paused:
+        ranks[rank].send_signal(signal.SIGSTOP)
+    playground.wait_for(
+        lambda s: any(item["name"] == "team" and item["state"] == "STUCK" for item in s["learners"]), STUCK_WITHIN_S
+    )
+    playground.wait_for(lambda s: incarnation(s) == 2, STUCK_WITHIN_S)
+    trains_as(playground, 2)
+    assert "STUCK: no step for" in playground.log("team")
+    stopped_and_verified(playground)
+
+
+@pytest.mark.long
+def test_the_next_incarnation_may_have_another_number_of_ranks(playground: Playground) -> None:
+    """4, then 2, then 4 again: the same batch, the saved moments, and every token counts once."""
+    islands(playground, ranks=4)
+    playground.launch(tokens=10_000_000)
+    trains_as(playground, 1)
+    url = playground.json("status", "quickstart")["store"]["url"]
+    for number, ranks in ((2, 2), (3, 4)):
+        playground.wait_for(lambda s, taken=s_taken(playground): s_taken_of(s) > taken)
+        if number == 2:
+            assert playground.run("chaos", "kill", "team", "--hold").returncode == 0
+        other = playground.start("learner", "--run", url, "--name", "team", "--ranks", str(ranks), "--drain", "3s")
+        trains_as(playground, number)
+        playground.wait_for(lambda s, taken=s_taken(playground): s_taken_of(s) > taken)
+        other.terminate()
+        out, err = other.communicate(timeout=60)
+        assert other.returncode == 143, out + err
+        assert "inner moments restored" in out, out + err
+    stopped_and_verified(playground)
+
+
+@pytest.mark.long
+def test_two_nodes_are_one_island(playground: Playground) -> None:
+    """Two parents, as two machines would have them, that meet at the address they are given."""
+    islands(playground, ranks=2)
+    playground.launch(tokens=10_000_000)
+    trains_as(playground, 1)
+    url = playground.json("status", "quickstart")["store"]["url"]
+    assert playground.run("chaos", "kill", "team", "--hold").returncode == 0
+    words = ("learner", "--run", url, "--name", "team", "--ranks", "1", "--nodes", "2", "--rendezvous")
+    endpoint = f"127.0.0.1:{free_port()}"
+    nodes = [playground.start(*words, endpoint, "--node-rank", str(index)) for index in (1, 0)]
+    trains_as(playground, 2)
+    playground.wait_for(lambda s, taken=s_taken(playground): s_taken_of(s) > taken)
+    stopped_and_verified(playground)
+    said = [node.communicate(timeout=60) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
