@@ -10,6 +10,7 @@ import pytest
 from diloco_cli.protocol.log.directions import OPPOSES
 from tests.security.attacks.hostile import Strategy
 from tests.security.contest import Contest, contest, contest_run
+from tests.security.norm_replay import WORST
 from tests.security.norm_search import MAX_DRIFT, MAX_RISE, SEARCHED, SPACE, changed, drawn, played
 from tests.security.poisons import compared
 
@@ -46,6 +47,11 @@ def test_no_merge_of_long_deltas_that_nobody_refuses_raises_the_loss(strategy: S
 def test_a_hostile_learner_of_three_that_flips_signs_costs_next_to_nothing(scale: float) -> None:
     trial = played(Strategy(scale=scale, begins=4, honest_between=1), rounds=SEARCHED)
     assert trial.reached and trial.worst_rise <= MAX_RISE and trial.drift <= MAX_DRIFT, trial.line(0)
+
+
+def test_rare_flips_between_good_deltas_beside_a_syncer_that_is_killed_cost_little() -> None:
+    trial = played(WORST["flipped in silence"], rounds=SEARCHED)
+    assert trial.reached and trial.worst_rise <= MAX_RISE and trial.drift <= 2 * MAX_DRIFT  # of one seed
 
 
 @pytest.mark.parametrize(("islands", "apart"), [((3, 0), 100), ((8, 0), 64)])

@@ -21,7 +21,7 @@ from diloco_cli.runtime.driver import perform
 from diloco_cli.signing import Checksummed
 from diloco_cli.store.open import open_store
 from tests.security.attacks.hostile import Strategy, as_json, honest_of
-from tests.security.attacks.stage import AttackSeen
+from tests.security.attacks.stage import STARTED_WITHIN_S, AttackSeen
 from tests.security.contest import (
     FRAGMENTS,
     LOCAL_STEPS,
@@ -74,8 +74,9 @@ def verdict(directory: Path, strategy: Strategy, rounds: int = 9) -> AttackSeen:
     return AttackSeen(score.worst_rise <= MAX_RISE and score.reached, seen)
 
 
-def replayed(directory: Path, strategy: Strategy | None, rounds: int, seed: int = 0) -> Score:
-    fleet = RealFleet(directory, strategy, seed)
+def replayed(directory: Path, strategy: Strategy, rounds: int, seed: int = 0, absent: bool = False) -> Score:
+    """`absent`: without the hostile learner, with the same restarts of the syncer."""
+    fleet = RealFleet(directory, strategy, seed, absent)
     try:
         fleet.play(rounds)
     finally:
@@ -84,10 +85,12 @@ def replayed(directory: Path, strategy: Strategy | None, rounds: int, seed: int 
 
 
 class RealFleet:
-    def __init__(self, directory: Path, strategy: Strategy | None, seed: int) -> None:
-        self.directory, self.strategy = directory, strategy
+    def __init__(self, directory: Path, strategy: Strategy, seed: int, absent: bool) -> None:
+        self.directory, self.strategy, self.absent = directory, strategy, absent
         self.url = (directory / "bucket").as_uri()
-        self.store, self.run = open_store(self.url, create=True), slow(contest_run(seed))
+        self.store, run = open_store(self.url, create=True), slow(contest_run(seed))
+        kept = tuple(island for island in run.islands if not absent or island.name in honest_of(run))
+        self.run = replace(run, islands=kept)  # the same shards, and nobody to wait for
         self.store.create(FORMAT_KEY, self.run.keyring.sign("log", FORMAT_KEY, encode(self.run)))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.log: list[tuple[Commit, RunState]] = []
@@ -97,15 +100,18 @@ class RealFleet:
         for name in honest_of(self.run):
             self._start(name, "diloco_cli", "learner", "--run", self.url, "--name", name, ALLOWED)
         plan = self.strategy
-        if plan is not None:
+        if not self.absent:
             self._start("x0", "tests.security.attacks.hostile", self.url, "x0", as_json(plan))
-        restarts_at = plan.restart_every if plan is not None and plan.restart_every else 1 << 30
-        ends_s = time.monotonic() + 60.0 + 6.0 * rounds * FRAGMENTS * SLOT_S
-        while time.monotonic() < ends_s and honest_tokens(self.run, self._head()) < target_tokens(self.run, rounds):
-            if self._head().slot >= restarts_at and plan is not None:
+        restarts_at = plan.restart_every or 1 << 30
+        ends_s = time.monotonic() + STARTED_WITHIN_S + 12.0 * rounds * FRAGMENTS * SLOT_S
+        while time.monotonic() < ends_s and not self._reaches(self._head(), rounds):
+            if self._head().slot >= restarts_at:
                 restarts_at = self._head().slot + plan.restart_every
                 self._restart_syncer(plan.outage_slots * SLOT_S)
             time.sleep(0.05)
+
+    def _reaches(self, state: RunState, rounds: int) -> bool:
+        return honest_tokens(self.run, state) >= target_tokens(self.run, rounds)
 
     def _restart_syncer(self, outage_s: float) -> None:
         self.processes["syncer"].kill()
@@ -132,8 +138,10 @@ class RealFleet:
             process.wait()
 
     def score(self, rounds: int) -> Score:
-        score = judged(HeldOutJudge(self.run, self.store), self.log)
-        score.reached = honest_tokens(self.run, self._head()) >= target_tokens(self.run, rounds)
+        """Up to the merge that has all the honest tokens."""
+        end = next((place for place, (_, state) in enumerate(self.log, 1) if self._reaches(state, rounds)), None)
+        score = judged(HeldOutJudge(self.run, self.store), self.log[:end])
+        score.reached = end is not None
         return score
 
 
