@@ -123,13 +123,14 @@ def test_certificates_are_always_verified() -> None:
 
 
 def test_nothing_listens() -> None:
-    """Row 16: no listening port by default. The one server is that of `status --serve`, which asks for a token."""
+    """Row 16: no listening port by default. The servers are that of `status --serve`, which asks for a token, and the address that
+    a user names for the nodes of an island to meet at."""
     servers = {"socketserver", "http.server", "xmlrpc.server", "wsgiref"}
     for where, node in nodes():
         if isinstance(node, ast.ImportFrom | ast.Import) and not where.startswith("metrics/server.py:"):
             names = {node.module} if isinstance(node, ast.ImportFrom) else {alias.name for alias in node.names}
             assert not names & servers, where
-        if isinstance(node, ast.Call):
+        if isinstance(node, ast.Call) and not where.startswith("learner/group.py:"):
             assert called(node).rpartition(".")[2] not in ("listen", "start_server", "create_server"), where
 
 
