@@ -49,9 +49,9 @@ def learner(
     here, drain_s = named_here(allow_code, allow_store), parse_duration(drain)
     with telling_why(run, name):
         place = place_here()
-        node = None if place else node_here(run, name, ranks, nodes, node_rank, rendezvous, joins=join)
+        node = None if place else node_here(run, name, ranks, nodes, node_rank, rendezvous)
         if node is not None and node.is_parent:
-            sys.exit(run_ranks(diloco_command(*sys.argv[1:]), run, name, node))
+            sys.exit(run_ranks(diloco_command(*sys.argv[1:]), run, name, node, drain_s))
         from diloco_cli.learner.daemon import Newcomer, run_learner
         from diloco_cli.learner.rank import run_rank
 

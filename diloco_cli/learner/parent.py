@@ -5,7 +5,8 @@ cannot hang with them. An incarnation ends as a whole: whatever started this pro
 
     a rank ends by itself     the others have END_S to end, then SIGKILL; the parent ends as that rank did
     a rank hangs              all are killed (watchdog.py), and the parent says STUCK
-    SIGTERM, SIGINT           rank 0 is told, drains, and ends the others; on other nodes all end at once
+    SIGTERM, SIGINT           rank 0 is told, drains, and ends the others, those of other nodes too; where it does not
+                              drain, as its node was not told, a node's ranks are killed once a drain would be over
     the parent dies           the kernel kills its ranks
 """
 
@@ -73,16 +74,15 @@ class IslandNode:
 
 
 def node_here(
-    url: str, name: str, ranks: int | None, nodes: int | None, index: int, rendezvous: str | None, joins: bool
+    url: str, name: str, ranks: int | None, nodes: int | None, index: int, rendezvous: str | None
 ) -> IslandNode:
-    """This machine as a node of its island: as the options say, else as the run does. Raises UsageError if they do not
-    fit together."""
-    if (ranks is None or nodes is None) and not joins:
+    """This machine as a node of its island: as the options say, else as the run does; one process if it does not know
+    the island. Raises UsageError if they do not fit together."""
+    if ranks is None or nodes is None:
         island = _island(url, name)
         of_island = (1, 1) if island is None else (island.ranks, island.nodes)
         nodes = nodes or of_island[1]
         ranks = ranks or max(1, of_island[0] // of_island[1])
-    ranks, nodes = ranks or 1, nodes or 1
     if nodes > 1 and rendezvous is None:
         raise UsageError(
             f"{name} has {nodes} nodes, and none of them says where they meet",
@@ -104,24 +104,25 @@ def _island(url: str, name: str) -> Island | None:
     return run.island(name) or perform(read_log(run), store, clock).with_members(run).island(name)
 
 
-def run_ranks(command: Sequence[str], url: str, name: str, node: IslandNode) -> int:
-    """Start `command` once for each rank of this node; returns 0 when the run is over. A lost rank's own exit status
-    is this process's: it raises SystemExit with it, or dies by the same signal. Raises RankLostError if a rank hangs.
-    """
+def run_ranks(command: Sequence[str], url: str, name: str, node: IslandNode, drain_s: float = 0.0) -> int:
+    """Start `command` once for each rank of this node; returns 0 when the run is over, else a lost rank's own exit
+    status, or dies by the signal that it died by. Raises RankLostError if a rank hangs. `drain_s`: as its ranks have
+    it."""
     stop = StopSignal()
     stop.hear_signals()
     directory = Path(tempfile.mkdtemp(prefix="diloco-ranks-"))
     try:
-        return _Family(command, name, node, directory).watched(stop, url)
+        status = _Family(command, name, node, directory, drain_s).watched(stop, url)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+    return leave_as(status)
 
 
 class _Family:
     """`killed`: the ranks that this process has ended; `stuck`: why, if they did not step."""
 
-    def __init__(self, command: Sequence[str], name: str, node: IslandNode, directory: Path) -> None:
-        self.name, self.node, self.directory = name, node, directory
+    def __init__(self, command: Sequence[str], name: str, node: IslandNode, directory: Path, drain_s: float) -> None:
+        self.name, self.node, self.directory, self.drain_s = name, node, directory, drain_s
         self.beats = directory / "beats"
         self.killed: set[int] = set()
         self.stuck = ""
@@ -155,7 +156,7 @@ class _Family:
         if lost is None:
             return 143 if stop.is_set() and self.node.index else 0
         self._tell(url, lost, exits[lost])
-        return leave_as(exits[lost])
+        return exits[lost]
 
     def _until_all_have_ended(self, stop: StopSignal) -> dict[int, int]:
         """The exit statuses of all ranks of this node."""
@@ -169,7 +170,8 @@ class _Family:
             if stop.is_set() and not told:
                 told = True
                 self._pass_on(stop)
-                kill_at_s = now_s if self.node.index else kill_at_s
+                if self.node.index and kill_at_s is None:
+                    kill_at_s = now_s + self.drain_s + END_S
             if kill_at_s is None and (any(exits.values()) or 0 in exits):
                 kill_at_s = now_s + END_S
             if (kill_at_s is not None and now_s >= kill_at_s) or self._hangs(exits, now_s):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
+from diloco_cli.runtime.causes import parent_lives
 
 RENDEZVOUS_VARIABLE = "DILOCO_RENDEZVOUS"
 BEATS_VARIABLE = "DILOCO_BEATS"
@@ -77,5 +78,5 @@ def die_with_parent() -> None:
     that has lost its parent ends with the group, and its successor fences it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)  # it died before
+        if not parent_lives():  # it died before
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -19,14 +19,14 @@ PAUSED_S = 5.0  # a look that comes so late: this process was paused itself
 class _WatchedRank:
     since_s: float
     count: RankCount = field(default_factory=RankCount)
-    intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
 
     @property
     def patience_s(self) -> float:
-        """STEP_TIMES of the longest recent time between two signs of life, which is that of a step."""
+        """STEP_TIMES of the longest recent step; waits in between, which have signs of life of their own, are none."""
         if self.count.steps < 2:
             return FIRST_S
-        return max(LEAST_S, STEP_TIMES * max(self.intervals_s, default=0.0))
+        return max(LEAST_S, STEP_TIMES * max(self.steps_s, default=0.0))
 
 
 class Watchdog:
@@ -47,8 +47,8 @@ class Watchdog:
         self._looked_s = now_s
         for rank, count in zip(self._ranks, counts, strict=True):
             if count != rank.count:
-                if rank.count.steps:
-                    rank.intervals_s.append(now_s - rank.since_s)
+                if 0 < rank.count.steps < count.steps:
+                    rank.steps_s.append(now_s - rank.since_s)
                 rank.count, rank.since_s = count, now_s
         ages = {number: now_s - rank.since_s for number, rank in enumerate(self._ranks)}
         return {number: age for number, age in ages.items() if age > self._ranks[number].patience_s}

@@ -123,8 +123,8 @@ def test_certificates_are_always_verified() -> None:
 
 
 def test_nothing_listens() -> None:
-    """Row 16: no listening port by default. The servers are that of `status --serve`, which asks for a token, and the address that
-    a user names for the nodes of an island to meet at."""
+    """Row 16: no listening port by default. `status --serve` has one, and asks for a token; an island's nodes meet at
+    the address that the user names."""
     servers = {"socketserver", "http.server", "xmlrpc.server", "wsgiref"}
     for where, node in nodes():
         if isinstance(node, ast.ImportFrom | ast.Import) and not where.startswith("metrics/server.py:"):

@@ -20,6 +20,8 @@ from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 MOST_S = 90.0
+ALONE = ("unshare", "--pid", "--fork", "--mount-proc")
+MAY_UNSHARE = subprocess.run([*ALONE, "true"], check=False, capture_output=True).returncode == 0
 
 
 @contextmanager
@@ -77,11 +79,15 @@ def test_a_ranks_exit_status_is_the_parents(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_all_and_the_parent_dies_by_the_same_signal(rank: int) -> None:
+def test_a_killed_rank_ends_all_and_the_parent_dies_by_the_same_signal(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with parent(rank, "kill", 5) as process:
         status, out = ended(process)
     assert status == -signal.SIGKILL, out
     assert f"rank {rank} of 2 was killed by SIGKILL" in out
+    assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -115,7 +121,7 @@ def test_ranks_of_several_nodes_listen_on_the_interface_of_the_named_address() -
 )
 def test_nodes_that_do_not_fit_together_are_refused(words: tuple[int, int, int, str | None], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        node_here("file:///nowhere", "l0", *words, joins=False)
+        node_here("file:///nowhere", "l0", *words)
 
 
 def test_a_signal_lets_rank_0_leave_first() -> None:
@@ -134,6 +140,14 @@ def test_ranks_die_with_their_parent_also_paused_ones() -> None:
         process.kill()
         process.wait()
         wait_until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+
+
+@pytest.mark.skipif(not MAY_UNSHARE, reason="needs the right to make a namespace of processes (root)")
+def test_ranks_live_where_their_parent_is_the_first_process() -> None:
+    """As in a container."""
+    words = [*ALONE, sys.executable, "-m", "tests.unit.learner.toy_parent", "0", "done", "0", "60", "1", "0", "0"]
+    done = subprocess.run(words, check=False, cwd=ROOT, capture_output=True, text=True, timeout=MOST_S)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_nodes_meet_where_the_user_says_and_end_together() -> None:

@@ -50,6 +50,13 @@ def test_a_wait_is_a_sign_of_life() -> None:
         assert watchdog.silent([RankCount(second, 10), RankCount(second, 10)], float(second)) == {}
 
 
+def test_a_wait_with_many_signs_of_life_does_not_shorten_the_patience() -> None:
+    watchdog, _ = stepping(step_s=60, steps=5)
+    for tenth in range(40):  # a wait of 4 s
+        assert watchdog.silent([RankCount(6 + tenth, 5)] * 2, 300 + tenth / 10) == {}
+    assert seen(watchdog, [RankCount(45, 5)] * 2, 305, 305 + 60 * STEP_TIMES - 10) == {}
+
+
 def test_the_rank_that_stepped_least_is_behind() -> None:
     watchdog, _ = stepping(step_s=1, steps=10, ranks=3)
     seen(watchdog, [RankCount(11, 11), RankCount(10, 10), RankCount(11, 11)], 11, 12)
