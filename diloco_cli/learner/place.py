@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
-from diloco_cli.runtime.causes import parent_lives
 
 RENDEZVOUS_VARIABLE = "DILOCO_RENDEZVOUS"
 BEATS_VARIABLE = "DILOCO_BEATS"
+PARENT_VARIABLE = "DILOCO_PARENT"  # its pid
 PR_SET_PDEATHSIG = 1
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -47,11 +47,12 @@ class RankPlace:
         return self.rank == 0
 
     def environment(self) -> dict[str, str]:
-        """What `place_here` reads in the process of this place."""
+        """For the process of this place, which this process starts."""
         numbers = (self.rank, self.world_size, self.local_rank, self.local_world_size)
         return {
             **dict(zip(_NUMBERS, map(str, numbers), strict=True)),
             RENDEZVOUS_VARIABLE: self.rendezvous,
+            PARENT_VARIABLE: str(os.getpid()),
         }
 
 
@@ -78,5 +79,5 @@ def die_with_parent() -> None:
     that has lost its parent ends with the group, and its successor fences it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if not parent_lives():  # it died before
+        if environment_value(PARENT_VARIABLE) != str(os.getppid()):  # it died before
             os.kill(os.getpid(), signal.SIGKILL)

@@ -59,12 +59,6 @@ def read_cause_file(path: Path, pid: int) -> Cause | None:
     return Cause(text, place, body.get("lasting") is True, position if isinstance(position, int) else None, hint)
 
 
-def parent_lives() -> bool:
-    """Whether the process that reads this one's cause, if there is one, is its parent still."""
-    reader, _, _ = (environment_value(CAUSE_VARIABLE) or "").partition(":")
-    return reader == str(os.getppid())
-
-
 def hint_of(run: str, unit: str, cause: Cause | None) -> str:
     """What to do about a unit that is not started again: what its own error says, else where to look."""
     if cause is not None and cause.hint:
@@ -75,11 +69,11 @@ def hint_of(run: str, unit: str, cause: Cause | None) -> str:
 
 def tell(url: str, unit: str, cause: Cause) -> None:
     """To this process's supervisor, or to the bucket if there is none."""
-    _, _, path = (environment_value(CAUSE_VARIABLE) or "").partition(":")
+    supervisor, _, path = (environment_value(CAUSE_VARIABLE) or "").partition(":")
     if path and Path(path).stem == unit:
         body = {"text": cause.text, "place": cause.place, "lasting": cause.lasting, "position": cause.position}
         write_json(Path(path), {"pid": os.getpid(), "hint": cause.hint, **body})
-        if parent_lives():  # it tells the bucket
+        if supervisor == str(os.getppid()):  # it lives, and tells the bucket
             return
     # a process that is restarted fast must not flood the bucket
     tell_event(url, "error", unit, cause.text, place_data(cause), every_s=WRITE_EVERY_S)
