@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -159,7 +160,13 @@ def _learn(
         lambda: not stop.is_due(), lambda: facts.heartbeat(training.replica.passed) | _traffic(meter, store, earlier),
         lanes.news.set,
     )  # fmt: skip
-    news.heartbeat = lambda: _heartbeat_unless_it_fails(meter, learner)
+    trains = threading.current_thread()
+
+    def while_failing() -> None:
+        """A call is repeated, by one thread or another."""
+        if threading.current_thread() is trains:
+            training.keep_alive()
+        _heartbeat_unless_it_fails(meter, learner)
 
     def check() -> None:
         lanes.check()
@@ -167,24 +174,31 @@ def _learn(
             _end_if_asked(stop)
         training.keep_alive()
 
+    news.heartbeat, status = while_failing, DilocoError.exit_status
     try:
         _train(learner, lanes, store, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
+        status = 0
+    except DilocoError as error:
+        status = error.exit_status
+        raise
     finally:
-        training.close()
+        training.close(status)
 
 
 def _ports(
     run: RunFormat, island: Island, device: torch.device, place: RankPlace | None
 ) -> tuple[DeviceTraining, TensorWire]:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread, for what it pins
+    if place is not None:
+        join_group(place, device)  # first of all: the others are there, and wait
     data = Prefetched(build_data(run.settings), device)
     wire = TensorWire(run)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # of this thread, for what it pins
         from diloco_cli.training.cuda import CudaTraining, CudaWire
 
         wire = CudaWire(run, device)
     if place is not None:
-        join_group(place, device)
         return RankedTraining(run, build_rank(run, island, data, device, own_beats(place)), island.slowdown), wire
     model = build_model(run.settings)
     check_layout(run, model)

@@ -25,6 +25,7 @@ from diloco_cli.learner.place import RankPlace
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 MEET_S = 120.0
+ADMITTED_S = 3600.0  # for rank 0 of an island that the run has yet to admit
 COLLECTIVE_S = 600.0  # the second line of defence: the parent's watchdog is earlier
 BACKLOG = 4096
 POLL_S = 0.05
@@ -54,20 +55,24 @@ def _store(place: RankPlace, meet_s: float) -> Store:
     timeout = timedelta(seconds=meet_s)
     if scheme == "file":
         return FileStore(rest, place.world_size)
-    if scheme == "env":
-        met: tuple[Store, int, int] = next(iter(rendezvous("env://", timeout=timeout)))
-        return met[0]
     host, _, port = rest.rpartition(":")
-    listening = _listening(host, int(port)) if place.commands else None
+    listening = _listening(host, int(port)) if scheme == "tcp" and place.commands else None
     try:
+        if scheme == "env":
+            met: tuple[Store, int, int] = next(iter(rendezvous("env://", timeout=timeout)))
+            return met[0]
         return TCPStore(
             host, int(port), place.world_size, place.commands, timeout, wait_for_workers=False,
             master_listen_fd=None if listening is None else listening.detach(),
         )  # fmt: skip
+    except ValueError as error:  # torch's own words: which variable is missing
+        hint = "start ranks with torchrun, or let `diloco learner --ranks N` do it"
+        raise UsageError(str(error), where="environment", hint=hint) from error
     except (distributed.DistError, RuntimeError) as error:
+        at = rest or "MASTER_ADDR"
         raise TryAgainError(
-            f"rank {place.rank} of {place.world_size} cannot reach rank 0 at {rest} within {meet_s:.0f} s",
-            hint="give every node the same --rendezvous, and --node-rank 0 to the one that has that address",
+            f"rank {place.rank} of {place.world_size} cannot reach rank 0 at {at} within {meet_s:.0f} s",
+            hint="give every node the same --rendezvous (or MASTER_ADDR), and --node-rank 0 to the one that has it",
         ) from error
 
 

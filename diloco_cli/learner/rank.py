@@ -10,35 +10,35 @@ import signal
 
 import torch
 
-from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import UsageError
 from diloco_cli.learner.beats import own_beats
 from diloco_cli.learner.daemon import device_here, threads_of
-from diloco_cli.learner.group import join_group
+from diloco_cli.learner.group import ADMITTED_S, MEET_S, join_group
 from diloco_cli.learner.place import RankPlace
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.runtime.consent import NamedHere, consented
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import StopSignal, opened
+from diloco_cli.runtime.driver import perform
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import learner_signer
-from diloco_cli.store.open import open_store
 from diloco_cli.tasks.build import build_data
 from diloco_cli.training.prefetch import Prefetched
 from diloco_cli.training.ranks import build_rank, follow
 
 
 def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: NamedHere) -> int:
-    """Exit status: 0 when rank 0 has told it to end. It hears no signals: rank 0 does, and may drain."""
+    """Exit status: that of rank 0, once it has told this one to end. It hears no signals: rank 0 does, and may
+    drain."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    store, clock = open_store(url), SystemClock(monotonic_s, sleep_s, lambda: None)
+    _, store, _, clock = opened(url, StopSignal(), f"{name}, rank {place.rank}: ")
     run = perform(read_format(store.url, signing_secret(), (learner_signer(name),)), store, clock)
     run = consented(run, url, here, ())
     island = run.island(name)
     on = device_here(device or ("cpu" if island is None else island.accelerator), place)
     if on.type == "cuda":
         torch.cuda.set_device(on)
-    join_group(place, on)
+    join_group(place, on, MEET_S if island is not None else ADMITTED_S)
     if island is None:  # rank 0 comes to the group once the run has admitted the island
         run = perform(read_log(run), store, clock).with_members(run)
         island = run.island(name)
@@ -46,5 +46,4 @@ def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: Na
         raise UsageError(f"run {run.name} has no island {name!r}", hint="rank 0 says more")
     torch.set_num_threads(threads_of(run, island, place))
     data = Prefetched(build_data(run.settings), on)
-    follow(build_rank(run, island, data, on, own_beats(place)))
-    return 0
+    return follow(build_rank(run, island, data, on, own_beats(place)))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import warnings
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import UsageError
@@ -31,6 +33,7 @@ def copied_model(settings: RunSettings, device: torch.device) -> nn.Module:
     model = build_model(settings)
     refuse_training_buffers(model)
     model.to(device)
+    _give_gradients(model, list(model.modules()))
     with warnings.catch_warnings():  # newer torch has another name for it
         warnings.simplefilter("ignore", FutureWarning)
         return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
@@ -83,8 +86,47 @@ def _shard(model: nn.Module, settings: RunSettings, device: torch.device) -> Non
     blocks = blocks_of(model)
     if _share_nothing(model, blocks):
         for block in blocks:
+            _give_gradients(block, list(block.modules()))
             fully_shard(block, mesh=mesh, mp_policy=policy)
+    else:
+        blocks = []
+    inside = {id(module) for block in blocks for module in block.modules()}
+    _give_gradients(model, [module for module in model.modules() if id(module) not in inside])
     fully_shard(model, mesh=mesh)
+
+
+class _WithGradients(torch.autograd.Function):
+    """Its first argument as it is, and a gradient of zeros for the others."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.like = [(p.shape, p.dtype, p.device) for p in parameters]
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        zeros = (torch.zeros((), dtype=dtype, device=on).expand(shape) for shape, dtype, on in ctx.like)
+        return gradient, *zeros
+
+
+def _give_gradients(part: nn.Module, modules: list[nn.Module]) -> None:
+    """To every trained parameter of these modules whenever `part` is computed back, of zeros if it was not used.
+
+    Ranks may use different parameters in a step: of experts, by their own tokens. FSDP2 adds up, of each part that it
+    gathers, the gradients that a rank has, and would silently add up unlike ones; DDP would wait for those that never
+    come. Unlike on one device, a parameter that no rank uses has a gradient, too: its weight decays."""
+    forward = part.forward
+
+    def with_gradients(*args: Any, **named: Any) -> Any:
+        found = forward(*args, **named)
+        leaves, structure = tree_flatten(found)
+        at = next((i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad), None)
+        if at is not None:
+            own = [p for module in modules for p in module.parameters(recurse=False) if p.requires_grad]
+            leaves[at] = _WithGradients.apply(leaves[at], *own)  # type: ignore[no-untyped-call]
+        return tree_unflatten(leaves, structure)
+
+    part.forward = with_gradients
 
 
 def _share_nothing(model: nn.Module, blocks: list[nn.Module]) -> bool:

@@ -8,7 +8,7 @@ do not depend on the number of ranks, and another number of ranks can go on with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -54,7 +54,9 @@ class Rank:
 
 
 def build_rank(run: RunFormat, island: Island, data: Data, device: torch.device, alive: Alive) -> Rank:
-    """Raises UsageError if its model has other tensors than the run's layout, or cannot be divided."""
+    """Each rank draws its own random numbers from here on (dropout), so that masks are not the same on all.
+
+    Raises UsageError if its model has other tensors than the run's layout, or cannot be divided."""
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     model = build_model_on_meta(run.settings)
     check_layout(run, model)
@@ -64,6 +66,8 @@ def build_rank(run: RunFormat, island: Island, data: Data, device: torch.device,
     replica = RankedReplica(
         run.settings, model, data, shard, run.num_shards, device, micro_batch_tokens=micro, rank=rank, ranks=ranks
     )  # fmt: skip
+    torch.manual_seed(run.settings.train.seed * ranks + rank)
+    distributed.barrier()  # nccl wants all ranks in the first meeting, and a fragment may need only some
     return Rank(replica, Shards(run.layout, rank, ranks, device, sharded), Commands(), alive)
 
 
@@ -112,6 +116,7 @@ class RankedTraining(DeviceTraining):
                 flat = self._shards.gather(fragment, _of(moments, moment))
                 assert flat is not None
                 unflatten(self.run.layout.fragments[fragment], flat, _of(found, moment))
+                self._alive.beat()
         return Moments(int(found["step"][0]), lambda: to_bytes(found))
 
     def restore(self, moments: bytes) -> bool:
@@ -119,7 +124,7 @@ class RankedTraining(DeviceTraining):
         if tensors is None:
             return False
         with self._told(Command.RESTORE, int(tensors["step"][0])):
-            _restore(self.replica, self._shards, int(tensors["step"][0]), tensors)
+            _restore(self.replica, self._shards, self._alive, int(tensors["step"][0]), tensors)
         return True
 
     def reset(self) -> bool:
@@ -135,11 +140,12 @@ class RankedTraining(DeviceTraining):
             with self._told(Command.BEAT):
                 pass
 
-    def close(self) -> None:
-        """Tell the others to end; not if this rank failed in the middle of something that all do: they fail, too, or
-        are ended."""
+    def close(self, status: int) -> None:
+        """Tell the others to end as this one does; not if this rank failed in the middle of something that all do: they
+        fail, too, or are ended. One that is lost by now is not waited for."""
         if self._together:
-            self._commands.send(Command.END)
+            with suppress(RuntimeError):
+                self._commands.send(Command.END, status)
 
     def _step(self, position: int, batch_tokens: int, lr: float) -> float:
         with self._told(Command.STEP, position, batch_tokens, lr):
@@ -163,19 +169,20 @@ class RankedTraining(DeviceTraining):
         self._alive.beat()
 
 
-def follow(rank: Rank) -> None:
-    """On the other ranks: do what rank 0 does, until it says END."""
+def follow(rank: Rank) -> int:
+    """On the other ranks: do what rank 0 does, until it says END; its exit status."""
     while True:
         command, numbers = rank.commands.receive()
         if command is Command.END:
-            return
-        _do(command, numbers, rank.replica, rank.shards)
+            return int(numbers[0])
+        _do(command, numbers, rank)
         if command is Command.STEP:
             rank.alive.stepped()
         rank.alive.beat()
 
 
-def _do(command: Command, numbers: list[float], replica: RankedReplica, shards: Shards) -> None:
+def _do(command: Command, numbers: list[float], rank: Rank) -> None:
+    replica, shards = rank.replica, rank.shards
     match command:
         case Command.STEP:
             position, batch_tokens, lr = numbers
@@ -188,13 +195,14 @@ def _do(command: Command, numbers: list[float], replica: RankedReplica, shards: 
             moments = moments_of(replica.model, replica.optimizer) or {}
             for fragment, moment in _all_moments(shards):
                 shards.gather(fragment, _of(moments, moment))
+                rank.alive.beat()
         case Command.RESTORE:
-            _restore(replica, shards, int(numbers[0]), None)
+            _restore(replica, shards, rank.alive, int(numbers[0]), None)
         case Command.RESET:
             replica.optimizer.state.clear()
 
 
-def _restore(replica: Replica, shards: Shards, step: int, tensors: Tensors | None) -> None:
+def _restore(replica: Replica, shards: Shards, alive: Alive, step: int, tensors: Tensors | None) -> None:
     """`tensors`: the saved moments, which rank 0 has."""
     begin_moments(replica.model, replica.optimizer, step)
     state = replica.optimizer.state
@@ -204,6 +212,7 @@ def _restore(replica: Replica, shards: Shards, step: int, tensors: Tensors | Non
             flat = flatten(slots, _of(tensors, moment)).to(replica.device)
         trained = {name: p for name, p in replica.tensors.items() if p.requires_grad}
         shards.scatter(fragment, flat, {name: state[p][moment] for name, p in trained.items()})
+        alive.beat()
 
 
 def _all_moments(shards: Shards) -> Iterator[tuple[int, str]]:

@@ -186,5 +186,5 @@ class DeviceTraining:
     def keep_alive(self) -> None:
         """To be called while there is nothing to do."""
 
-    def close(self) -> None:
-        """To be called at the end, however it came."""
+    def close(self, status: int) -> None:
+        """To be called at the end, however it came; `status`: this process's exit status."""

@@ -38,6 +38,7 @@ from diloco_cli.training.replica import CPU, DeviceTraining, Replica
 
 ROOT = Path(__file__).resolve().parents[2]
 SEQUENCE = 12
+SIDES = ("left", "right")
 NUMBERS = Progression(0.5, inf, False)  # any place in a run with a constant learning rate
 
 
@@ -135,9 +136,40 @@ def _trained(case: RankedCase, run: RunFormat, training: DeviceTraining, moments
     return Trained([training.read(f) for f in range(run.num_fragments)], losses, saved.encode())
 
 
+def choosing() -> nn.Module:
+    return Choosing()
+
+
 def gpt() -> nn.Module:
     """Rows and widths that neither 2 nor 4 ranks divide alike, norms of 18."""
     return models.build(GPTShape(layers=2, width=18, heads=2, sequence=SEQUENCE, vocabulary=259))
+
+
+class OneOfTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sides = nn.ModuleDict({s: nn.Sequential(nn.Linear(10, 7), nn.GELU(), nn.Linear(7, 10)) for s in SIDES})
+
+    def forward(self, hidden: Tensor, side: str) -> Tensor:
+        found: Tensor = self.sides[side](hidden)
+        return found
+
+
+class Choosing(nn.Module):
+    """Each pass uses one of two equal parts, by what it reads: ranks use unlike parameters in the same step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(257, 10)
+        self.layers = nn.ModuleList(OneOfTwo() for _ in range(2))
+        self.heads = nn.ModuleDict({side: nn.Linear(10, 257) for side in SIDES})
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        side = SIDES[int(tokens[0, 0]) % 2]
+        hidden = self.embedding(tokens)
+        for layer in self.layers:
+            hidden = hidden + layer(hidden, side)
+        return nn.functional.cross_entropy(self.heads[side](hidden).flatten(0, 1), targets.flatten())
 
 
 class TwoNames(nn.Module):
@@ -215,4 +247,4 @@ def main(name: str) -> None:
             continue
         training = RankedTraining(run, rank)
         torch.save(_trained(case, run, training, moments), folder / f"{case.name}.pt")
-        training.close()
+        training.close(0)

@@ -16,6 +16,8 @@ CASES = [
     RankedCase("sharded"),
     RankedCase("copied", sharding="ddp", at_once=2),
     RankedCase("micro-batches and uneven shards", rows=10, at_once=2, split_rows=True),
+    RankedCase("unlike parameters in a step", model="choosing", at_once=1),
+    RankedCase("unlike parameters in a step, copied", model="choosing", sharding="ddp", at_once=1),
     RankedCase("tied weights, a frozen tensor and buffers", model="two_names", split_rows=True),
 ]
 MIXTURES = [
