@@ -47,11 +47,12 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    from diloco_cli.launch.plan_files import read_plan_with_origins, refuse_region, refuse_stores
+    from diloco_cli.launch.plan_files import read_plan_with_origins, refuse_region, refuse_stores, refuse_unfit
 
     with progress("planning"):
         plan, origins = read_plan_with_origins(file, overrides)
     refuse_region(plan, region)
+    refuse_unfit(plan)
     refuse_stores(plan.inventory)
     for warning in plan.warnings:
         talk(f"warning: {warning}")
@@ -145,6 +146,7 @@ def _say_plan(plan: Plan, region: str | None) -> None:
             work = f"{island.local_steps} local steps of {island.batch_tokens:,} tokens"
             micro = island.micro_batch_tokens
             work += f", {micro:,} at once" if micro and micro < island.batch_tokens else ""
+            work += f", {island.ranks} ranks ({island.sharding})" if island.ranks > 1 else ""
             print(f"  learner {island.name} ({where}): {island.tokens_per_s:,.0f} tokens/s, {work}")
     syncer = plan.run.syncer
     words = [] if syncer.on_learners else ["syncer"]

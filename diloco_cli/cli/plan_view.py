@@ -21,6 +21,7 @@ from typing import Any
 from diloco_cli.cli.output import table
 from diloco_cli.config.hostlist import compress_hostlist
 from diloco_cli.environment import environment_value
+from diloco_cli.plan.memory import host_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plots import bar_chart
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
@@ -196,7 +197,8 @@ def _memory(plan: Plan) -> list[str]:
     host, needs = format_size(max(i.host_memory_gb_needed for i in plan.islands) * GB), plan.syncer
     links = f"{format_bandwidth(needs.down_mbps * 1e6)} down, {format_bandwidth(needs.up_mbps * 1e6)} up"
     syncer = f"{format_size(needs.memory_gb * GB)}, {links}, {needs.merge_percent:.0f} % of its time merging"
-    kept = "for a learner's exchange and the moments it saves"
+    each = host_bytes(plan.run.sync, plan.run.train.inner.name == "adamw")
+    kept = f"on the host that commands an island, beside its devices: {each} bytes a parameter and what is on its way"
     return [*lines, *_labelled("hosts", f"{host} {kept}; the syncer: {syncer}"), *_labelled("disk", _disk(plan))]
 
 

@@ -17,9 +17,10 @@ from diloco_cli.errors import UsageError, similar_names
 FILE = Path(__file__).with_name("devices.yaml")
 CPU = "cpu"
 MPS = "mps"
+BACKENDS = ("cpu", "cuda", "mps")  # of torch, on which learners train
 HOST_DEVICES = {  # their speed depends on the machine: `plan` guesses it and says so, or takes tokens_per_s
-    CPU: Device(CPU, memory_gb=None, unit="core", note="memory is the host's"),
-    MPS: Device(MPS, memory_gb=None, unit="device", note="memory is the host's"),
+    CPU: Device(CPU, memory_gb=None, unit="core", note="memory is the host's", backend="cpu"),
+    MPS: Device(MPS, memory_gb=None, unit="device", note="memory is the host's", backend="mps"),
 }
 SLICE = re.compile(r"(.+)-([1-9]\d{0,5})")
 

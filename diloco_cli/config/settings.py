@@ -318,7 +318,8 @@ class Device:
     """One accelerator: peak dense TFLOP/s (bf16, or fp16/fp32 where there is no bf16) and memory in GB.
 
     `memory_gb` None: shared with the host. `achievable`: share of the peak that large matrix products reach.
-    `unit`: what one entry counts (chip, gpu, device). `check`: the figure is not from a primary source.
+    `unit`: what one entry counts (chip, gpu, device). `check`: the figure is not from a primary source. `backend`: what
+    torch calls devices of this kind; None: not known. Learners train on cpu, cuda and mps.
     """
 
     name: str
@@ -331,6 +332,7 @@ class Device:
     unit: str | None = None
     check: bool = False
     note: str | None = None
+    backend: Literal["cpu", "cuda", "mps", "xla", "neuron", "hpu"] | None = None
 
 
 @dataclass(frozen=True)

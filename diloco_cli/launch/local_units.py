@@ -57,6 +57,11 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
             words = f"--run {its} --name {island.name}"
             words += _consent(run, stores=run.settings.syncer.on_learners)
             yield f"{island.name} ({island.infra}): start it there: diloco learner {words}"
+            if island.nodes > 1:
+                yield (
+                    f"  on each of its {island.nodes} nodes, with --nodes {island.nodes} --node-rank 0 (1, ...) and"
+                    " --rendezvous HOST:PORT of node 0 in its private network; or by torchrun, one process a rank"
+                )
             if run.signing is not None:
                 yield f"  with a key of its own, made there: diloco key request {its} learner {island.name} FILE"
     syncers = None if run.settings.syncer.on_learners else syncer_region(run)
@@ -90,20 +95,38 @@ def syncer_region(run: RunFormat) -> str:
 
 
 def threads_of(island: Island, at_least: int) -> int:
-    """The number of threads of an island: cpu:4 means four cores."""
-    return max(at_least, island.num_accelerators) if island.accelerator.lower() == "cpu" else at_least
+    """The number of threads of each rank of an island: cpu:4 means four cores for all of them."""
+    if island.accelerator.lower() != "cpu":
+        return at_least
+    return max(1, max(at_least, island.num_accelerators) // island.ranks)
 
 
 def devices_of(islands: list[Island], warn: Callable[[str], None]) -> list[dict[str, str]]:
-    """Environments that give each of several CUDA islands a device of its own, in order."""
-    cuda = [island.name for island in islands if not island.accelerator.lower().startswith(("cpu", "mps", "apple"))]
-    if len(cuda) < 2:
+    """Environments that give each of several CUDA islands devices of its own, one a rank, in order. Raises UsageError
+    if an island's ranks outnumber the visible devices: ranks cannot share one."""
+    cuda = [island for island in islands if not island.accelerator.lower().startswith(("cpu", "mps", "apple"))]
+    wanted, given = sum(island.ranks for island in cuda), environment_value("CUDA_VISIBLE_DEVICES")
+    if len(cuda) < 2 and (given is None or wanted < 2):
         return [{} for _ in islands]
-    visible = (environment_value("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(len(cuda))))).split(",")
-    if len(visible) < len(cuda):
+    visible = (given or ",".join(map(str, range(wanted)))).split(",")
+    if len(visible) < wanted:
+        _refuse_shared(cuda, len(visible))
         warn(f"{len(cuda)} islands share {len(visible)} visible devices")
-    device = {name: visible[index % len(visible)] for index, name in enumerate(cuda)}
-    return [{"CUDA_VISIBLE_DEVICES": device[i.name]} if i.name in device else {} for i in islands]
+    environments, first = {}, 0
+    for island in cuda:
+        own = [visible[(first + rank) % len(visible)] for rank in range(island.ranks)]
+        environments[island.name], first = {"CUDA_VISIBLE_DEVICES": ",".join(own)}, first + island.ranks
+    return [environments.get(island.name, {}) for island in islands]
+
+
+def _refuse_shared(cuda: list[Island], num_visible: int) -> None:
+    several = [island for island in cuda if island.ranks > 1]
+    if several:
+        wanted = ", ".join(f"{island.name} {island.ranks}" for island in cuda)
+        raise UsageError(
+            f"more devices are asked for than the {num_visible} in CUDA_VISIBLE_DEVICES: {wanted}",
+            hint="each rank needs one: list fewer accelerators, or put an island elsewhere (infra: ssh)",
+        )
 
 
 def keys_of(run: RunFormat, signers: tuple[str, ...], secret: Secret | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
-from diloco_cli.config.devices import HOST_DEVICES, in_catalogue
+from diloco_cli.config.devices import find_device, in_catalogue
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.config.validation import overlap_problem
 from diloco_cli.errors import NotFoundError, UsageError
@@ -62,7 +62,7 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
             local_steps=planned.local_steps,
             tokens_per_s=planned.tokens_per_s * shares[planned.name],
             step_s=planned.step_s / shares[planned.name],
-            accelerator=_known_to_learners(listed[planned.name].accelerators.name),
+            accelerator=_device_name(listed[planned.name].accelerators.name, plan.inventory),
             num_accelerators=planned.devices,
             infra=listed[planned.name].infra,
             slowdown=listed[planned.name].slowdown,
@@ -76,11 +76,11 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
     )
 
 
-def _known_to_learners(device: str) -> str:
-    """A device that only the inventory describes is CUDA, unless its name begins with what it is."""
-    if in_catalogue(device) is not None or device.lower() in HOST_DEVICES:
-        return device
-    return next((kind for kind in HOST_DEVICES if device.lower().startswith(kind)), "cuda")
+def _device_name(name: str, inventory: Inventory) -> str:
+    """As every learner knows the device: it does not have the inventory, which may describe devices of its own."""
+    if in_catalogue(name) is not None:
+        return name
+    return find_device(name, inventory.devices).backend or name
 
 
 def make_format(settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...]) -> RunFormat:

@@ -12,13 +12,14 @@ from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.config.validation import refuse_together
-from diloco_cli.errors import UsageError, suggestion
+from diloco_cli.errors import InfeasibleError, UsageError, suggestion
 from diloco_cli.launch.plan_sources import refuse_changed_sources
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.plan_file import load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
+from diloco_cli.plan.runnable import not_launched
 
 TEMPLATE_BUCKET = "my-bucket"
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
@@ -82,6 +83,16 @@ def refuse_region(plan: Plan, region: str | None) -> None:
             f"run {plan.run.name} has no region {region!r}{suggestion(region, known)}; it has: {', '.join(known)}",
             hint=f"--region {known[0]}, or none for all regions; nothing was created",
         )
+
+
+def refuse_unfit(plan: Plan) -> None:
+    """Raises InfeasibleError for islands that no learner could train; nothing is created for them."""
+    planned = {island.name for island in plan.islands}
+    for island in plan.inventory.islands:
+        unfit = not_launched(island, plan.inventory) if island.name in planned else None
+        if unfit is not None:
+            why, way = unfit
+            raise InfeasibleError(f"{island.name} ({island.accelerators.name}) cannot be launched: {why}", hint=way)
 
 
 def refuse_stores(inventory: Inventory) -> None:

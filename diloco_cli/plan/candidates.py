@@ -14,8 +14,11 @@ from diloco_cli.plan import goodput
 from diloco_cli.plan.link import Need
 from diloco_cli.plan.memory import Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.plan import Assumption
+from diloco_cli.plan.plan import Assumption, Excluded
+from diloco_cli.plan.runnable import obstacle
 from diloco_cli.plan.speed import island_speed, num_devices, shares_of_the_local_machine
+
+RECOMPUTING = 3 / 4  # a forward pass is a third of a step without it, and is done twice
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,8 @@ class Crossing:
 class Candidate:
     """An island with its values that do not depend on other islands. `assumption`: the source of its speed; `busy`: the
     share of its accelerators that a batch of whole sequences keeps busy; `share`: the part of its speed that other
-    islands on the same machine leave; `egress_per_gb`: the price of the data that it sends."""
+    islands on the same machine leave; `egress_per_gb`: the price of the data that it sends; `recomputing`: the part
+    of its speed that is left where the backward pass computes activations again; `obstacle`: why it cannot train."""
 
     island: IslandSettings
     assumption: Assumption
@@ -45,6 +49,12 @@ class Candidate:
     share: float = 1.0
     egress_per_gb: float = 0.0
     crossing: Crossing | None = None
+    recomputing: float = 1.0
+    obstacle: Excluded | None = None
+
+    @property
+    def can_train(self) -> bool:
+        return self.obstacle is None and self.fit.fits
 
     def carries(self, load: Need, round_s: float) -> bool:
         """Whether its link carries a round's bytes in a round (or in its own step, if that is longer)."""
@@ -81,7 +91,8 @@ def _candidate(
         raise UsageError(f"{island.name}: {wrong}", hint=f"set batch_tokens to {whole}")
     undisturbed, assumption = island_speed(island, inventory, model, run.train.precision)
     busy = _busy(island, batch_tokens // model.sequence)
-    tokens_per_s = undisturbed * busy * share
+    recomputing = RECOMPUTING if run.train.checkpointing and not island.tokens_per_s else 1.0
+    tokens_per_s = undisturbed * busy * share * recomputing
     return Candidate(
         island=island,
         assumption=assumption,
@@ -92,8 +103,10 @@ def _candidate(
         step_s=batch_tokens / tokens_per_s,
         busy=busy,
         share=share,
+        recomputing=recomputing,
         egress_per_gb=egress_per_gb(island, inventory),
         crossing=crossing_of(island, inventory),
+        obstacle=obstacle(island, batch_tokens, inventory, model),
     )
 
 

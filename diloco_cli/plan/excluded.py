@@ -28,7 +28,7 @@ def excluded(
     """A reason for each candidate that is not in `fleet`; without a fleet, each is judged alone."""
     kept = fleet.kept if fleet else ()
     taking_part = {candidate.island.name for candidate in kept}
-    fitting = sum(c.tokens_per_s for c in everyone if c.fit.fits)
+    fitting = sum(c.tokens_per_s for c in everyone if c.can_train)
     run = replace(run, sync=fleet.sync) if fleet else run
     load = load_of_round(model, run.sync.codec, run.sync.weights_codec, run.train.inner)
     found: list[Excluded] = []
@@ -36,7 +36,9 @@ def excluded(
         name, fastest = candidate.island.name, min([candidate, *kept[:1]], key=lambda c: c.step_s)
         if name in taking_part:
             continue
-        if not candidate.fit.fits:
+        if candidate.obstacle is not None:
+            found.append(candidate.obstacle)
+        elif not candidate.fit.fits:
             found.append(_does_not_fit(candidate))
         elif not candidate.carries(load, run.sync.every * fastest.step_s):
             found.append(_link_too_slow(candidate, fastest, fitting, run, model))
@@ -64,12 +66,7 @@ def _does_not_fit(candidate: Candidate) -> Excluded:
         ways.append(f"a model that is tensor-parallel over {split} accelerators of a node (an entrypoint of your own)")
     if fit.sequences > 1 and with_micro_batch(fit, 1).fits:
         ways.append("smaller micro-batches: --set train.micro_batch_tokens=auto")
-    recomputed = sum(part.gb for part in fit.parts if part.name == "activations")
-    if fit.needed_gb - 0.9 * recomputed <= fit.usable_gb:
-        ways.append(
-            f"a model that recomputes its activations ({recomputed:.3g} GB), for about a third more compute"
-            " (an entrypoint of your own)"
-        )
+    ways += [f"--set {setting}" for setting in fit.settings]
     ways.append(f"accelerators with at least {math.ceil(fit.needed_gb / USABLE)} GB")
     return Excluded(island.name, reason, tuple(ways))
 

@@ -74,7 +74,12 @@ def _speed(plan: Plan, candidate: Candidate) -> Explanation:
     device = find_device(island.accelerators.name, plan.inventory.devices)
     slower = "".join(
         f" {sign} {short(factor)}"
-        for sign, factor in (("/", island.slowdown), ("*", candidate.busy), ("*", candidate.share))
+        for sign, factor in (
+            ("/", island.slowdown),
+            ("*", candidate.busy),
+            ("*", candidate.share),
+            ("*", candidate.recomputing),
+        )
         if factor != 1
     )
     if island.tokens_per_s:
@@ -87,7 +92,7 @@ def _speed(plan: Plan, candidate: Candidate) -> Explanation:
         numbers = f"{num_devices(island)} * {tflops:g} * 1e12 * {mfu:g} / {short(m.flops_per_token)}"
         formula = "n x peak x MFU / FLOPs per token"
     if slower:
-        formula += " (slowdown, idle accelerators, shared cores)"
+        formula += " (slowdown, idle accelerators, shared cores, checkpointing)"
     return Explanation(island.name, "tokens/s", formula, numbers + slower, candidate.tokens_per_s, "tokens/s")
 
 
@@ -155,19 +160,24 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     tokens = f"{fit.sequences} * {m.sequence}"
     yield _micro_batch(plan, candidate, tokens)
     over = f" / {fit.ranks}" if fit.sharding == "fsdp" else ""
-    largest = m.max_fragment(min(plan.run.sync.fragments, m.num_tensors))
-    device = find_device(candidate.island.accelerators.name, plan.inventory.devices)
-    each = memory.HALF if computes_in_half(device, plan.run.train.precision) else memory.FULL
-    layer = f"{each.gathered} * {short(m.parameters)} / {m.layers} / 1e9"
+    device, fragments = find_device(candidate.island.accelerators.name, plan.inventory.devices), plan.run.sync.fragments
+    half = computes_in_half(device, plan.run.train.precision)
+    how = memory.computing(plan.run.train, half, min(fragments, m.num_tensors))
+    layer = memory.layer_bytes(m, how)
+    kept = (f"{layer:g} B S d (L + 1/2)", f"{layer:g} * {tokens} * {m.width} * ({m.layers} + 0.5) / 1e9")
+    if how.checkpointing:
+        kept = (f"(4 L + 3/2 {layer:g}) B S d", f"(4 * {m.layers} + 1.5 * {layer:g}) * {tokens} * {m.width} / 1e9")
+    e, g = short(m.embedding_parameters), how.widths.gathered
+    rest = f"4 * {e} + {g} * ({short(m.parameters)} - {e}) / {m.layers} - 12 * {m.sequence} * {short(m.vocabulary)}"
     known = {
         "weights": ("4 N", f"{memory.WEIGHT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "gradients": ("4 N", f"{memory.GRADIENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "moments": ("8 N", f"{MOMENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "casts": ("2 N", f"{memory.CAST_BYTES} * {short(m.parameters)} / 1e9"),
-        "activations": (f"{each.activations} B S L d", f"{each.activations} * {tokens} * {m.layers} * {m.width} / 1e9"),
-        "logits": (f"{each.logits} B S V", f"{each.logits} * {tokens} * {short(m.vocabulary)} / 1e9"),
-        "gathered layer": (f"{each.gathered} N / L", layer),
-        "exchange": ("8 x largest fragment", f"{memory.EXCHANGE_BYTES} * {short(largest)}{over} / 1e9"),
+        "activations": kept,
+        "logits": ("12 B S V", f"{memory.LOGIT_BYTES} * {tokens} * {short(m.vocabulary)} / 1e9"),
+        "gathered": ("4 E + max(0, 4 E + g (N - E) / L - 12 S V)", f"(4 * {e} + max(0, {rest})) / 1e9"),
+        "exchange": ("8 x largest fragment", f"8 * {short(m.max_fragment(how.num_fragments))} / 1e9"),
     }
     for part in fit.parts:
         formula, numbers = known[part.name]
@@ -193,8 +203,10 @@ def _host_memory(plan: Plan, island: PlannedIsland) -> Explanation:
     s, sync, saved = plan.schedule, plan.run.sync, plan.run.train.inner.name == "adamw"
     up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     in_flight = f"(({s.overlap} + 1) * (4 + 4 + {up:g} / 8) + 4 + {down:g} / 8) * {short(s.fragment_parameters)}"
-    whole = f"(4 + {memory.SAVED_BYTES if saved else 0}) * {short(plan.model.parameters)}"
-    formula = "4 N adopted + 16 N while moments are saved + (overlap + 1) x (sent + delta + payload) + one arrival"
+    whole = f"{memory.host_bytes(sync, saved)} * {short(plan.model.parameters)}"
+    kept = "4 N adopted + 16 N while moments are saved" if saved else "4 N adopted"
+    kept += " + 8 N of rounding errors" if sync.error_feedback else ""
+    formula = f"{kept} + (overlap + 1) x (sent + delta + payload) + one arrival"
     numbers = f"({whole} + {in_flight}) / 1e9"
     return Explanation(island.name, "host memory", formula, numbers, island.host_memory_gb_needed, "GB")
 

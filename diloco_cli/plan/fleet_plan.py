@@ -15,7 +15,8 @@ from diloco_cli.plan.memory import host_memory_gb, syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs, up_gb_per_day
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Stage, SyncerNeeds
-from diloco_cli.plan.practical import horizon_warnings, idle_devices, step_warnings
+from diloco_cli.plan.practical import horizon_warnings, step_warnings
+from diloco_cli.plan.runnable import not_launched
 from diloco_cli.plan.schedule import STATE_BITS, SYNCER_BPS, fragment_offsets, schedule_warnings, syncer_load
 from diloco_cli.plan.speed import num_devices, speed_warnings
 from diloco_cli.units import format_bandwidth
@@ -51,7 +52,6 @@ def assemble(
     warnings += _cold_start_warnings(fleet, run, model)
     prediction = predict(fleet, money, run, model)
     warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)
-    warnings += idle_devices([candidate.island for candidate in fleet.kept])
     warnings += [warning for island in islands for warning in island.warnings]
     offsets = fragment_offsets(run.sync.every, fleet.schedule.fragments)
     return Plan(
@@ -96,7 +96,6 @@ def _planned(
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     saved = run.train.inner.name == "adamw"
-    bits = (CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec])
     return PlannedIsland(
         name=island.name,
         region=island.region,
@@ -120,7 +119,7 @@ def _planned(
         fits=candidate.fit.fits,
         sharding=candidate.fit.sharding,
         memory_parts=candidate.fit.parts,
-        host_memory_gb_needed=host_memory_gb(model, schedule.fragment_parameters, schedule.overlap, *bits, saved),
+        host_memory_gb_needed=host_memory_gb(model, sync, schedule.fragment_parameters, schedule.overlap, saved),
         availability=candidate.availability,
         price_per_h=island.price_per_h,
         egress_per_day=up_gb_per_day(fleet, run, model) * candidate.egress_per_gb,
@@ -139,6 +138,8 @@ def _island_warnings(
     name, step_s, schedule = candidate.island.name, candidate.step_s, fleet.schedule
     load = load_of_round(model, fleet.sync.codec, fleet.sync.weights_codec, run.train.inner)
     warnings = link_warnings(candidate.island, load, max(schedule.round_s, step_s))
+    unfit = not_launched(candidate.island, inventory)
+    warnings += [] if unfit is None else [f"{name}: launch cannot run it: {unfit[0]}; {unfit[1]}"]
     warnings += speed_warnings(candidate.island, inventory, model, run.train.precision)
     if step_s > LATE_STEP * schedule.round_s:
         rounds = step_s / schedule.round_s

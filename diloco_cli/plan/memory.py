@@ -1,21 +1,26 @@
-"""Does the model fit an island's accelerators? Replicated if possible, else sharded over all (FSDP).
+"""Does the model fit an island's accelerators? A copy on each rank (DDP) if possible, else sharded over all (FSDP).
 
-Per accelerator, in bytes, with N parameters, L layers of width d, n accelerators, and a micro-batch of B sequences of
-S tokens:
+Per rank, in bytes, with N parameters, E of them embeddings, L layers of width d, n ranks, and a micro-batch of B
+sequences of S tokens:
 
     weights 4 N, gradients 4 N, AdamW's moments 8 N        float32; each divided by n when sharded
     casts 2 N                                              only when not sharded: autocast keeps the weights in bf16
                                                            from a forward pass to its backward pass, beside gradients
                                                            that are being accumulated
-    activations 34 B S L d, logits 6 B S V                 bf16; in fp32 68 B S L d, 8 B S V
-    gathered 6 N / L                                       only when sharded: one layer in bf16, its float32 gradient;
-                                                           in fp32 8 N / L
-    exchange 8 x the largest fragment                      what is sent and what has arrived, float32
+    activations a B S d (L + 1/2), logits 12 B S V         a = 20 + 4 h in bf16, 32 + 8 h in fp32, where a token meets
+                                                           an MLP of h d values a layer; of experts a half more of the
+                                                           rest; half a layer for its gradients
+    the same, checkpointed: (4 L + a 3/2) B S d            each layer's input, and one layer computed again
+    gathered 4 E + max(0, 4 E + g (N - E) / L - 12 S V)    only when sharded: embeddings; their gradient, a layer with
+                                                           its own, the next layer and buffers (g: 12 in bf16, 20 in
+                                                           fp32), when the logits are gone
+    exchange 8 x the largest fragment                      what is sent and what has arrived, float32, on the rank that
+                                                           commands
 
-B is `train.micro_batch_tokens`; with `auto` the device's whole part of a batch, else the largest power of two of
+B is `train.micro_batch_tokens`; with `auto` the rank's whole part of a batch, else the largest power of two of
 sequences, at least one, such that
 
-    state + 1.6 B x (activations + logits of one sequence) <= 90 % of its memory      of an accelerator
+    state + 1.4 B x (activations + logits of one sequence) <= 90 % of its memory      of an accelerator
             B x (activations + logits of one sequence)     <= 256 MB                  on the host's memory
 
 The launch and an island that joins choose by the same rule.
@@ -28,8 +33,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from diloco_cli.config.devices import find_device
-from diloco_cli.config.settings import Accelerators, Inventory, RunSettings, TrainSettings
-from diloco_cli.plan.link import MOMENT_BYTES
+from diloco_cli.config.settings import Accelerators, Inventory, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart, Sharding, shards
 from diloco_cli.plan.speed import computes_in_half
@@ -37,39 +42,63 @@ from diloco_cli.plan.speed import computes_in_half
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
 CAST_BYTES = 2  # per parameter
 EXCHANGE_BYTES = 8  # per parameter of one fragment: what is sent and what has arrived
+BASE_BYTES, RESIDUAL_BYTES = 4, 8  # per parameter in the host: adopted versions; rounding errors, with error feedback
+INPUT_BYTES = 4  # per token, layer and width, of a checkpointed layer: the residual stream is float32
+LOGIT_BYTES = 12  # per token and vocabulary entry: float32 logarithms, and the gradients of both their sides
 SAVED_BYTES = 16  # per parameter in the host: a copy of AdamW's moments, and its bytes on the way to the store
 WORKING = ("activations", "logits")  # parts that grow with the micro-batch
 USABLE = 0.9  # the rest is fragmentation and the framework's own
-WORKING_MARGIN = 1.6
-"""The measured peak of a pass of 4,096 tokens and more was at most this factor times the estimate: the built-in models
-on a CPU in fp32, tests/benchmarks/micro_batch.py."""
+WORKING_MARGIN = 1.4
+"""The measured peak of a pass of 4,096 tokens and more was at most this factor times the estimate, 0.9 to 1.4: the
+built-in models on one rank, on a CPU in fp32 (tests/benchmarks/micro_batch.py). No CUDA device was measured."""
 HOST_WORKING_GB = 0.256
 """The free memory of the host is not known, and larger micro-batches are no faster: a core trained gpt-nano 1.1 times
 as fast with micro-batches of 8,192 tokens (230 MB) as with 32,768 (690 MB), moe-micro 1.5 times with 4,096 (caches,
-fresh pages; the same benchmark)."""
+fresh pages; tests/benchmarks/micro_batch.py)."""
 GB = 1e9
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Bytes that depend on the type that matrix products run in. `gathered`: per parameter of one layer, a copy and
-    its float32 gradient; `activations`: per token, layer and width, with fused attention (arXiv 2205.05198, eq. 2);
-    `logits`: per token and vocabulary entry, with their float32 softmax; `casts`: per parameter."""
+    """Bytes that depend on the type that matrix products run in: of what a layer keeps for its backward pass, per token
+    and width (`around` the MLP, `routed` where tokens go to experts, `hidden` for each width of values in the MLP), as
+    torch's hooks count them; of a sharded layer's parameter that is gathered, with its gradient and buffers; `casts`
+    per parameter."""
 
+    around: int
+    routed: int
+    hidden: int
     gathered: int
-    activations: int
-    logits: int
     casts: int
 
 
-HALF = Widths(gathered=6, activations=34, logits=6, casts=CAST_BYTES)
-FULL = Widths(gathered=8, activations=68, logits=8, casts=0)
+HALF = Widths(around=20, routed=10, hidden=4, gathered=12, casts=CAST_BYTES)
+FULL = Widths(around=32, routed=16, hidden=8, gathered=20, casts=0)
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How a rank computes: matrix products in bf16 (`half`); activations kept, or computed again; bytes of the inner
+    optimizer's moments per parameter; fragments of the run."""
+
+    half: bool = True
+    checkpointing: bool = False
+    moment_bytes: int = MOMENT_BYTES
+    num_fragments: int = 1
+
+    @property
+    def widths(self) -> Widths:
+        return HALF if self.half else FULL
+
+
+def computing(train: TrainSettings, half: bool, num_fragments: int) -> Computing:
+    return Computing(half, train.checkpointing, MOMENT_BYTES if train.inner.name == "adamw" else 0, num_fragments)
 
 
 @dataclass(frozen=True)
 class Fit:
     """What each rank's device holds, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not
-    checked. `devices_needed` and `tensor_parallel` name what would fit."""
+    checked. `devices_needed`, `tensor_parallel` and `settings` (of the run) name what would fit."""
 
     parts: tuple[MemoryPart, ...]
     available_gb: float | None
@@ -77,6 +106,7 @@ class Fit:
     ranks: int = 1
     sequences: int = 1
     devices_needed: int | None = None
+    settings: tuple[str, ...] = ()
     tensor_parallel: int | None = None
 
     @property
@@ -107,25 +137,25 @@ def fit_of_nodes(
 ) -> Fit:  # fmt: skip
     """The fit of an island of `ranks` ranks on `nodes` nodes that have these accelerators, with batches of
     `batch_tokens`."""
-    device, per_node = find_device(accelerators.name, inventory.devices), ranks // nodes
-    num_fragments, half = min(run.sync.fragments, model.num_tensors), computes_in_half(device, run.train.precision)
-    return fit_with_micro_batch(run.train, model, batch_tokens, ranks, device.memory_gb, num_fragments, per_node, half)
+    device = find_device(accelerators.name, inventory.devices)
+    fragments, half = min(run.sync.fragments, model.num_tensors), computes_in_half(device, run.train.precision)
+    how = computing(run.train, half, fragments)
+    return fit_with_micro_batch(run.train, model, batch_tokens, how, ranks, device.memory_gb, ranks // nodes)
 
 
 def fit_with_micro_batch(
     train: TrainSettings,
     model: ModelFacts,
     batch_tokens: int,
+    how: Computing,
     ranks: int = 1,
     memory_gb: float | None = None,
-    num_fragments: int = 1,
     per_node: int = 1,
-    half: bool = True,
 ) -> Fit:
     """The fit of an island's ranks with the micro-batch of each: as set, or with `auto` the largest that fits."""
     most = max(1, -(-batch_tokens // (model.sequence * ranks)))  # the largest part of a batch that one of them has
     least = 1 if train.micro_batch_tokens == "auto" else min(most, max(1, train.micro_batch_tokens // model.sequence))
-    fit = memory_fit(model, ranks, memory_gb, num_fragments, per_node, half, least, train.sharding)
+    fit = memory_fit(model, how, ranks, memory_gb, per_node, least, train.sharding)
     if train.micro_batch_tokens != "auto" or not fit.fits:
         return fit
     room_gb = HOST_WORKING_GB
@@ -137,20 +167,19 @@ def fit_with_micro_batch(
 
 def memory_fit(
     model: ModelFacts,
+    how: Computing,
     ranks: int,
     memory_gb: float | None,
-    num_fragments: int = 1,
     per_node: int = 1,
-    half: bool = True,
     sequences: int = 1,
     asked: Literal["auto", "ddp", "fsdp"] = "auto",
 ) -> Fit:
     """The fit with a micro-batch of `sequences` per rank; one is the smallest that trains. If that does not fit, it
     names what would: more accelerators, or splitting every layer over some of the `per_node` that share a node
-    (tensor-parallel). `half`: matrix products in bf16 or fp16. `asked`: the sharding, as `train.sharding` has it."""
+    (tensor-parallel). `asked`: the sharding, as `train.sharding` has it."""
 
-    def sharded(over: int, split: int = 1) -> Fit:
-        parts = memory_parts(model, over, num_fragments, split, half, sequences)
+    def sharded(over: int, split: int = 1, how: Computing = how) -> Fit:
+        parts = memory_parts(model, how, over, split, sequences)
         return Fit(parts, memory_gb, "fsdp" if over > 1 else "none", over, sequences)
 
     replicated = replace(sharded(1), sharding="ddp" if ranks > 1 else "none", ranks=ranks)
@@ -162,7 +191,11 @@ def memory_fit(
     # powers of two of a node's devices, over which every layer could be divided
     splits = (2**power for power in range(1, per_node.bit_length()) if per_node % 2**power == 0)
     split = next((split for split in splits if sharded(ranks, split).fits), None)
-    return replace(fit, devices_needed=_devices_needed(sharded(2), sharded(4)), tensor_parallel=split)
+    ways = ["train.sharding=auto"] if asked == "ddp" and sharded(ranks).fits else []
+    again = replace(how, checkpointing=True)
+    ways += ["train.checkpointing=true"] if sharded(1 if asked == "ddp" else ranks, how=again).fits else []
+    needed = _devices_needed(sharded(2), sharded(4))
+    return replace(fit, devices_needed=needed, tensor_parallel=split, settings=tuple(ways))
 
 
 def with_micro_batch(fit: Fit, sequences: int) -> Fit:
@@ -173,22 +206,46 @@ def with_micro_batch(fit: Fit, sequences: int) -> Fit:
 
 
 def memory_parts(
-    model: ModelFacts, num_devices: int, num_fragments: int, split: int = 1, half: bool = True, sequences: int = 1
+    model: ModelFacts, how: Computing, ranks: int = 1, split: int = 1, sequences: int = 1
 ) -> tuple[MemoryPart, ...]:
-    """The memory of one of `num_devices` that hold the state together, with a micro-batch of `sequences`; `split`: the
-    number of devices over which every layer is divided."""
-    tokens, parameters, each = sequences * model.sequence, model.parameters, HALF if half else FULL
+    """The memory of one of `ranks` that hold the state together, with a micro-batch of `sequences`; `split`: the number
+    of devices over which every layer is divided."""
+    tokens, parameters, sharded = sequences * model.sequence, model.parameters, ranks > 1
     sizes = {
-        "weights": WEIGHT_BYTES * parameters / num_devices,
-        "gradients": GRADIENT_BYTES * parameters / num_devices,
-        "moments": MOMENT_BYTES * parameters / num_devices,
-        "casts": each.casts * parameters if num_devices == 1 else 0.0,
-        "activations": each.activations * tokens * model.layers * model.width / split,
-        "logits": each.logits * tokens * model.vocabulary / split,
-        "gathered layer": each.gathered * parameters / model.layers / split if num_devices > 1 else 0.0,
-        "exchange": EXCHANGE_BYTES * model.max_fragment(num_fragments) / num_devices,
+        "weights": WEIGHT_BYTES * parameters / ranks,
+        "gradients": GRADIENT_BYTES * parameters / ranks,
+        "moments": how.moment_bytes * parameters / ranks,
+        "casts": 0.0 if sharded else how.widths.casts * parameters,
+        "activations": activation_bytes(model, how) * tokens / split,
+        "logits": LOGIT_BYTES * tokens * model.vocabulary / split,
+        "gathered": gathered_bytes(model, how) / split if sharded else 0.0,
+        "exchange": EXCHANGE_BYTES * model.max_fragment(how.num_fragments),
     }
     return tuple(MemoryPart(name, size / GB) for name, size in sizes.items() if size)
+
+
+def layer_bytes(model: ModelFacts, how: Computing) -> float:
+    """What one layer keeps of a token, per width."""
+    widths = how.widths
+    return widths.around + (widths.routed if model.idle_parameters else 0) + widths.hidden * model.hidden_widths
+
+
+def activation_bytes(model: ModelFacts, how: Computing) -> float:
+    """Of one token, while the backward pass is in the last layer: its gradients are half as large as what it keeps."""
+    layer = layer_bytes(model, how)
+    if how.checkpointing:
+        return (INPUT_BYTES * model.layers + 1.5 * layer) * model.width
+    return layer * (model.layers + 0.5) * model.width
+
+
+def gathered_bytes(model: ModelFacts, how: Computing) -> float:
+    """Whole parameters on a rank that holds shards, in float32 what lies outside of layers: for all of a step, and its
+    gradient while layers are computed back. Then a layer is there, its gradient, the next layer, and the buffers that
+    they are sent through; and the logits are not, with one sequence of them."""
+    outside = model.embedding_parameters
+    layer = how.widths.gathered * (model.parameters - outside) / model.layers
+    logits = LOGIT_BYTES * model.sequence * model.vocabulary
+    return WEIGHT_BYTES * outside + max(0.0, GRADIENT_BYTES * outside + layer - logits)
 
 
 def _devices_needed(two: Fit, four: Fit) -> int | None:
@@ -198,15 +255,19 @@ def _devices_needed(two: Fit, four: Fit) -> int | None:
     return max(2, math.ceil(divided / room - 1e-9)) if room > 0 else None
 
 
-def host_memory_gb(
-    model: ModelFacts, largest: float, overlap: int, up_bits: float, down_bits: float, saved: bool = True
-) -> float:
-    """Memory of a learner's process for the exchange: every adopted version in float32; for each fragment in flight (at
-    most `largest` parameters) the sent values, the delta and its payload; one arrived version, encoded and decoded; if
-    AdamW's moments are `saved`, a copy of them and their bytes."""
+def host_memory_gb(model: ModelFacts, sync: SyncSettings, largest: float, overlap: int, saved: bool = True) -> float:
+    """Memory of the process that commands an island, for the exchange: every adopted version in float32, to measure
+    progress from; for each fragment in flight (at most `largest` parameters) the sent values, the delta and its
+    payload; one arrived version, encoded and decoded; with error feedback two rounding errors a fragment; if AdamW's
+    moments are `saved`, a copy of them and their bytes."""
+    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     in_flight = (overlap + 1) * (4 + 4 + up_bits / 8) + 4 + down_bits / 8
-    whole = 4 + (SAVED_BYTES if saved else 0)
-    return (whole * model.parameters + in_flight * largest) / GB
+    return (host_bytes(sync, saved) * model.parameters + in_flight * largest) / GB
+
+
+def host_bytes(sync: SyncSettings, saved: bool) -> int:
+    """Per parameter, on the host."""
+    return BASE_BYTES + (RESIDUAL_BYTES if sync.error_feedback else 0) + (SAVED_BYTES if saved else 0)
 
 
 def syncer_memory_gb(model: ModelFacts, largest: float, up_bits: float, down_bits: float) -> float:

@@ -14,6 +14,7 @@ from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
 
+MAX_HIDDEN_WIDTHS = 16.0  # wider MLPs are counted so: the facts of a model of one's own are partly guessed
 LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of `blocks.11.attention.weight`
 
 
@@ -40,6 +41,13 @@ class ModelFacts:
     def vocabulary(self) -> float:
         """Rows of the embedding, estimated from the numbers; learned positions are counted with them."""
         return self.embedding_parameters / self.width
+
+    @property
+    def hidden_widths(self) -> float:
+        """Values in a layer's MLP that a token meets, over the width: of what attention's 4 d^2 leave of a layer's
+        parameters, two matrices. 4 in a plain transformer."""
+        met = (self.parameters - self.embedding_parameters - self.idle_parameters) / self.layers
+        return min(max(1.0, (met / self.width**2 - 4) / 2), MAX_HIDDEN_WIDTHS)
 
     def max_fragment(self, num_fragments: int) -> float:
         """Parameters of the largest fragment: the embedding alone in one, the rest spread over the others."""

@@ -1,11 +1,7 @@
-"""Warnings about plans that work on paper alone: years, steps of minutes, idle accelerators; and what to change."""
+"""Warnings about plans that work on paper alone: years, steps of minutes; and what to change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from diloco_cli.config.settings import IslandSettings
-from diloco_cli.plan.speed import num_devices
 from diloco_cli.units import format_count, format_duration
 
 YEAR_D = 365.0
@@ -13,7 +9,6 @@ DAY_S = 86_400.0
 WEEK_D = 7.0
 LONG_STEP_S = 60.0
 GOOD_STEP_S = 10.0
-MAX_NAMES = 3
 
 
 def horizon_warnings(tokens: int, days: float) -> list[str]:
@@ -37,19 +32,6 @@ def step_warnings(name: str, step_s: float, batch_tokens: int, sequence: int) ->
         return [f"{head}: batch_tokens: {fitting} makes it {format_duration(step_s * fitting / batch_tokens)}"]
     one = step_s * sequence / batch_tokens
     return [f"{head}, and {format_duration(one)} with a single sequence: a smaller model, or a faster device"]
-
-
-def idle_devices(islands: Sequence[IslandSettings]) -> list[str]:
-    """Accelerators that are planned with, and that the built-in learner leaves idle."""
-    several = [i for i in islands if num_devices(i) > 1 and not (i.accelerators.name.lower() == "cpu" and i.nodes == 1)]
-    if not several:
-        return []
-    names = ", ".join(f"{i.name} ({num_devices(i)} x {i.accelerators.name})" for i in several[:MAX_NAMES])
-    more = f" and {len(several) - MAX_NAMES} more" if len(several) > MAX_NAMES else ""
-    return [
-        f"{names}{more}: this version's learner trains on ONE accelerator of an island, so it will be slower than"
-        " planned; list one island an accelerator to use all"
-    ]
 
 
 def rounded_down(value: float) -> int:

@@ -88,7 +88,7 @@ def search(
 ) -> Fleet | None:  # fmt: skip
     """The best fleet among those that fit their memory; None if there is none. `everyone`: fastest step first;
     `start`: names of islands that the greedy search tries first."""
-    fitting = [candidate for candidate in everyone if candidate.fit.fits]
+    fitting = [candidate for candidate in everyone if candidate.can_train]
     attempt = _Search(run, model, space_of(run.sync, free, model), goal, max_work)
     if attempt.is_small(len(fitting)):
         attempt.exact(fitting)

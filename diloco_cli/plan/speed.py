@@ -71,9 +71,9 @@ def host_gflops(name: str, model: ModelFacts) -> float:
 
 
 def peak_tflops(device: Device, precision: Precision) -> tuple[float, str]:
-    """The dense peak: with `fp32` that of fp32, else in the best type that training can use: bf16, else fp16, else
+    """The dense peak in the type that the learner uses: bf16 if the device has it and the run allows it, else
     fp32. Raises UsageError where it is not known."""
-    for kind in ("fp32",) if precision == "fp32" else ("bf16", "fp16", "fp32"):
+    for kind in ("fp32",) if precision == "fp32" else ("bf16", "fp32"):
         tflops: float | None = getattr(device, f"{kind}_tflops")
         if tflops is not None:
             return tflops, kind
@@ -96,20 +96,13 @@ def default_mfu(device: Device) -> float:
 
 
 def speed_warnings(island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision) -> list[str]:
-    """Warnings about a peak that the built-in learner cannot use, and about an implausible measured speed."""
+    """Warnings about an implausible measured speed."""
     device = find_device(island.accelerators.name, inventory.devices)
     if device.name in HOST_DEVICES:
         return []
     if island.tokens_per_s:
         return _implausible(island, device, model, precision)
-    if peak_tflops(device, precision)[1] != "fp16":
-        return []
-    head = f"{island.name}: planned with the fp16 peak of {device.name}, but the built-in learner trains it in fp32"
-    if device.fp32_tflops is None:
-        return [f"{head}; measure it: tokens_per_s"]
-    in_fp32 = num_devices(island) * device.fp32_tflops * TERA * (island.mfu or default_mfu(device))
-    tokens_per_s = in_fp32 / model.flops_per_token
-    return [f"{head}: tokens_per_s: {tokens_per_s:.0f} plans with that ({device.fp32_tflops:g} TFLOP/s)"]
+    return []
 
 
 def _implausible(island: IslandSettings, device: Device, model: ModelFacts, precision: Precision) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from diloco_cli.config.devices import find_device
+from diloco_cli.config.devices import BACKENDS, find_device
 from diloco_cli.errors import UsageError
 from diloco_cli.runtime.kernel import usable_cores
 
 ALLOWED = "cpu, mps, cuda, cuda:N, or the name of an NVIDIA, AMD or Apple device of the catalogue"
-NOT_OF_TORCH = {"TPU": "XLA", "Trainium": "XLA", "Gaudi": "HPU"}  # families of the catalogue, and what drives them
 MOST_THREADS = 16  # codecs are bound by memory: more gain nothing
 
 
@@ -34,19 +33,18 @@ def kind_of(accelerator: str) -> str:
     if kind in ("cpu", "mps", "cuda") and (not index or index.isdigit()):
         return kind
     try:
-        name = find_device(accelerator, {}).name
+        backend = find_device(accelerator, {}).backend
     except UsageError:
         raise UsageError(
             f"no device {accelerator!r} is known here; allowed: {ALLOWED}",
             hint="a device that your inventory describes itself: start its learner with --device cuda (or cpu, mps)",
         ) from None
-    for family, driver in NOT_OF_TORCH.items():
-        if name.startswith(family):
-            raise UsageError(
-                f"{accelerator} needs {driver}, on which this learner does not train; allowed: {ALLOWED}",
-                hint="such devices can be planned, not launched; for a trial give --device cpu",
-            )
-    return "mps" if name.startswith("Apple") else "cuda"
+    if backend not in BACKENDS:
+        raise UsageError(
+            f"{accelerator} is one of torch's {backend} devices, on which learners do not train; allowed: {ALLOWED}",
+            hint="such devices can be planned, not launched; for a trial give --device cpu",
+        )
+    return backend
 
 
 def host_threads() -> int:

@@ -10,7 +10,7 @@ from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import Layout, ParameterFact
-from diloco_cli.plan.memory import fit_with_micro_batch
+from diloco_cli.plan.memory import computing, fit_with_micro_batch
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
 from diloco_cli.plan.plan import Sharding
 from diloco_cli.tasks.build import Batch, build_data
@@ -68,7 +68,8 @@ def micro_batch_here(
         model = facts_from_parameters(list(parameters), sequence if isinstance(sequence, int) else 1)
     memory_gb = torch.cuda.get_device_properties(device).total_memory / GB if device.type == "cuda" else None
     half = runs_in_bf16(settings.train.precision, device)
-    fit = fit_with_micro_batch(settings.train, model, batch_tokens, ranks, memory_gb, num_fragments, half=half)
+    how = computing(settings.train, half, num_fragments)
+    fit = fit_with_micro_batch(settings.train, model, batch_tokens, how, ranks, memory_gb)
     return min(fit.sequences * model.sequence, batch_tokens), fit.sharding
 
 

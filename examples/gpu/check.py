@@ -18,7 +18,7 @@ import torch
 from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import make_layout
-from diloco_cli.plan.memory import fit_with_micro_batch
+from diloco_cli.plan.memory import computing, fit_with_micro_batch
 from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.log.records import FragmentVersion, Island, RunFormat
@@ -132,7 +132,8 @@ def memory() -> str:
         trained(replica)
         peak_gb = torch.cuda.max_memory_allocated() / 1e9
         train = replace(replica.settings.train, micro_batch_tokens=BATCH)
-        fit = fit_with_micro_batch(train, model_facts(replica.settings.model), BATCH, num_fragments=4, half=True)
+        how = computing(train, half=True, num_fragments=4)
+        fit = fit_with_micro_batch(train, model_facts(replica.settings.model), BATCH, how)
         planned_gb = sum(part.gb for part in fit.parts if part.name != "exchange")
         found.append((peak_gb, planned_gb))
         del replica

@@ -15,7 +15,7 @@ import time
 import torch
 
 from diloco_cli.config.settings import ModelSettings
-from diloco_cli.plan.memory import memory_fit, with_micro_batch
+from diloco_cli.plan.memory import Computing, memory_fit, with_micro_batch
 from diloco_cli.plan.model_facts import model_facts
 from tests.benchmarks.inner_step import replica_of
 from tests.benchmarks.measure import machine, ratios, row
@@ -42,7 +42,7 @@ def measured(preset: str, micro_batch_tokens: int, batch_tokens: int = BATCH_TOK
 def estimated(preset: str, micro_batch_tokens: int) -> float:
     """Bytes of activations and logits."""
     facts = model_facts(ModelSettings(preset=preset))
-    fit = memory_fit(facts, 1, None, half=False)
+    fit = memory_fit(facts, Computing(half=False), 1, None)
     return with_micro_batch(fit, micro_batch_tokens // facts.sequence).working_gb * GB
 
 

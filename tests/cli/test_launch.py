@@ -74,12 +74,16 @@ def test_a_region_may_have_a_bucket_of_its_own_where_learners_can_meet(diloco: D
     assert diloco("launch", "q/run.yaml", "--dry-run").returncode == 0
 
 
-def test_devices_that_would_stand_idle_are_warned_of(diloco: Diloco, quickstart: Path) -> None:
-    edit(quickstart / "inventory.yaml", "accelerators: cpu:1", "accelerators: H100-SXM:8", 1)
+def test_an_islands_ranks_are_told_before_they_start(diloco: Diloco, quickstart: Path) -> None:
+    edit(quickstart / "inventory.yaml", "accelerators: cpu:1", "accelerators: cpu:4\n    ranks: 2", 3)
     done = diloco("launch", "q/run.yaml", "--dry-run")
-    assert done.returncode == 0 and "trains on ONE accelerator of an island" in done.stderr
-    edit(quickstart / "inventory.yaml", "accelerators: H100-SXM:8", "accelerators: cpu:4", 1)
-    assert "trains on ONE" not in diloco("launch", "q/run.yaml", "--dry-run").stderr
+    assert done.returncode == 0 and done.stdout.count("2 ranks (ddp)") == 3, done.stdout + done.stderr
+
+
+def test_what_no_learner_trains_on_is_refused_before_anything_starts(diloco: Diloco, quickstart: Path) -> None:
+    edit(quickstart / "inventory.yaml", "accelerators: cpu:1", "accelerators: TPU-v5p:8", 3)
+    done = diloco("launch", "q/run.yaml", "--dry-run")
+    assert done.returncode != 0 and "learners do not train on torch's xla devices" in done.stderr, done.stderr
 
 
 def test_micro_batches_are_told_where_a_batch_is_divided(diloco: Diloco, quickstart: Path) -> None:

@@ -25,11 +25,12 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.plan.islands import Forming, form_islands
-from diloco_cli.plan.memory import memory_fit
+from diloco_cli.plan.memory import Computing, memory_fit
 from diloco_cli.plan.model_facts import facts_from_numbers, model_facts
 
 SMALL = facts_from_numbers(1_000_000_000, 16, 2048, 2048)  # 16 GB of state: fits a card of 24 GB
-LARGE = facts_from_numbers(8_000_000_000, 32, 4096, 2048)  # 128 GB of state: fits no one card
+HOW = Computing(num_fragments=24)
+LARGE = facts_from_numbers(7_000_000_000, 32, 4096, 2048)  # 112 GB of state: fits no one card
 RUN = RunSettings("test", train=TrainSettings(batch_tokens=524_288), sync=SyncSettings(every=100))
 HOUR_S, MINUTE_S = 3600.0, 60.0
 H100 = Accelerators("H100-SXM", 8)
@@ -106,7 +107,7 @@ def test_a_split_stops_where_the_parts_would_no_longer_hold_the_model():
     assert [i.nodes for i in formed(machines("a b c d", **fragile, **cards)).inventory.islands] == [1, 1, 1, 1]
     hosts = " ".join(f"n{number}" for number in range(32))
     made = formed(machines(hosts, **fragile, **cards), model=LARGE)
-    least = next(n for n in range(1, 33) if memory_fit(LARGE, n, 40.0, 24).fits)
+    least = next(n for n in range(1, 33) if memory_fit(LARGE, HOW, n, 40.0).fits)
     assert 2 <= least <= 16, "the example must leave room for a split that is not into single machines"
     assert min(i.nodes for i in made.inventory.islands) >= least and len(made.inventory.islands) == 32 // least
     assert f"but {least} are needed to hold the model" in made.formed[0].reason
@@ -210,7 +211,7 @@ def test_islands_partition_the_machines(drawn, large):
         assert len(members) == island.nodes and (members[0].fabric is not None or island.nodes == 1)
         assert sorted(island.hosts) == (sorted(item.machines) if members[0].hosts else [])
         memory_gb = find_device(island.accelerators.name, {}).memory_gb
-        assert memory_fit(model, island.nodes * island.accelerators.count, memory_gb, 24).fits
+        assert memory_fit(model, HOW, island.nodes * island.accelerators.count, memory_gb).fits
         assert island.price_per_h == pytest.approx(1.5 * island.nodes)
         assert item.reason
     assert len({island.name for island in made.inventory.islands}) == len(made.inventory.islands)

@@ -22,6 +22,7 @@ from diloco_cli.plan.memory import (
     HOST_WORKING_GB,
     USABLE,
     WORKING_MARGIN,
+    Computing,
     Fit,
     fit_with_micro_batch,
     memory_parts,
@@ -33,7 +34,8 @@ from diloco_cli.plan.planner import make_plan
 from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, RUN, fleet, island
 
 AUTO = TrainSettings()
-WORKING_GB = 2048 * (34 * 16 * 2048 + 6 * (MODEL.embedding_parameters / 2048)) / 1e9  # of one sequence, in bf16
+HOW = Computing(num_fragments=24)
+WORKING_GB = 2048 * (36 * 16.5 * 2048 + 12 * (MODEL.embedding_parameters / 2048)) / 1e9  # of one sequence, in bf16
 STATE_GB = (4 + 4 + 8 + 2) * 1.0 + 8 * MODEL.embedding_parameters / 1e9
 
 
@@ -42,7 +44,7 @@ def asked(tokens: int) -> TrainSettings:
 
 
 def fit(train: TrainSettings, memory_gb: float | None, sequences: int = 256, devices: int = 1) -> Fit:
-    return fit_with_micro_batch(train, MODEL, sequences * 2048, devices, memory_gb, 24)
+    return fit_with_micro_batch(train, MODEL, sequences * 2048, HOW, devices, memory_gb)
 
 
 def planned(train: TrainSettings, *islands) -> Plan:  # type: ignore[no-untyped-def]
@@ -51,24 +53,24 @@ def planned(train: TrainSettings, *islands) -> Plan:  # type: ignore[no-untyped-
 
 def test_the_largest_power_of_two_is_taken_that_the_memory_holds_with_the_margin() -> None:
     held = int((0.9 * 80 - STATE_GB) / (WORKING_MARGIN * WORKING_GB))
-    assert held == 9
+    assert held == 7
     found = fit(AUTO, 80.0)
-    assert found.sequences == 8
-    assert found.needed_gb == pytest.approx(STATE_GB + 8 * WORKING_GB)
+    assert found.sequences == 4
+    assert found.needed_gb == pytest.approx(STATE_GB + 4 * WORKING_GB)
     assert {part.name: part.gb for part in found.parts} == pytest.approx(
-        {part.name: part.gb for part in memory_parts(MODEL, 1, 24, sequences=8)}
+        {part.name: part.gb for part in memory_parts(MODEL, HOW, sequences=4)}
     )
 
 
 @pytest.mark.parametrize(
-    ("sequences", "devices", "taken"), [(256, 64, 4), (9, 1, 9), (10, 1, 8), (5, 2, 3), (1, 1, 1), (1, 8, 1)]
+    ("sequences", "devices", "taken"), [(256, 64, 4), (7, 1, 7), (8, 1, 4), (5, 2, 3), (1, 1, 1), (1, 8, 1)]
 )
 def test_a_device_takes_its_whole_part_of_the_batch_if_that_fits(sequences: int, devices: int, taken: int) -> None:
     assert fit(AUTO, 80.0, sequences, devices).sequences == taken
 
 
 def test_a_sharded_model_leaves_room_for_more_sequences() -> None:
-    wide, narrow = fit(AUTO, 16.0, devices=16), fit(AUTO, 16.0, devices=2)
+    wide, narrow = fit(AUTO, 24.0, devices=16), fit(AUTO, 24.0, devices=2)
     assert (wide.shards, wide.sequences) == ("fsdp over 16", 2)
     assert (narrow.shards, narrow.sequences) == ("fsdp over 2", 1)
 
@@ -86,13 +88,13 @@ def test_what_is_set_is_taken_up_to_the_batch() -> None:
 
 
 def test_what_is_set_and_does_not_fit_is_sharded_or_left_out_with_the_way_out() -> None:
-    assert fit(asked(16 * 2048), 80.0).fits is False
-    assert fit(asked(16 * 2048), 80.0, devices=8).shards == "fsdp over 8"
+    assert fit(asked(12 * 2048), 80.0).fits is False
+    assert fit(asked(12 * 2048), 80.0, devices=8).shards == "fsdp over 8"
     lonely = island("lonely", count=1)
-    plan = planned(asked(16 * 2048), IOWA, lonely)
+    plan = planned(asked(12 * 2048), IOWA, lonely)
     (left,) = plan.excluded
     assert left.name == "lonely" and "smaller micro-batches: --set train.micro_batch_tokens=auto" in left.suggestions
-    assert [i.micro_batch_tokens for i in plan.islands] == [16 * 2048]
+    assert [i.micro_batch_tokens for i in plan.islands] == [12 * 2048]
     assert "lonely" in {i.name for i in planned(AUTO, IOWA, lonely).islands}
 
 
@@ -114,7 +116,7 @@ def test_machines_that_do_not_hold_the_micro_batch_that_is_set_form_no_island() 
 def test_on_a_cpu_the_default_batch_takes_no_gigabytes(preset: str) -> None:
     """Cores of one process share a micro-batch, however many there are."""
     model = model_facts(ModelSettings(preset=preset))
-    found = fit_with_micro_batch(AUTO, model, AUTO.batch_tokens, 4, None, half=False)
+    found = fit_with_micro_batch(AUTO, model, AUTO.batch_tokens, Computing(half=False))
     one = with_micro_batch(found, 1).working_gb
     assert found.fits and (found.sequences == 1 or found.working_gb <= HOST_WORKING_GB)
     assert 2 * found.sequences * one > HOST_WORKING_GB, "twice as many would be too many"
@@ -140,7 +142,9 @@ FACTS = st.builds(
 def test_what_is_chosen_fits_and_twice_as_much_would_not(
     model: ModelFacts, sequences: int, devices: int, memory_gb: float, half: bool
 ) -> None:
-    found = fit_with_micro_batch(AUTO, model, sequences * model.sequence, devices, memory_gb, 8, half=half)
+    found = fit_with_micro_batch(
+        AUTO, model, sequences * model.sequence, Computing(half, num_fragments=8), devices, memory_gb
+    )
     share = -(-sequences // devices)
     assert 1 <= found.sequences <= share
     if not found.fits:
@@ -159,5 +163,5 @@ def test_a_device_without_bf16_is_planned_in_fp32_as_it_trains() -> None:
     """The learner has no fp16: activations of a V100 are of four bytes."""
     (old,) = planned(AUTO, OLD).islands
     parts = {part.name: part.gb for part in old.memory_parts}
-    assert parts["activations"] == pytest.approx(68 * 2048 * 16 * 2048 / 1e9)
+    assert parts["activations"] == pytest.approx(64 * 2048 * 16.5 * 2048 / 1e9)
     assert old.micro_batch_tokens == 2048

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.config.settings import Accelerators, IslandSettings
-from diloco_cli.plan.practical import horizon_warnings, idle_devices, rounded_down, step_warnings
+from diloco_cli.plan.practical import horizon_warnings, rounded_down, step_warnings
 
 
 def test_years_are_warned_of_with_the_tokens_of_a_week() -> None:
@@ -25,14 +24,6 @@ def test_years_are_warned_of_with_the_tokens_of_a_week() -> None:
 def test_a_step_of_minutes_is_warned_of_with_a_batch_that_suits(step_s: float, batch_tokens: int, says: str) -> None:
     assert step_warnings("home", step_s, batch_tokens, 1024) == [f"home: {says}"]
     assert step_warnings("home", 60.0, batch_tokens, 1024) == []
-
-
-def test_accelerators_that_the_learner_leaves_idle_are_named_in_one_line() -> None:
-    gpu = [IslandSettings(f"i{n}", "r", Accelerators("H100-SXM", 8), nodes=2) for n in range(5)]
-    cores = IslandSettings("cores", "r", Accelerators("cpu", 4))
-    (said,) = idle_devices([*gpu, cores])
-    assert said.startswith("i0 (16 x H100-SXM), i1 (16 x H100-SXM), i2 (16 x H100-SXM) and 2 more: ")
-    assert idle_devices([cores, IslandSettings("one", "r", Accelerators("H100-SXM", 1))]) == []
 
 
 def test_numbers_are_rounded_down_to_one_digit() -> None:
