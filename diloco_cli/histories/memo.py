@@ -7,6 +7,7 @@ Many simulated processes read one log. Results of the product's own code for the
              those that were encoded here, the original
     fold     a pure function of (state, bytes): the second process to fold the same bytes onto the same state object
              gets the object that the first one got; a state of another origin is folded anew
+    verify   a signature that was made here, or found good or bad before, on the same text with the same key
 
 Repeated histories remember nothing, and must end with the same log (campaign.py).
 
@@ -21,9 +22,11 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import product
 from types import ModuleType
 from typing import Any
 
+from diloco_cli import ed25519
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log import wire
 from diloco_cli.protocol.log.records import SCHEMA, RunFormat
@@ -32,7 +35,7 @@ from diloco_cli.signing import body_of
 
 EMPTY = RunState()
 PROTOCOL = "diloco_cli.protocol."
-USERS = (PROTOCOL, "diloco_cli.histories.")
+USERS = (PROTOCOL, "diloco_cli.histories.", "diloco_cli.signing")
 
 
 @contextmanager
@@ -51,10 +54,13 @@ def no_garbage_collection() -> Iterator[None]:
 def remembered() -> Iterator[None]:
     """For the length of one history. Not for threads: a simulation has only one."""
     encode, decode = _remembered_codec()
+    sign, verify = _remembered_signatures()
     with ExitStack() as changes:
         changes.enter_context(_everywhere("encode", wire.encode, encode))
         changes.enter_context(_everywhere("decode", wire.decode, decode))
         changes.enter_context(_everywhere("fold", log.fold, _remembered_fold()))
+        changes.enter_context(_everywhere("signature", ed25519.signature, sign))
+        changes.enter_context(_everywhere("is_signature", ed25519.is_signature, verify))
         yield
 
 
@@ -84,8 +90,8 @@ def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
         found = written.get(id(record))
         if found is None:  # the record is held, so that its id stays its own
             found = written[id(record)] = (record, encode(record))
-            for schema in _readable_with(record):
-                known[type(record), found[1], schema] = record
+            for kind, schema in product(_kinds_of(record), _readable_with(record)):
+                known[kind, found[1], schema] = record
         return found[1]
 
     def remembered_decode(kind: type[Any], data: bytes, where: str, schema: int | None = None) -> Any:
@@ -97,6 +103,29 @@ def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
         return found
 
     return remembered_encode, remembered_decode
+
+
+def _remembered_signatures() -> tuple[Callable[[str, bytes], str], Callable[[str, str, bytes], bool]]:
+    sign, verify = ed25519.signature, ed25519.is_signature
+    known: dict[tuple[str, str, bytes], bool] = {}
+
+    def remembered_signature(private: str, text: bytes) -> str:
+        code = sign(private, text)
+        known[ed25519.public_key(private), code, text] = True
+        return code
+
+    def remembered_is_signature(public: str, code: str, text: bytes) -> bool:
+        found = known.get((public, code, text))
+        if found is None:
+            found = known[public, code, text] = verify(public, code, text)
+        return found
+
+    return remembered_signature, remembered_is_signature
+
+
+def _kinds_of(record: object) -> list[type[Any]]:
+    """The kinds as which readers ask for this record: a commit as its own kind, or as any commit."""
+    return [kind for kind in type(record).__mro__ if kind.__module__.startswith(PROTOCOL)]
 
 
 def _readable_with(record: object) -> tuple[int | None, ...]:
