@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from msgspec import structs
 
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.protocol.log.operations import Create, Operation
@@ -61,7 +63,7 @@ def halved(operation: Operation, fault: Injected) -> Operation:
     """A create with a part of its bytes, as after a bad disk or an interrupted upload; other operations unchanged."""
     if fault.kind is not Fault.TORN_WRITE or not isinstance(operation, Create):
         return operation
-    return replace(operation, data=operation.data[: len(operation.data) // 2])
+    return structs.replace(operation, data=operation.data[: len(operation.data) // 2])
 
 
 def damaged(answer: Any, fault: Injected) -> Any:

@@ -17,14 +17,14 @@ Code that works between two stores (protocol/regions/) wraps operations on the s
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from msgspec import Struct
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Get:
+class Get(Struct, frozen=True):
     """Of an object longer than `max_bytes`, `max_bytes` + 1 bytes are read: the length shows that it is too long. Every
     read has a bound, because any process with credentials may have written the object."""
 
@@ -32,22 +32,19 @@ class Get:
     max_bytes: int
 
 
-@dataclass(frozen=True)
-class Create:
+class Create(Struct, frozen=True):
     key: str
     data: bytes
 
 
-@dataclass(frozen=True)
-class Put:
+class Put(Struct, frozen=True):
     """For hints only."""
 
     key: str
     data: bytes
 
 
-@dataclass(frozen=True)
-class List:
+class List(Struct, frozen=True):
     """At most `limit` keys with the prefix, beyond `after`. A listing is a hint: no commit depends on it."""
 
     prefix: str
@@ -55,28 +52,24 @@ class List:
     limit: int = 1000
 
 
-@dataclass(frozen=True)
-class Delete:
+class Delete(Struct, frozen=True):
     """Only behind a committed floor (see protocol/actors/collection.py)."""
 
     key: str
 
 
-@dataclass(frozen=True)
-class Now:
+class Now(Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True)
-class Sleep:
+class Sleep(Struct, frozen=True):
     seconds: float
 
 
 StoreOperation = Get | Create | Put | List | Delete
 
 
-@dataclass(frozen=True)
-class There:
+class There(Struct, frozen=True):
     """An operation on the second of two stores: the bucket of a region."""
 
     operation: StoreOperation

@@ -7,6 +7,7 @@ Where two processes may write one key at once, the record has a nonce, so that e
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -108,9 +109,13 @@ class RunFormat:
         return home_url if own is None else own.url
 
     def island(self, name: str) -> Island | None:
-        return next((island for island in self.all_islands if island.name == name), None)
+        return self._by_name.get(name)
 
-    @property
+    @cached_property
+    def _by_name(self) -> dict[str, Island]:
+        return {island.name: island for island in self.all_islands}
+
+    @cached_property
     def all_islands(self) -> tuple[Island, ...]:
         """All islands of the run: those of the launch, then those that joined."""
         return self.islands + self.members
@@ -124,11 +129,11 @@ class RunFormat:
         """The stream that an island reads; no other island reads it."""
         return [island.name for island in self.all_islands].index(name)
 
-    @property
+    @cached_property
     def num_fragments(self) -> int:
         return len(self.layout.fragments)
 
-    @property
+    @cached_property
     def round_tokens(self) -> int:
         """What all islands of the launch process together in one round, as planned."""
         return sum(island.local_steps * island.batch_tokens for island in self.islands)
