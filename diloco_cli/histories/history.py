@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from diloco_cli.histories.outcome import Actors, HistoryResult, Moment
 from diloco_cli.histories.outsiders import asked_again
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.region import Region
-from diloco_cli.histories.replayer import FLOODER, LIVENESS, Replayer, ViolationError, expect
+from diloco_cli.histories.replayer import FLOODER, LIVENESS, Replayer, ViolationError, expect, plain
 from diloco_cli.histories.script import CallFaults, Script, drawn_nemesis_events
 from diloco_cli.histories.stream import Stream
 from diloco_cli.histories.supervisor import SimulatedSupervisor
@@ -49,12 +48,9 @@ SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual laten
 
 
 class WatchedWorld(World):
-    """A world in which every write is checked, and in which calls have faults."""
+    """A world in which every write is checked."""
 
     history: History
-
-    def _fault(self, actor: Actor, operation: Operation) -> Injected | None:
-        return self.history.fault_of(actor, operation)
 
     def _effect(self, actor: Actor, operation: Operation) -> Any:
         bucket, watcher = self.history.place_of(actor, operation)
@@ -109,7 +105,7 @@ class History:
 
     def _begin(self) -> None:
         self.bucket.put(FORMAT_KEY, self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run)))
-        self.world.on_end = self.supervisor.ended
+        self.world.on_end, self.world.fault_of = self.supervisor.ended, self.fault_of
         usual = self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
         if any(event.kind == SLOW_LINK for event in self.nemesis_events):
             self.world.latency_s = lambda actor, call: usual(actor, call) + self._transfer_s(actor, call)
@@ -286,7 +282,7 @@ class History:
         if process.role in self.roles and key.startswith(("offer/", "incarnation/")):
             process.said(key, data, self.monitor.replayer.merges)
         elif watcher is self.monitor and key.startswith("commit/"):
-            commit = json.loads(data)
+            commit = plain(data)
             if self.healthy is not None:
                 self.healthy.committed(commit)
             if commit["kind"] == "stop" and commit["diverged"]:

@@ -3,12 +3,11 @@ uses moments from merges that a rollback has undone."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.histories.client import Bucket
-from diloco_cli.histories.replayer import Replayer, expect, signed_by
+from diloco_cli.histories.replayer import Replayer, expect, plain, signed_by
 from diloco_cli.protocol.actors.joining import MAX_PREDECESSORS
 
 FRESH = -1  # the commit of moments that were never saved
@@ -60,7 +59,7 @@ class MomentsWatch:
         elif kind == "incarnation":
             self._came_to_be(learner, int(rest[0][:8]), bucket)
         elif kind == "offer":
-            offer = json.loads(data)
+            offer = plain(data)
             inner = offer["inner"]
             expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which was never saved")
             promise = None if inner is None else Promise(int(rest[0]), offer["base"], inner, signed_by(offer)[1])

@@ -6,7 +6,6 @@ Invariants that can only be checked during a history: 1 (each key of the log has
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,7 +16,7 @@ from diloco_cli.histories.harm import Harm
 from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.poisoner import NormBooks
 from diloco_cli.histories.processes import MAX_DRIFT
-from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, signed_by
+from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, plain, signed_by
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
@@ -135,7 +134,7 @@ class Monitor:
             self._committed(self.replayer.feed(data), now_s)
             self.last_commit_s = now_s
         elif key.startswith("offer/"):
-            self._offered(key, json.loads(data), now_s)
+            self._offered(key, plain(data), now_s)
         elif key.startswith("request/"):
             self._asked[int(key[8:18])] = self.replayer.merges, now_s
         elif key.startswith("join/"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -10,6 +9,7 @@ from math import inf
 from typing import Any
 
 from diloco_cli.histories.client import Client
+from diloco_cli.histories.replayer import plain
 from diloco_cli.histories.stream import Stream
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.operations import Steps
@@ -92,7 +92,7 @@ class Process:
         elif kind == "offer":
             self.offered = (self.role, int(number), int(name[0][:10]))
             self.offers += 1
-            self.offered_of[json.loads(data)["fragment"]] = merges
+            self.offered_of[plain(data)["fragment"]] = merges
 
     def held_until_s(self) -> float:
         """When no thread waits any more for a call with a fault; an error that is still on its way takes one more pause

@@ -7,7 +7,6 @@ writes only under its own prefixes.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 
@@ -16,7 +15,7 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.options import REGION
 from diloco_cli.histories.processes import Process
-from diloco_cli.histories.replayer import OfferId, ViolationError, expect
+from diloco_cli.histories.replayer import OfferId, ViolationError, expect, plain
 from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, weights_key
@@ -101,7 +100,7 @@ class Region:
             expect(key == commit_key(self.mirrored), "1", f"{key} in the region's log, which ends before it")
             expect(data == home, "1", f"{key} in the region's log has other bytes than at home")
             self.mirrored += 1
-            self.floors.show(json.loads(data), now_s)
+            self.floors.show(plain(data), now_s)
         elif key.startswith("weights/"):
             expect(key.endswith(digest(data)), "8", f"{key} in the region's bucket has other bytes than its name says")
         else:
@@ -129,7 +128,7 @@ class Region:
         home, replayer = self.history.bucket, self.history.monitor.replayer
         n = replayer.n
         expect(self.mirrored == n + 1, "1", f"the region has {self.mirrored} commits of {n + 1}, and the run is over")
-        log = [json.loads(home.objects[commit_key(at)]) for at in range(n + 1)]
+        log = [plain(home.objects[commit_key(at)]) for at in range(n + 1)]
         newest = {output["fragment"]: output for commit in log for output in commit.get("outputs", ())}
         for output in newest.values():
             key = weights_key(output["fragment"], output["version"], output["epoch"], output["weights_digest"])

@@ -19,6 +19,7 @@ import json
 from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from diloco_cli.digests import digest
@@ -42,7 +43,8 @@ SAID_BY_BOTH = (
     "learner", "incarnation", "seq", "base", "data_start", "data_end", "tokens", "steps",
     "payload_digest", "payload_bytes",
 )  # fmt: skip
-PLACES = 16  # of a record, where others may have taken the first ones
+PLACES = ("", *(f"-{number}" for number in range(1, 16)))  # of a record, where others may have taken the first ones
+PARSED = 4096  # records remembered: one history reads each of its records several times
 LIVENESS, BLAME = "liveness", "blame"
 POISONER = "p0"  # the name of the hostile learner, where there is one
 FLOODER = "z0"  # and of the island that floods the bucket, and never trains
@@ -54,6 +56,13 @@ class ViolationError(AssertionError):
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(f"invariant {invariant}: {text}")
         self.invariant, self.text = invariant, text
+
+
+@lru_cache(maxsize=PARSED)
+def plain(data: bytes) -> Plain:
+    """A record as plain JSON. The same bytes give the same object, so nobody may change it."""
+    record: Plain = json.loads(data)
+    return record
 
 
 def signed_by(record: Plain) -> tuple[str, str]:
@@ -75,7 +84,7 @@ def offer_bytes(store: Store, run: RunFormat, offer_id: OfferId, revoked: Set[st
     """An offer's genuine bytes, past any that others, or who holds a revoked key, have put under its key."""
     learner, incarnation, seq = offer_id
     key = f"offer/{learner}/{incarnation:08d}/{seq:010d}"
-    for place in ("", *(f"-{number}" for number in range(1, PLACES))):
+    for place in PLACES:
         data = store.get(f"{key}{place}.json")
         by = None if data is None else run.keyring.signature(f"learner/{learner}", f"{key}.json", data)
         if data is None or (by is not None and by.public not in revoked):
@@ -152,7 +161,7 @@ class Replayer:
     def _newest_floor(self) -> int:
         floor, n = 0, 0
         while (data := self.store.get(f"commit/{n:012d}.json")) is not None:
-            floor, n = max(floor, json.loads(data).get("floor", 0)), n + 1
+            floor, n = max(floor, plain(data).get("floor", 0)), n + 1
         return floor
 
     def check_published(self, offers: dict[OfferId, bytes]) -> Replayer:
@@ -164,12 +173,12 @@ class Replayer:
 
     def offer_of(self, store: Store, offer_id: OfferId, data: bytes) -> bytes | None:
         """The genuine offer there for the holder of the key that signed `data`, revoked since or not."""
-        own = signed_by(json.loads(data))[1]
+        own = signed_by(plain(data))[1]
         return offer_bytes(store, self.run, offer_id, self.revoked - {own})
 
     def feed(self, data: bytes) -> Plain:
         """The next record's bytes."""
-        commit: Plain = json.loads(data)
+        commit = plain(data)
         n = self.n + 1
         expect((commit["n"], commit["previous"]) == (n, self.previous), "1", f"the chain breaks at commit {n}")
         self._epoch(commit)
@@ -229,7 +238,7 @@ class Replayer:
             return
         signer, starts = signed_by(commit), commit["kind"] == "epoch_start"
         if starts:
-            claim = json.loads(self.store.get(f"epoch/{commit['epoch']:010d}.json") or b"{}")
+            claim = plain(self.store.get(f"epoch/{commit['epoch']:010d}.json") or b"{}")
             expect(signed_by(claim) == signer, "keys", f"epoch {commit['epoch']} is not begun by whoever claimed it")
             self.epoch_signer = signer
         who = f"commit {commit['n']}, a {commit['kind']},"
@@ -306,7 +315,7 @@ class Replayer:
         self.ends[learner, fragment] = item["data_end"]
         self.applied.append(AppliedOffer(learner, item["incarnation"], fragment, item["data_start"], item["data_end"]))
         offer_id = (learner, item["incarnation"], item["seq"])
-        offer = json.loads(offer_bytes(self.store, self.run, offer_id, self.revoked) or b"{}")
+        offer = plain(offer_bytes(self.store, self.run, offer_id, self.revoked) or b"{}")
         expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")
         expect(offer["slot"] == self.slot - 1, "7", f"{who} was made for slot {offer['slot']}, not for {self.slot - 1}")
         payload = self.payload_of(item)
