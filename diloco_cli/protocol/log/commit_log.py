@@ -236,7 +236,8 @@ def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
     while True:
         trusting = trusting_none_of(run, distrusted)
         state = (yield from _hinted_snapshot(trusting)) if known is None else known
-        keys, far = {state.epoch_key} if known is None else set[str](), state.n + LONG_WAY
+        keys: set[str] = set() if known is not None else {state.epoch_key}
+        far = state.n + LONG_WAY
         try:
             while (later := (yield from next_commit(run, state))) is not None:
                 state = later
