@@ -16,6 +16,9 @@ FOLLOWS times itself; where one of both is missing, the other alone counts.
 For this and for its weight a delta counts for no more steps than a round has, or than the slot's other deltas hold:
 steps are the learner's word. `sync.max_share` bounds what one learner weighs; `sync.max_step` shortens a merge that is
 longer than so many times the fragment's newest ones: its longest deltas, to one length, as far as need be.
+
+A learner whose deltas point against the others' weighs OPPOSING_WEIGHT of what it would. Weights are relative, so where
+only such deltas are merged, because the others are away, they are scaled down by as much.
 """
 
 from __future__ import annotations
@@ -101,8 +104,9 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     step = step_factor(known, length, sync)
     lengths = [deltas[place].norm * verdicts[place].scale for place in fit]
     most = longest_kept(lengths, weights, step)
+    outweighed = any(not deltas[place].opposes for place in fit)
     for place, weight, own in zip(fit, weights, lengths, strict=True):
-        scale = verdicts[place].scale
+        scale = verdicts[place].scale * (1.0 if outweighed else OPPOSING_WEIGHT)
         verdicts[place] = DeltaVerdict(scale * most / own if own > most else scale, weight)
     return Judgement(tuple(verdicts), step)
 

@@ -67,3 +67,10 @@ def test_the_folded_log_has_it() -> None:
 def test_who_opposes_weighs_next_to_nothing() -> None:
     deltas = [JudgedDelta(name, 4, 1.0, 8.0, round_steps=4, opposes=name == "x") for name in ("a", "b", "x")]
     assert [v.weight for v in judge(NOTHING, deltas, SyncSettings()).verdicts] == [8.0, 8.0, 8.0 * OPPOSING_WEIGHT]
+
+
+def test_where_only_who_opposes_is_there_the_merge_is_next_to_nothing() -> None:
+    deltas = [JudgedDelta(name, 4, 1.0, 8.0, round_steps=4, opposes=name != "a") for name in ("a", "x", "y")]
+    for some, scale in ((deltas, 1.0), (deltas[1:], OPPOSING_WEIGHT), (deltas[1:2], OPPOSING_WEIGHT)):
+        verdicts = judge(NOTHING, some, SyncSettings()).verdicts
+        assert [verdict.scale for verdict in verdicts] == [scale] * len(some)
