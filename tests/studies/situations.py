@@ -39,7 +39,7 @@ ENDLESS_TOKENS, FEW_TOKENS = 10**9, 3_000
 KNOWN_S, SILENT_S = 10.0, 30.0  # or two expected slots
 UP_S = 180.0
 GONE_STATUS = 6
-DELTAS_OF_L1 = "delta/l1/*/*"
+DELTAS_OF_L1, OFFERS_OF_L1, SEQ_DIGITS = "delta/l1/*/*", "offer/l1/*/*.json", 10
 DISK_MB = 24
 
 
@@ -305,13 +305,15 @@ def disk_full(run: SteeredRun) -> list[Row]:
 
 
 def quarantined(run: SteeredRun) -> list[Row]:
-    """Its deltas vanish from the bucket before they are merged: no honest learner offers what is not there."""
+    """Its deltas vanish from the bucket once they are offered: no honest learner offers what is not there."""
     ended = Event()
 
     def delete() -> None:
         while not ended.is_set():
-            for path in run.bucket.glob(DELTAS_OF_L1):
-                path.unlink(missing_ok=True)
+            offered = {path.stem for path in run.bucket.glob(OFFERS_OF_L1)}
+            for path in run.bucket.glob(DELTAS_OF_L1):  # one that is not offered yet would only be written again
+                if path.name[:SEQ_DIGITS] in offered:
+                    path.unlink(missing_ok=True)
 
     thread = Thread(target=delete)
     thread.start()
