@@ -11,7 +11,6 @@ reason. Only data lost with the end of an incarnation may lack both.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -34,6 +33,7 @@ class Account:
     processed: list[Range] = field(default_factory=list)
     offered: dict[int, list[tuple[int, Range]]] = field(default_factory=dict)
     discarded: dict[int, list[tuple[Range, int, str]]] = field(default_factory=dict)
+    public: str = ""  # the key that it signs with: two processes may have one number, if a key was revoked
 
     def stepped(self, start: int, end: int) -> None:
         if self.processed and self.processed[-1][1] == start:
@@ -72,16 +72,12 @@ def max_lost(run: RunFormat, batch_tokens: int) -> int:
 def check_outcomes(accounts: Sequence[Account], replayer: Replayer, fragments: int, most: int) -> int:
     """4: raises at the first range with no outcome, or with two, and if more than `most` tokens were lost with an
     incarnation. Returns the tokens lost in this way, of the fragment with the largest number."""
-    applied: dict[tuple[str, int], list[AppliedOffer]] = {}
+    applied: dict[tuple[str, int, str], list[AppliedOffer]] = {}
     for item in replayer.applied:
-        applied.setdefault((item.learner, item.incarnation), []).append(item)
-    lost, numbers = [0] * fragments, Counter((account.learner, account.incarnation) for account in accounts)
+        applied.setdefault((item.learner, item.incarnation, item.public), []).append(item)
+    lost = [0] * fragments
     for account in accounts:
-        number = account.learner, account.incarnation
-        if not numbers[number] > 1 or _covers(account, applied.get(number, [])):
-            mine = applied.pop(number, [])
-        else:  # processes under two keys have the same number, and one of the keys is revoked
-            mine = []
+        mine = applied.pop((account.learner, account.incarnation, account.public), [])
         for fragment in range(fragments):
             here = _check_fragment(account, fragment, [item for item in mine if item.fragment == fragment])
             who = f"{account.learner} {account.incarnation}, fragment {fragment}"
@@ -89,11 +85,6 @@ def check_outcomes(accounts: Sequence[Account], replayer: Replayer, fragments: i
             lost[fragment] += here
     expect(not applied, "4", f"{sorted(applied)} merged what no such process has ever processed")
     return max(lost)
-
-
-def _covers(account: Account, applied: list[AppliedOffer]) -> bool:
-    """Whether the incarnation has processed all that was applied of it."""
-    return _tokens(account.processed).issuperset(at for item in applied for at in range(item.start, item.end))
 
 
 def _check_fragment(account: Account, fragment: int, applied: list[AppliedOffer]) -> int:

@@ -106,13 +106,14 @@ class Version:
 
 @dataclass(frozen=True)
 class AppliedOffer:
-    """A range of a learner's data that a merge applied to a fragment."""
+    """A range of a learner's data that a merge applied to a fragment, and the key that its offer is signed with."""
 
     learner: str
     incarnation: int
     fragment: int
     start: int
     end: int
+    public: str = ""
 
 
 class Replayer:
@@ -313,9 +314,10 @@ class Replayer:
         expect(learner not in self.kept_out, "2", f"{who}: its learner is quarantined")
         self.bases.add(base)
         self.ends[learner, fragment] = item["data_end"]
-        self.applied.append(AppliedOffer(learner, item["incarnation"], fragment, item["data_start"], item["data_end"]))
         offer_id = (learner, item["incarnation"], item["seq"])
         offer = plain(offer_bytes(self.store, self.run, offer_id, self.revoked) or b"{}")
+        where = fragment, item["data_start"], item["data_end"]
+        self.applied.append(AppliedOffer(learner, item["incarnation"], *where, signed_by(offer)[1]))
         expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")
         expect(offer["slot"] == self.slot - 1, "7", f"{who} was made for slot {offer['slot']}, not for {self.slot - 1}")
         payload = self.payload_of(item)

@@ -16,6 +16,7 @@ from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.schedule import beginners
+from diloco_cli.signing import learner_signer
 
 
 @dataclass
@@ -64,7 +65,10 @@ class Witness(Observer):
 
     def began(self, learner: Incarnation) -> None:
         start, fragments = learner.joined.data_start, learner.run.num_fragments
-        self.account = Account(learner.name, learner.joined.incarnation, [start] * fragments, [start] * fragments)
+        self.account = Account(
+            learner.name, learner.joined.incarnation, [start] * fragments, [start] * fragments,
+            public=learner.run.keyring.public(learner_signer(learner.name)),
+        )  # fmt: skip
         self.seen.accounts.append(self.account)
         self._kept_out = self._must_wait()
         if self.seen.moments is not None:

@@ -63,6 +63,17 @@ def test_each_incarnation_has_its_own_account() -> None:
     check(account(4), second, applied=(merged(0, 8), merged(8, 12, incarnation=2)))
 
 
+def test_what_was_merged_is_in_the_account_of_the_key_that_signed_it() -> None:
+    """Of two processes under one number, one of whose keys was revoked."""
+    revoked, heir = account(4), account(2)
+    revoked.public, heir.public = "old", "new"
+    revoked.gave_up(0, "replaced", 16)
+    heir.sent(0, 0, 0, 8)
+    check(revoked, heir, applied=(merged(0, 8, public="new"),))
+    with pytest.raises(ViolationError, match="given up by the learner"):
+        check(revoked, heir, applied=(merged(0, 8, public="old"),))
+
+
 def test_a_range_that_a_predecessor_brought_is_a_gap_in_what_is_processed() -> None:
     books = account(2)
     books.gave_up(0, "a predecessor's offer", 20)
