@@ -10,6 +10,7 @@ from diloco_cli.histories.participation import Attendances
 from diloco_cli.histories.processes import MAX_DRIFT, Process
 from diloco_cli.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
 from diloco_cli.histories.scene import Scene
+from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
@@ -133,13 +134,15 @@ class Healthy:
                 raise ViolationError(LIVENESS, f"{process.name} waits and gives no reason")
 
     def check_operations(self) -> None:
-        """Check that no process makes more store operations than its polling allows."""
+        """Check that no process makes more store operations than its polling allows. A flooder's claims keep mailboxes
+        of replaced incarnations open, its own and the learners'."""
         history, processes = self.history, self.history.supervisor.processes
         commits = history.monitor.replayer.n - self.since_n
         learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
+        mailboxes = learners + 2 + (MAX_OLD_MAILBOXES * (learners + 1) if history.options.flooder else 0)
         for process in processes:
             spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
-            a_second = POLLS_A_SECOND * (learners + 2) if process.role == SYNCER else LOOKS_A_SECOND
+            a_second = POLLS_A_SECOND * mailboxes if process.role == SYNCER else LOOKS_A_SECOND
             each = 30 + 6 * learners
             bound = a_second * max(0.0, spent_s) + each * (commits + 4) + 4 * history.monitor.deletions
             done = process.operations - self.operations.get(process.name, 0)

@@ -137,8 +137,8 @@ class Monitor:
             self._offered(key, plain(data), now_s)
         elif key.startswith("request/"):
             self._asked[int(key[8:18])] = self.replayer.merges, now_s
-        elif key.startswith("join/"):
-            self._joining.setdefault(key.split("/")[1], (self.replayer.merges, now_s))
+        elif key.startswith("join/") and (name := key.split("/")[1]) not in self.replayer.batches:
+            self._joining.setdefault(name, (self.replayer.merges, now_s))  # a member's wish came after its answer
 
     def _offered(self, key: str, offer: Plain, now_s: float) -> None:
         """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame."""

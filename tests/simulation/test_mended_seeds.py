@@ -13,6 +13,9 @@ MENDED = {
     90007532: "a claim beside those of a revoked key was noticed seconds later",
     90008254: "what lies in a silent learner's place is read again and again (of the check)",
     90011219: "a relay carries the offers of 15 learners one after the other (of the check)",
+    92006816: "of two processes under one number, each has what its own key signed (of the check)",
+    92017113: "a restarted island asks to join after it was admitted, which nobody answers (of the check)",
+    92017901: "a flooder's claims keep replaced incarnations' mailboxes open (of the check)",
 }
 
 

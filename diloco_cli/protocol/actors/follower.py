@@ -104,7 +104,9 @@ class Follower:
         news, seen_s = self.state.n > known.n, (yield Now())
         if news:
             refuse_revoked(self._learner.run, self.state, learner_signer(self._learner.name))
-            self.found_s, self.head = seen_s, (self.state, since_s, seen_s)
+            self.head = (self.state, since_s, seen_s)
+        if self.state.slot > known.slot:  # an evaluation may come right before a merge, which is a slot after another
+            self.found_s = seen_s
         if self.state.base_floor > known.base_floor:
             yield from self._look_for_rollback(seen_s)
             return True

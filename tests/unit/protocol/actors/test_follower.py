@@ -68,6 +68,21 @@ def test_in_long_slots_it_looks_at_once_for_more_and_then_about_when_the_next_co
     assert after_s[1] == pytest.approx(10.0 * EARLY, abs=0.5) and 3 <= len(after_s) <= 1 + MAX_REQUESTS
 
 
+def test_a_merge_is_found_when_it_is_due_though_an_evaluation_came_right_before_it() -> None:
+    living = Living(WrittenLog(with_steps(make_run(fragments=1), 2.5)))
+    living.world.pause(living.actor)
+    living.log.merge(90, applied("l1"))
+    living.until(lambda: living.learner.follower.state.n == 1)
+    living.world.run_for(8.0)
+    living.log.append("eval", evaluated=1, loss=2.0, tokens=8)
+    living.until(lambda: living.learner.follower.state.n == 2)
+    living.world.run_for(1.0)
+    living.log.merge(80, applied("l1", 1, base=1, data_start=8, data_end=16))
+    merged_s = living.world.now_s
+    living.until(lambda: living.learner.follower.state.n == 3)
+    assert living.world.now_s - merged_s < 2.5, "not a slot of 10 s later"
+
+
 def test_in_short_slots_it_looks_all_the_time() -> None:
     _, looks_s = looked(0.1, 10.0)
     pauses_s = [later_s - look_s for look_s, later_s in pairwise(looks_s)]
