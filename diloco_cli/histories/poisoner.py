@@ -23,7 +23,7 @@ until they are as long as can be, and then again from the beginning. Or never, a
 TACTICS: tuple[Tactic, ...] = ("always", "absent", "in turn", "burst", "ratchet")
 LONG, RATCHET, LONGEST = 1000.0, 1.5, 1e6
 BOUND, CLIP = 8.0, 1.25
-KNOWN = 2  # merges
+KNOWN, ROUNDS_KEPT = 2, 16  # merges; rounds without one, after which a learner is forgotten
 COMPANY, FLIPPED = 3, 3  # deltas in a merge; such merges in a row
 LEAST = 1 / 64  # of its weight, is what such a learner keeps
 SLACK = 6.0  # faults beyond those for a quarantine
@@ -63,11 +63,12 @@ class Poisoner:
 @dataclass
 class NormBooks:
     """The norms, directions and faults that commits state, by a reader of its own. `merged`: (norm, steps) by fragment
-    and learner, since the memory last began anew; `flipped`: merges in a row in which the poisoner's delta pointed the
-    other way."""
+    and learner, since the memory last began anew or forgot the learner, which was in no merge for so long; `last`: the
+    round of its newest merge; `flipped`: merges in a row in which the poisoner's delta pointed the other way."""
 
     replayer: Replayer
     merged: dict[int, dict[str, list[tuple[float, int]]]] = field(default_factory=dict)
+    last: dict[tuple[int, str], int] = field(default_factory=dict)
     faults: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     flipped: int = 0
 
@@ -82,8 +83,10 @@ class NormBooks:
     def _check_norms(self, commit: Plain) -> None:
         """8: no delta is merged that is longer than BOUND times those of the honest, for its steps; none beside two of
         them counts for more than CLIP times theirs."""
-        fragment = commit["outputs"][0]["fragment"]
+        fragment, now = commit["outputs"][0]["fragment"], commit["slot"] // self.replayer.run.num_fragments
         known = self.merged.setdefault(fragment, defaultdict(list))
+        for name in [name for name in known if now - self.last[fragment, name] >= ROUNDS_KEPT]:
+            del known[name]
         usual = [pairs for name, pairs in known.items() if not is_poisoner(name) and len(pairs) >= KNOWN]
         here = [(item["norm"], item["steps"]) for item in commit["inputs"] if not is_poisoner(item["learner"])]
         for item in commit["inputs"]:
@@ -97,6 +100,7 @@ class NormBooks:
                     _check(counts, here, f"{who} is not shortened", CLIP)
         for item in commit["inputs"]:
             known[item["learner"]].append((item["norm"], item["steps"]))
+            self.last[fragment, item["learner"]] = now
 
     def _check_directions(self, commit: Plain) -> None:
         """8: the commit states whose delta points against the others', and who keeps doing that weighs little."""

@@ -16,6 +16,7 @@ MENDED = {
     92006816: "of two processes under one number, each has what its own key signed (of the check)",
     92017113: "a restarted island asks to join after it was admitted, which nobody answers (of the check)",
     92017901: "a flooder's claims keep replaced incarnations' mailboxes open (of the check)",
+    92027270: "of three, one was away for 17 rounds: of the other two neither knows which norm is usual (of the check)",
 }
 
 
