@@ -108,5 +108,6 @@ def with_killer(event: SupervisionEvent, run: str) -> SupervisionEvent:
         and entry.injected is not False
     ]
     by = f"chaos #{sent[-1]}" if sent else UNKNOWN
-    text = event.text.replace(f"killed by {name}", f"killed by {name} ({by})", 1)
+    before, killed, after = event.text.rpartition(f"killed by {name}")  # what the unit itself said stands before it
+    text = f"{before}{killed} ({by}){after}" if killed else event.text
     return replace(event, text=text, data={**event.data, "by": f"chaos #{sent[-1]}" if sent else "unknown"})

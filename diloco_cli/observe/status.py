@@ -9,7 +9,7 @@ from diloco_cli.events.read import newest, unhealed_errors
 from diloco_cli.observe.facts import RunFacts, moment
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.look import Look
-from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, aged
+from diloco_cli.observe.unit_states import LOST, LOST_S, SUSPECT_S, aged
 from diloco_cli.observe.verdict import MERGES, verdict_at
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote
@@ -305,12 +305,15 @@ def _standbys(facts: RunFacts) -> list[StandbyStatus]:
     if facts.state.phase != RunPhase.RUNNING:
         return []
     return [
-        StandbyStatus(
-            name, aged(heard.heartbeat.state, heard.age_s), heard.heartbeat.host, heard.age_s, heard.heartbeat.reason
-        )
+        _standby(name, heard.heartbeat, heard.age_s)
         for name, heard in sorted(facts.standbys.items())
         if heard.heartbeat.state != "DONE" and heard.age_s <= FORGOTTEN_S
     ]
+
+
+def _standby(name: str, said: SyncerHeartbeat, age_s: float) -> StandbyStatus:
+    state = aged(said.state, age_s)
+    return StandbyStatus(name, state, said.host, age_s, "" if state == LOST else said.reason)
 
 
 def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:

@@ -56,6 +56,15 @@ def test_a_kill_by_chaos_is_told_from_others(url: str, monkeypatch: pytest.Monke
     assert written[0].data.keys() <= documented_data("ended")
 
 
+def test_a_rank_that_was_killed_is_told_once(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    cause = Cause("rank 1 of 2 was killed by SIGKILL")
+    _, written = told(
+        url, SupervisionEvent("ended", "iowa", f"{cause.text}; {KILLED}", {"pid": 7, "signal": "SIGKILL"}, cause)
+    )
+    assert [event.text for event in written] == [cause.text, KILLED.replace("SIGKILL", f"SIGKILL ({UNKNOWN})")]
+
+
 def test_the_bucket_has_the_error_once_and_documented_kinds(url: str) -> None:
     cause = Cause("your code: model.py:41 in batch: IndexError: x", "model.py:41")
     _, written = told(

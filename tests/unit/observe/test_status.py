@@ -248,6 +248,7 @@ def with_standby(spoken: RunFacts, age_s: float = 1.0, **heartbeat: str) -> RunF
 def test_standbys_are_shown_by_age_and_those_that_took_over_are_not(age_s: float, said: str, state: str | None) -> None:
     shown = status_of(with_standby(facts(), age_s, state=said)).standbys
     assert [item.state for item in shown] == ([] if state is None else [state])
+    assert all((item.note == "") == (state == "LOST") for item in shown), "what a lost one said last is not so any more"
 
 
 def test_nobody_stands_by_for_a_run_that_is_over() -> None:
