@@ -1,6 +1,7 @@
 """An island with one CUDA device: fragments cross between device and host beside the training, on streams of their own.
 
     send     a copy on the device, without waiting; the upload lane brings it to the host and encodes it there
+    begin    versions stay on the host; each is on the device while it is written
     arrive   the follower decodes a version on the host and brings it to the device, with the base that it replaces
     adopt    arithmetic and copies on the device alone
     save     moments leave the device during the next step, which waits for them, on the device, before it changes them
@@ -136,10 +137,12 @@ class CudaWire(TensorWire):
             return super().encode(fragment, seq, applied, before, after)
 
     def decode(self, output: FragmentVersion, data: bytes) -> Values:
-        placed = Placed(self._inward, super().decode(output, data), None).upload()
+        placed = Placed(self._inward, super().decode(output, data), None)
         base, self._decoded[output.fragment] = self._decoded.get(output.fragment), placed
-        if self._rebases and base is not None:
-            base.upload()  # the progress that is kept may have to be measured from there
+        if base is not None:  # else it is what the learner begins with: all fragments arrive before one is written
+            placed.upload()
+            if self._rebases:
+                base.upload()  # the progress that is kept may have to be measured from there
         return placed
 
     def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None) -> Values:

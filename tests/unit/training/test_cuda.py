@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from diloco_cli.training.cuda import CudaTraining, CudaWire, Placed
 from diloco_cli.training.inner import inner_state
 from diloco_cli.training.prefetch import Pinned
 from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.streams import Copies
 from diloco_cli.training.wire import TensorWire
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import ROWS
@@ -103,6 +105,28 @@ def test_a_base_is_on_the_host_alone_and_what_was_sent_on_the_device_alone(accel
     assert base._there is None and base._host is not None and sent._host is None
 
 
+def test_at_the_start_one_fragment_at_a_time_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    uploaded: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+    to_device = Copies.to_device
+
+    def noted(copies: Copies, values: torch.Tensor) -> Any:
+        nonlocal most
+        there, ready = to_device(copies, values)
+        uploaded.append(weakref.ref(there))
+        most = max(most, sum(tensor() is not None for tensor in uploaded))
+        return there, ready
+
+    monkeypatch.setattr(Copies, "to_device", noted)
+    device = CudaDevice(run_of(), "slow")
+    versions = [device.version(fragment, 1.0) for fragment in (0, 1)]
+    assert not uploaded
+    for fragment, version in enumerate(versions):
+        device.fragments.begin(fragment, version)
+    assert most == 1 and len(uploaded) == 2
+    assert all(tensor() is None for tensor in uploaded), "bases are on the host"
+
+
 @everywhere
 def test_saved_moments_are_those_of_the_step_after_which_they_were_saved(accelerator: str) -> None:
     saved = []
@@ -170,6 +194,7 @@ def test_buffers_are_pinned_once_and_used_again() -> None:
 
 def test_a_buffer_is_used_again_once_its_copy_has_ended() -> None:
     device = CudaDevice(run_of(), "slow")
+    device.version(0, 0.5)  # what it begins with stays on the host
     device.slow.copies_end.clear()
     device.slow.num_pinned = 0
     versions = [device.version(0, value) for value in (1.0, 2.0)]
