@@ -1,0 +1,235 @@
+"""What the ranks of an island hold at the peak, over what the plan says: python -m tests.benchmarks.rank_memory
+
+Real ranks (gloo, on the CPU) train through the product's own code while rank 0 holds what was sent and what arrived of
+the largest fragment. Resident memory above that of the same process after a tiny model's step. Every rank adds up two
+micro-batches, so that gradients are there while activations are. Memory that is freed goes back to the system at once
+(MALLOC_MMAP_THRESHOLD_): malloc keeps nothing that could be taken for the model's. Exit status 1 if a row misses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from diloco_cli.clock import utc_now_text
+from diloco_cli.config.presets import GPTShape, MoEShape
+from diloco_cli.config.settings import (
+    DataSettings,
+    InnerSettings,
+    ModelSettings,
+    RunSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.environment import environment_with
+from diloco_cli.launch.new_run import layout_of
+from diloco_cli.learner.beats import own_beats
+from diloco_cli.learner.group import join_group
+from diloco_cli.learner.place import RankPlace, place_here
+from diloco_cli.plan.memory import Computing, memory_parts
+from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.protocol.actors.ports import Progression
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.tasks import models
+from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.training.inner import begin_moments
+from diloco_cli.training.ranks import RankedTraining, build_rank, follow
+from diloco_cli.training.replica import CPU, DeviceTraining, Replica
+from tests.benchmarks.measure import ROOT, machine, row
+
+SEQUENCE, PASSES, FRAGMENTS = 128, 2, 8
+WITHIN = 0.15
+GB = 1e9
+SHAPES: dict[str, GPTShape] = {
+    "dense": GPTShape(layers=64, width=256, heads=4, sequence=SEQUENCE),
+    "moe": MoEShape(layers=36, width=256, heads=4, sequence=SEQUENCE, experts=8, active_experts=2, expert_width=512),
+    "small": GPTShape(layers=24, width=128, heads=4, sequence=SEQUENCE),
+    "tiny": GPTShape(layers=1, width=64, heads=4, sequence=SEQUENCE),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`sequences`: of one rank's micro-batch."""
+
+    shape: str
+    ranks: int
+    sequences: int
+    sharding: str = "fsdp"
+
+    @property
+    def batch_tokens(self) -> int:
+        return PASSES * self.ranks * self.sequences * SEQUENCE
+
+    def run(self) -> RunFormat:
+        settings = RunSettings(
+            name="memory",
+            model=ModelSettings(entrypoint=f"tests.benchmarks.rank_memory:{self.shape}", sequence=SEQUENCE),
+            data=DataSettings(entrypoint="tests.benchmarks.rank_memory:Rows"),
+            train=TrainSettings(batch_tokens=self.batch_tokens, precision="fp32", inner=InnerSettings(warmup_steps=0)),
+            sync=SyncSettings(fragments=FRAGMENTS),
+        )
+        island = Island(
+            "l0", "here", self.batch_tokens, FRAGMENTS, 1.0, 1.0, micro_batch_tokens=self.sequences * SEQUENCE,
+            sharding=self.sharding if self.ranks > 1 else "none",  # type: ignore[arg-type]
+        )  # fmt: skip
+        return RunFormat("id", "memory", utc_now_text(), settings, (island,), layout_of(settings), "test")
+
+    def planned(self) -> list[float]:
+        """GB of each rank."""
+        shape = SHAPES[self.shape]
+        facts = ModelFacts(
+            shape.num_parameters, shape.layers, shape.width, shape.sequence, shape.embedding_parameters,
+            shape.num_tensors, shape.num_parameters - shape.active_parameters,
+        )  # fmt: skip
+        over = self.ranks if self.sharding == "fsdp" else 1
+        parts = memory_parts(facts, Computing(half=False, num_fragments=FRAGMENTS), over, sequences=self.sequences)
+        return [
+            sum(part.gb for part in parts if not rank or part.name != "exchange") for rank in range(self.ranks)
+        ]  # fmt: skip
+
+
+class Rows:
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(position)
+        tokens = torch.randint(0, 256, (batch_tokens // SEQUENCE, SEQUENCE + 1), generator=generator)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def held_out(self, num_sequences: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return []
+
+
+def dense() -> nn.Module:
+    return models.build(SHAPES["dense"])
+
+
+def moe() -> nn.Module:
+    return models.build(SHAPES["moe"])
+
+
+def small() -> nn.Module:
+    return models.build(SHAPES["small"])
+
+
+def tiny() -> nn.Module:
+    return models.build(SHAPES["tiny"])
+
+
+def measured(case: Case, threads: int = 1) -> list[float]:
+    """GB of each rank above its baseline, at the peak."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        code = f"from tests.benchmarks.rank_memory import rank; rank({json.dumps(asdict(case))!r}, {name!r})"
+        environments = [
+            RankPlace(r, case.ranks, r, case.ranks, f"file://{folder}/meet").environment() if case.ranks > 1 else {}
+            for r in range(case.ranks)
+        ]
+        children = [
+            subprocess.Popen(
+                [sys.executable, "-c", code],
+                cwd=ROOT,
+                env=environment_with(
+                    **of_rank, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS=str(threads), MALLOC_MMAP_THRESHOLD_="65536"
+                ),
+            )
+            for of_rank in environments
+        ]
+        try:
+            codes = [child.wait(600) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+        if any(codes):
+            raise SystemExit(f"the ranks ended with {codes}")
+        return [float((folder / str(r)).read_text()) for r in range(case.ranks)]
+
+
+def rank(case: str, folder: str) -> None:
+    """One of the ranks, in a process of its own."""
+    wanted, place = Case(**json.loads(case)), place_here()
+    if place is not None:
+        join_group(place, CPU)
+    _peak_bytes(Case("tiny", wanted.ranks, 1, wanted.sharding), place)
+    gc.collect()
+    before = _resident_bytes("VmRSS")
+    grown = _peak_bytes(wanted, place) - before
+    (Path(folder) / str(0 if place is None else place.rank)).write_text(str(grown / GB))
+
+
+def _peak_bytes(case: Case, place: RankPlace | None) -> float:
+    run = case.run()
+    island, data = run.islands[0], build_data(run.settings)
+    if place is None:
+        replica = Replica(
+            run.settings, build_model(run.settings), data, 0, 1, micro_batch_tokens=island.micro_batch_tokens
+        )
+        return _trained(case, DeviceTraining(run, replica))
+    built = build_rank(run, island, data, CPU, own_beats(place))
+    if place.commands:
+        training = RankedTraining(run, built)
+        peak = _trained(case, training)
+        training.close(0)
+        return peak
+    _begin(built.replica)
+    follow(built)
+    return _resident_bytes("VmHWM")
+
+
+def _begin(replica: Replica) -> None:
+    begin_moments(replica.model, replica.optimizer, 1)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+
+
+def _trained(case: Case, training: DeviceTraining) -> float:
+    _begin(training.replica)
+    layout = training.run.layout
+    largest = max(range(len(layout.fragments)), key=lambda fragment: layout.fragments[fragment].num_parameters)
+    for fragment in range(len(layout.fragments)):
+        training.write(fragment, 0.02 * torch.randn(layout.fragments[fragment].num_parameters))
+    sent = training.read(largest)
+    arrived = sent.clone()
+    training.train(0, case.batch_tokens, Progression(0.5, 1, False))
+    training.write(largest, torch.lerp(arrived, sent, 0.5))
+    return _resident_bytes("VmHWM")
+
+
+def _resident_bytes(which: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024.0 * next(int(line.split()[1]) for line in lines if line.startswith(which))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=["dense", "moe"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--sequences", nargs="+", type=int, default=[8, 12, 16], help="of a rank's micro-batch")
+    parser.add_argument("--sharding", choices=("fsdp", "ddp"), default="fsdp")
+    options = parser.parse_args()
+    print(machine())
+    well = True
+    for shape in options.shapes:
+        for ranks in options.ranks:
+            for sequences in options.sequences:
+                case = Case(shape, ranks, sequences, options.sharding)
+                found, planned = measured(case), case.planned()
+                over = [a / b for a, b in zip(found, planned, strict=True)]
+                holds = all(abs(ratio - 1) <= WITHIN for ratio in over)
+                name = f"{shape}, {ranks} ranks, {sequences} sequences: GB of each; over plan"
+                print(row(name, found, "", None))
+                print(row("", over, f"within {WITHIN:.0%}", holds), flush=True)
+                well &= holds
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

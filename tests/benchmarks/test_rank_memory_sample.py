@@ -1,0 +1,14 @@
+"""A small form of what `plan` says of the memory of ranks: two real ranks, and one alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.rank_memory import Case, measured
+
+WITHIN = 0.25  # of some hundred MB: what a process allocates beside its model weighs more than in the benchmark
+
+
+@pytest.mark.parametrize("case", [Case("small", 1, 8), Case("small", 2, 8)], ids=["one rank", "two ranks"])
+def test_a_ranks_memory_is_what_plan_says(case: Case) -> None:
+    assert measured(case) == pytest.approx(case.planned(), rel=WITHIN)
