@@ -52,19 +52,21 @@ GB = 1e9
 SHAPES: dict[str, GPTShape] = {
     "dense": GPTShape(layers=64, width=256, heads=4, sequence=SEQUENCE),
     "moe": MoEShape(layers=36, width=256, heads=4, sequence=SEQUENCE, experts=8, active_experts=2, expert_width=512),
+    "wide": GPTShape(layers=8, width=512, heads=8, sequence=SEQUENCE),
     "small": GPTShape(layers=24, width=128, heads=4, sequence=SEQUENCE),
     "tiny": GPTShape(layers=1, width=64, heads=4, sequence=SEQUENCE),
 }
 
 
 @dataclass(frozen=True)
-class Case:
+class MemoryCase:
     """`sequences`: of one rank's micro-batch."""
 
     shape: str
     ranks: int
     sequences: int
     sharding: str = "fsdp"
+    fragments: int = FRAGMENTS
 
     @property
     def batch_tokens(self) -> int:
@@ -74,12 +76,12 @@ class Case:
         settings = RunSettings(
             name="memory",
             model=ModelSettings(entrypoint=f"tests.benchmarks.rank_memory:{self.shape}", sequence=SEQUENCE),
-            data=DataSettings(entrypoint="tests.benchmarks.rank_memory:Rows"),
+            data=DataSettings(entrypoint="tests.benchmarks.rank_memory:RandomRows"),
             train=TrainSettings(batch_tokens=self.batch_tokens, precision="fp32", inner=InnerSettings(warmup_steps=0)),
-            sync=SyncSettings(fragments=FRAGMENTS),
+            sync=SyncSettings(fragments=self.fragments),
         )
         island = Island(
-            "l0", "here", self.batch_tokens, FRAGMENTS, 1.0, 1.0, micro_batch_tokens=self.sequences * SEQUENCE,
+            "l0", "here", self.batch_tokens, self.fragments, 1.0, 1.0, micro_batch_tokens=self.sequences * SEQUENCE,
             sharding=self.sharding if self.ranks > 1 else "none",  # type: ignore[arg-type]
         )  # fmt: skip
         return RunFormat("id", "memory", utc_now_text(), settings, (island,), layout_of(settings), "test")
@@ -92,13 +94,13 @@ class Case:
             shape.num_tensors, shape.num_parameters - shape.active_parameters,
         )  # fmt: skip
         over = self.ranks if self.sharding == "fsdp" else 1
-        parts = memory_parts(facts, Computing(half=False, num_fragments=FRAGMENTS), over, sequences=self.sequences)
+        parts = memory_parts(facts, Computing(half=False, num_fragments=self.fragments), over, sequences=self.sequences)
         return [
             sum(part.gb for part in parts if not rank or part.name != "exchange") for rank in range(self.ranks)
         ]  # fmt: skip
 
 
-class Rows:
+class RandomRows:
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(position)
         tokens = torch.randint(0, 256, (batch_tokens // SEQUENCE, SEQUENCE + 1), generator=generator)
@@ -120,52 +122,53 @@ def small() -> nn.Module:
     return models.build(SHAPES["small"])
 
 
+def wide() -> nn.Module:
+    return models.build(SHAPES["wide"])
+
+
 def tiny() -> nn.Module:
     return models.build(SHAPES["tiny"])
 
 
-def measured(case: Case, threads: int = 1) -> list[float]:
+def measured(case: MemoryCase) -> list[float]:
     """GB of each rank above its baseline, at the peak."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
         code = f"from tests.benchmarks.rank_memory import rank; rank({json.dumps(asdict(case))!r}, {name!r})"
-        environments = [
-            RankPlace(r, case.ranks, r, case.ranks, f"file://{folder}/meet").environment() if case.ranks > 1 else {}
-            for r in range(case.ranks)
-        ]
-        children = [
-            subprocess.Popen(
-                [sys.executable, "-c", code],
-                cwd=ROOT,
-                env=environment_with(
-                    **of_rank, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS=str(threads), MALLOC_MMAP_THRESHOLD_="65536"
-                ),
-            )
-            for of_rank in environments
-        ]
-        try:
-            codes = [child.wait(600) for child in children]
-        finally:
-            for child in children:
-                child.kill()
-        if any(codes):
-            raise SystemExit(f"the ranks ended with {codes}")
-        return [float((folder / str(r)).read_text()) for r in range(case.ranks)]
+        processes(code, case.ranks, Path(name))
+        return [float((Path(name) / str(rank)).read_text()) for rank in range(case.ranks)]
+
+
+def processes(code: str, ranks: int, folder: Path) -> None:
+    """Run `code` in each of the ranks, one thread each, to its end."""
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    children = []
+    for rank in range(ranks):
+        if ranks > 1:
+            variables |= RankPlace(rank, ranks, rank, ranks, f"file://{folder}/meet").environment()
+        environment = environment_with(**variables)
+        children.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment))
+    try:
+        codes = [child.wait(600) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    if any(codes):
+        raise SystemExit(f"the ranks ended with {codes}")
 
 
 def rank(case: str, folder: str) -> None:
     """One of the ranks, in a process of its own."""
-    wanted, place = Case(**json.loads(case)), place_here()
+    wanted, place = MemoryCase(**json.loads(case)), place_here()
     if place is not None:
         join_group(place, CPU)
-    _peak_bytes(Case("tiny", wanted.ranks, 1, wanted.sharding), place)
+    _peak_bytes(MemoryCase("tiny", wanted.ranks, 1, wanted.sharding), place)
     gc.collect()
     before = _resident_bytes("VmRSS")
     grown = _peak_bytes(wanted, place) - before
     (Path(folder) / str(0 if place is None else place.rank)).write_text(str(grown / GB))
 
 
-def _peak_bytes(case: Case, place: RankPlace | None) -> float:
+def _peak_bytes(case: MemoryCase, place: RankPlace | None) -> float:
     run = case.run()
     island, data = run.islands[0], build_data(run.settings)
     if place is None:
@@ -190,7 +193,7 @@ def _begin(replica: Replica) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 
 
-def _trained(case: Case, training: DeviceTraining) -> float:
+def _trained(case: MemoryCase, training: DeviceTraining) -> float:
     _begin(training.replica)
     layout = training.run.layout
     largest = max(range(len(layout.fragments)), key=lambda fragment: layout.fragments[fragment].num_parameters)
@@ -220,7 +223,7 @@ def main() -> int:
     for shape in options.shapes:
         for ranks in options.ranks:
             for sequences in options.sequences:
-                case = Case(shape, ranks, sequences, options.sharding)
+                case = MemoryCase(shape, ranks, sequences, options.sharding)
                 found, planned = measured(case), case.planned()
                 over = [a / b for a, b in zip(found, planned, strict=True)]
                 holds = all(abs(ratio - 1) <= WITHIN for ratio in over)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.rank_memory import Case, measured
+from tests.benchmarks.rank_memory import MemoryCase, measured
 
 WITHIN = 0.25  # of some hundred MB: what a process allocates beside its model weighs more than in the benchmark
 
 
-@pytest.mark.parametrize("case", [Case("small", 1, 8), Case("small", 2, 8)], ids=["one rank", "two ranks"])
-def test_a_ranks_memory_is_what_plan_says(case: Case) -> None:
+@pytest.mark.parametrize("case", [MemoryCase("small", 1, 8), MemoryCase("small", 2, 8)], ids=["one rank", "two ranks"])
+def test_a_ranks_memory_is_what_plan_says(case: MemoryCase) -> None:
     assert measured(case) == pytest.approx(case.planned(), rel=WITHIN)
