@@ -60,7 +60,8 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
             if island.nodes > 1:
                 yield (
                     f"  on each of its {island.nodes} nodes, with --nodes {island.nodes} --node-rank 0 (1, ...) and"
-                    " --rendezvous HOST:PORT of node 0 in its private network; or by torchrun, one process a rank"
+                    " --rendezvous HOST:PORT of node 0 in its private network; or by"
+                    " torchrun ... -m -- diloco_cli learner ..."
                 )
             if run.signing is not None:
                 yield f"  with a key of its own, made there: diloco key request {its} learner {island.name} FILE"
