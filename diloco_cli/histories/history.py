@@ -305,7 +305,7 @@ class History:
         """Check the bucket with a fresh reader that knows nothing else."""
         apart = {} if self.region is None else self.region.published(self.beliefs.offers)
         at_home = {offer_id: data for offer_id, data in self.beliefs.offers.items() if offer_id not in apart}
-        replayer = Replayer(self.bucket, self.run).read().check_published(at_home)
+        replayer = Replayer(self.bucket, self.run, self.monitor.replayer.poison).read().check_published(at_home)
         if self.region is not None:
             self.region.check_at_the_end(apart)
         most = max_lost(self.run, max(replayer.batches.values()))

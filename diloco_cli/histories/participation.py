@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from diloco_cli.histories.options import CALLS_AN_EXCHANGE, POLL_BOUNDS_S, SLOWEST, Options
 from diloco_cli.histories.processes import Process
-from diloco_cli.histories.replayer import LIVENESS, Plain, expect
+from diloco_cli.histories.replayer import LIVENESS, Plain, expect, is_poisoner
 from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.rules.polling import next_request_s
 
@@ -79,10 +79,12 @@ class Attendances:
         expect(not late or stale or not self._hears_in_time(process), LIVENESS, text)
 
     def check_at_the_end(self) -> None:
-        """Check that each learner that keeps pace took part in nearly every merge."""
+        """Check that each honest learner that keeps pace took part in nearly every merge."""
         for process in self.history.supervisor.processes:
             mine = self.known.get(process.name)
-            if mine is None or mine.merges < FEWEST_MERGES or not self._keeps_pace(process, mine):
+            if mine is None or mine.merges < FEWEST_MERGES or is_poisoner(process.role):
+                continue
+            if not self._keeps_pace(process, mine):
                 continue
             text = f"{process.name} keeps pace, and took part in {mine.took_part} of {mine.merges} merges"
             once = self.history.options.fragments  # the cost of one delay: an offer of each fragment

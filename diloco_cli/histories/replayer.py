@@ -117,10 +117,11 @@ class AppliedOffer:
 
 
 class Replayer:
-    """Raises ViolationError at the first broken invariant."""
+    """Raises ViolationError at the first broken invariant. `poison`: merged deltas that their ranges do not give, as an
+    earlier reader has found them: of later ones the payloads may be collected."""
 
-    def __init__(self, store: Store, run: RunFormat) -> None:
-        self.store, self.run = store, run
+    def __init__(self, store: Store, run: RunFormat, poison: dict[OfferId, int] | None = None) -> None:
+        self.store, self.run, self.poison = store, run, {} if poison is None else poison
         self.n = -1
         self.previous = ""
         self.epoch = 0
@@ -323,10 +324,13 @@ class Replayer:
         payload = self.payload_of(item)
         made = self._made(item, fragment, offer["feeds_back"], who)
         if payload is None and self.n <= self.collected:  # deltas are what their ranges give
-            return made + self._anchor(item, fragment, who)
+            return self.poison.get(offer_id, made) + self._anchor(item, fragment, who)
         expect(payload is not None, "9", f"{who}: its payload is gone")
         expect(digest(payload or b"") == item["payload_digest"], "8", f"{who}: other bytes than its record says")
-        return self._delta(made, payload or b"", who) + self._anchor(item, fragment, who)
+        delta = self._delta(made, payload or b"", who)
+        if delta != made:
+            self.poison[offer_id] = delta
+        return delta + self._anchor(item, fragment, who)
 
     def payload_of(self, item: Plain) -> bytes | None:
         at = f"{item['learner']}/{item['incarnation']:08d}/{item['seq']:010d}"

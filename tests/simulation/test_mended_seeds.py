@@ -17,6 +17,9 @@ MENDED = {
     92017113: "a restarted island asks to join after it was admitted, which nobody answers (of the check)",
     92017901: "a flooder's claims keep replaced incarnations' mailboxes open (of the check)",
     92027270: "of three, one was away for 17 rounds: of the other two neither knows which norm is usual (of the check)",
+    93046896: "a region's snapshot bears another syncer's signature than home's (of the check)",
+    93065157: "a poisoner, whose deltas are refused, takes part in half of the merges (of the check)",
+    93057265: "such a snapshot stopped the region's mirror for good",
 }
 
 

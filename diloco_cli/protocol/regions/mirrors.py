@@ -37,13 +37,20 @@ from diloco_cli.protocol.log.commit_log import (
     trusting_none_of,
     write_snapshot,
 )
-from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, snapshot_key, weights_key
+from diloco_cli.protocol.log.keys import (
+    FORMAT_KEY,
+    HEAD_HINT_KEY,
+    commit_key,
+    read_snapshot_key,
+    snapshot_key,
+    weights_key,
+)
 from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
-from diloco_cli.signing import LOG, SignatureError
+from diloco_cli.signing import LOG, MAX_TAIL_BYTES, SignatureError, body_of
 from diloco_cli.store.port import Created
 
 ROUNDS = 4  # without a merge; later than the syncer reads those at home
@@ -123,10 +130,19 @@ class RegionStoppedError(DataCheckError):
 def copy_once(key: str, data: bytes) -> Steps[None]:
     """Write home's bytes under the same key in the region's bucket. RegionStoppedError if other bytes are there."""
     answer = yield There(Create(key, data))
-    if isinstance(answer, Created) or answer.data == data:
+    if isinstance(answer, Created) or same(key, answer.data, data):
         return
-    if (yield There(Get(key, len(data)))) != data:  # the bytes in the first answer may have been damaged
+    again = yield There(Get(key, len(data) + MAX_TAIL_BYTES))  # the bytes in the first answer may have been damaged
+    if not same(key, again, data):
         raise stopped(key)
+
+
+def same(key: str, one: bytes | None, other: bytes | None) -> bool:
+    """Whether two buckets hold the same under a key. Snapshots are what the log makes them, whichever syncer wrote and
+    signed each: a mirror writes one where home has none yet."""
+    if one is None or other is None or read_snapshot_key(key) is None:
+        return one == other
+    return body_of(one) == body_of(other)
 
 
 def stopped(key: str) -> RegionStoppedError:
@@ -194,13 +210,13 @@ class Mirror:
         key = snapshot_key(state.n)
         kept = yield from self._here(key)
         theirs = kept is None or not self.run.keyring.authenticates(LOG, key, kept)  # gone, or what somebody put there
-        if not theirs and kept != (yield from self._there(key)):
+        if not theirs and not same(key, kept, (yield from self._there(key))):
             yield from self._compare_again(key)
         self.state, self.last_snapshot = state, state.n
 
     def _compare_again(self, key: str) -> Steps[None]:
         """Bytes that differ once may have been damaged in the read; if they differ twice, the mirror ends."""
-        if (yield from self._here(key)) != (yield from self._there(key)):
+        if not same(key, (yield from self._here(key)), (yield from self._there(key))):
             raise stopped(key)
 
     def _here(self, key: str) -> Steps[bytes | None]:
