@@ -74,12 +74,13 @@ def _refuse_scalars(model: nn.Module) -> None:
 
 
 def _shard(model: nn.Module, settings: RunSettings, device: torch.device) -> None:
-    """Block by block, so that one block's whole parameters are on a device at a time. Blocks are gathered in the type
-    that autocast gives their matrix products; what lies around them, and all sums of gradients, stay float32."""
+    """Block by block, so that one block's whole parameters are on a device at a time. On CUDA they are gathered in the
+    type that autocast gives their matrix products; what lies around them, and all sums of gradients, stay float32. On
+    a CPU blocks stay so, too: its norms take values and weights of one type only."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
-    half = torch.bfloat16 if runs_in_bf16(settings.train.precision, device) else None
+    half = torch.bfloat16 if device.type == "cuda" and runs_in_bf16(settings.train.precision, device) else None
     policy = MixedPrecisionPolicy(
         param_dtype=half, reduce_dtype=None if half is None else torch.float32, cast_forward_inputs=False
     )

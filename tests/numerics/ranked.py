@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from math import inf
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.presets import GPTShape, MoEShape
@@ -32,9 +33,11 @@ from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tasks import huggingface, models
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors.delta import delta_formats
 from diloco_cli.tensors.flat import flatten
-from diloco_cli.training.ranks import RankedTraining, build_rank, follow
+from diloco_cli.training.ranks import Rank, RankedTraining, build_rank, follow
 from diloco_cli.training.replica import CPU, DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire
 
 ROOT = Path(__file__).resolve().parents[2]
 SEQUENCE = 12
@@ -44,7 +47,8 @@ NUMBERS = Progression(0.5, inf, False)  # any place in a run with a constant lea
 
 @dataclass(frozen=True)
 class RankedCase:
-    """`rows`: examples of a batch; `at_once`: of one rank's micro-batch, None: all of its own."""
+    """`rows`: examples of a batch; `at_once`: of one rank's micro-batch, None: all of its own. `events`: between two
+    rounds of `steps` each (EVENTS). `codec`: what each round's deltas are sent in, with error feedback."""
 
     name: str
     model: str = "gpt"
@@ -55,6 +59,9 @@ class RankedCase:
     fragments: int = 3
     split_rows: bool = False
     precision: str = "fp32"
+    optimizer: str = "adamw"
+    events: tuple[str, ...] = ()
+    codec: str = "fp32"
 
     @property
     def tokens(self) -> int:
@@ -68,9 +75,20 @@ class RankedCase:
             train=TrainSettings(
                 batch_tokens=self.tokens,
                 precision=self.precision,  # type: ignore[arg-type]
-                inner=InnerSettings(lr=3e-3, schedule="constant", warmup_steps=0, clip_norm=1.0),
+                inner=InnerSettings(
+                    name=self.optimizer,  # type: ignore[arg-type]
+                    lr=3e-3 if self.optimizer == "adamw" else 0.1,
+                    schedule="constant",
+                    warmup_steps=0,
+                    clip_norm=1.0,
+                ),
             ),
-            sync=SyncSettings(fragments=self.fragments, split_rows=self.split_rows),
+            sync=SyncSettings(
+                fragments=self.fragments,
+                split_rows=self.split_rows,
+                codec=self.codec,  # type: ignore[arg-type]
+                error_feedback=self.codec != "fp32",
+            ),
         )
         micro = None if self.at_once is None else self.at_once * SEQUENCE
         island = Island(
@@ -81,11 +99,14 @@ class RankedCase:
 
 @dataclass
 class Trained:
-    """After the steps: every fragment, the losses, and the moments as they would be saved."""
+    """After the steps: every fragment, the losses, and the moments as they would be saved (none of SGD). `payloads`:
+    what was sent; `of_whole`: the same, encoded from the whole tensors as torch gathers them."""
 
     fragments: list[Tensor]
     losses: list[float]
-    moments: bytes
+    moments: bytes | None
+    payloads: list[bytes] = field(default_factory=list)
+    of_whole: list[bytes] = field(default_factory=list)
 
 
 def one_rank(case: RankedCase, moments: bytes | None = None) -> Trained:
@@ -124,16 +145,79 @@ def several_ranks(
     return {case.name: torch.load(folder / f"{case.name}.pt", weights_only=False) for case in cases}
 
 
-def _trained(case: RankedCase, run: RunFormat, training: DeviceTraining, moments: bytes | None = None) -> Trained:
+def _trained(
+    case: RankedCase, run: RunFormat, training: DeviceTraining, moments: bytes | None = None,
+    whole: Callable[[], dict[str, Tensor]] | None = None,
+) -> Trained:  # fmt: skip
+    """`whole`: the island's tensors, whichever rank has them."""
     start = dict(build_model(run.settings).named_parameters())
-    for index, fragment in enumerate(run.layout.fragments):
-        training.write(index, flatten(fragment, start))
+    bases = [flatten(fragment, start) for fragment in run.layout.fragments]
+    for index, values in enumerate(bases):
+        training.write(index, values)
     if moments is not None:
         assert training.restore(moments)
-    losses = [training.train(step * case.tokens, case.tokens, NUMBERS).loss for step in range(case.steps)]
+    found, wire, witness = Trained([], [], None), TensorWire(run), TensorWire(run)
+    kept, at = None, 0
+    for number, event in enumerate(("", *case.events)):
+        kept = EVENTS[event](training, kept) if event in EVENTS else kept
+        if event == "sent":
+            tensors = None if whole is None else whole()
+            for index, fragment in enumerate(run.layout.fragments):
+                applied = number - 1 if number > 1 else None
+                payload = wire.encode(index, number, applied, bases[index], training.read(index))
+                found.payloads.append(payload)
+                if tensors is not None:
+                    found.of_whole.append(
+                        witness.encode(index, number, applied, bases[index], flatten(fragment, tensors))
+                    )
+                bases[index] = bases[index] - _decoded(run, index, payload)  # as the only learner's, outer rate 1
+                training.write(index, bases[index])
+        for _ in range(case.steps):
+            found.losses.append(training.train(at * case.tokens, case.tokens, NUMBERS).loss or 0.0)
+            at += 1
+    saved = training.save()
+    found.fragments = [training.read(fragment) for fragment in range(run.num_fragments)]
+    found.moments = None if saved is None else saved.encode()
+    return found
+
+
+def _decoded(run: RunFormat, fragment: int, payload: bytes) -> Tensor:
+    form = delta_formats(run.layout, run.settings.sync)[fragment]
+    return form.open(payload)[0](0, torch.empty(form.cut.size))
+
+
+Kept = tuple[list[Tensor], bytes]  # every fragment, and the moments
+
+
+def _keep(training: DeviceTraining, _: Kept | None) -> Kept:
     saved = training.save()
     assert saved is not None
-    return Trained([training.read(f) for f in range(run.num_fragments)], losses, saved.encode())
+    return [training.read(fragment) for fragment in range(training.run.num_fragments)], saved.encode()
+
+
+def _roll_back(training: DeviceTraining, kept: Kept | None, with_moments: bool) -> Kept:
+    """As a learner does it: all fragments arrive anew, moments are the saved ones, or fresh ones."""
+    assert kept is not None
+    assert training.restore(kept[1]) if with_moments else training.reset()
+    for fragment, values in enumerate(kept[0]):
+        training.write(fragment, values)
+    return kept
+
+
+def _adopt(training: DeviceTraining, kept: Kept | None) -> Kept | None:
+    """By halves, of values that no rank has."""
+    for fragment in range(training.run.num_fragments):
+        own = training.read(fragment)
+        training.write(fragment, torch.lerp(own, torch.linspace(-0.1, 0.1, len(own)), 0.5))
+    return kept
+
+
+EVENTS: dict[str, Callable[[DeviceTraining, Kept | None], Kept | None]] = {
+    "kept": _keep,
+    "adopted": _adopt,
+    "rolled back": lambda training, kept: _roll_back(training, kept, True),
+    "rolled back to fresh moments": lambda training, kept: _roll_back(training, kept, False),
+}
 
 
 def choosing() -> nn.Module:
@@ -243,8 +327,22 @@ def main(name: str) -> None:
         run = case.run()
         rank = build_rank(run, run.islands[0], build_data(run.settings), CPU, own_beats(place))
         if not place.commands:
+            for _ in range(case.events.count("sent")):
+                follow(rank)
+                whole_tensors(rank)
             follow(rank)
             continue
         training = RankedTraining(run, rank)
-        torch.save(_trained(case, run, training, moments), folder / f"{case.name}.pt")
+
+        def whole(training: RankedTraining = training, rank: Rank = rank) -> dict[str, Tensor]:
+            training.close(0)  # the others gather, too, and follow again
+            return whole_tensors(rank)
+
+        torch.save(_trained(case, run, training, moments, whole), folder / f"{case.name}.pt")
         training.close(0)
+
+
+def whole_tensors(rank: Rank) -> dict[str, Tensor]:
+    """By torch's own gathering. All ranks call it at once."""
+    tensors = rank.replica.tensors
+    return {n: t.detach().full_tensor() if isinstance(t, DTensor) else t.detach() for n, t in tensors.items()}
