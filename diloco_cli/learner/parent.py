@@ -20,12 +20,12 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.environment import environment_with
-from diloco_cli.errors import DilocoError, FencedError, UsageError
+from diloco_cli.errors import DilocoError, FencedError, TryAgainError, UsageError
 from diloco_cli.events.cause import Cause
 from diloco_cli.learner.beats import make_beats, read_beats
 from diloco_cli.learner.place import BEATS_VARIABLE, RankPlace
@@ -206,10 +206,13 @@ class _Family:
 
     def _tell(self, url: str, rank: int, status: int) -> None:
         """Hand on the lost rank's own account of its end, for the supervisor or the bucket."""
-        say(f"{utc_now_text()} {self.name}: {how_it_ended(rank, len(self.ranks), status)}: the others were ended")
+        world = self.node.ranks * self.node.count
+        ended = how_it_ended(rank, world, status)
+        say(f"{utc_now_text()} {self.name}: {ended}: the others were ended")
         cause = read_cause_file(self._cause_path(rank), self.ranks[rank].pid)
         if status not in (FencedError.exit_status, 143, 130):
-            tell(url, self.name, cause or Cause(how_it_ended(rank, len(self.ranks), status)))
+            text = ended if cause is None else f"rank {rank} of {world}: {cause.text}"
+            tell(url, self.name, replace(cause or Cause(ended), text=text))
 
 
 def interface_to(host: str) -> str:
@@ -231,9 +234,11 @@ def interface_to(host: str) -> str:
 
 def culprit(exits: Mapping[int, int], killed: Collection[int]) -> int | None:
     """The rank whose end ended the others: one that a signal killed, else one that says why, else any that failed; the
-    lowest of several. A rank that lost the others fails with them, and says less. None: none failed by itself."""
+    lowest of several. A rank that has only lost another asks to try again. None: none failed by itself."""
     own = {rank: status for rank, status in exits.items() if status and rank not in killed}
-    return min(own, key=lambda rank: (own[rank] >= 0, own[rank] == DilocoError.exit_status, rank), default=None)
+    last = (DilocoError.exit_status, TryAgainError.exit_status)
+    order = {rank: last.index(status) + 1 if status in last else -(status < 0) for rank, status in own.items()}
+    return min(own, key=lambda rank: (order[rank], rank), default=None)
 
 
 def account(paused: Sequence[int], behind: Sequence[int], ranks: int) -> str:

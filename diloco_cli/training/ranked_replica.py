@@ -56,6 +56,10 @@ class RankedReplica(Replica):
     ranks: int = 1
 
     @property
+    def called(self) -> str:
+        return f"rank {self.rank} of {self.ranks}"
+
+    @property
     def _is_copy(self) -> bool:
         return isinstance(self.model, DistributedDataParallel)
 

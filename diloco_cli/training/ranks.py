@@ -16,7 +16,6 @@ import torch
 from torch import distributed
 
 from diloco_cli.clock import monotonic_s
-from diloco_cli.errors import DilocoError
 from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tasks.build import Data, build_model_on_meta
@@ -24,6 +23,7 @@ from diloco_cli.tensors.flat import flatten, unflatten
 from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.training.commands import Command, Commands
 from diloco_cli.training.cuda import Placed, largest
+from diloco_cli.training.faults import enough_memory, with_others
 from diloco_cli.training.inner import MOMENTS, begin_moments, keeps_moments, moments_of, sound_moments
 from diloco_cli.training.ranked_model import copied_model, sharded_model
 from diloco_cli.training.ranked_replica import RankedReplica
@@ -61,13 +61,15 @@ def build_rank(run: RunFormat, island: Island, data: Data, device: torch.device,
     model = build_model_on_meta(run.settings)
     check_layout(run, model)
     sharded = sharding_of(run, island) == "fsdp"
-    model = sharded_model(model, run.settings, device) if sharded else copied_model(run.settings, device)
+    with with_others("the start"), enough_memory(f"rank {rank} of {ranks}"):
+        model = sharded_model(model, run.settings, device) if sharded else copied_model(run.settings, device)
     shard, micro = run.shard_of(island.name), island.micro_batch_tokens
     replica = RankedReplica(
         run.settings, model, data, shard, run.num_shards, device, micro_batch_tokens=micro, rank=rank, ranks=ranks
     )  # fmt: skip
     torch.manual_seed(run.settings.train.seed * ranks + rank)
-    distributed.barrier()  # nccl wants all ranks in the first meeting, and a fragment may need only some
+    with with_others("the start"):
+        distributed.barrier()  # nccl wants all ranks in the first meeting, and a fragment may need only some
     return Rank(replica, Shards(run.layout, rank, ranks, device, sharded), Commands(), alive)
 
 
@@ -159,13 +161,9 @@ class RankedTraining(DeviceTraining):
     def _told(self, command: Command, *numbers: float) -> Iterator[None]:
         """All do the same within."""
         self._together = False
-        try:
+        with with_others(command.name):
             self._commands.send(command, *numbers)
             yield
-        except RuntimeError as error:
-            if isinstance(error, distributed.DistError) or "gloo" in str(error):
-                raise DilocoError(f"another rank of the island was lost during {command.name}") from error
-            raise
         self._together = True
         self._told_s = monotonic_s()
         self._alive.beat()
@@ -174,10 +172,12 @@ class RankedTraining(DeviceTraining):
 def follow(rank: Rank) -> int:
     """On the other ranks: do what rank 0 does, until it says END; its exit status."""
     while True:
-        command, numbers = rank.commands.receive()
+        with with_others("a command"):
+            command, numbers = rank.commands.receive()
         if command is Command.END:
             return int(numbers[0])
-        _do(command, numbers, rank)
+        with with_others(command.name):
+            _do(command, numbers, rank)
         if command is Command.STEP:
             rank.alive.stepped()
         rank.alive.beat()
@@ -188,7 +188,8 @@ def _do(command: Command, numbers: list[float], rank: Rank) -> None:
     match command:
         case Command.STEP:
             position, batch_tokens, lr = numbers
-            replica.step(int(position), int(batch_tokens), lr)
+            with enough_memory(replica.called, replica.micro_batch_tokens):
+                replica.step(int(position), int(batch_tokens), lr)
         case Command.READ:
             shards.gather(int(numbers[0]), replica.tensors)
         case Command.WRITE:

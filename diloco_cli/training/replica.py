@@ -22,6 +22,7 @@ from diloco_cli.tasks.build import Batch, Data, losses_of
 from diloco_cli.tensors.flat import flatten, parameter_facts, unflatten
 from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.training.faults import enough_memory
 from diloco_cli.training.inner import (
     autocast,
     build_optimizer,
@@ -68,6 +69,11 @@ class Replica:
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
         return bare_parameters(self.model)
+
+    @property
+    def called(self) -> str:
+        """In errors."""
+        return str(self.device)
 
     def step(self, position: int, batch_tokens: int, lr: float) -> float:
         """One inner step on the batch at `position` (tokens into the shard); returns the loss in nats per token.
@@ -151,16 +157,21 @@ class DeviceTraining:
 
     def train(self, position: int, batch_tokens: int, at: Progression) -> Stepped:
         lr = step_learning_rate(self.run, at.fraction, at.own_steps, at.moments_lost)
-        loss = self._step(position, batch_tokens, lr)
+        place = f"at token {position} of shard {self.replica.shard}"
+        try:
+            loss = self._step(position, batch_tokens, lr)
+        except RunFailedError as error:
+            raise RunFailedError(f"{error.message} {place}", hint=error.hint) from error
         if not isfinite(loss):
             raise RunFailedError(
-                f"the loss is {loss} at token {position} of shard {self.replica.shard}",
+                f"the loss is {loss} {place}",
                 hint="lower train.inner.lr; a restart begins at the newest committed parameters",
             )
         return Stepped(batch_tokens, loss)
 
     def _step(self, position: int, batch_tokens: int, lr: float) -> float:
-        return self.replica.step(position, batch_tokens, lr)
+        with enough_memory(self.replica.called, self.replica.micro_batch_tokens):
+            return self.replica.step(position, batch_tokens, lr)
 
     def read(self, fragment: int) -> torch.Tensor:
         """[n] float32 on the CPU."""

@@ -17,23 +17,27 @@ from tests.unit.learner.test_parent import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 JOIN = """
-import torch
+import os, torch
+torch.__version__ = os.environ.get("ANOTHER_TORCH") or torch.__version__
 from diloco_cli.errors import DilocoError
 from diloco_cli.learner.group import join_group
 from diloco_cli.learner.place import place_here
 try:
-    join_group(place_here(), torch.device("cpu"), 1.0)
+    join_group(place_here(), torch.device("cpu"), float(os.environ.get("MEET_S", "1")))
 except DilocoError as error:
     print(error.code, error)
 """
 
 
-def joined(place: RankPlace, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", JOIN], check=False, cwd=ROOT, capture_output=True, text=True, timeout=90,
+def joining(place: RankPlace, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", JOIN], cwd=ROOT, stdout=subprocess.PIPE, text=True,
         env=environment_with(**place.environment(), **environment),
     )  # fmt: skip
-    return done.stdout
+
+
+def joined(place: RankPlace, **environment: str) -> str:
+    return joining(place, **environment).communicate(timeout=90)[0]
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
@@ -59,6 +63,13 @@ def test_ranks_with_other_versions_are_named() -> None:
     _compare(stated)
     with pytest.raises(UsageError, match=r"rank 2 on box2 has torch 2\.9\.1, rank 0 on box0 has 2\.13\.0"):
         _compare(stated | {2: stated[2] | {"torch": "2.9.1"}})
+
+
+def test_every_rank_refuses_an_island_of_several_versions(tmp_path: Path) -> None:
+    places = [RankPlace(rank, 2, rank, 2, f"file://{tmp_path}/meet") for rank in range(2)]
+    ranks = [joining(place, MEET_S="60", ANOTHER_TORCH="2.0.1" if place.rank else "") for place in places]
+    for said in [rank.communicate(timeout=90)[0] for rank in ranks]:
+        assert "usage rank 1 on " in said and " has torch 2.0.1, rank 0 on " in said
 
 
 def test_a_device_without_a_group_is_refused() -> None:

@@ -175,6 +175,9 @@ def test_who_ended_the_others() -> None:
     assert culprit({0: 12, 1: -9, 2: 1}, ()) == 1
     assert culprit({0: 12, 1: -9, 2: 1}, {1}) == 0
     assert culprit({0: 0, 1: -9}, {1}) is None
+    assert culprit({0: 75, 1: 1}, ()) == 1  # rank 0 has only lost the other
+    assert culprit({0: 75, 1: 1, 2: 2}, ()) == 2
+    assert culprit({0: 75, 1: 75}, ()) == 0  # both have lost one of another node
 
 
 def test_which_ranks_hang_in_words() -> None:

@@ -1,0 +1,50 @@
+"""Models that fail on one rank of several."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor, nn
+
+from tests.numerics.ranked import CountingText, gpt
+
+text = CountingText
+FAILING = os.environ.get("RANK") == "1"
+
+
+class Failing(nn.Module):
+    """`how`: loss, gradient, memory or code."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.model, self.how = gpt(), how
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = self.model(tokens, targets)
+        if not FAILING:
+            return loss
+        match self.how:
+            case "loss":
+                return loss * float("nan")
+            case "gradient":
+                return loss + (0.0 * loss).sqrt()  # 0, and infinitely steep: 0 times infinity
+            case "memory":
+                raise torch.OutOfMemoryError("Tried to allocate 7.00 GiB")
+        raise ValueError("this rank fails")
+
+
+def loss() -> nn.Module:
+    return Failing("loss")
+
+
+def gradient() -> nn.Module:
+    return Failing("gradient")
+
+
+def memory() -> nn.Module:
+    return Failing("memory")
+
+
+def code() -> nn.Module:
+    return Failing("code")
