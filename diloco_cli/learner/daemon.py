@@ -18,6 +18,7 @@ from diloco_cli.learner.facts import Facts
 from diloco_cli.learner.group import join_group
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
 from diloco_cli.learner.place import RankPlace
+from diloco_cli.learner.resize import as_resized, at_ranks
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
@@ -151,7 +152,11 @@ def _learn(
     run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, device_name: str | None,
     stop: StopSignal, news: RetryNews, place: RankPlace | None,
 ) -> None:  # fmt: skip
-    training, wire = _ports(run, island, device_here(device_name or island.accelerator, place), place)
+    device = device_here(device_name or island.accelerator, place)
+    planned, island = island, at_ranks(run, island, 1 if place is None else place.world_size, device)
+    if island is not planned:
+        _log_of(island.name)(as_resized(island, planned))
+    training, wire = _ports(run, island, device, place)
     facts, earlier = Facts(island.name), _earlier_heartbeat(run, store, island.name)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
@@ -239,9 +244,7 @@ def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer
     here = next((store.name for store in run.regions if store.url == url), None)
     batch_tokens = newcomer.batch_tokens or run.settings.train.batch_tokens
     tensors, here_it_runs = parameters_of(run.layout), choose_device(device or "cpu")
-    micro, sharding = micro_batch_here(
-        run.settings, tensors, run.num_fragments, batch_tokens, here_it_runs, newcomer.ranks
-    )
+    micro, fit = micro_batch_here(run.settings, tensors, run.num_fragments, batch_tokens, here_it_runs, newcomer.ranks)
     return Island(
         name=name,
         region=newcomer.region or here or run.home_region or min(island.region for island in run.islands),
@@ -254,7 +257,7 @@ def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer
         infra="joined",
         micro_batch_tokens=micro,
         ranks=newcomer.ranks,
-        sharding=sharding,
+        sharding=fit.sharding,
     )
 
 

@@ -15,6 +15,7 @@ from diloco_cli.learner.beats import own_beats
 from diloco_cli.learner.daemon import device_here, threads_of
 from diloco_cli.learner.group import ADMITTED_S, MEET_S, join_group
 from diloco_cli.learner.place import RankPlace
+from diloco_cli.learner.resize import at_ranks
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.runtime.consent import NamedHere, consented
 from diloco_cli.runtime.daemon import StopSignal, opened
@@ -36,6 +37,7 @@ def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: Na
     run = consented(run, url, here, ())
     island = run.island(name)
     on = device_here(device or ("cpu" if island is None else island.accelerator), place)
+    island = island and at_ranks(run, island, place.world_size, on)
     if on.type == "cuda":
         torch.cuda.set_device(on)
     join_group(place, on, MEET_S if island is not None else ADMITTED_S)
@@ -44,6 +46,7 @@ def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: Na
         island = run.island(name)
     if island is None:
         raise UsageError(f"run {run.name} has no island {name!r}", hint="rank 0 says more")
+    island = at_ranks(run, island, place.world_size, on)
     torch.set_num_threads(threads_of(run, island, place))
     data = Prefetched(build_data(run.settings), on)
     return follow(build_rank(run, island, data, on, own_beats(place)))

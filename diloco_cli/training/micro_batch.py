@@ -8,11 +8,10 @@ import torch
 
 from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.layout import Layout, ParameterFact
-from diloco_cli.plan.memory import computing, fit_with_micro_batch
+from diloco_cli.plan.memory import Fit, computing, fit_with_micro_batch
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
-from diloco_cli.plan.plan import Sharding
 from diloco_cli.tasks.build import Batch, build_data
 from diloco_cli.training.inner import runs_in_bf16
 
@@ -58,19 +57,24 @@ def micro_batch_here(
     batch_tokens: int,
     device: torch.device,
     ranks: int = 1,
-) -> tuple[int, Sharding]:
-    """Tokens of a micro-batch on this `device`, one of `ranks` that are alike, and how these share the model: by the
-    plan's rule, for a machine that is in no plan."""
+) -> tuple[int, Fit]:
+    """Tokens of a micro-batch on this `device`, one of `ranks` that are alike, and what it holds: by the plan's rule,
+    for a machine that is in no plan. Raises InfeasibleError for a batch of fewer sequences than ranks."""
     if settings.model.preset in MODEL_PRESETS:
         model = model_facts(settings.model)
     else:
         sequence = getattr(build_data(settings), "sequence", None)
         model = facts_from_parameters(list(parameters), sequence if isinstance(sequence, int) else 1)
+    if ranks > max(1, sequences := batch_tokens // model.sequence):
+        raise InfeasibleError(
+            f"a batch of {sequences} sequences cannot be divided over {ranks} ranks",
+            hint=f"--ranks {max(1, sequences)} at most, or another run with larger batches",
+        )
     memory_gb = torch.cuda.get_device_properties(device).total_memory / GB if device.type == "cuda" else None
     half = runs_in_bf16(settings.train.precision, device)
     how = computing(settings.train, half, num_fragments)
     fit = fit_with_micro_batch(settings.train, model, batch_tokens, how, ranks, memory_gb)
-    return min(fit.sequences * model.sequence, batch_tokens), fit.sharding
+    return min(fit.sequences * model.sequence, batch_tokens), fit
 
 
 def parameters_of(layout: Layout) -> list[ParameterFact]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import distributed
@@ -32,7 +32,6 @@ from diloco_cli.training.shards import Shards, Tensors
 from diloco_cli.training.streams import Copies, Cuda
 
 BEAT_S = 5.0
-Sharding = Literal["ddp", "fsdp"]
 
 
 class Alive(Protocol):
@@ -60,7 +59,7 @@ def build_rank(run: RunFormat, island: Island, data: Data, device: torch.device,
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     model = build_model_on_meta(run.settings)
     check_layout(run, model)
-    sharded = sharding_of(run, island) == "fsdp"
+    sharded = island.sharding == "fsdp"
     with with_others("the start"), enough_memory(f"rank {rank} of {ranks}"):
         model = sharded_model(model, run.settings, device) if sharded else copied_model(run.settings, device)
     shard, micro = run.shard_of(island.name), island.micro_batch_tokens
@@ -71,13 +70,6 @@ def build_rank(run: RunFormat, island: Island, data: Data, device: torch.device,
     with with_others("the start"):
         distributed.barrier()  # nccl wants all ranks in the first meeting, and a fragment may need only some
     return Rank(replica, Shards(run.layout, rank, ranks, device, sharded), Commands(), alive)
-
-
-def sharding_of(run: RunFormat, island: Island) -> Sharding:
-    """Of an island that the plan gave one rank and that has several now: as the settings say, sharded by default."""
-    if island.sharding != "none":
-        return island.sharding
-    return "ddp" if run.settings.train.sharding == "ddp" else "fsdp"
 
 
 class RankedTraining(DeviceTraining):

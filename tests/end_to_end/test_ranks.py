@@ -106,6 +106,38 @@ def test_a_paused_rank_is_stuck_and_the_island_begins_anew(playground: Playgroun
     stopped_and_verified(playground)
 
 
+@pytest.mark.parametrize(
+    ("planned", "counts"), [(2, (1, 2)), pytest.param(4, (2, 4), marks=pytest.mark.long)], ids=["2-1-2", "4-2-4"]
+)
+def test_an_island_goes_on_with_another_number_of_ranks(
+    playground: Playground, planned: int, counts: tuple[int, ...]
+) -> None:
+    islands(playground, ranks=planned)
+    playground.launch(tokens=10_000_000)
+    trains_as(playground, 1)
+    saves(playground, 1)
+    url = playground.json("status", "quickstart")["store"]["url"]
+    assert playground.run("chaos", "kill", "team", "--hold").returncode == 0
+    for number, ranks in enumerate(counts, start=2):
+        learner = playground.start("learner", "--run", url, "--name", "team", "--ranks", str(ranks))
+        begins(playground, number)
+        playground.wait_for(lambda s, taken=s_taken(playground): s_taken_of(s) > taken)
+        saves(playground, number)
+        learner.send_signal(signal.SIGTERM)
+        said = "".join(learner.communicate(timeout=60))
+        assert "inner moments restored" in said, said
+        assert learner.returncode == 143
+        resized = f"ranks {ranks}, planned were {planned}: batches of 256 tokens as planned"
+        assert (resized in said) is (ranks != planned)
+    stopped_and_verified(playground)
+
+
+def saves(place: Playground, number: int) -> None:
+    """This incarnation of the island has saved moments."""
+    folder = place.directory / "quickstart" / "bucket"
+    wait_until(lambda: any(folder.glob(f"**/inner/team/{number:08d}/*")), 120.0)
+
+
 @pytest.mark.long
 def test_two_nodes_are_one_island(playground: Playground) -> None:
     """Two parents, as two machines would have them, that meet at the address they are given."""

@@ -13,7 +13,7 @@ text = CountingText
 FAILING = os.environ.get("RANK") == "1"
 
 
-class Failing(nn.Module):
+class FailingRank(nn.Module):
     """`how`: loss, gradient, memory or code."""
 
     def __init__(self, how: str) -> None:
@@ -35,16 +35,16 @@ class Failing(nn.Module):
 
 
 def loss() -> nn.Module:
-    return Failing("loss")
+    return FailingRank("loss")
 
 
 def gradient() -> nn.Module:
-    return Failing("gradient")
+    return FailingRank("gradient")
 
 
 def memory() -> nn.Module:
-    return Failing("memory")
+    return FailingRank("memory")
 
 
 def code() -> nn.Module:
-    return Failing("code")
+    return FailingRank("code")

@@ -293,7 +293,8 @@ def test_a_model_of_ones_own_gets_a_micro_batch_from_its_tensors() -> None:
         model=ModelSettings(entrypoint="tests.numerics.tiny:regression"),
         data=DataSettings(entrypoint="tests.numerics.tiny:stream"),
     )
-    assert micro_batch_here(own, parameters_of(layout_of(own)), 2, 24, CPU) == (24, "none")
+    tokens, fit = micro_batch_here(own, parameters_of(layout_of(own)), 2, 24, CPU)
+    assert (tokens, fit.sharding) == (24, "none")
     large = 10**9
     assert 1 <= micro_batch_here(own, parameters_of(layout_of(own)), 2, large, CPU)[0] < large
 
