@@ -124,7 +124,8 @@ def _say_tape(tape: Tape, path: Path, as_json: bool) -> None:
         steps = sum(event.count for event in track.events if event.kind == "steps")
         sends = sum(event.kind == "sent" for event in track.events)
         restored = "" if track.inner_step is None else f", moments of step {track.inner_step} restored"
-        print(f"  {track.learner} incarnation {track.incarnation}: steps {steps:,}, offers {sends:,}{restored}")
+        ranks = "" if track.ranks == 1 else f", {track.ranks} ranks"
+        print(f"  {track.learner} incarnation {track.incarnation}: steps {steps:,}, offers {sends:,}{ranks}{restored}")
 
 
 def _say_end(tape: Tape, data: dict[str, Any]) -> None:
@@ -144,10 +145,17 @@ def _warnings(tape: Tape, device: str) -> list[str]:
     kinds = sorted({i.accelerator for i in islands if not i.accelerator.lower().startswith("cpu")})
     if kinds and device == "cpu":
         found.append(f"recorded on {', '.join(kinds)}: on a CPU the parameters will not be the same bits; see --device")
-    ranked = [f"{island.name} ({island.ranks})" for island in islands if island.ranks > 1]
+    counts = {track.learner: {t.ranks for t in tape.tracks if t.learner == track.learner} for track in tape.tracks}
+    ranked = [f"{name} ({' and '.join(map(str, sorted(seen)))})" for name, seen in counts.items() if seen != {1}]
     if ranked:
         found.append(
             f"recorded by several ranks of {', '.join(ranked)}: one process adds the gradients up in another order, and"
             " the parameters will not be the same bits"
+        )
+    resized = [i.name for i in islands if not counts.get(i.name, {i.ranks}) <= {i.ranks}]
+    if resized:
+        found.append(
+            f"{', '.join(resized)} had other numbers of ranks than planned, and so micro-batches of another size:"
+            " experts, whose balance is that of a micro-batch, train otherwise here"
         )
     return found

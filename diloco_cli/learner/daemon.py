@@ -161,7 +161,7 @@ def _learn(
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
     learner = Learner(
-        run, island.name, own_claim(), training, wire, nonce, lanes.start, facts, stop.is_set,
+        run, island.name, own_claim(island.ranks), training, wire, nonce, lanes.start, facts, stop.is_set,
         lambda: not stop.is_due(), lambda: facts.heartbeat(training.replica.passed) | _traffic(meter, store, earlier),
         lanes.news.set,
     )  # fmt: skip

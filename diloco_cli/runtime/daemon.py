@@ -85,8 +85,8 @@ def say(line: str) -> None:
         os.write(STDOUT, f"{line}\n".encode(errors="backslashreplace"))
 
 
-def own_claim() -> ProcessClaim:
-    return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__)
+def own_claim(ranks: int = 1) -> ProcessClaim:
+    return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__, ranks)
 
 
 def opened(url: str, stop: StopSignal, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:

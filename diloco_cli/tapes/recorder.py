@@ -13,9 +13,17 @@ from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.observe.bookkeeping import disagreements
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
-from diloco_cli.protocol.log.keys import commit_key, offer_key, read_inner_key
+from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, read_inner_key
 from diloco_cli.protocol.log.places import genuine_of
-from diloco_cli.protocol.log.records import Beginning, MergedOffer, Offer, OfferId, RunFormat, TapeEvent
+from diloco_cli.protocol.log.records import (
+    Beginning,
+    MergedOffer,
+    Offer,
+    OfferId,
+    ProcessClaim,
+    RunFormat,
+    TapeEvent,
+)
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.tape import Tape, TapeMerge, Track
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
@@ -110,6 +118,7 @@ def _read_track(
         inner_step=save[2] if save else None,
         inner_incarnation=save[1] if save else None,
         moments_lost=began.moments_lost,
+        ranks=_ranks_of(store, run, number),
         events=tuple(events),
     )
     return track, save
@@ -123,6 +132,12 @@ def _read_offer(store: Store, run: RunFormat, offer: OfferId) -> tuple[Offer, st
     found = decode(Offer, data, key)
     _expect(found.id == offer, key, "it holds another offer")
     return found, key
+
+
+def _ranks_of(store: Store, run: RunFormat, number: TrackId) -> int:
+    key = incarnation_key(*number)
+    data = genuine_of(lambda at: store.get(at, MAX_RECORD_BYTES), run.keyring, learner_signer(number[0]), key)
+    return 1 if data is None else decode(ProcessClaim, data, key).ranks
 
 
 def _save_of(began: Beginning, number: TrackId) -> Save | None:

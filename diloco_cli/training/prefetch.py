@@ -4,6 +4,9 @@ Positions follow one another, so the batch after (position, n) is most likely (p
 built ahead, by a thread that ends with it; a request for another batch waits for that thread and builds its own. Timing
 decides which batches are built ahead, never what is in them. A batch for a CUDA device is put into pinned memory, and
 the device fetches it from there while the training thread goes on.
+
+Each rank of an island builds the whole batch, pinned too, and computes its rows of it: a source knows no ranks. So n
+ranks on a machine build each batch n times.
 """
 
 from __future__ import annotations

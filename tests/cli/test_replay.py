@@ -44,9 +44,13 @@ def test_json_of_a_dry_run(diloco: Diloco, tmp_path: Path) -> None:
 def test_a_tape_of_several_ranks_says_why_its_bits_will_differ(diloco: Diloco, tmp_path: Path) -> None:
     run = replace(TAPE.run, islands=tuple(replace(island, ranks=4) for island in TAPE.run.islands))
     merges = tuple(replace(merge, state_digest="blake3-00") for merge in TAPE.merges)
-    write_tape(replace(TAPE, run=run, merges=merges), tmp_path / "t.tape")
-    said = diloco("replay", "t.tape", "--dry-run").stderr
-    assert "recorded by several ranks of l0 (4), l1 (4): one process adds the gradients up in another order" in said
+    tracks = [replace(track, ranks=ranks) for track, ranks in zip(TAPE.tracks, (4, 2, 4), strict=True)]
+    write_tape(replace(TAPE, run=run, tracks=tuple(tracks), merges=merges), tmp_path / "t.tape")
+    done = diloco("replay", "t.tape", "--dry-run")
+    told = "recorded by several ranks of l0 (2 and 4), l1 (4): one process adds the gradients up in another order"
+    assert told in done.stderr
+    assert "warning: l0 had other numbers of ranks than planned" in done.stderr
+    assert "  l0 incarnation 2: steps 4, offers 1, 2 ranks, moments of step 2 restored" in done.stdout
 
 
 def test_bad_words_and_bad_tapes_are_usage_errors(diloco: Diloco, tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def not_consented(run: RunFormat) -> RunFormat:
 
 @dataclass(frozen=True)
 class ProcessClaim:
-    """Which process claims an epoch (of the syncer) or an incarnation (of a learner)."""
+    """Which process claims an epoch (of the syncer) or an incarnation (of a learner). `ranks`: how many train in it, of
+    which this is the one that commands; it may be another number than the run's island has."""
 
     number: int
     nonce: str
@@ -154,6 +155,7 @@ class ProcessClaim:
     pid: int
     started_at: str
     software: str
+    ranks: int = 1
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Track:
 
     `inner_step`: it restored the moments that incarnation `inner_incarnation` (None: the one before) saved at this step
     of the optimizer; None: its moments were fresh. `moments_lost`: saved moments were expected and not found, so the
-    learning rate warmed up anew.
+    learning rate warmed up anew. `ranks`: how many processes trained in it together.
     """
 
     learner: str
@@ -33,6 +33,7 @@ class Track:
     inner_step: int | None = None
     inner_incarnation: int | None = None
     moments_lost: bool = False
+    ranks: int = 1
     events: tuple[TapeEvent, ...] = ()
 
 

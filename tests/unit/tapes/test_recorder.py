@@ -10,8 +10,8 @@ import pytest
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.actors.progress import Progress
-from diloco_cli.protocol.log.keys import inner_key, offer_key, read_inner_key
-from diloco_cli.protocol.log.records import Beginning, Offer, TapeEvent
+from diloco_cli.protocol.log.keys import incarnation_key, inner_key, offer_key, read_inner_key
+from diloco_cli.protocol.log.records import Beginning, Offer, ProcessClaim, TapeEvent
 from diloco_cli.protocol.log.tape import MAX_EVENTS, EventLog
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
@@ -67,6 +67,12 @@ def test_a_tape_holds_what_the_offers_tell_in_the_order_of_happening() -> None:
     # 8 tokens on fragment 0 and 8 on fragment 1, each half of the parameters
     assert [m.tokens for m in tape.merges] == [4, 8]
     assert [m.state_digest for m in tape.merges] == ["state-1", "state-2"]
+
+
+def test_a_tape_tells_how_many_ranks_each_incarnation_had() -> None:
+    store = bucket(*fit(offers()))
+    store.create(incarnation_key("l0", 2), encode(ProcessClaim(2, "nonce", "host", 1, "then", "test", ranks=4)))
+    assert [(track.incarnation, track.ranks) for track in record(store, RUN).tracks] == [(1, 1), (2, 4)]
 
 
 def test_moments_are_followed_to_an_incarnation_of_which_nothing_was_merged() -> None:
