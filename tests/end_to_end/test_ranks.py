@@ -93,7 +93,7 @@ def is_alive(process: psutil.Process) -> bool:
 def test_a_paused_rank_is_stuck_and_the_island_begins_anew(playground: Playground, paused: list[int]) -> None:
     islands(playground, ranks=2)
     playground.launch(tokens=10_000_000)
-    trains_as(playground, 1)
+    playground.wait_for(lambda s: s_taken_of(s) > 0)  # the first steps have more time, as they may compile
     ranks = ranks_of(playground)
     for rank in paused:
         ranks[rank].send_signal(signal.SIGSTOP)
@@ -133,9 +133,10 @@ def test_an_island_goes_on_with_another_number_of_ranks(
 
 
 def saves(place: Playground, number: int) -> None:
-    """This incarnation of the island has saved moments."""
+    """An offer of this incarnation of the island tells of saved moments, which the next one will restore."""
     folder = place.directory / "quickstart" / "bucket"
-    wait_until(lambda: any(folder.glob(f"**/inner/team/{number:08d}/*")), 120.0)
+    offers, told = f"**/offer/team/{number:08d}/*.json", f"inner/team/{number:08d}/"
+    wait_until(lambda: any(told in offer.read_text() for offer in folder.glob(offers)), 120.0)
 
 
 @pytest.mark.long
