@@ -86,11 +86,12 @@ def _of_templates(place: FirstPlace) -> list[str]:
 def _for_this_machine() -> list[str]:
     from diloco_cli.config.inventory_text import inventory_to_text
     from diloco_cli.probe.here import first_inventory, first_run
-    from diloco_cli.probe.machine import machine_facts, matrix_tflops
+    from diloco_cli.probe.machine import machine_facts, matrix_tflops, training_types
 
     machine = machine_facts()
-    peak = None if machine.known else matrix_tflops("fp16", machine.torch_device, UNKNOWN_DEVICE_S)
-    entry = first_inventory(machine, peak)
+    kinds = [] if machine.known else training_types(machine.torch_device)[:1]
+    rates = {kind: matrix_tflops(kind, machine.torch_device, UNKNOWN_DEVICE_S) for kind in kinds}
+    entry = first_inventory(machine, {kind: rate for kind, rate in rates.items() if rate})
     template = (templates_directory() / "start" / "here.yaml").read_text(encoding="utf-8")
     inventory = inventory_to_text(entry.inventory, entry.comments, HEAD)
     plan = _planned(inventory, first_run(template, machine))

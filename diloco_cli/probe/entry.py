@@ -30,7 +30,7 @@ DIGITS = 3
 MAX_NAME = 63
 NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 QUIET = 0.9  # a process alone that got less than this share of a core was disturbed
-PEAKS = ("bf16", "fp16", "fp32")  # the best type that training can use comes first
+PEAKS = ("bf16", "fp32")  # the types that training uses, the faster one first
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ MODELS = {CPU: FirstModel("gpt-nano", 1024, 40, 60.0), MPS: FirstModel("gpt-micr
 ON_CUDA = FirstModel("gpt-small", 16_384, 50, 180.0)
 
 
-def first_inventory(machine: MachineFacts, peak: Spread | None = None) -> MachineEntry:
-    """The bucket is a folder beside the file. `peak`: TFLOP/s of a matrix product, for a device that is not known."""
+def first_inventory(machine: MachineFacts, matrix: dict[str, Spread]) -> MachineEntry:
+    """The bucket is a folder beside the file. `matrix`: TFLOP/s of a matrix product, for a device that is not known."""
     name = machine.accelerators.name
     if name == CPU:
         cores = max(1, min(MAX_CORES, machine.cores // len(LEARNERS)))
@@ -55,8 +55,7 @@ def first_inventory(machine: MachineFacts, peak: Spread | None = None) -> Machin
         names = [f"gpu-{number}" for number in range(count)] if count > 1 else ["gpu"]
         islands = tuple(IslandSettings(each, REGION, Accelerators(name, 1)) for each in names)
         local, comments = None, {f"islands.{names[0]}.accelerators": "one accelerator = one island = one learner"}
-    found = Measurements(machine, {"fp16": peak} if peak else {})
-    devices = new_inventory(found, islands[0].name, REGION, BUCKET).inventory.devices
+    devices = new_inventory(Measurements(machine, matrix), islands[0].name, REGION, BUCKET).inventory.devices
     store = StoreSettings(BUCKET, REGION)
     return MachineEntry(
         Inventory(store, islands, regions={REGION: RegionSettings()}, devices=devices, local=local), comments

@@ -13,12 +13,13 @@ from diloco_cli.config.devices import CPU, MPS, in_catalogue
 from diloco_cli.config.settings import Accelerators
 from diloco_cli.probe.spread import Spread, spread_of
 from diloco_cli.runtime.kernel import usable_cores
+from diloco_cli.training.inner import runs_in_bf16
 
 GB = 1e9
 VENDORS = re.compile(r"^(?:(?:NVIDIA|Tesla|Quadro|GeForce|AMD|Instinct|Radeon)[ -]+)+", re.IGNORECASE)
 PACKAGING = re.compile(r"-OAM$", re.IGNORECASE)
 SIDES = {"cpu": 1024, "mps": 4096, "cuda": 8192}
-TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 REPEATS = 5
 TERA = 1e12
 
@@ -54,6 +55,12 @@ def machine_facts() -> MachineFacts:
 def device_name(driver_name: str) -> str:
     """`NVIDIA GeForce RTX 4090` -> RTX-4090: one word without the vendor; the catalogue's aliases match the rest."""
     return PACKAGING.sub("", VENDORS.sub("", driver_name.strip()).replace(" ", "-")) or "accelerator"
+
+
+def training_types(device: str) -> list[str]:
+    """The types in which a learner can compute there, the faster one first: no bf16 where it would be emulated."""
+    emulated = torch.device(device).type == "cuda" and not runs_in_bf16("auto", torch.device(device))
+    return [kind for kind in TYPES if kind != "bf16" or not emulated]
 
 
 def matrix_tflops(kind: str, device: str, seconds: float) -> Spread | None:

@@ -10,12 +10,9 @@ from diloco_cli.config.devices import CPU
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.probe.contention import Crowding, Load, measure_alone, measure_crowding, model_name
 from diloco_cli.probe.entry import Measurements
-from diloco_cli.probe.machine import MachineFacts, machine_facts, matrix_tflops
+from diloco_cli.probe.machine import MachineFacts, machine_facts, matrix_tflops, training_types
 from diloco_cli.probe.spread import Spread
 from diloco_cli.probe.store_speed import StoreSpeed, measure_store
-
-TYPES_OF_CORES = ("bf16", "fp32")
-TYPES_OF_ACCELERATORS = ("bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -43,9 +40,8 @@ class Probe:
         )
 
     def _matrix(self, machine: MachineFacts) -> dict[str, Spread]:
-        kinds = TYPES_OF_CORES if machine.torch_device == "cpu" else TYPES_OF_ACCELERATORS
         found = {}
-        for kind in kinds:
+        for kind in training_types(machine.torch_device):
             self.say(f"matrix product in {kind} on {machine.torch_device}, {self.seconds:g} s")
             rate = matrix_tflops(kind, machine.torch_device, self.seconds)
             if rate is not None:

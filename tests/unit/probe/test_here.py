@@ -25,7 +25,7 @@ def machine(accelerators: Accelerators, cores: int = 2, known: bool = True, memo
 
 
 def planned(found: MachineFacts, folder: Path, tokens_per_s: float | None = None, peak: float | None = None) -> Plan:
-    entry = first_inventory(found, peak and spread_of([peak]))
+    entry = first_inventory(found, {"fp32": spread_of([peak])} if peak else {})
     (folder / "inventory.yaml").write_text(inventory_to_text(entry.inventory, entry.comments))
     (folder / "run.yaml").write_text(first_run(TEMPLATE, found, tokens_per_s))
     return read_plan(folder / "run.yaml", [])
@@ -55,7 +55,7 @@ def test_every_accelerator_is_an_island(count: int, tmp_path: Path) -> None:
 
 def test_a_device_that_no_catalogue_knows_is_described_as_it_was_measured(tmp_path: Path) -> None:
     plan = planned(machine(Accelerators("Strange-9", 1), 8, known=False, memory_gb=16.0), tmp_path, peak=40.0)
-    assert plan.inventory.devices["Strange-9"].fp16_tflops == 40.0 and plan.verdict.startswith("feasible")
+    assert plan.inventory.devices["Strange-9"].fp32_tflops == 40.0 and plan.verdict.startswith("feasible")
 
 
 def test_apples_get_one_learner(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, 
 from diloco_cli.errors import RunFailedError
 from diloco_cli.probe.contention import Crowding, Load, counts_to_measure, measure_alone, relative_to_alone
 from diloco_cli.probe.entry import Measurements, figures, island_name, measured, new_inventory
-from diloco_cli.probe.machine import MachineFacts, device_name, machine_facts, matrix_tflops
+from diloco_cli.probe.machine import MachineFacts, device_name, machine_facts, matrix_tflops, training_types
 from diloco_cli.probe.spread import Spread, spread_of
 from diloco_cli.probe.store_speed import StoreSpeed, measure_store
 from diloco_cli.store.memory import MemoryStore
@@ -124,10 +124,16 @@ def test_the_share_of_the_peak_that_a_known_card_reaches_is_written_down(tmp_pat
 
 def test_a_strange_card_is_described_by_what_was_measured(tmp_path):
     strange = replace(CARDS, accelerators=Accelerators("Wonder-9000", 1), known=False, memory_gb=47.4)
-    entry = new_inventory(Measurements(strange, {"fp16": exactly(88.8)}), "pod", "here", "gs://bucket/runs")
+    entry = new_inventory(Measurements(strange, {"fp32": exactly(88.8)}), "pod", "here", "gs://bucket/runs")
     (tmp_path / "i.yaml").write_text(inventory_to_text(entry.inventory, entry.comments))
     device = load_inventory(tmp_path / "i.yaml").devices["Wonder-9000"]
-    assert (device.bf16_tflops, device.fp16_tflops, device.memory_gb) == (None, 88.8, 47.4)
+    assert (device.bf16_tflops, device.fp32_tflops, device.memory_gb) == (None, 88.8, 47.4)
+
+
+def test_bf16_is_not_measured_where_it_would_be_emulated(monkeypatch):
+    for capability, expected in (((7, 0), ["fp32"]), ((8, 6), ["bf16", "fp32"])):
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda _device, capability=capability: capability)
+        assert training_types("cuda:0") == expected
 
 
 def test_figures_say_every_spread_and_a_busy_machine():
