@@ -102,7 +102,7 @@ class _WithGradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
         ctx.like = [(p.shape, p.dtype, p.device) for p in parameters]
-        return values.view_as(values)
+        return values.detach()  # a view that a function made may not be changed in place: x = block(x); x += y
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -29,7 +29,7 @@ from diloco_cli.training.ranked_model import copied_model, sharded_model
 from diloco_cli.training.ranked_replica import RankedReplica
 from diloco_cli.training.replica import DeviceTraining, Replica, check_layout
 from diloco_cli.training.shards import Shards, Tensors
-from diloco_cli.training.streams import Copies, Cuda
+from diloco_cli.training.streams import Accelerator, Copies, Cuda
 
 BEAT_S = 5.0
 
@@ -73,14 +73,18 @@ def build_rank(run: RunFormat, island: Island, data: Data, device: torch.device,
 
 
 class RankedTraining(DeviceTraining):
-    """On rank 0. One thread calls it."""
+    """On rank 0. One thread calls it. `accelerator`: None: CUDA, if the ranks' device is no CPU."""
 
-    def __init__(self, run: RunFormat, rank: Rank, slowdown: float = 1.0) -> None:
+    def __init__(
+        self, run: RunFormat, rank: Rank, slowdown: float = 1.0, accelerator: Accelerator | None = None
+    ) -> None:
         super().__init__(run, rank.replica, slowdown)
         self._shards, self._commands, self._alive = rank.shards, rank.commands, rank.alive
         self._told_s, self._together = monotonic_s(), True
         device = rank.replica.device
-        self._outward = None if device.type == "cpu" else Copies(Cuda(device), device, largest(run))
+        if accelerator is None and device.type != "cpu":
+            accelerator = Cuda(device)
+        self._outward = None if accelerator is None else Copies(accelerator, device, largest(run))
 
     def _on_device(self, values: torch.Tensor | None) -> Values:
         """As the wire of this device takes them (cuda.py)."""

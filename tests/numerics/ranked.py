@@ -252,7 +252,9 @@ class Choosing(nn.Module):
         side = SIDES[int(tokens[0, 0]) % 2]
         hidden = self.embedding(tokens)
         for layer in self.layers:
-            hidden = hidden + layer(hidden, side)
+            found = layer(hidden, side)
+            found += hidden  # in place: what ranks do with a part's result must allow it
+            hidden = found
         return nn.functional.cross_entropy(self.heads[side](hidden).flatten(0, 1), targets.flatten())
 
 
