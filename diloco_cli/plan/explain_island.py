@@ -165,10 +165,17 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
     how = memory.computing(plan.run.train, half, min(fragments, m.num_tensors))
     layer = memory.layer_bytes(m, how)
     kept = (f"{layer:g} B S d (L + 1/2)", f"{layer:g} * {tokens} * {m.width} * ({m.layers} + 0.5) / 1e9")
+    freed, freed_numbers = "12 S V", f"12 * {m.sequence} * {short(m.vocabulary)}"
     if how.checkpointing:
-        kept = (f"(4 L + 3/2 {layer:g}) B S d", f"(4 * {m.layers} + 1.5 * {layer:g}) * {tokens} * {m.width} / 1e9")
+        again, logits = f"1.5 * {layer:g} * {m.width}", f"12 * {short(m.vocabulary)}"
+        kept = (
+            f"(4 L d + max(0, 3/2 {layer:g} d - 12 V)) B S",
+            f"(4 * {m.layers} * {m.width} + max(0, {again} - {logits})) * {tokens} / 1e9",
+        )
+        freed = f"max(0, 12 V - 3/2 {layer:g} d) S"
+        freed_numbers = f"max(0, {logits} - {again}) * {m.sequence}"
     e, g = short(m.embedding_parameters), how.widths.gathered
-    rest = f"4 * {e} + {g} * ({short(m.parameters)} - {e}) / {m.layers} - 12 * {m.sequence} * {short(m.vocabulary)}"
+    rest = f"4 * {e} + {g} * ({short(m.parameters)} - {e}) / {m.layers} - {freed_numbers}"
     known = {
         "weights": ("4 N", f"{memory.WEIGHT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "gradients": ("4 N", f"{memory.GRADIENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
@@ -176,7 +183,7 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         "casts": ("2 N", f"{memory.CAST_BYTES} * {short(m.parameters)} / 1e9"),
         "activations": kept,
         "logits": ("12 B S V", f"{memory.LOGIT_BYTES} * {tokens} * {short(m.vocabulary)} / 1e9"),
-        "gathered": ("4 E + max(0, 4 E + g (N - E) / L - 12 S V)", f"(4 * {e} + max(0, {rest})) / 1e9"),
+        "gathered": (f"4 E + max(0, 4 E + g (N - E) / L - {freed})", f"(4 * {e} + max(0, {rest})) / 1e9"),
         "exchange": ("8 x largest fragment", f"8 * {short(m.max_fragment(how.num_fragments))} / 1e9"),
     }
     for part in fit.parts:

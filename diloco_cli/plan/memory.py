@@ -10,10 +10,12 @@ sequences of S tokens:
     activations a B S d (L + 1/2), logits 12 B S V         a = 20 + 4 h in bf16, 32 + 8 h in fp32, where a token meets
                                                            an MLP of h d values a layer; of experts a half more of the
                                                            rest; half a layer for its gradients
-    the same, checkpointed: (4 L + a 3/2) B S d            each layer's input, and one layer computed again
+    the same, checkpointed: 4 L B S d + r                  each layer's input, and, when the logits are gone, one layer
+                                                           computed again: r = max(0, 3/2 a d - 12 V) B S beside them
     gathered 4 E + max(0, 4 E + g (N - E) / L - 12 S V)    only when sharded: embeddings; their gradient, a layer with
                                                            its own, the next layer and buffers (g: 12 in bf16, 20 in
-                                                           fp32), when the logits are gone
+                                                           fp32), when the logits are gone (checkpointed: a layer is
+                                                           computed again in their place)
     exchange 8 x the largest fragment                      what is sent and what has arrived, float32, on the rank that
                                                            commands
 
@@ -234,8 +236,15 @@ def activation_bytes(model: ModelFacts, how: Computing) -> float:
     """Of one token, while the backward pass is in the last layer: its gradients are half as large as what it keeps."""
     layer = layer_bytes(model, how)
     if how.checkpointing:
-        return (INPUT_BYTES * model.layers + 1.5 * layer) * model.width
+        return INPUT_BYTES * model.layers * model.width + max(0.0, -_freed_bytes(model, how))
     return layer * (model.layers + 0.5) * model.width
+
+
+def _freed_bytes(model: ModelFacts, how: Computing) -> float:
+    """Of one token, after the backward pass of its logits: they are gone, and if checkpointing a layer is computed
+    again in their place, which is the larger if this is negative."""
+    again = 1.5 * layer_bytes(model, how) * model.width if how.checkpointing else 0.0
+    return LOGIT_BYTES * model.vocabulary - again
 
 
 def gathered_bytes(model: ModelFacts, how: Computing) -> float:
@@ -244,8 +253,8 @@ def gathered_bytes(model: ModelFacts, how: Computing) -> float:
     they are sent through; and the logits are not, with one sequence of them."""
     outside = model.embedding_parameters
     layer = how.widths.gathered * (model.parameters - outside) / model.layers
-    logits = LOGIT_BYTES * model.sequence * model.vocabulary
-    return WEIGHT_BYTES * outside + max(0.0, GRADIENT_BYTES * outside + layer - logits)
+    freed = max(0.0, _freed_bytes(model, how)) * model.sequence
+    return WEIGHT_BYTES * outside + max(0.0, GRADIENT_BYTES * outside + layer - freed)
 
 
 def _devices_needed(two: Fit, four: Fit) -> int | None:

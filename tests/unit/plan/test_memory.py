@@ -64,10 +64,16 @@ def test_in_fp32_nothing_is_cast_and_activations_are_nearly_twice_as_large() -> 
     assert gathered == pytest.approx(20 * 1.0 / 16)
 
 
-def test_checkpointing_keeps_a_layers_input_and_computes_one_layer_again() -> None:
-    found = parts(1, replace(HOW, checkpointing=True))
-    assert found["activations"] == pytest.approx((4 * 16 + 1.5 * 36) * 2048 * 2048 / 1e9)
+def test_checkpointing_keeps_a_layers_input_and_computes_one_layer_again_where_the_logits_were() -> None:
+    again = replace(HOW, checkpointing=True)
+    found = parts(1, again)
+    assert found["activations"] == pytest.approx(4 * 16 * 2048 * 2048 / 1e9)
     assert {**found, "activations": 0.0} == {**parts(1), "activations": 0.0}
+    few = replace(MODEL, embedding_parameters=256 * 2048)
+    layer, logits = 1.5 * layer_bytes(few, again) * 2048, 12 * 256
+    sizes = {part.name: part.gb for part in memory_parts(few, again, 4)}
+    assert sizes["activations"] + sizes["logits"] == pytest.approx((4 * 16 * 2048 + layer) * 2048 / 1e9)
+    assert layer > logits and sizes["gathered"] == pytest.approx((8 * 256 * 2048 + 12 * (1e9 - 256 * 2048) / 16) / 1e9)
 
 
 def test_sgd_keeps_no_moments() -> None:
