@@ -1,9 +1,11 @@
 """What the ranks of an island hold at the peak, over what the plan says: python -m tests.benchmarks.rank_memory
 
 Real ranks (gloo, on the CPU) train through the product's own code while rank 0 holds what was sent and what arrived of
-the largest fragment. Resident memory above that of the same process after a tiny model's step. Every rank adds up two
-micro-batches, so that gradients are there while activations are. Memory that is freed goes back to the system at once
-(MALLOC_MMAP_THRESHOLD_): malloc keeps nothing that could be taken for the model's. Exit status 1 if a row misses.
+the largest fragment; with --host it also holds what an island's host has for the exchange: every base, two rounding
+errors a fragment, and saved moments with their bytes. Resident memory above that of the same process after a tiny
+model's step. Every rank adds up two micro-batches, so that gradients are there while activations are. Memory that is
+freed goes back to the system at once (MALLOC_MMAP_THRESHOLD_): malloc keeps nothing that could be taken for the
+model's. Exit status 1 if a row misses.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.beats import own_beats
 from diloco_cli.learner.group import join_group
 from diloco_cli.learner.place import RankPlace, place_here
-from diloco_cli.plan.memory import Computing, memory_parts
+from diloco_cli.plan.memory import Computing, host_memory_gb, memory_parts
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import Island, RunFormat
@@ -44,6 +46,7 @@ from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.inner import begin_moments
 from diloco_cli.training.ranks import RankedTraining, build_rank, follow
 from diloco_cli.training.replica import CPU, DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire
 from tests.benchmarks.measure import ROOT, machine, row
 
 SEQUENCE, PASSES, FRAGMENTS = 128, 2, 8
@@ -60,17 +63,21 @@ SHAPES: dict[str, GPTShape] = {
 
 @dataclass(frozen=True)
 class MemoryCase:
-    """`sequences`: of one rank's micro-batch."""
+    """`sequences`: of one rank's micro-batch. `host`: rank 0 holds what its host has for the exchange, too."""
 
     shape: str
     ranks: int
     sequences: int
     sharding: str = "fsdp"
     fragments: int = FRAGMENTS
+    host: bool = False
 
     @property
     def batch_tokens(self) -> int:
         return PASSES * self.ranks * self.sequences * SEQUENCE
+
+    def sync(self) -> SyncSettings:
+        return SyncSettings(fragments=self.fragments, codec="int4", error_feedback=self.host)
 
     def run(self) -> RunFormat:
         settings = RunSettings(
@@ -78,7 +85,7 @@ class MemoryCase:
             model=ModelSettings(entrypoint=f"tests.benchmarks.rank_memory:{self.shape}", sequence=SEQUENCE),
             data=DataSettings(entrypoint="tests.benchmarks.rank_memory:RandomRows"),
             train=TrainSettings(batch_tokens=self.batch_tokens, precision="fp32", inner=InnerSettings(warmup_steps=0)),
-            sync=SyncSettings(fragments=self.fragments),
+            sync=self.sync(),
         )
         island = Island(
             "l0", "here", self.batch_tokens, self.fragments, 1.0, 1.0, micro_batch_tokens=self.sequences * SEQUENCE,
@@ -95,9 +102,11 @@ class MemoryCase:
         )  # fmt: skip
         over = self.ranks if self.sharding == "fsdp" else 1
         parts = memory_parts(facts, Computing(half=False, num_fragments=self.fragments), over, sequences=self.sequences)
-        return [
-            sum(part.gb for part in parts if not rank or part.name != "exchange") for rank in range(self.ranks)
-        ]  # fmt: skip
+        each = sum(part.gb for part in parts if part.name != "exchange")
+        commanding = sum(part.gb for part in parts)
+        if self.host:
+            commanding = each + host_memory_gb(facts, self.sync(), facts.max_fragment(self.fragments), overlap=0)
+        return [commanding, *(each for _ in range(1, self.ranks))]
 
 
 class RandomRows:
@@ -199,11 +208,25 @@ def _trained(case: MemoryCase, training: DeviceTraining) -> float:
     largest = max(range(len(layout.fragments)), key=lambda fragment: layout.fragments[fragment].num_parameters)
     for fragment in range(len(layout.fragments)):
         training.write(fragment, 0.02 * torch.randn(layout.fragments[fragment].num_parameters))
+    on_host = _held_on_host(training) if case.host else None
     sent = training.read(largest)
     arrived = sent.clone()
     training.train(0, case.batch_tokens, Progression(0.5, 1, False))
     training.write(largest, torch.lerp(arrived, sent, 0.5))
+    del on_host  # it was there until now
     return _resident_bytes("VmHWM")
+
+
+def _held_on_host(training: DeviceTraining) -> tuple[object, ...]:
+    """As in the middle of a run: two offers of each fragment are on their way, and moments are being saved."""
+    wire = TensorWire(training.run)
+    bases = [training.read(fragment) + 0.01 for fragment in range(training.run.num_fragments)]
+    for seq in range(2):
+        for fragment, base in enumerate(bases):
+            wire.encode(fragment, seq, 0 if seq else None, base, training.read(fragment))
+    moments = training.save()
+    assert moments is not None
+    return wire, bases, moments, moments.encode()
 
 
 def _resident_bytes(which: str) -> float:
@@ -217,13 +240,14 @@ def main() -> int:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--sequences", nargs="+", type=int, default=[8, 12, 16], help="of a rank's micro-batch")
     parser.add_argument("--sharding", choices=("fsdp", "ddp"), default="fsdp")
+    parser.add_argument("--host", action="store_true", help="with what rank 0's host has for the exchange")
     options = parser.parse_args()
     print(machine())
     well = True
     for shape in options.shapes:
         for ranks in options.ranks:
             for sequences in options.sequences:
-                case = MemoryCase(shape, ranks, sequences, options.sharding)
+                case = MemoryCase(shape, ranks, sequences, options.sharding, host=options.host)
                 found, planned = measured(case), case.planned()
                 over = [a / b for a, b in zip(found, planned, strict=True)]
                 holds = all(abs(ratio - 1) <= WITHIN for ratio in over)
