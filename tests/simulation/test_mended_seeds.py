@@ -19,6 +19,7 @@ MENDED = {
     92027270: "of three, one was away for 17 rounds: of the other two neither knows which norm is usual (of the check)",
     93046896: "a region's snapshot bears another syncer's signature than home's (of the check)",
     93065157: "a poisoner, whose deltas are refused, takes part in half of the merges (of the check)",
+    94021958: "one that came back offered never, as the others were merged long before their windows began",
     93057265: "such a snapshot stopped the region's mirror for good",
 }
 

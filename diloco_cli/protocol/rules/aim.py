@@ -4,7 +4,8 @@ An offer counts for the slot that it names and for no other. A merge says when t
 close (`Window`), and the syncer keeps to these times. So a learner knows, on its own clock, when the syncer begins to
 wait for an offer for slot s, and when an offer, with the time that it is on its way, is too late. It offers for s
 
-    by its steps    when it has made H_i / P steps since the slot before
+    by its steps    when it has made H_i / P steps since the slot before; not much before the window, but for the slot
+                    that is due if it has missed a round, because the others may come early and be merged at once
     by the clock    earlier, if after one more step the other learners would have to wait for it; with
                     `local_steps: planned` only if after one more step the offer would be too late
 
@@ -272,8 +273,8 @@ class Aim:
             return False
         if self.window is None or opens_s == -inf:
             return has_reached and slot < self.head + self.num_fragments
-        if missed_a_round and slot == self.head and self._stands_still(now_s):
-            return True  # all learners offer for the slot that is due
+        if missed_a_round and slot == self.head and (has_reached or self._stands_still(now_s)):
+            return True  # where all learners that the syncer expects come early, it merges long before a window begins
         if has_reached and opens_s - way_s <= now_s + max(step_s, EARLY * self.window.slot_s):
             return True
         late = 1.0 if self.pace == "planned" and not missed_a_round else TOLERATED

@@ -175,6 +175,17 @@ def test_who_has_missed_a_whole_round_does_not_wait_for_its_steps_any_more(head:
 
 
 @pytest.mark.parametrize("pace", ["planned", "measured"])
+@pytest.mark.parametrize(("head", "offers"), [(13, False), (14, True)])
+def test_who_has_missed_a_round_offers_for_the_due_slot_long_before_its_window(
+    head: int, offers: bool, pace: Pace
+) -> None:
+    """The others come so early that slots are merged up to a slot before their windows begin."""
+    aim = aim_at(10, pace=pace)
+    aim.heard(log(head, Window(opens_s=1.75 * SLOT_S, slot_s=SLOT_S, grace_s=0.0)), 106.0, 106.0)
+    assert slots_after(aim, 2, 106.1, step_s=0.5 * SLOT_S) == ([head] if offers else [])
+
+
+@pytest.mark.parametrize("pace", ["planned", "measured"])
 def test_one_that_steps_slower_than_slots_pass_still_offers_a_slots_worth_now_and_then(pace: Pace) -> None:
     """The others are there early, so each slot is merged before its window begins: by the clock none is due yet, and by
     its steps it has half of each slot when that is merged."""
