@@ -40,7 +40,7 @@ def learner(
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
     from diloco_cli.learner.parent import node_here, run_ranks
-    from diloco_cli.learner.place import die_with_parent, place_here
+    from diloco_cli.learner.place import die_with_parent, place_here, started_as_rank
     from diloco_cli.runtime.causes import telling_why
 
     if not join and (region is not None or batch_tokens is not None):
@@ -49,7 +49,7 @@ def learner(
     here, drain_s = named_here(allow_code, allow_store), parse_duration(drain)
     with telling_why(run, name):
         place = place_here()
-        node = None if place else node_here(run, name, ranks, nodes, node_rank, rendezvous)
+        node = None if started_as_rank() else node_here(run, name, ranks, nodes, node_rank, rendezvous)
         if node is not None and node.is_parent:
             sys.exit(run_ranks(diloco_command(*sys.argv[1:]), run, name, node, drain_s))
         from diloco_cli.learner.daemon import Newcomer, run_learner

@@ -127,14 +127,14 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
     if not run.model.entrypoint or run.model.parameters:
         return model_facts(run.model)
     from diloco_cli.runtime.consent import search_last
-    from diloco_cli.tasks.blocks import check_blocks
+    from diloco_cli.tasks.blocks import check_blocks, divides
     from diloco_cli.tasks.build import build_model_on_meta
     from diloco_cli.tensors.flat import parameter_facts
 
     search_last(folder)
     model = build_model_on_meta(run)
     check_blocks(model, run.train)
-    return facts_from_parameters(parameter_facts(model), _sequence(run))
+    return facts_from_parameters(parameter_facts(model), _sequence(run), divides(model))
 
 
 def _facts_of_huggingface(name: str, sequence: int | None, folder: Path) -> ModelFacts:

@@ -43,9 +43,11 @@ class RankBeats:
         self.beat()
 
 
-def own_beats(place: RankPlace) -> RankBeats:
+def own_beats(place: RankPlace | None) -> RankBeats:
     path = environment_value(BEATS_VARIABLE)
-    return RankBeats(Path(path) if path and place.has_parent else None, place.local_rank)
+    if place is None or not path or not place.has_parent:
+        return RankBeats(None, 0)
+    return RankBeats(Path(path), place.local_rank)
 
 
 def make_beats(path: Path, ranks: int) -> None:

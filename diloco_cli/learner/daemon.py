@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,12 +12,13 @@ import torch
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, UsageError
 from diloco_cli.events.cause import note_position
-from diloco_cli.learner.beats import own_beats
+from diloco_cli.learner.attended import AttendedStore
+from diloco_cli.learner.beats import RankBeats, own_beats
 from diloco_cli.learner.facts import Facts
-from diloco_cli.learner.group import join_group
+from diloco_cli.learner.group import MEET_S, join_group
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
 from diloco_cli.learner.place import RankPlace
-from diloco_cli.learner.resize import as_resized, at_ranks
+from diloco_cli.learner.resize import as_resized, at_ranks, part_of
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
@@ -71,8 +71,14 @@ def run_learner(
     """
     stop = StopSignal(drain_s)
     stop.hear_signals()
-    bare, clock = open_store(url), _hasty(stop)
-    store, _ = background_store(bare, stop.wait, stop.is_set, _log_of(name))
+    beats = own_beats(place)
+    bare, clock = open_store(url), _hasty(stop, beats)
+
+    def waits(seconds: float) -> None:
+        beats.beat()
+        stop.wait(seconds)
+
+    store, _ = background_store(bare, waits, stop.is_set, _log_of(name))
     secret = signing_secret()
     run = perform(read_format(bare.url, secret, (learner_signer(name),)), store, clock)
     check_operator(run, bare.url, secret, say)
@@ -95,7 +101,7 @@ def run_learner(
     store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
-            _learn(run, island, store, meter, device, stop, news, place)
+            _learn(run, island, store, meter, device, stop, news, place, beats)
         except (StoreError, NoSpaceError):
             _end_if_asked(stop)  # a stop ends the retries of a failing store: that is no failure of this learner
             raise
@@ -150,13 +156,13 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
 
 def _learn(
     run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, device_name: str | None,
-    stop: StopSignal, news: RetryNews, place: RankPlace | None,
+    stop: StopSignal, news: RetryNews, place: RankPlace | None, beats: RankBeats,
 ) -> None:  # fmt: skip
     device = device_here(device_name or island.accelerator, place)
     planned, island = island, at_ranks(run, island, 1 if place is None else place.world_size, device)
     if island is not planned:
         _log_of(island.name)(as_resized(island, planned))
-    training, wire = _ports(run, island, device, place)
+    training, wire = _ports(run, island, device, place, beats, _hasty(stop, beats).check)
     facts, earlier = Facts(island.name), _earlier_heartbeat(run, store, island.name)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
@@ -165,13 +171,6 @@ def _learn(
         lambda: not stop.is_due(), lambda: facts.heartbeat(training.replica.passed) | _traffic(meter, store, earlier),
         lanes.news.set,
     )  # fmt: skip
-    trains = threading.current_thread()
-
-    def while_failing() -> None:
-        """A call is repeated, by one thread or another."""
-        if threading.current_thread() is trains:
-            training.keep_alive()
-        _heartbeat_unless_it_fails(meter, learner)
 
     def check() -> None:
         lanes.check()
@@ -179,9 +178,11 @@ def _learn(
             _end_if_asked(stop)
         training.keep_alive()
 
-    news.heartbeat, status = while_failing, DilocoError.exit_status
+    news.heartbeat = lambda: _heartbeat_unless_it_fails(meter, learner)
+    status = DilocoError.exit_status
     try:
-        _train(learner, lanes, store, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
+        attended = store if place is None else AttendedStore(store, training.keep_alive)
+        _train(learner, lanes, attended, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
         status = 0
     except DilocoError as error:
         status = error.exit_status
@@ -191,12 +192,13 @@ def _learn(
 
 
 def _ports(
-    run: RunFormat, island: Island, device: torch.device, place: RankPlace | None
-) -> tuple[DeviceTraining, TensorWire]:
+    run: RunFormat, island: Island, device: torch.device, place: RankPlace | None, beats: RankBeats,
+    attend: Callable[[], None],
+) -> tuple[DeviceTraining, TensorWire]:  # fmt: skip
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread, for what it pins
     if place is not None:
-        join_group(place, device)  # first of all: the others are there, and wait
+        join_group(place, device, MEET_S, attend, part_of(island))  # first of all: the others are there, and wait
     data = Prefetched(build_data(run.settings), device)
     wire = TensorWire(run)
     if device.type == "cuda":
@@ -204,7 +206,7 @@ def _ports(
 
         wire = CudaWire(run, device)
     if place is not None:
-        return RankedTraining(run, build_rank(run, island, data, device, own_beats(place)), island.slowdown), wire
+        return RankedTraining(run, build_rank(run, island, data, device, beats), island.slowdown), wire
     model = build_model(run.settings)
     check_layout(run, model)
     model.to(device)
@@ -214,9 +216,15 @@ def _ports(
     return kind(run, replica, island.slowdown), wire
 
 
-def _hasty(stop: StopSignal) -> SystemClock:
-    """A clock for the time before training: a signal ends it at once, also if `stop` allows a drain."""
-    return SystemClock(monotonic_s, stop.wait, lambda: _end_if_asked(stop))
+def _hasty(stop: StopSignal, beats: RankBeats) -> SystemClock:
+    """A clock for the time before training: a signal ends it at once, also if `stop` allows a drain; a wait is a sign
+    of life."""
+
+    def check() -> None:
+        beats.beat()
+        _end_if_asked(stop)
+
+    return SystemClock(monotonic_s, stop.wait, check)
 
 
 def _end_if_asked(stop: StopSignal) -> None:
@@ -279,7 +287,10 @@ def device_here(accelerator: str, place: RankPlace | None) -> torch.device:
     device = choose_device(accelerator)
     if place is None or device.type != "cuda":
         return device
-    if place.local_world_size > (there := torch.cuda.device_count()):
+    there = torch.cuda.device_count()
+    if there == 1 and not place.has_parent:  # as Slurm may show each of its tasks a device of its own
+        return torch.device("cuda", 0)
+    if place.local_world_size > there:
         raise UsageError(
             f"{place.local_world_size} ranks on this machine need as many devices; torch sees {there}",
             hint="start fewer ranks here, or run the island where its accelerators are",

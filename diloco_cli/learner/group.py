@@ -10,7 +10,7 @@ import atexit
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 
 import torch
@@ -20,20 +20,32 @@ from torch.distributed.rendezvous import rendezvous
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.environment import environment_value
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.learner.place import RankPlace
+from diloco_cli.training.faults import with_others
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 MEET_S = 120.0
 ADMITTED_S = 3600.0  # for rank 0 of an island that the run has yet to admit
 COLLECTIVE_S = 600.0  # the second line of defence: the parent's watchdog is earlier
+ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
+SAME_VERSIONS = "install the same versions on every node of the island"
+SAME_DEVICES = "give the island devices of one kind and memory"
+ALIKE = {"torch": SAME_VERSIONS, "diloco": SAME_VERSIONS, "device": SAME_DEVICES, "part": SAME_DEVICES}
 BACKLOG = 4096
 POLL_S = 0.05
 
 
-def join_group(place: RankPlace, device: torch.device, meet_s: float = MEET_S) -> None:
+def join_group(
+    place: RankPlace, device: torch.device, meet_s: float = MEET_S,
+    attend: Callable[[], object] = lambda: None, part: str = "",
+) -> None:  # fmt: skip
     """Form the island's process group, its default one. Raises TryAgainError that names the ranks that did not come
-    within `meet_s`, UsageError if the ranks' versions or devices differ, or for a device that has no group."""
+    within `meet_s`, UsageError if the ranks' versions or devices differ, or for a device that has no group.
+
+    `attend` is called while ranks wait for each other, and may end that by raising. `part`: how this rank will do its
+    part, which must be the same on all."""
     backend = BACKENDS.get(device.type)
     if backend is None:
         raise UsageError(
@@ -41,11 +53,13 @@ def join_group(place: RankPlace, device: torch.device, meet_s: float = MEET_S) -
         )
     until_s = monotonic_s() + meet_s
     store = _store(place, meet_s)
-    _compare(_met(store, place, device, until_s))
-    distributed.init_process_group(
-        backend, store=PrefixStore("group", store), rank=place.rank, world_size=place.world_size,
-        timeout=timedelta(seconds=COLLECTIVE_S),
-    )  # fmt: skip
+    own = {"torch": torch.__version__, "diloco": __version__, "device": device.type, "part": part}
+    with with_others("the meeting"):
+        _compare(_met(store, place, own, until_s, attend))
+        distributed.init_process_group(
+            backend, store=PrefixStore("group", store), rank=place.rank, world_size=place.world_size,
+            timeout=timedelta(seconds=COLLECTIVE_S),
+        )  # fmt: skip
     atexit.register(distributed.destroy_process_group)  # gloo aborts a process that exits with its threads alive
 
 
@@ -56,11 +70,12 @@ def _store(place: RankPlace, meet_s: float) -> Store:
     if scheme == "file":
         return FileStore(rest, place.world_size)
     host, _, port = rest.rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
     listening = _listening(host, int(port)) if scheme == "tcp" and place.commands else None
     try:
         if scheme == "env":
             met: tuple[Store, int, int] = next(iter(rendezvous("env://", timeout=timeout)))
-            return met[0]
+            return PrefixStore(_attempt(), met[0])
         return TCPStore(
             host, int(port), place.world_size, place.commands, timeout, wait_for_workers=False,
             master_listen_fd=None if listening is None else listening.detach(),
@@ -74,6 +89,11 @@ def _store(place: RankPlace, meet_s: float) -> Store:
             f"rank {place.rank} of {place.world_size} cannot reach rank 0 at {at} within {meet_s:.0f} s",
             hint="give every node the same --rendezvous (or MASTER_ADDR), and --node-rank 0 to the one that has it",
         ) from error
+
+
+def _attempt() -> str:
+    """torchrun restarts ranks on the store of those that died: what they stated must not be taken for the new ones'."""
+    return "/".join(environment_value(name) or "0" for name in ATTEMPT_VARIABLES)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -93,10 +113,11 @@ def _listening(host: str, port: int) -> socket.socket:
     return found
 
 
-def _met(store: Store, place: RankPlace, device: torch.device, until_s: float) -> dict[int, dict[str, str]]:
+def _met(
+    store: Store, place: RankPlace, own: dict[str, str], until_s: float, attend: Callable[[], object]
+) -> dict[int, dict[str, str]]:
     """What each rank states of itself, once all have."""
-    versions = {"torch": torch.__version__, "diloco": __version__, "device": device.type}
-    store.set(f"rank/{place.rank}", json.dumps({**versions, "host": os.uname().nodename}))
+    store.set(f"rank/{place.rank}", json.dumps({**own, "host": os.uname().nodename}))
     keys = {rank: f"rank/{rank}" for rank in range(place.world_size)}
     while missing := [rank for rank, key in keys.items() if not store.check([key])]:
         if monotonic_s() >= until_s:
@@ -104,6 +125,7 @@ def _met(store: Store, place: RankPlace, device: torch.device, until_s: float) -
                 f"{_ranks(missing)} of {place.world_size} did not come; rank {place.rank} waited for them",
                 hint="start the learner on every node of the island, with the same --rendezvous",
             )
+        attend()
         sleep_s(POLL_S)
     return dict(zip(keys, map(_stated, store.multi_get(list(keys.values()))), strict=True))
 
@@ -115,12 +137,12 @@ def _stated(data: bytes) -> dict[str, str]:
 def _compare(stated: Mapping[int, Mapping[str, str]]) -> None:
     first = stated[0]
     for rank, said in stated.items():
-        for what in ("torch", "diloco", "device"):
-            if said.get(what) != first.get(what):
+        for what, hint in ALIKE.items():
+            if said.get(what) and first.get(what) and said[what] != first[what]:
                 raise UsageError(
-                    f"rank {rank} on {said.get('host')} has {what} {said.get(what)}, rank 0 on {first.get('host')} has "
-                    f"{first.get(what)}",
-                    hint="install the same versions on every node of the island",
+                    f"rank {rank} on {said.get('host')} has {what} {said[what]}, rank 0 on {first.get('host')} has "
+                    f"{first[what]}",
+                    hint=hint,
                 )
 
 

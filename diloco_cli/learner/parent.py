@@ -12,6 +12,7 @@ cannot hang with them. An incarnation ends as a whole: whatever started this pro
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -19,12 +20,13 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
-from diloco_cli.environment import environment_with
+from diloco_cli.environment import environment_value, environment_with
 from diloco_cli.errors import DilocoError, FencedError, TryAgainError, UsageError
 from diloco_cli.events.cause import Cause
 from diloco_cli.learner.beats import make_beats, read_beats
@@ -40,6 +42,7 @@ from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import learner_signer
 
 ENDPOINT = re.compile(r"[A-Za-z0-9.:_\[\]-]+:[0-9]{1,5}")
+DIRECTORY, LOCK = "diloco-ranks-", "lock"
 POLL_S = 0.1
 END_S = 5.0
 LOOPBACK = "127.0.0.1"
@@ -110,12 +113,34 @@ def run_ranks(command: Sequence[str], url: str, name: str, node: IslandNode, dra
     it."""
     stop = StopSignal()
     stop.hear_signals()
-    directory = Path(tempfile.mkdtemp(prefix="diloco-ranks-"))
-    try:
+    with own_directory() as directory:
         status = _Family(command, name, node, directory, drain_s).watched(stop, url)
+    return leave_as(status)
+
+
+@contextmanager
+def own_directory() -> Iterator[Path]:
+    """A folder for what a parent shares with its ranks. Those that SIGKILL left of other parents are removed: nobody
+    holds the lock of such a folder."""
+    for left in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*"):
+        with suppress(OSError), _locked(left / LOCK):
+            shutil.rmtree(left, ignore_errors=True)
+    directory = Path(tempfile.mkdtemp(prefix=DIRECTORY))
+    try:
+        (directory / "new").touch()
+        with _locked(directory / "new"):
+            (directory / "new").rename(directory / LOCK)  # only now it is looked at
+            yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    return leave_as(status)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Raises OSError if the file is not there, is another user's, or is locked."""
+    with path.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
 
 
 class _Family:
@@ -134,7 +159,7 @@ class _Family:
     def _start(self, command: Sequence[str], place: RankPlace) -> subprocess.Popen[bytes]:
         environment = {
             **place.environment(),
-            **dict.fromkeys(INTERFACE_VARIABLES, self.interface),
+            **{name: environment_value(name) or self.interface for name in INTERFACE_VARIABLES},
             BEATS_VARIABLE: str(self.beats),
             CAUSE_VARIABLE: f"{os.getpid()}:{self._cause_path(place.rank)}",
         }
@@ -229,7 +254,10 @@ def interface_to(host: str) -> str:
     import psutil
 
     addresses = psutil.net_if_addrs().items()
-    return next((name for name, known in addresses if own in {one.address.partition("%")[0] for one in known}), "lo")
+    for name, known in addresses:
+        if own in {one.address.partition("%")[0] for one in known}:
+            return name
+    raise UsageError(f"no interface here has the address {own}, from which {host} is reached", where="--rendezvous")
 
 
 def culprit(exits: Mapping[int, int], killed: Collection[int]) -> int | None:
@@ -258,7 +286,8 @@ def how_it_ended(rank: int, ranks: int, status: int) -> str:
 def leave_as(status: int) -> int:
     """An exit status is this process's own; a signal ends this process, too, so that its parent sees the truth."""
     if status < 0:
-        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
 

@@ -56,12 +56,18 @@ class RankPlace:
         }
 
 
+def started_as_rank() -> bool:
+    """Whether torchrun or the like has started this process, be it as the only one."""
+    return all(environment_value(name) is not None for name in ("RANK", "WORLD_SIZE"))
+
+
 def place_here() -> RankPlace | None:
     """This process's place; None: it is no rank of several. Raises UsageError for numbers that make no sense."""
     texts = {name: environment_value(name) for name in _NUMBERS}
-    if texts["RANK"] is None or texts["WORLD_SIZE"] is None:
+    if not started_as_rank():
         return None
-    texts["LOCAL_RANK"] = texts["LOCAL_RANK"] or texts["RANK"]
+    if texts["LOCAL_RANK"] is None:  # as of a Kubernetes pod: one process a machine
+        texts |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     texts["LOCAL_WORLD_SIZE"] = texts["LOCAL_WORLD_SIZE"] or texts["WORLD_SIZE"]
     try:
         rank, world, local_rank, local_world = (int(texts[name] or "") for name in _NUMBERS)

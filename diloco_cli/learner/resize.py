@@ -26,6 +26,11 @@ def at_ranks(run: RunFormat, island: Island, ranks: int, device: torch.device) -
     return replace(island, ranks=ranks, micro_batch_tokens=tokens, sharding=fit.sharding)
 
 
+def part_of(island: Island | None) -> str:
+    """How each rank does its part, which all must do alike; empty: of an island that has yet to join."""
+    return "" if island is None else f"micro-batches of {island.micro_batch_tokens} tokens ({island.sharding})"
+
+
 def as_resized(island: Island, planned: Island) -> str:
     return (
         f"ranks {island.ranks}, planned were {planned.ranks}: batches of {island.batch_tokens:,} tokens as planned, in"

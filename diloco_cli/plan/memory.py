@@ -157,7 +157,8 @@ def fit_with_micro_batch(
     """The fit of an island's ranks with the micro-batch of each: as set, or with `auto` the largest that fits."""
     most = max(1, -(-batch_tokens // (model.sequence * ranks)))  # the largest part of a batch that one of them has
     least = 1 if train.micro_batch_tokens == "auto" else min(most, max(1, train.micro_batch_tokens // model.sequence))
-    fit = memory_fit(model, how, ranks, memory_gb, per_node, least, train.sharding)
+    asked = train.sharding if model.divides else "ddp"
+    fit = memory_fit(model, how, ranks, memory_gb, per_node, least, asked)
     if train.micro_batch_tokens != "auto" or not fit.fits:
         return fit
     room_gb = HOST_WORKING_GB
@@ -193,10 +194,10 @@ def memory_fit(
     # powers of two of a node's devices, over which every layer could be divided
     splits = (2**power for power in range(1, per_node.bit_length()) if per_node % 2**power == 0)
     split = next((split for split in splits if sharded(ranks, split).fits), None)
-    ways = ["train.sharding=auto"] if asked == "ddp" and sharded(ranks).fits else []
+    ways = ["train.sharding=auto"] if asked == "ddp" and model.divides and sharded(ranks).fits else []
     again = replace(how, checkpointing=True)
     ways += ["train.checkpointing=true"] if sharded(1 if asked == "ddp" else ranks, how=again).fits else []
-    needed = _devices_needed(sharded(2), sharded(4))
+    needed = _devices_needed(sharded(2), sharded(4)) if model.divides else None
     return replace(fit, devices_needed=needed, tensor_parallel=split, settings=tuple(ways))
 
 

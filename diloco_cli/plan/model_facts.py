@@ -21,7 +21,8 @@ LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of `blocks.11.attention.weight`
 @dataclass(frozen=True)
 class ModelFacts:
     """`embedding_parameters` travel in a fragment of their own; `sequence` is in tokens. `idle_parameters` are those
-    of the experts that a token does not visit (mixture of experts): they are kept and sent, but not computed with."""
+    of the experts that a token does not visit (mixture of experts): they are kept and sent, but not computed with.
+    `divides`: it can be sharded layer by layer; else each rank must have a copy."""
 
     parameters: int
     layers: int
@@ -30,6 +31,7 @@ class ModelFacts:
     embedding_parameters: int
     num_tensors: int
     idle_parameters: int = 0
+    divides: bool = True
 
     @property
     def flops_per_token(self) -> float:
@@ -88,7 +90,7 @@ def facts_from_numbers(parameters: int, layers: int, width: int, sequence: int) 
     return ModelFacts(parameters, layers, width, sequence, embedding, num_tensors)
 
 
-def facts_from_parameters(parameters: Sequence[ParameterFact], sequence: int) -> ModelFacts:
+def facts_from_parameters(parameters: Sequence[ParameterFact], sequence: int, divides: bool = True) -> ModelFacts:
     """The facts of a model that was built. Its size is exact; layers are guessed from the numbers in its tensors'
     names, the width from the side that most of its matrices have."""
     sides = Counter(side for p in parameters if len(p.shape) > 1 and not p.embedding for side in p.shape)
@@ -100,6 +102,7 @@ def facts_from_parameters(parameters: Sequence[ParameterFact], sequence: int) ->
         sequence=sequence,
         embedding_parameters=sum(prod(p.shape) for p in parameters if p.embedding),
         num_tensors=len(parameters),
+        divides=divides,
     )
 
 

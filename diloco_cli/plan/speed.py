@@ -84,9 +84,10 @@ def peak_tflops(device: Device, precision: Precision) -> tuple[float, str]:
 
 
 def computes_in_half(device: Device, precision: Precision) -> bool:
-    """Whether the built-in learner's matrix products run in bf16: weights are cast, activations are half as large. It
-    has no fp16: that would need loss scaling."""
-    return device.name not in HOST_DEVICES and precision != "fp32" and device.bf16_tflops is not None
+    """Whether the built-in learner's matrix products run in bf16: weights are cast, activations are half as large;
+    `bf16` also where that is emulated. It has no fp16: that would need loss scaling."""
+    has_it = device.name not in HOST_DEVICES and device.bf16_tflops is not None
+    return precision == "bf16" or (precision == "auto" and has_it)
 
 
 def default_mfu(device: Device) -> float:

@@ -27,8 +27,30 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return [*found, *(block for child in others for block in blocks_of(child))]
 
 
+def divides(model: nn.Module) -> bool:
+    """Whether it can be sharded block by block: it has blocks, and each parameter is used in one, or outside of all."""
+    blocks = blocks_of(model)
+    inside = [id(p) for block in blocks for p in block.parameters()]
+    within = {id(module) for block in blocks for module in block.modules()}
+    outside = {id(p) for m in model.modules() if id(m) not in within for p in m.parameters(recurse=False)}
+    return bool(blocks) and len(set(inside)) == len(inside) and outside.isdisjoint(inside)
+
+
+def check_sharded(model: nn.Module) -> None:
+    """Raises UsageError for a model that every rank would hold as a whole."""
+    if not divides(model):
+        raise UsageError(
+            f"{type(model).__name__} cannot be sharded block by block: it has no nn.ModuleList of modules with parts of"
+            " their own, or two of them share a parameter",
+            where="train.sharding",
+            hint="keep the model's layers in an nn.ModuleList, or --set train.sharding=ddp",
+        )
+
+
 def check_blocks(model: nn.Module, train: TrainSettings) -> None:
-    """Raises UsageError if there is nothing to checkpoint."""
+    """Raises UsageError if there is nothing to checkpoint, or to shard where that is asked for."""
+    if train.sharding == "fsdp":
+        check_sharded(model)
     if train.checkpointing and not blocks_of(model):
         raise UsageError(
             f"{type(model).__name__} has no blocks whose activations could be computed again: no nn.ModuleList of "

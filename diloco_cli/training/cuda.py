@@ -78,11 +78,7 @@ class CudaTraining(DeviceTraining):
     ) -> None:
         super().__init__(run, replica, slowdown)
         self._outward = Copies(accelerator or Cuda(replica.device), replica.device, largest(run))
-        self._moments_left: DeviceEvent | None = None
-        replica.before_update = self._wait_for_moments
-        if keeps_moments(replica.optimizer):  # torch keeps freed pinned memory: half a second less at the first save
-            self._pinned_like({n: t for n, t in self._tensors.items() if t.requires_grad})
-            self._pinned_like({f"2.{n}": t for n, t in self._tensors.items() if t.requires_grad})
+        self._leaving = LeavingMoments(self._outward, replica)
 
     def read(self, fragment: int) -> Values:
         slots = self.run.layout.fragments[fragment]
@@ -95,12 +91,29 @@ class CudaTraining(DeviceTraining):
         values.leave_device()
 
     def save(self) -> Moments | None:
-        """Order the copies; the lane that encodes them waits for them, and on the device the next change of them."""
-        tensors = moments_of(self.replica.model, self.replica.optimizer)
+        return self._leaving.save()
+
+
+class LeavingMoments:
+    """AdamW's moments on their way from a device to the host, beside the training: the lane that encodes them waits for
+    the copies, and on the device the next change of them does."""
+
+    def __init__(self, copies: Copies, replica: Replica) -> None:
+        self._copies, self._replica = copies, replica
+        self._left: DeviceEvent | None = None
+        replica.before_update = self._wait
+        if keeps_moments(replica.optimizer):  # torch keeps freed pinned memory: half a second less at the first save
+            trained = {n: t for n, t in replica.tensors.items() if t.requires_grad}
+            self._pinned_like(trained)
+            self._pinned_like({f"2.{n}": t for n, t in trained.items()})
+
+    def save(self) -> Moments | None:
+        """Orders the copies; None if there is nothing to save."""
+        tensors = moments_of(self._replica.model, self._replica.optimizer)
         if tensors is None:
             return None
         into = self._pinned_like(tensors)
-        copied = self._moments_left = self._outward.after(self._outward.now(), tensors, into)
+        copied = self._left = self._copies.after(self._copies.now(), tensors, into)
 
         def encode() -> bytes:
             copied.synchronize()
@@ -108,15 +121,15 @@ class CudaTraining(DeviceTraining):
 
         return Moments(int(tensors["step"][0]), encode)
 
-    def _wait_for_moments(self) -> None:
+    def _wait(self) -> None:
         """The device does not change moments that are being saved."""
-        if self._moments_left is not None:
-            self._outward.accelerator.current().wait_event(self._moments_left)
-            self._moments_left = None
+        if self._left is not None:
+            self._copies.accelerator.current().wait_event(self._left)
+            self._left = None
 
     def _pinned_like(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """float32 on the host (a step count as it is), for copies that a device makes by itself."""
-        pinned = self._outward.accelerator.pinned
+        pinned = self._copies.accelerator.pinned
         return {
             name: torch.empty_like(t) if t.dtype == torch.int64 else pinned(t.numel()).view(t.shape)
             for name, t in tensors.items()

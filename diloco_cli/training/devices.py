@@ -24,7 +24,10 @@ def choose_device(accelerator: str) -> torch.device:
             f"{accelerator} needs {wanted}, which torch {torch.__version__} does not see on this machine",
             hint="run the island where the accelerator is, or give --device cpu",
         )
-    return torch.device(accelerator.lower() if accelerator.lower().startswith("cuda:") else wanted)
+    if wanted == "mps":
+        return torch.device("mps")
+    index = accelerator.lower().partition("cuda:")[2]  # a device without an index cannot be made the current one
+    return torch.device("cuda", int(index or 0))
 
 
 def kind_of(accelerator: str) -> str:

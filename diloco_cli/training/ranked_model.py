@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.tasks.blocks import blocks_of
+from diloco_cli.tasks.blocks import blocks_of, check_sharded
 from diloco_cli.tasks.build import build_model
 from diloco_cli.training.inner import runs_in_bf16
 from diloco_cli.training.shards import local, rows_of
@@ -43,6 +43,7 @@ def sharded_model(model: nn.Module, settings: RunSettings, device: torch.device)
     """`model`, which was built on meta, with its tensors divided by rows over the ranks. Values of trained ones are
     still to be written."""
     refuse_training_buffers(model)
+    check_sharded(model)
     _refuse_scalars(model)
     missing = _without_values(model)
     _shard(model, settings, device)
@@ -85,12 +86,9 @@ def _shard(model: nn.Module, settings: RunSettings, device: torch.device) -> Non
         param_dtype=half, reduce_dtype=None if half is None else torch.float32, cast_forward_inputs=False
     )
     blocks = blocks_of(model)
-    if _share_nothing(model, blocks):
-        for block in blocks:
-            _give_gradients(block, list(block.modules()))
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-    else:
-        blocks = []
+    for block in blocks:
+        _give_gradients(block, list(block.modules()))
+        fully_shard(block, mesh=mesh, mp_policy=policy)
     inside = {id(module) for block in blocks for module in block.modules()}
     _give_gradients(model, [module for module in model.modules() if id(module) not in inside])
     fully_shard(model, mesh=mesh)
@@ -128,14 +126,6 @@ def _give_gradients(part: nn.Module, modules: list[nn.Module]) -> None:
         return tree_unflatten(leaves, structure)
 
     part.forward = with_gradients
-
-
-def _share_nothing(model: nn.Module, blocks: list[nn.Module]) -> bool:
-    """Whether each parameter is used in one block, or outside of all: else the model is sharded as one."""
-    inside = [id(p) for block in blocks for p in block.parameters()]
-    within = {id(module) for block in blocks for module in block.modules()}
-    outside = {id(p) for m in model.modules() if id(m) not in within for p in m.parameters(recurse=False)}
-    return len(set(inside)) == len(inside) and outside.isdisjoint(inside)
 
 
 def _give_memory(model: nn.Module, device: torch.device) -> None:

@@ -154,25 +154,26 @@ def compiled() -> str:
     return f"the same losses within {LOSSES}; a step takes {fast_s / plain_s:.2f} times as long"
 
 
-def two_ranks() -> str:
-    """An island of two GPUs through `diloco launch`, to its end."""
-    if torch.cuda.device_count() < 2:
-        raise Skipped(f"{torch.cuda.device_count()} GPU here, two needed")
+def launched(count: int, sharding: str) -> str:
+    """An island of as many GPUs through `diloco launch`, to its end."""
+    if torch.cuda.device_count() < count:
+        raise Skipped(f"{torch.cuda.device_count()} GPU here, {count} needed")
     with tempfile.TemporaryDirectory() as folder:
         at = Path(folder)
         (at / "run.yaml").write_text(
             "version: 1\nname: gpu-ranks\ninventory: inventory.yaml\nmodel: {preset: gpt-micro}\n"
             "data: {preset: python-stdlib}\n"
-            "train: {tokens: 2M, batch_tokens: 16384}\nsync: {fragments: 4, every: 8}\n"
+            f"train: {{tokens: 2M, batch_tokens: 16384, sharding: {sharding}}}\nsync: {{fragments: 4, every: 8}}\n"
         )
         (at / "inventory.yaml").write_text(
-            "version: 1\nstore: {url: bucket, region: here}\ndevices: {cuda: {bf16_tflops: 100, memory_gb: 16}}\n"
-            "islands:\n  - {name: pair, region: here, accelerators: 'cuda:2', tokens_per_s: 100000}\n"
+            "version: 1\nstore: {url: bucket, region: here}\n"
+            "devices: {cuda: {backend: cuda, bf16_tflops: 100, memory_gb: 16}}\n"
+            f"islands:\n  - {{name: gpus, region: here, accelerators: 'cuda:{count}', tokens_per_s: 100000}}\n"
         )
         command = [sys.executable, "-m", "diloco_cli", "launch", str(at / "run.yaml")]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, (done.stdout + done.stderr)[-2000:]
-    return "an island of two GPUs (nccl) trained to its end"
+    return f"an island of {count} launched with `diloco launch` trained to its end"
 
 
 CHECKS: dict[str, Callable[[], str]] = {
@@ -182,7 +183,9 @@ CHECKS: dict[str, Callable[[], str]] = {
     "memory as planned": memory,
     "checkpointing": checkpointing,
     "compile": compiled,
-    "two ranks": two_ranks,
+    "one GPU launched": lambda: launched(1, "auto"),
+    "two ranks, copies": lambda: launched(2, "ddp"),
+    "two ranks, sharded": lambda: launched(2, "fsdp"),
 }
 
 

@@ -139,7 +139,6 @@ def saves(place: Playground, number: int) -> None:
     wait_until(lambda: any(told in offer.read_text() for offer in folder.glob(offers)), 120.0)
 
 
-@pytest.mark.long
 def test_two_nodes_are_one_island(playground: Playground) -> None:
     """Two parents, as two machines would have them, that meet at the address they are given."""
     islands(playground, ranks=2)

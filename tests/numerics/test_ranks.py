@@ -119,6 +119,12 @@ def test_a_rotary_model_of_transformers_is_built_without_memory_and_trains_as_on
     assert_near(several_ranks([case], 2, tmp_path)[case.name], one_rank(case))
 
 
+def test_four_ranks_train_as_one(tmp_path: Path) -> None:
+    """Of rows and widths that they do not divide alike, in micro-batches."""
+    case = CASES[2]
+    assert_near(several_ranks([case], 4, tmp_path)[case.name], one_rank(case))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_hundred_steps_of_ranks_are_those_of_one(tmp_path: Path, ranks: int) -> None:

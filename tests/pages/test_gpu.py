@@ -20,4 +20,4 @@ def test_without_a_gpu_each_check_says_that_it_is_skipped_and_why() -> None:
         check=True, capture_output=True, text=True, env=environment, timeout=120,
     )  # fmt: skip
     lines = done.stdout.splitlines()
-    assert len(lines) == 7 and all("skipped: torch" in line and "no CUDA device" in line for line in lines)
+    assert len(lines) == 9 and all("skipped: torch" in line and "no CUDA device" in line for line in lines)

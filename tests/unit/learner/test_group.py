@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.group import _compare, join_group
+from diloco_cli.learner.group import _compare, _listening, join_group
 from diloco_cli.learner.place import RankPlace
 from tests.unit.learner.test_parent import free_port
 
@@ -70,6 +71,44 @@ def test_every_rank_refuses_an_island_of_several_versions(tmp_path: Path) -> Non
     ranks = [joining(place, MEET_S="60", ANOTHER_TORCH="2.0.1" if place.rank else "") for place in places]
     for said in [rank.communicate(timeout=90)[0] for rank in ranks]:
         assert "usage rank 1 on " in said and " has torch 2.0.1, rank 0 on " in said
+
+
+def test_ranks_that_would_do_unlike_parts_are_refused() -> None:
+    stated = {0: {"part": "micro-batches of 8 tokens (ddp)", "host": "a"}, 1: {"part": "", "host": "b"}}
+    _compare(stated)  # rank 1 does not know the island yet
+    with pytest.raises(UsageError, match=r"rank 1 on b has part micro-batches of 4 tokens \(fsdp\), rank 0 on a has"):
+        _compare(stated | {1: {"part": "micro-batches of 4 tokens (fsdp)", "host": "b"}})
+
+
+def test_ranks_that_torchrun_starts_again_do_not_meet_the_dead_ones() -> None:
+    """On the one store of torchrun's agent, which outlives its ranks."""
+    listening = _listening("127.0.0.1", 0)
+    host, port = listening.getsockname()
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
+    agent = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for attempt in range(2):
+        environment = {**agent, "TORCHELASTIC_RESTART_COUNT": str(attempt), "MEET_S": "60"}
+        ranks = [joining(RankPlace(rank, 2, rank, 2, "env://"), **environment) for rank in range(2)]
+        assert [rank.communicate(timeout=90)[0] for rank in ranks] == ["", ""]
+    del store
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
+def test_an_address_may_be_one_of_ipv6() -> None:
+    rendezvous = f"tcp://[::1]:{free_port()}"
+    ranks = [joining(RankPlace(rank, 2, 0, 1, rendezvous), MEET_S="60") for rank in range(2)]
+    assert [rank.communicate(timeout=90)[0] for rank in ranks] == ["", ""]
+
+
+def test_who_waits_for_others_lives_and_may_stop(tmp_path: Path) -> None:
+    class StoppedError(Exception):
+        pass
+
+    def attend() -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        join_group(RankPlace(0, 2, 0, 2, f"file://{tmp_path}/meet"), torch.device("cpu"), 60.0, attend)
 
 
 def test_a_device_without_a_group_is_refused() -> None:

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.parent import END_S, account, culprit, interface_to, node_here
+from diloco_cli.learner.parent import END_S, account, culprit, interface_to, node_here, own_directory
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -140,6 +141,16 @@ def test_ranks_die_with_their_parent_also_paused_ones() -> None:
         process.kill()
         process.wait()
         wait_until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+
+
+def test_the_next_parent_clears_what_sigkill_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "diloco-ranks-left"
+    left.mkdir()
+    (left / "lock").touch()
+    with own_directory() as first, own_directory() as second:
+        assert sorted(tmp_path.iterdir()) == sorted([first, second])
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not MAY_UNSHARE, reason="needs the right to make a namespace of processes (root)")

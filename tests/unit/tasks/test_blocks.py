@@ -12,7 +12,8 @@ from diloco_cli.config.presets import GPTShape, MoEShape, ViTShape
 from diloco_cli.config.settings import ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.plan_files import facts_of
-from diloco_cli.tasks.blocks import blocks_of, check_blocks
+from diloco_cli.plan.memory import Computing, fit_with_micro_batch
+from diloco_cli.tasks.blocks import blocks_of, check_blocks, check_sharded
 from diloco_cli.tasks.models import build
 from diloco_cli.training.replica import Replica
 from tests.numerics.tiny import Regression
@@ -91,6 +92,25 @@ def test_blocks_are_the_members_of_outermost_lists_that_have_parts() -> None:
         assert blocks_of(model) == list(model.blocks)  # type: ignore[arg-type]
     own = Dropping()
     assert blocks_of(nn.ModuleDict({"inner": own})) == list(own.layers)
+
+
+def test_only_a_model_whose_blocks_share_nothing_is_sharded_and_the_plan_knows(tmp_path) -> None:
+    check_sharded(build(GPT))
+    sharing = Dropping()
+    sharing.layers[1][0].weight = sharing.layers[0][0].weight
+    for model in (Regression(), sharing):
+        with pytest.raises(UsageError, match="cannot be sharded block by block") as refused:
+            check_sharded(model)
+        assert "train.sharding=ddp" in (refused.value.hint or "")
+    run = RunSettings(name="x", model=ModelSettings(entrypoint="tests.numerics.tiny:regression"), train=TRAIN)
+    facts = facts_of(replace(run, consented=True), tmp_path)
+    huge = replace(facts, parameters=10**9)
+    fit = fit_with_micro_batch(TRAIN, huge, 32, Computing(num_fragments=2), ranks=2, memory_gb=12.0)
+    assert (fit.sharding, fit.fits, fit.devices_needed, fit.settings) == ("ddp", False, None, ())
+    layered = replace(huge, divides=True, layers=100)
+    assert fit_with_micro_batch(TRAIN, layered, 32, Computing(num_fragments=4), ranks=2, memory_gb=12.0).fits
+    with pytest.raises(UsageError, match="cannot be sharded block by block"):
+        facts_of(replace(run, consented=True, train=replace(TRAIN, sharding="fsdp")), tmp_path)
 
 
 def test_a_model_without_blocks_cannot_checkpoint_and_the_plan_says_so(tmp_path) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diloco_cli.config.devices import catalogue
+from diloco_cli.config.devices import catalogue, find_device
 from diloco_cli.errors import UsageError
+from diloco_cli.plan.speed import Precision, computes_in_half
 from diloco_cli.training.devices import choose_device, host_threads, kind_of
+from diloco_cli.training.inner import runs_in_bf16
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_a_device_that_torch_does_not_see_is_said(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match=r"H100 needs cuda, which torch .* does not see"):
         choose_device("H100")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_device("H100") == torch.device("cuda") and choose_device("cuda:1") == torch.device("cuda:1")
+    assert choose_device("H100") == torch.device("cuda:0") and choose_device("cuda:1") == torch.device("cuda:1")
 
 
 def test_codecs_beside_accelerators_share_the_hosts_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +57,13 @@ def test_codecs_beside_accelerators_share_the_hosts_cores(monkeypatch: pytest.Mo
         monkeypatch.setattr("diloco_cli.training.devices.usable_cores", lambda cores=cores: cores)
         monkeypatch.setattr(torch.cuda, "device_count", lambda devices=devices: devices)
         assert host_threads() == threads
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16", "fp32"])
+@pytest.mark.parametrize(("name", "capability"), [("cpu", None), ("T4", (7, 5)), ("H100", (9, 0))])
+def test_plan_and_learner_compute_in_the_same_type(
+    name: str, capability: tuple[int, int] | None, precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    device = torch.device("cpu" if capability is None else "cuda:0")
+    assert runs_in_bf16(precision, device) == computes_in_half(find_device(name, {}), precision)

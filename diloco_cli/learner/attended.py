@@ -1,0 +1,43 @@
+"""A store whose calls may take long, for a thread that others wait for: it shows that it lives while a call lasts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from diloco_cli.store.port import Store
+from diloco_cli.store.wrapper import StoreWrapper
+
+T = TypeVar("T")
+ATTEND_S = 2.0
+
+
+class AttendedStore(StoreWrapper):
+    """Each call is made in a thread of its own, and the calling thread calls `attend` every few seconds meanwhile: the
+    saved moments of a large model take minutes, and an island's other ranks take silence for a hang."""
+
+    def __init__(self, store: Store, attend: Callable[[], object], every_s: float = ATTEND_S) -> None:
+        super().__init__(store)
+        self._attend, self._every_s = attend, every_s
+
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
+        found: list[T] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                found.append(call())
+            except BaseException as error:  # the calling thread raises it
+                failed.append(error)
+
+        thread = threading.Thread(target=work, name=f"store {verb}", daemon=True)
+        thread.start()
+        while True:
+            thread.join(self._every_s)
+            if not thread.is_alive():
+                break
+            self._attend()
+        if failed:
+            raise failed[0]
+        return found[0]
