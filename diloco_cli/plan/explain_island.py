@@ -14,7 +14,7 @@ from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_IN_FLIGHT, Flow
 from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
 from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, STATE_BITS, SYNCER_BPS
-from diloco_cli.plan.speed import computes_in_half, default_mfu, host_gflops, num_devices, peak_tflops
+from diloco_cli.plan.speed import default_mfu, host_gflops, num_devices, peak_tflops
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def explain_island(
     yield say("idle", "1 - H_i x step / T", numbers, island.idle_percent, "%")
     yield from _link(plan, island, num_islands)
     yield from _exchange(plan, candidate, flow, num_islands)
-    yield from _memory(plan, candidate)
+    yield from _memory(plan, island, candidate)
     yield _host_memory(plan, island)
     mtbf_s = candidate.island.mtbf_s
     if mtbf_s is not None:
@@ -155,14 +155,13 @@ def _transfer_numbers(candidate: Candidate, parameters: float, sync: SyncSetting
     return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(rtt_s)}"])
 
 
-def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
+def _memory(plan: Plan, island: PlannedIsland, candidate: Candidate) -> Iterator[Explanation]:
     m, fit, of = plan.model, candidate.fit, candidate.island.name
     tokens = f"{fit.sequences} * {m.sequence}"
     yield _micro_batch(plan, candidate, tokens)
     over = f" / {fit.ranks}" if fit.sharding == "fsdp" else ""
-    device, fragments = find_device(candidate.island.accelerators.name, plan.inventory.devices), plan.run.sync.fragments
-    half = computes_in_half(device, plan.run.train.precision)
-    how = memory.computing(plan.run.train, half, min(fragments, m.num_tensors))
+    accelerators, overlap = candidate.island.accelerators, plan.schedule.overlap
+    how = memory.how_on(accelerators, plan.run, plan.inventory, m, overlap)
     layer = memory.layer_bytes(m, how)
     kept = (f"{layer:g} B S d (L + 1/2)", f"{layer:g} * {tokens} * {m.width} * ({m.layers} + 0.5) / 1e9")
     freed, freed_numbers = "12 S V", f"12 * {m.sequence} * {short(m.vocabulary)}"
@@ -174,6 +173,7 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         )
         freed = f"max(0, 12 V - 3/2 {layer:g} d) S"
         freed_numbers = f"max(0, {logits} - {again}) * {m.sequence}"
+    largest, each = short(m.max_fragment(how.num_fragments)), short(m.parameters / how.num_fragments)
     e, g = short(m.embedding_parameters), how.widths.gathered
     rest = f"4 * {e} + {g} * ({short(m.parameters)} - {e}) / {m.layers} - {freed_numbers}"
     known = {
@@ -184,13 +184,18 @@ def _memory(plan: Plan, candidate: Candidate) -> Iterator[Explanation]:
         "activations": kept,
         "logits": ("12 B S V", f"{memory.LOGIT_BYTES} * {tokens} * {short(m.vocabulary)} / 1e9"),
         "gathered": (f"4 E + max(0, 4 E + g (N - E) / L - {freed})", f"(4 * {e} + max(0, {rest})) / 1e9"),
-        "exchange": ("8 x largest fragment", f"8 * {short(m.max_fragment(how.num_fragments))} / 1e9"),
+        "exchange": (
+            f"4 (m + {overlap} min(m, N / P)) + {4 * how.arriving} m, m: the largest fragment",
+            f"4 * ({largest} + {overlap} * min({largest}, {each}) + {how.arriving} * {largest}) / 1e9",
+        ),
     }
-    for part in fit.parts:
+    for part in island.memory_parts:
         formula, numbers = known[part.name]
         yield Explanation(of, f"memory, {part.name}", formula, numbers, part.gb, "GB")
-    sizes = " + ".join(short(part.gb) for part in fit.parts)
-    yield Explanation(of, "memory", f"the sum, on each accelerator ({fit.shards})", sizes, fit.needed_gb, "GB")
+    sizes = " + ".join(short(part.gb) for part in island.memory_parts)
+    yield Explanation(
+        of, "memory", f"the sum, on each accelerator ({fit.shards})", sizes, island.memory_gb_needed, "GB"
+    )
 
 
 def _micro_batch(plan: Plan, candidate: Candidate, tokens: str) -> Explanation:

@@ -11,7 +11,7 @@ from diloco_cli.plan import goodput
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import Fleet, Flow
 from diloco_cli.plan.link import CODEC_BITS, FULL, MBPS, link_warnings, load_of_round, need_of_round, traffic_mbps
-from diloco_cli.plan.memory import host_memory_gb, syncer_memory_gb
+from diloco_cli.plan.memory import Fit, host_memory_gb, how_on, syncer_memory_gb, with_overlap
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs, up_gb_per_day
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Stage, SyncerNeeds
@@ -96,6 +96,8 @@ def _planned(
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     saved = run.train.inner.name == "adamw"
+    chosen = dataclasses.replace(run, sync=sync)
+    fit = with_overlap(candidate.fit, model, how_on(island.accelerators, chosen, inventory, model, schedule.overlap))
     return PlannedIsland(
         name=island.name,
         region=island.region,
@@ -114,22 +116,32 @@ def _planned(
         sent_mbps=sent_mbps,
         transfer_s=flow.transfer_s,
         transfer_window_s=schedule.overlap * schedule.slot_s - schedule.quorum_s - schedule.merge_s,
-        memory_gb_needed=candidate.fit.needed_gb,
-        memory_gb_available=candidate.fit.available_gb,
-        fits=candidate.fit.fits,
-        sharding=candidate.fit.sharding,
-        memory_parts=candidate.fit.parts,
+        memory_gb_needed=fit.needed_gb,
+        memory_gb_available=fit.available_gb,
+        fits=fit.fits,
+        sharding=fit.sharding,
+        memory_parts=fit.parts,
         host_memory_gb_needed=host_memory_gb(model, sync, schedule.fragment_parameters, schedule.overlap, saved),
         availability=candidate.availability,
         price_per_h=island.price_per_h,
         egress_per_day=up_gb_per_day(fleet, run, model) * candidate.egress_per_gb,
         predicted_tokens_per_s=flow.after_failures,
-        warnings=tuple(_island_warnings(candidate, fleet, run, inventory, model)),
+        warnings=(*_tight(island.name, fit), *_island_warnings(candidate, fleet, run, inventory, model)),
         received_mbps=received_mbps,
         micro_batch_tokens=candidate.fit.sequences * model.sequence,
         nodes=island.nodes,
         ranks=island.num_ranks,
     )
+
+
+def _tight(name: str, fit: Fit) -> list[str]:
+    """Whether it fits only with fewer fragments on their way than the schedule has."""
+    if fit.fits:
+        return []
+    need, have = f"{fit.needed_gb:.3g} GB", f"{fit.usable_gb:.3g} GB"
+    return [
+        f"{name}: with what is on its way it needs {need} of {have}; lower sync.overlap, or train.micro_batch_tokens"
+    ]
 
 
 def _island_warnings(

@@ -16,8 +16,10 @@ sequences of S tokens:
                                                            its own, the next layer and buffers (g: 12 in bf16, 20 in
                                                            fp32), when the logits are gone (checkpointed: a layer is
                                                            computed again in their place)
-    exchange 8 x the largest fragment                      what is sent and what has arrived, float32, on the rank that
-                                                           commands
+    exchange 4 (m + o min(m, N / P)) + 4 m (+ 4 m)         on the rank that commands: what was sent of each of o + 1
+                                                           fragments whose outcome is to come (o: `sync.overlap`; m: the
+                                                           largest), what has arrived, and its base where that is copied
+                                                           to a device (`mixing: rebase`, `adaptive`)
 
 B is `train.micro_batch_tokens`; with `auto` the rank's whole part of a batch, else the largest power of two of
 sequences, at least one, such that
@@ -40,10 +42,12 @@ from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart, Sharding, shards
 from diloco_cli.plan.speed import computes_in_half
+from diloco_cli.protocol.rules.merging import keeps_progress
 
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
 CAST_BYTES = 2  # per parameter
-EXCHANGE_BYTES = 8  # per parameter of one fragment: what is sent and what has arrived
+VALUE_BYTES = 4  # of a fragment that is exchanged, per parameter
+USUAL_OVERLAP = 1  # slots; until the schedule is known
 BASE_BYTES, RESIDUAL_BYTES = 4, 8  # per parameter in the host: adopted versions; rounding errors, with error feedback
 INPUT_BYTES = 4  # per token, layer and width, of a checkpointed layer: the residual stream is float32
 LOGIT_BYTES = 12  # per token and vocabulary entry: float32 logarithms, and the gradients of both their sides
@@ -81,20 +85,27 @@ FULL = Widths(around=32, routed=16, hidden=8, gathered=20, casts=0)
 @dataclass(frozen=True)
 class Computing:
     """How a rank computes: matrix products in bf16 (`half`); activations kept, or computed again; bytes of the inner
-    optimizer's moments per parameter; fragments of the run."""
+    optimizer's moments per parameter; fragments of the run; slots that an offer is on its way (`overlap`); copies of a
+    fragment that arrives, with its base if that is brought to the device."""
 
     half: bool = True
     checkpointing: bool = False
     moment_bytes: int = MOMENT_BYTES
     num_fragments: int = 1
+    overlap: int = 0
+    arriving: int = 1
 
     @property
     def widths(self) -> Widths:
         return HALF if self.half else FULL
 
 
-def computing(train: TrainSettings, half: bool, num_fragments: int) -> Computing:
-    return Computing(half, train.checkpointing, MOMENT_BYTES if train.inner.name == "adamw" else 0, num_fragments)
+def computing(run: RunSettings, half: bool, num_fragments: int, own_memory: bool) -> Computing:
+    """`own_memory`: the device has some, so that what is exchanged is copied to it."""
+    sync, saved = run.sync, run.train.inner.name == "adamw"
+    overlap = USUAL_OVERLAP if sync.overlap == "auto" else sync.overlap
+    arriving = 2 if own_memory and keeps_progress(sync) else 1
+    return Computing(half, run.train.checkpointing, MOMENT_BYTES if saved else 0, num_fragments, overlap, arriving)
 
 
 @dataclass(frozen=True)
@@ -139,10 +150,21 @@ def fit_of_nodes(
 ) -> Fit:  # fmt: skip
     """The fit of an island of `ranks` ranks on `nodes` nodes that have these accelerators, with batches of
     `batch_tokens`."""
+    memory_gb, how = (
+        find_device(accelerators.name, inventory.devices).memory_gb,
+        how_on(accelerators, run, inventory, model),
+    )
+    return fit_with_micro_batch(run.train, model, batch_tokens, how, ranks, memory_gb, ranks // nodes)
+
+
+def how_on(
+    accelerators: Accelerators, run: RunSettings, inventory: Inventory, model: ModelFacts, overlap: int | None = None
+) -> Computing:
+    """How a rank on one of these accelerators computes. `overlap`: of the schedule, once that is known."""
     device = find_device(accelerators.name, inventory.devices)
     fragments, half = min(run.sync.fragments, model.num_tensors), computes_in_half(device, run.train.precision)
-    how = computing(run.train, half, fragments)
-    return fit_with_micro_batch(run.train, model, batch_tokens, how, ranks, device.memory_gb, ranks // nodes)
+    how = computing(run, half, fragments, device.memory_gb is not None)
+    return how if overlap is None else replace(how, overlap=overlap)
 
 
 def fit_with_micro_batch(
@@ -222,9 +244,21 @@ def memory_parts(
         "activations": activation_bytes(model, how) * tokens / split,
         "logits": LOGIT_BYTES * tokens * model.vocabulary / split,
         "gathered": gathered_bytes(model, how) / split if sharded else 0.0,
-        "exchange": EXCHANGE_BYTES * model.max_fragment(how.num_fragments),
+        "exchange": exchange_bytes(model, how),
     }
     return tuple(MemoryPart(name, size / GB) for name, size in sizes.items() if size)
+
+
+def exchange_bytes(model: ModelFacts, how: Computing) -> float:
+    largest = model.max_fragment(how.num_fragments)
+    others = how.overlap * min(largest, model.parameters / how.num_fragments)
+    return VALUE_BYTES * (largest + others + how.arriving * largest)
+
+
+def with_overlap(fit: Fit, model: ModelFacts, how: Computing) -> Fit:
+    """The same fit once `how.overlap` is known, whether or not it still fits."""
+    gb = exchange_bytes(model, how) / GB
+    return replace(fit, parts=tuple(replace(part, gb=gb) if part.name == "exchange" else part for part in fit.parts))
 
 
 def layer_bytes(model: ModelFacts, how: Computing) -> float:

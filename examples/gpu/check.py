@@ -132,7 +132,8 @@ def memory() -> str:
         trained(replica)
         peak_gb = torch.cuda.max_memory_allocated() / 1e9
         train = replace(replica.settings.train, micro_batch_tokens=BATCH)
-        how = computing(train, half=True, num_fragments=4)
+        settings = replace(replica.settings, train=train)
+        how = computing(settings, half=True, num_fragments=4, own_memory=True)
         fit = fit_with_micro_batch(train, model_facts(replica.settings.model), BATCH, how)
         planned_gb = sum(part.gb for part in fit.parts if part.name != "exchange")
         found.append((peak_gb, planned_gb))

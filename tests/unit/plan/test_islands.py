@@ -29,8 +29,8 @@ from diloco_cli.plan.memory import Computing, memory_fit
 from diloco_cli.plan.model_facts import facts_from_numbers, model_facts
 
 SMALL = facts_from_numbers(1_000_000_000, 16, 2048, 2048)  # 16 GB of state: fits a card of 24 GB
-HOW = Computing(num_fragments=24)
-LARGE = facts_from_numbers(7_000_000_000, 32, 4096, 2048)  # 112 GB of state: fits no one card
+HOW = Computing(num_fragments=24, overlap=1)
+LARGE = facts_from_numbers(6_700_000_000, 32, 4096, 2048)  # 107 GB of state: fits no one card
 RUN = RunSettings("test", train=TrainSettings(batch_tokens=524_288), sync=SyncSettings(every=100))
 HOUR_S, MINUTE_S = 3600.0, 60.0
 H100 = Accelerators("H100-SXM", 8)

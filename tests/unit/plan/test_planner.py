@@ -87,7 +87,7 @@ def test_the_fastest_island_is_left_out_if_its_own_round_is_too_short_for_its_li
 
 
 def test_a_model_that_does_not_fit_names_the_accelerators_it_needs():
-    big = replace(RUN, model=ModelSettings(parameters=189 * 10**8, layers=60, width=5120, sequence=2048))
+    big = replace(RUN, model=ModelSettings(parameters=17 * 10**9, layers=54, width=5120, sequence=2048))
     wider = replace(OLD, accelerators=Accelerators("A100-40GB", 4))
     (left,) = plan(fleet(IOWA, wider), big).excluded
     assert left.name == "old"
