@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -15,6 +16,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.learner.group import _compare, _listening, join_group
 from diloco_cli.learner.place import RankPlace
 from tests.unit.learner.test_parent import free_port
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 JOIN = """
@@ -91,6 +93,17 @@ def test_ranks_that_torchrun_starts_again_do_not_meet_the_dead_ones() -> None:
         ranks = [joining(RankPlace(rank, 2, rank, 2, "env://"), **environment) for rank in range(2)]
         assert [rank.communicate(timeout=90)[0] for rank in ranks] == ["", ""]
     del store
+
+
+def test_a_rank_0_that_dies_while_ranks_meet_is_said() -> None:
+    rendezvous = f"tcp://127.0.0.1:{free_port()}"
+    first, second = (joining(RankPlace(rank, 3, 0, 1, rendezvous), MEET_S="15") for rank in range(2))
+    wait_until(lambda: any(c.status == psutil.CONN_ESTABLISHED for c in psutil.Process(second.pid).net_connections()))
+    first.kill()
+    first.communicate()
+    said = second.communicate(timeout=90)[0]
+    lost = ("rank_lost another rank of the island was lost during the meeting", "try_again rank 1 of 3 cannot reach")
+    assert said.startswith(lost), said
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
