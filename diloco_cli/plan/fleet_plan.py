@@ -56,7 +56,7 @@ def assemble(
     offsets = fragment_offsets(run.sync.every, fleet.schedule.fragments)
     return Plan(
         verdict="feasible with warnings" if warnings else "feasible",
-        why=_why(islands, missing, unused, warnings),
+        why=_why(islands, missing, unused, warnings) + _not_launched(fleet, inventory),
         goal=goal,
         islands=tuple(islands),
         excluded=(*missing, *unused),
@@ -172,12 +172,21 @@ def _why(
 ) -> str:
     total, absent = len(islands) + len(missing), [*missing, *unused]
     if absent:
-        names = ", ".join(island.name for island in absent[:5])
-        more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
         of = f"{len(islands)} of {total} islands" if missing else f"all {total} islands"
-        return f"{of} take part; without {names}{more}"
+        return f"{of} take part; without {_names([island.name for island in absent])}"
     everyone = "the island takes part" if total == 1 else f"all {total} islands take part"
     return f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"
+
+
+def _not_launched(fleet: Fleet, inventory: Inventory) -> str:
+    """A plan may predict what `launch` refuses to start."""
+    kept = {candidate.island.name for candidate in fleet.kept}
+    found = [i.name for i in inventory.islands if i.name in kept and not_launched(i, inventory)]
+    return f"; launch cannot run {_names(found)}" if found else ""
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> Prediction:
