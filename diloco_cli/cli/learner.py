@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,6 +12,10 @@ from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.errors import UsageError
 from diloco_cli.runtime.child import diloco_command
 from diloco_cli.units import parse_count, parse_duration
+
+if TYPE_CHECKING:
+    from diloco_cli.learner.parent import IslandNode
+    from diloco_cli.learner.place import RankPlace
 
 
 def learner(
@@ -39,8 +44,8 @@ def learner(
     allow_store: list[str] = AllowStore,
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
-    from diloco_cli.learner.parent import node_here, run_ranks
-    from diloco_cli.learner.place import die_with_parent, place_here, started_as_rank
+    from diloco_cli.learner.parent import run_ranks
+    from diloco_cli.learner.place import die_with_parent, place_here
     from diloco_cli.runtime.causes import telling_why
 
     if not join and (region is not None or batch_tokens is not None):
@@ -49,7 +54,7 @@ def learner(
     here, drain_s = named_here(allow_code, allow_store), parse_duration(drain)
     with telling_why(run, name):
         place = place_here()
-        node = None if started_as_rank() else node_here(run, name, ranks, nodes, node_rank, rendezvous)
+        node = _node(run, name, place, ranks, nodes, node_rank, rendezvous)
         if node is not None and node.is_parent:
             sys.exit(run_ranks(diloco_command(*sys.argv[1:]), run, name, node, drain_s))
         from diloco_cli.learner.daemon import Newcomer, run_learner
@@ -61,3 +66,21 @@ def learner(
             sys.exit(run_rank(place, run, name, device, here))
         newcomer = Newcomer(region, batch, 1 if place is None else place.world_size) if join else None
         sys.exit(run_learner(run, name, device, drain_s, newcomer, host_syncer, here, place))
+
+
+def _node(
+    run: str, name: str, place: RankPlace | None, ranks: int | None, nodes: int | None, index: int,
+    rendezvous: str | None,
+) -> IslandNode | None:  # fmt: skip
+    """What this process starts; None: it is one of the ranks. Raises UsageError if it is, and is told what to start."""
+    from diloco_cli.learner.parent import node_here
+    from diloco_cli.learner.place import started_as_rank
+
+    if not started_as_rank():
+        return node_here(run, name, ranks, nodes, index, rendezvous)
+    if not (place and place.has_parent) and (ranks or nodes or rendezvous):
+        raise UsageError(
+            "--ranks, --nodes and --rendezvous say what a process starts; this one was started as a rank",
+            hint="leave them out, or unset RANK and WORLD_SIZE",
+        )
+    return None

@@ -163,7 +163,8 @@ def _learn(
     if island is not planned:
         _log_of(island.name)(as_resized(island, planned))
     training, wire = _ports(run, island, device, place, beats, _hasty(stop, beats).check)
-    facts, earlier = Facts(island.name), _earlier_heartbeat(run, store, island.name)
+    attended = store if place is None else AttendedStore(store, training.keep_alive)
+    facts, earlier = Facts(island.name), _earlier_heartbeat(run, attended, island.name)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
     learner = Learner(
@@ -181,7 +182,6 @@ def _learn(
     news.heartbeat = lambda: _heartbeat_unless_it_fails(meter, learner)
     status = DilocoError.exit_status
     try:
-        attended = store if place is None else AttendedStore(store, training.keep_alive)
         _train(learner, lanes, attended, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
         status = 0
     except DilocoError as error:
@@ -290,6 +290,10 @@ def device_here(accelerator: str, place: RankPlace | None) -> torch.device:
     there = torch.cuda.device_count()
     if there == 1 and not place.has_parent:  # as Slurm may show each of its tasks a device of its own
         return torch.device("cuda", 0)
+    if place.guessed and there > 1:
+        raise UsageError(
+            f"which of this machine's {there} devices is this rank's?", hint="set LOCAL_RANK for each rank"
+        )
     if place.local_world_size > there:
         raise UsageError(
             f"{place.local_world_size} ranks on this machine need as many devices; torch sees {there}",

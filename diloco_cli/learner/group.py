@@ -2,6 +2,9 @@
 
 Nothing that a rank sends is unpickled: what they state of themselves is JSON, the rest are tensors. A file joins the
 ranks of one node; over several, rank 0 listens on the address that the user named and on no other.
+
+A store may outlive ranks (torchrun's does), and then holds what dead ones stated. So rank 0 names each meeting anew,
+ranks state themselves for that meeting, and rank 0 calls those very processes once all are there.
 """
 
 from __future__ import annotations
@@ -20,16 +23,17 @@ from torch.distributed.rendezvous import rendezvous
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.environment import environment_value
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.learner.place import RankPlace
+from diloco_cli.randomness import nonce
 from diloco_cli.training.faults import with_others
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 MEET_S = 120.0
 ADMITTED_S = 3600.0  # for rank 0 of an island that the run has yet to admit
 COLLECTIVE_S = 600.0  # the second line of defence: the parent's watchdog is earlier
-ATTEMPT_VARIABLES = ("TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE")
+MEETING, ITSELF = "meeting", "itself"
+SLICE_S = 2.0
 SAME_VERSIONS = "install the same versions on every node of the island"
 SAME_DEVICES = "give the island devices of one kind and memory"
 ALIKE = {"torch": SAME_VERSIONS, "diloco": SAME_VERSIONS, "device": SAME_DEVICES, "part": SAME_DEVICES}
@@ -52,30 +56,36 @@ def join_group(
             f"ranks cannot work together on {device.type}: {', '.join(BACKENDS)} can", hint="ranks: 1 in inventory.yaml"
         )
     until_s = monotonic_s() + meet_s
-    store = _store(place, meet_s)
+    store = _store(place, until_s, attend)
     own = {"torch": torch.__version__, "diloco": __version__, "device": device.type, "part": part}
+    if device.type == "cuda":
+        own["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
     with with_others("the meeting"):
-        _compare(_met(store, place, own, until_s, attend))
+        meeting, stated = _met(store, place, own, until_s, attend)
+        _compare(stated)
         distributed.init_process_group(
-            backend, store=PrefixStore("group", store), rank=place.rank, world_size=place.world_size,
+            backend, store=PrefixStore(meeting, store), rank=place.rank, world_size=place.world_size,
             timeout=timedelta(seconds=COLLECTIVE_S),
         )  # fmt: skip
     atexit.register(distributed.destroy_process_group)  # gloo aborts a process that exits with its threads alive
 
 
-def _store(place: RankPlace, meet_s: float) -> Store:
+def _store(place: RankPlace, until_s: float, attend: Callable[[], object]) -> Store:
     """Raises TryAgainError if rank 0 does not listen."""
     scheme, _, rest = place.rendezvous.partition("://")
-    timeout = timedelta(seconds=meet_s)
     if scheme == "file":
         return FileStore(rest, place.world_size)
     host, _, port = rest.rpartition(":")
     host = host.strip("[]")  # of an IPv6 address
     listening = _listening(host, int(port)) if scheme == "tcp" and place.commands else None
+    if scheme == "tcp" and listening is None:
+        _until_it_listens(host, int(port), until_s, attend)
+    left_s = max(1.0, until_s - monotonic_s())
+    timeout = timedelta(seconds=left_s)
     try:
         if scheme == "env":
             met: tuple[Store, int, int] = next(iter(rendezvous("env://", timeout=timeout)))
-            return PrefixStore(_attempt(), met[0])
+            return met[0]
         return TCPStore(
             host, int(port), place.world_size, place.commands, timeout, wait_for_workers=False,
             master_listen_fd=None if listening is None else listening.detach(),
@@ -86,14 +96,20 @@ def _store(place: RankPlace, meet_s: float) -> Store:
     except (distributed.DistError, RuntimeError) as error:
         at = rest or "MASTER_ADDR"
         raise TryAgainError(
-            f"rank {place.rank} of {place.world_size} cannot reach rank 0 at {at} within {meet_s:.0f} s",
+            f"rank {place.rank} of {place.world_size} cannot reach rank 0 at {at}",
             hint="give every node the same --rendezvous (or MASTER_ADDR), and --node-rank 0 to the one that has it",
         ) from error
 
 
-def _attempt() -> str:
-    """torchrun restarts ranks on the store of those that died: what they stated must not be taken for the new ones'."""
-    return "/".join(environment_value(name) or "0" for name in ATTEMPT_VARIABLES)
+def _until_it_listens(host: str, port: int, until_s: float, attend: Callable[[], object]) -> None:
+    """Until rank 0 may be reached, or the time is over: torch's own wait could neither be attended nor ended."""
+    while monotonic_s() < until_s:
+        attend()
+        try:
+            with socket.create_connection((host, port), SLICE_S):
+                return
+        except OSError:
+            sleep_s(POLL_S)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -115,27 +131,54 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def _met(
     store: Store, place: RankPlace, own: dict[str, str], until_s: float, attend: Callable[[], object]
-) -> dict[int, dict[str, str]]:
-    """What each rank states of itself, once all have."""
-    store.set(f"rank/{place.rank}", json.dumps({**own, "host": os.uname().nodename}))
-    keys = {rank: f"rank/{rank}" for rank in range(place.world_size)}
-    while missing := [rank for rank, key in keys.items() if not store.check([key])]:
+) -> tuple[str, dict[int, dict[str, str]]]:
+    """The meeting's name, and what each rank states of itself, once all have come to it and rank 0 has called them."""
+    own = {**own, "host": os.uname().nodename, ITSELF: nonce()}
+    if place.commands:
+        store.set(MEETING, own[ITSELF])
+    stated: dict[int, dict[str, str]] = {}
+    meeting = ""
+    while True:
+        if (named := _get(store, MEETING)) != meeting:  # rank 0 has begun anew
+            meeting, stated = named, {}
+            store.set(f"rank/{place.rank}", json.dumps({**own, MEETING: meeting}))
+        for rank in sorted(set(range(place.world_size)) - set(stated)):
+            said = _stated(_get(store, f"rank/{rank}"))
+            if meeting and said.get(MEETING) == meeting:
+                stated[rank] = said
+        missing = [rank for rank in range(place.world_size) if rank not in stated and rank != place.rank]
+        if not missing and _are_called(store, place, meeting, stated, own[ITSELF]):
+            return meeting, stated
         if monotonic_s() >= until_s:
             raise TryAgainError(
-                f"{_ranks(missing)} of {place.world_size} did not come; rank {place.rank} waited for them",
+                f"{_ranks(missing or [0])} of {place.world_size} did not come; rank {place.rank} waited for them",
                 hint="start the learner on every node of the island, with the same --rendezvous",
             )
         attend()
         sleep_s(POLL_S)
-    return dict(zip(keys, map(_stated, store.multi_get(list(keys.values()))), strict=True))
 
 
-def _stated(data: bytes) -> dict[str, str]:
-    return {str(name): str(value) for name, value in json.loads(data).items()}
+def _are_called(store: Store, place: RankPlace, meeting: str, stated: dict[int, dict[str, str]], itself: str) -> bool:
+    """Whether rank 0 has called this very process: a rank that is started again may find the statements of dead ones,
+    which are complete."""
+    key = f"called/{meeting}"
+    if place.commands:
+        store.set(key, json.dumps({str(rank): said[ITSELF] for rank, said in stated.items()}))
+    return _stated(_get(store, key)).get(str(place.rank)) == itself
+
+
+def _get(store: Store, key: str) -> str:
+    """Empty if nobody has set it."""
+    return store.get(key).decode() if store.check([key]) else ""
+
+
+def _stated(data: str) -> dict[str, str]:
+    return {str(name): str(value) for name, value in json.loads(data or "{}").items()}
 
 
 def _compare(stated: Mapping[int, Mapping[str, str]]) -> None:
-    first = stated[0]
+    """Raises UsageError for ranks that cannot work together."""
+    first, owners = stated[0], dict[tuple[str, str], int]()
     for rank, said in stated.items():
         for what, hint in ALIKE.items():
             if said.get(what) and first.get(what) and said[what] != first[what]:
@@ -144,6 +187,12 @@ def _compare(stated: Mapping[int, Mapping[str, str]]) -> None:
                     f"{first[what]}",
                     hint=hint,
                 )
+        device = (said.get("host", ""), said.get("uuid", ""))
+        if device[1] and owners.setdefault(device, rank) != rank:
+            raise UsageError(
+                f"ranks {owners[device]} and {rank} on {device[0]} have the same device",
+                hint="start no more ranks on a machine than it has devices, each with its LOCAL_RANK, as torchrun does",
+            )
 
 
 def _ranks(ranks: list[int]) -> str:

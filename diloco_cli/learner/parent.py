@@ -45,6 +45,7 @@ ENDPOINT = re.compile(r"[A-Za-z0-9.:_\[\]-]+:[0-9]{1,5}")
 DIRECTORY, LOCK = "diloco-ranks-", "lock"
 POLL_S = 0.1
 END_S = 5.0
+ASKED_TO_END = {-signal.SIGTERM: 143, -signal.SIGINT: 130}
 LOOPBACK = "127.0.0.1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
@@ -159,11 +160,16 @@ class _Family:
     def _start(self, command: Sequence[str], place: RankPlace) -> subprocess.Popen[bytes]:
         environment = {
             **place.environment(),
-            **{name: environment_value(name) or self.interface for name in INTERFACE_VARIABLES},
+            **{name: self._interface_by(name) for name in INTERFACE_VARIABLES},
             BEATS_VARIABLE: str(self.beats),
             CAUSE_VARIABLE: f"{os.getpid()}:{self._cause_path(place.rank)}",
         }
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment_with(**environment))
+
+    def _interface_by(self, variable: str) -> str:
+        """What the user has set counts where nodes meet over a network; on one node it is always loopback."""
+        given = None if self.node.rendezvous is None else environment_value(variable)
+        return given or self.interface
 
     def _cause_path(self, rank: int) -> Path:
         path = self.directory / f"rank-{rank}"
@@ -175,6 +181,8 @@ class _Family:
             exits = self._until_all_have_ended(stop)
         finally:
             self._kill_those_left()
+        if stop.is_set():  # a signal to the whole group is no rank's own end
+            exits = {rank: ASKED_TO_END.get(status, status) for rank, status in exits.items()}
         lost = culprit(exits, self.killed)
         if self.stuck:
             raise RankLostError(f"STUCK: {self.stuck}", hint=f"diloco logs {self.name} shows what each rank said last")

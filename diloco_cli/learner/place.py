@@ -19,6 +19,7 @@ from diloco_cli.errors import UsageError
 RENDEZVOUS_VARIABLE = "DILOCO_RENDEZVOUS"
 BEATS_VARIABLE = "DILOCO_BEATS"
 PARENT_VARIABLE = "DILOCO_PARENT"  # its pid
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 PR_SET_PDEATHSIG = 1
 _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -26,6 +27,8 @@ _NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 @dataclass(frozen=True)
 class RankPlace:
     """Rank `rank` of `world_size`; `local_rank` of `local_world_size` on its node, which is device `local_rank` there.
+
+    `guessed`: nothing says which of its node it is, so it is taken for the only one.
 
     `rendezvous`: file:///PATH for the ranks of one node, tcp://HOST:PORT where rank 0 listens on HOST and on no other
     address, or env:// for a store that torchrun or the like has opened. `has_parent`: a process of its island started
@@ -36,6 +39,7 @@ class RankPlace:
     local_rank: int
     local_world_size: int
     rendezvous: str = "env://"
+    guessed: bool = False
 
     @property
     def has_parent(self) -> bool:
@@ -57,8 +61,10 @@ class RankPlace:
 
 
 def started_as_rank() -> bool:
-    """Whether torchrun or the like has started this process, be it as the only one."""
-    return all(environment_value(name) is not None for name in ("RANK", "WORLD_SIZE"))
+    """Whether something has started this process as a rank: torchrun also as the only one. (Containers of one process
+    have RANK and WORLD_SIZE, too, and may start ranks of their own.)"""
+    named = all(environment_value(name) is not None for name in ("RANK", "WORLD_SIZE"))
+    return named and (environment_value("WORLD_SIZE") != "1" or environment_value(TORCHRUN_VARIABLE) is not None)
 
 
 def place_here() -> RankPlace | None:
@@ -66,7 +72,8 @@ def place_here() -> RankPlace | None:
     texts = {name: environment_value(name) for name in _NUMBERS}
     if not started_as_rank():
         return None
-    if texts["LOCAL_RANK"] is None:  # as of a Kubernetes pod: one process a machine
+    guessed = texts["LOCAL_RANK"] is None
+    if guessed:  # as of a Kubernetes pod: one process a machine
         texts |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     texts["LOCAL_WORLD_SIZE"] = texts["LOCAL_WORLD_SIZE"] or texts["WORLD_SIZE"]
     try:
@@ -77,7 +84,7 @@ def place_here() -> RankPlace | None:
         told = ", ".join(f"{name}={value}" for name, value in texts.items())
         raise UsageError(f"the environment names no rank of several: {told}", hint="unset RANK and WORLD_SIZE")
     rendezvous = environment_value(RENDEZVOUS_VARIABLE) or "env://"
-    return RankPlace(rank, world, local_rank, local_world, rendezvous) if world > 1 else None
+    return RankPlace(rank, world, local_rank, local_world, rendezvous, guessed) if world > 1 else None
 
 
 def die_with_parent() -> None:

@@ -31,9 +31,10 @@ def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: Na
     """Exit status: that of rank 0, once it has told this one to end. From the meeting on it hears no signals: rank 0
     does, and may drain."""
     beats = own_beats(place)
-    _, store, _, clock = opened(url, StopSignal(), f"{name}, rank {place.rank}: ")
+    _, store, _, clock = opened(url, StopSignal(), f"{name}, rank {place.rank}: ", beats.beat)
     run = perform(read_format(store.url, signing_secret(), (learner_signer(name),)), store, clock)
     run = consented(run, url, here, ())
+    run = run if run.island(name) else perform(read_log(run), store, clock).with_members(run)
     island = run.island(name)
     on = device_here(device or ("cpu" if island is None else island.accelerator), place)
     island = island and at_ranks(run, island, place.world_size, on)

@@ -174,7 +174,7 @@ def _memory(plan: Plan, island: PlannedIsland, candidate: Candidate) -> Iterator
         freed = f"max(0, 12 V - 3/2 {layer:g} d) S"
         freed_numbers = f"max(0, {logits} - {again}) * {m.sequence}"
     largest, each = short(m.max_fragment(how.num_fragments)), short(m.parameters / how.num_fragments)
-    e, g = short(m.embedding_parameters), how.widths.gathered
+    e, g = short(m.embedding_parameters), how.gathered
     rest = f"4 * {e} + {g} * ({short(m.parameters)} - {e}) / {m.layers} - {freed_numbers}"
     known = {
         "weights": ("4 N", f"{memory.WEIGHT_BYTES} * {short(m.parameters)}{over} / 1e9"),

@@ -135,13 +135,13 @@ def _planned(
 
 
 def _tight(name: str, fit: Fit) -> list[str]:
-    """Whether it fits only with fewer fragments on their way than the schedule has."""
+    """Whether it fits only with fewer fragments on their way than the schedule has. No reason to leave the island out:
+    all of them are on their way at once only where its link is slow or merges are late."""
     if fit.fits:
         return []
     need, have = f"{fit.needed_gb:.3g} GB", f"{fit.usable_gb:.3g} GB"
-    return [
-        f"{name}: with what is on its way it needs {need} of {have}; lower sync.overlap, or train.micro_batch_tokens"
-    ]
+    smaller = ", or train.micro_batch_tokens" if fit.sequences > 1 else ""
+    return [f"{name}: with all that may be on its way it needs {need} of {have}: lower sync.overlap{smaller}"]
 
 
 def _island_warnings(
@@ -157,6 +157,10 @@ def _island_warnings(
         rounds = step_s / schedule.round_s
         warnings.append(f"{name}: one step takes {rounds:.1f} rounds; lower its batch_tokens or raise sync.every")
     warnings += step_warnings(name, step_s, candidate.batch_tokens, model.sequence)
+    if run.train.sharding == "fsdp" and not model.divides and candidate.island.num_ranks > 1:
+        warnings.append(
+            f"{name}: the model has no blocks that could be sharded (an nn.ModuleList): a copy on each rank"
+        )
     if candidate.busy < IDLE_ACCELERATORS:
         sequences, count = candidate.batch_tokens // model.sequence, num_devices(candidate.island)
         better = count * max(1, round(sequences / count)) * model.sequence

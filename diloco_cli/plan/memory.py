@@ -86,7 +86,8 @@ FULL = Widths(around=32, routed=16, hidden=8, gathered=20, casts=0)
 class Computing:
     """How a rank computes: matrix products in bf16 (`half`); activations kept, or computed again; bytes of the inner
     optimizer's moments per parameter; fragments of the run; slots that an offer is on its way (`overlap`); copies of a
-    fragment that arrives, with its base if that is brought to the device."""
+    fragment that arrives, with its base if that is brought to the device; whether shards are gathered in bf16, too, as
+    on accelerators."""
 
     half: bool = True
     checkpointing: bool = False
@@ -94,10 +95,15 @@ class Computing:
     num_fragments: int = 1
     overlap: int = 0
     arriving: int = 1
+    gathers_half: bool = True
 
     @property
     def widths(self) -> Widths:
         return HALF if self.half else FULL
+
+    @property
+    def gathered(self) -> int:
+        return HALF.gathered if self.half and self.gathers_half else FULL.gathered
 
 
 def computing(run: RunSettings, half: bool, num_fragments: int, own_memory: bool) -> Computing:
@@ -105,7 +111,8 @@ def computing(run: RunSettings, half: bool, num_fragments: int, own_memory: bool
     sync, saved = run.sync, run.train.inner.name == "adamw"
     overlap = USUAL_OVERLAP if sync.overlap == "auto" else sync.overlap
     arriving = 2 if own_memory and keeps_progress(sync) else 1
-    return Computing(half, run.train.checkpointing, MOMENT_BYTES if saved else 0, num_fragments, overlap, arriving)
+    moments = MOMENT_BYTES if saved else 0
+    return Computing(half, run.train.checkpointing, moments, num_fragments, overlap, arriving, own_memory)
 
 
 @dataclass(frozen=True)
@@ -150,10 +157,8 @@ def fit_of_nodes(
 ) -> Fit:  # fmt: skip
     """The fit of an island of `ranks` ranks on `nodes` nodes that have these accelerators, with batches of
     `batch_tokens`."""
-    memory_gb, how = (
-        find_device(accelerators.name, inventory.devices).memory_gb,
-        how_on(accelerators, run, inventory, model),
-    )
+    memory_gb = find_device(accelerators.name, inventory.devices).memory_gb
+    how = how_on(accelerators, run, inventory, model)
     return fit_with_micro_batch(run.train, model, batch_tokens, how, ranks, memory_gb, ranks // nodes)
 
 
@@ -287,7 +292,7 @@ def gathered_bytes(model: ModelFacts, how: Computing) -> float:
     gradient while layers are computed back. Then a layer is there, its gradient, the next layer, and the buffers that
     they are sent through; and the logits are not, with one sequence of them."""
     outside = model.embedding_parameters
-    layer = how.widths.gathered * (model.parameters - outside) / model.layers
+    layer = how.gathered * (model.parameters - outside) / model.layers
     freed = max(0.0, _freed_bytes(model, how)) * model.sequence
     return WEIGHT_BYTES * outside + max(0.0, GRADIENT_BYTES * outside + layer - freed)
 

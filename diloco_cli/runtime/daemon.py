@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
@@ -89,8 +90,16 @@ def own_claim(ranks: int = 1) -> ProcessClaim:
     return ProcessClaim(0, nonce(), os.uname().nodename, os.getpid(), utc_now_text(), __version__, ranks)
 
 
-def opened(url: str, stop: StopSignal, who: str = "") -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
-    """The bucket at `url`, metered and with retries; failures are reported in this process's log, after `who`."""
+def opened(
+    url: str, stop: StopSignal, who: str = "", attend: Callable[[], object] = lambda: None
+) -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
+    """The bucket at `url`, metered and with retries; failures are reported in this process's log, after `who`.
+    `attend` is called before each wait."""
     meter = MeteredStore(open_store(url))
-    store, news = background_store(meter, stop.wait, stop.is_set, lambda line: say(f"{utc_now_text()} {who}{line}"))
-    return meter, store, news, SystemClock(monotonic_s, stop.wait, stop.check)
+
+    def wait(seconds: float) -> None:
+        attend()
+        stop.wait(seconds)
+
+    store, news = background_store(meter, wait, stop.is_set, lambda line: say(f"{utc_now_text()} {who}{line}"))
+    return meter, store, news, SystemClock(monotonic_s, wait, stop.check)

@@ -48,9 +48,7 @@ def check_sharded(model: nn.Module) -> None:
 
 
 def check_blocks(model: nn.Module, train: TrainSettings) -> None:
-    """Raises UsageError if there is nothing to checkpoint, or to shard where that is asked for."""
-    if train.sharding == "fsdp":
-        check_sharded(model)
+    """Raises UsageError if there is nothing to checkpoint."""
     if train.checkpointing and not blocks_of(model):
         raise UsageError(
             f"{type(model).__name__} has no blocks whose activations could be computed again: no nn.ModuleList of "

@@ -12,7 +12,8 @@ from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.layout import Layout, ParameterFact
 from diloco_cli.plan.memory import Fit, computing, fit_with_micro_batch
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
-from diloco_cli.tasks.build import Batch, build_data
+from diloco_cli.tasks.blocks import divides
+from diloco_cli.tasks.build import Batch, build_data, build_model_on_meta
 from diloco_cli.training.inner import runs_in_bf16
 
 GB = 1e9
@@ -64,7 +65,8 @@ def micro_batch_here(
         model = model_facts(settings.model)
     else:
         sequence = getattr(build_data(settings), "sequence", None)
-        model = facts_from_parameters(list(parameters), sequence if isinstance(sequence, int) else 1)
+        found = sequence if isinstance(sequence, int) else 1
+        model = facts_from_parameters(list(parameters), found, ranks == 1 or divides(build_model_on_meta(settings)))
     if ranks > max(1, sequences := batch_tokens // model.sequence):
         raise InfeasibleError(
             f"a batch of {sequences} sequences cannot be divided over {ranks} ranks",

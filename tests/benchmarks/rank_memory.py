@@ -218,7 +218,7 @@ def _trained(case: MemoryCase, training: DeviceTraining) -> float:
 
 
 def _held_on_host(training: DeviceTraining) -> tuple[object, ...]:
-    """As in the middle of a run: two offers of each fragment are on their way, and moments are being saved."""
+    """As in the middle of a run: two rounding errors of each fragment, and moments that are being saved."""
     wire = TensorWire(training.run)
     bases = [training.read(fragment) + 0.01 for fragment in range(training.run.num_fragments)]
     for seq in range(2):

@@ -38,3 +38,11 @@ def test_a_long_call_is_attended_by_the_calling_thread() -> None:
     assert store.get("a") == b"1" and set(seen) == {threading.get_ident()} and len(seen) >= 3
     with pytest.raises(StoreError, match="broken"):
         store.get("broken")
+
+
+def test_a_call_that_hangs_is_not_attended_for_ever() -> None:
+    below, seen = SlowStore(), list[int]()
+    timer = threading.Timer(0.3, below.may_end.set)
+    timer.start()
+    assert AttendedStore(below, lambda: seen.append(1), every_s=0.01, most_s=0.0).get("a") is None
+    assert not seen

@@ -82,6 +82,14 @@ def test_ranks_that_would_do_unlike_parts_are_refused() -> None:
         _compare(stated | {1: {"part": "micro-batches of 4 tokens (fsdp)", "host": "b"}})
 
 
+def test_two_ranks_on_one_device_are_refused() -> None:
+    stated = {rank: {"host": "box", "uuid": f"GPU-{rank}"} for rank in range(3)}
+    _compare(stated)
+    _compare(stated | {2: {"host": "other", "uuid": "GPU-0"}})
+    with pytest.raises(UsageError, match="ranks 0 and 2 on box have the same device"):
+        _compare(stated | {2: {"host": "box", "uuid": "GPU-0"}})
+
+
 def test_ranks_that_torchrun_starts_again_do_not_meet_the_dead_ones() -> None:
     """On the one store of torchrun's agent, which outlives its ranks."""
     listening = _listening("127.0.0.1", 0)
@@ -89,8 +97,9 @@ def test_ranks_that_torchrun_starts_again_do_not_meet_the_dead_ones() -> None:
     store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
     agent = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for attempt in range(2):
-        environment = {**agent, "TORCHELASTIC_RESTART_COUNT": str(attempt), "MEET_S": "60"}
-        ranks = [joining(RankPlace(rank, 2, rank, 2, "env://"), **environment) for rank in range(2)]
+        # each node's agent counts its own failures alone
+        counts = [{"TORCHELASTIC_RESTART_COUNT": str(attempt * rank), "MEET_S": "60"} for rank in range(2)]
+        ranks = [joining(RankPlace(rank, 2, rank, 2, "env://"), **agent, **counts[rank]) for rank in range(2)]
         assert [rank.communicate(timeout=90)[0] for rank in ranks] == ["", ""]
     del store
 

@@ -14,8 +14,8 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     ("values", "place"),
     [
         (("5", "8", "1", "4"), RankPlace(5, 8, 1, 4)),
-        (("1", "2", None, None), RankPlace(1, 2, 0, 1)),  # as in a pod of its own
-        (("0", "1", "0", "1"), None),  # a rank, and the only one
+        (("1", "2", None, None), RankPlace(1, 2, 0, 1, guessed=True)),  # as in a pod of its own
+        (("0", "1", "0", "1"), None),  # the only one
     ],
 )
 def test_it_is_what_the_environment_says(
@@ -23,7 +23,9 @@ def test_it_is_what_the_environment_says(
 ) -> None:
     for name, value in zip(NAMES, values, strict=True):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    assert place_here() == place and started_as_rank()
+    assert place_here() == place and started_as_rank() == (place is not None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert started_as_rank(), "also as the only one, by torchrun"
 
 
 def test_numbers_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,3 +195,11 @@ def test_islands_are_either_in_the_plan_or_left_out(shapes):
     assert sorted(names) == sorted(i.name for i in islands)
     for planned in made.islands:
         assert planned.up_mbps_needed <= planned.up_mbps_available * (1 + 1e-9)
+
+
+def test_a_device_that_is_too_small_for_all_that_may_be_on_its_way_is_named():
+    slow = Link(up_bps=200e6, down_bps=200e6, rtt_s=0.005)
+    made = plan(fleet(IOWA, replace(OLD, link=slow)))
+    (old,) = (island for island in made.islands if island.name == "old")
+    assert made.schedule.overlap > 5 and not old.fits
+    assert any("with all that may be on its way it needs" in warning for warning in old.warnings)

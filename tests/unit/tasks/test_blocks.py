@@ -109,8 +109,9 @@ def test_only_a_model_whose_blocks_share_nothing_is_sharded_and_the_plan_knows(t
     assert (fit.sharding, fit.fits, fit.devices_needed, fit.settings) == ("ddp", False, None, ())
     layered = replace(huge, divides=True, layers=100)
     assert fit_with_micro_batch(TRAIN, layered, 32, Computing(num_fragments=4), ranks=2, memory_gb=12.0).fits
-    with pytest.raises(UsageError, match="cannot be sharded block by block"):
-        facts_of(replace(run, consented=True, train=replace(TRAIN, sharding="fsdp")), tmp_path)
+    asked = replace(TRAIN, sharding="fsdp")
+    fit = fit_with_micro_batch(asked, facts, 32, Computing(num_fragments=2), ranks=2, memory_gb=12.0)
+    assert fit.sharding == "ddp", "a copy on each, whatever is asked for"
 
 
 def test_a_model_without_blocks_cannot_checkpoint_and_the_plan_says_so(tmp_path) -> None:
