@@ -59,7 +59,7 @@ def join_group(
     store = _store(place, until_s, attend)
     own = {"torch": torch.__version__, "diloco": __version__, "device": device.type, "part": part}
     if device.type == "cuda":
-        own["uuid"] = str(torch.cuda.get_device_properties(device).uuid)
+        own["uuid"] = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))  # since torch 2.4
     with with_others("the meeting"):
         meeting, stated = _met(store, place, own, until_s, attend)
         _compare(stated)
@@ -167,9 +167,9 @@ def _are_called(store: Store, place: RankPlace, meeting: str, stated: dict[int, 
     return _stated(_get(store, key)).get(str(place.rank)) == itself
 
 
-def _get(store: Store, key: str) -> str:
+def _get(shared: Store, key: str) -> str:
     """Empty if nobody has set it."""
-    return store.get(key).decode() if store.check([key]) else ""
+    return shared.get(key).decode() if shared.check([key]) else ""
 
 
 def _stated(data: str) -> dict[str, str]:

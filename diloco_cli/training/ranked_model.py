@@ -78,7 +78,13 @@ def _shard(model: nn.Module, settings: RunSettings, device: torch.device) -> Non
     """Block by block, so that one block's whole parameters are on a device at a time. On CUDA they are gathered in the
     type that autocast gives their matrix products; what lies around them, and all sums of gradients, stay float32. On
     a CPU blocks stay so, too: its norms take values and weights of one type only."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:
+        raise UsageError(
+            f"sharded ranks need torch 2.6 or newer; here is {torch.__version__}",
+            hint="install it on every node, or --set train.sharding=ddp",
+        ) from None
 
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     half = torch.bfloat16 if device.type == "cuda" and runs_in_bf16(settings.train.precision, device) else None

@@ -89,7 +89,7 @@ def rank(case: str, folder: str) -> None:
 
 def exchanged(training: RankedTraining, wire: TensorWire, slow: SlowDevice | None) -> Seconds:
     """`slow`: copies from and to it last until all fragments were sent and adopted."""
-    steps, exchange, reads, saves = [], [], [], []
+    steps, exchange, reads, saves, waits = [], [], [], [], 0
     run, fragments = training.run, Fragments(training, wire)
     count, batch_tokens = len(run.layout.fragments), run.islands[0].batch_tokens
     for fragment in range(count):
@@ -109,11 +109,14 @@ def exchanged(training: RankedTraining, wire: TensorWire, slow: SlowDevice | Non
             seconds += timed(fragments.adopt, fragment, merged, "rebase", number)
         exchange.append(seconds)
         if slow is not None:
+            waits += slow.waited.count(threading.get_ident())
             slow.copies_end.set()
         lane.ends()
         saves.append(timed(training.save))
+        if slow is not None:
+            slow.waited.clear()  # saving waits for copies
     if slow is not None:
-        return {"slow exchange": exchange, "waits": [float(slow.waited.count(threading.get_ident()))]}
+        return {"slow exchange": exchange, "waits": [float(waits)]}
     return {"step": steps, "exchange": exchange, "read": reads, "save": saves}
 
 
