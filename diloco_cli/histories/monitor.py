@@ -137,8 +137,14 @@ class Monitor:
             self._offered(key, plain(data), now_s)
         elif key.startswith("request/"):
             self._asked[int(key[8:18])] = self.replayer.merges, now_s
-        elif key.startswith("join/") and (name := key.split("/")[1]) not in self.replayer.batches:
-            self._joining.setdefault(name, (self.replayer.merges, now_s))  # a member's wish came after its answer
+        elif key.startswith("join/") and self._counts_as_wish(key):
+            self._joining.setdefault(key.split("/")[1], (self.replayer.merges, now_s))
+
+    def _counts_as_wish(self, key: str) -> bool:
+        """Whether the present syncer must answer it. A member's wish came after its answer; one to an earlier syncer is
+        carried out of a region too late for it."""
+        named = read_join_key(key)
+        return key.split("/")[1] not in self.replayer.batches and (named is None or named[1] == self.replayer.epoch)
 
     def _offered(self, key: str, offer: Plain, now_s: float) -> None:
         """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame."""
