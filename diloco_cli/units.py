@@ -29,10 +29,14 @@ BANDWIDTH_BPS = {
 DURATION_MS = {
     "ms": 1, "s": 10**3, "min": 60 * 10**3, "h": 3600 * 10**3, "d": 86400 * 10**3,
 }  # fmt: skip
+SIZE_BYTES = {
+    "B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30,
+}  # fmt: skip
 COUNT_SUFFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 BANDWIDTH_FORMS = "write for example 30 Mbps, 2 Gbps, 30 Mbit/s or 12 MB/s"
 DURATION_FORMS = "write for example 5 ms, 60 s, 4 min, 6 h or 2 d"
+SIZE_FORMS = "write for example 500 MB, 5GB or 2 GiB"
 COUNT_FORMS = "write a whole number such as 524288, 65k, 1.5M, 20B or 1T"
 PRICE_FORMS = "write an amount per hour, for example 112.0/h"
 EGRESS_FORMS = "write an amount per gigabyte, for example 0.02/GB"
@@ -55,6 +59,15 @@ def parse_duration(text: str) -> float:
     if not unit:
         raise UsageError(f"duration '{text}' has no unit, so seconds or minutes is unclear; {DURATION_FORMS}")
     return float(number * _factor(text, unit, DURATION_MS, "duration", DURATION_FORMS) / 1000)
+
+
+def parse_size(text: str) -> int:
+    """Bytes, at least one."""
+    number, unit = _split(text, "size", SIZE_FORMS)
+    size = int(number * _factor(text, unit or "B", SIZE_BYTES, "size", SIZE_FORMS))
+    if not 1 <= size <= MAX_COUNT:
+        raise UsageError(f"size '{text}' must be at least one byte; {SIZE_FORMS}")
+    return size
 
 
 def parse_count(text: str) -> int:

@@ -23,36 +23,28 @@ def state_spec(num_parameters: int) -> Spec:
     return {"parameters": (torch.float32, (num_parameters,)), "momentum": (torch.float32, (num_parameters,))}
 
 
+def read_parameters(run: RunFormat, output: FragmentVersion, store: Store) -> torch.Tensor:
+    """One version's parameters, [n] float32, read-only. Raises DataCheckError if it is missing or damaged."""
+    key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+    data = store.get(key, max_fragment_bytes(run.layout, output.fragment))
+    if data is None or digest(data) != output.state_digest:
+        raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
+    return views(data, state_spec(run.layout.fragments[output.fragment].num_parameters))["parameters"]
+
+
 def load_versions(
     run: RunFormat, outputs: Iterable[FragmentVersion], store: Store, tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """Copy the named versions into `tensors`. Raises DataCheckError if one is missing or damaged."""
     for output in outputs:
-        fragment = run.layout.fragments[output.fragment]
-        key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-        data = store.get(key, max_fragment_bytes(run.layout, output.fragment))
-        if data is None or digest(data) != output.state_digest:
-            raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
-        unflatten(fragment, views(data, state_spec(fragment.num_parameters))["parameters"], tensors)
+        unflatten(run.layout.fragments[output.fragment], read_parameters(run, output, store), tensors)
 
 
-def outer_parameters(run: RunFormat, state: RunState, store: Store) -> dict[str, torch.Tensor]:
-    """Every trained parameter by its name, float32, as of the head of the log."""
+def committed(run: RunFormat, state: RunState) -> tuple[FragmentVersion, ...]:
+    """The newest version of every fragment. Raises TryAgainError before there is one."""
     if not state.outputs:
         raise TryAgainError(f"run {run.name} has no committed version yet", hint="diloco status")
-    tensors = {t.name: torch.empty(t.shape) for fragment in run.layout.fragments for t in fragment.tensors}
-    load_versions(run, state.outputs, store, tensors)
-    return tensors
-
-
-def export(run: RunFormat, state: RunState, store: Store, path: Path) -> int:
-    """The newest committed parameters as one file; returns its size in bytes.
-
-    It holds the trained parameters, which are all that a run exchanges. Buffers and frozen parameters stay as the
-    model's code builds them: build the model by its own code, then load the file over it with `strict=False`.
-    """
-    metadata = {"run": run.name, "run_id": run.run_id, "commit": str(state.n), "format": "pt"}
-    return save_parameters(outer_parameters(run, state, store), path, metadata)
+    return state.outputs
 
 
 def save_parameters(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> int:

@@ -38,8 +38,13 @@ class CausalModel(nn.Module):
         self._whole = (model,)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        logits = self._whole[0](input_ids=tokens, use_cache=False).logits.float()
+        logits = self.logits(tokens)
         return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """[batch, length] int64 -> [batch, length, vocabulary] float32."""
+        logits: Tensor = self._whole[0](input_ids=tokens, use_cache=False).logits
+        return logits.float()
 
     def train(self, mode: bool = True) -> CausalModel:
         self._whole[0].train(mode)
@@ -66,6 +71,20 @@ def build(settings: ModelSettings) -> nn.Module:
     return CausalModel(model)
 
 
+def exported_configs(settings: ModelSettings, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The contents of config.json and generation_config.json beside weights of this type."""
+    config, transformers = _config(settings), _transformers()
+    config.dtype = dtype
+    if not config.architectures:
+        config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    return config.to_diff_dict(), transformers.GenerationConfig.from_model_config(config).to_diff_dict()
+
+
+def longest_context(settings: ModelSettings) -> int:
+    """The number of positions that the model has."""
+    return int(getattr(_config(settings).get_text_config(), "max_position_embeddings", None) or MAX_UNKNOWN)
+
+
 def text_sequence(settings: ModelSettings) -> int:
     """How long the preset text's sequences are. Raises UsageError if bytes do not fit the model's vocabulary."""
     config = _config(settings)
@@ -76,8 +95,7 @@ def text_sequence(settings: ModelSettings) -> int:
             where="data.preset",
             hint="set data.entrypoint to a function of your own",
         )
-    longest = getattr(text, "max_position_embeddings", None) or MAX_UNKNOWN
-    return sequence_of(int(longest), settings.sequence, WHERE)
+    return sequence_of(longest_context(settings), settings.sequence, WHERE)
 
 
 def read_config_of(settings: ModelSettings) -> dict[str, Any]:

@@ -76,10 +76,22 @@ class GPT(nn.Module):
         initialise(self, shape.layers)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        return self.loss(self.trunk(tokens)[0], targets)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """[batch, length] int64 -> [batch, length, vocabulary] float32."""
+        return self.head(self.trunk(tokens)[0])
+
+    def trunk(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """[batch, length] int64 -> [batch, length, width] after all blocks; and what the blocks gave beside that."""
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)
-        return self.loss(x, targets)
+        return x, []
+
+    def head(self, x: Tensor) -> Tensor:
+        """[batch, length, width] -> [batch, length, vocabulary] float32."""
+        return F.linear(self.norm(x), self.embedding.weight).float()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[batch, length] int64 -> [batch, length, width]. Raises UsageError for more tokens than positions."""
@@ -95,7 +107,7 @@ class GPT(nn.Module):
 
     def loss(self, x: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of [batch, length, width] against [batch, length] int64."""
-        logits = F.linear(self.norm(x), self.embedding.weight).float()
+        logits = self.head(x)
         return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
@@ -174,12 +186,16 @@ class MoEGPT(GPT):
     """As GPT; while training, forward gives (loss, balance term): the term is trained on and never reported."""
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        x, balances = self.trunk(tokens)
+        loss = self.loss(x, targets)
+        return (loss, BALANCE_COEFFICIENT * torch.stack(balances).mean()) if self.training else loss
+
+    def trunk(self, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
         x, balances = self.embed(tokens), []
         for block in self.blocks:
             x, balance = block(x)
             balances.append(balance)
-        loss = self.loss(x, targets)
-        return (loss, BALANCE_COEFFICIENT * torch.stack(balances).mean()) if self.training else loss
+        return x, balances
 
 
 class ViT(nn.Module):

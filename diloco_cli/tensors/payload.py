@@ -15,7 +15,8 @@ import torch
 from diloco_cli.errors import DataCheckError
 
 DTYPES: dict[torch.dtype, str] = {
-    torch.float32: "F32", torch.bfloat16: "BF16", torch.int8: "I8", torch.uint8: "U8", torch.int64: "I64",
+    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8",
+    torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL",
 }  # fmt: skip
 Spec = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
@@ -30,9 +31,10 @@ class PayloadError(DataCheckError):
     code = "payload"
 
 
-def header_bytes(spec: Spec) -> bytes:
-    """The safetensors header (8-byte length, JSON padded to 8 bytes) of tensors laid out in the given order."""
-    entries: dict[str, object] = {}
+def header_bytes(spec: Spec, metadata: dict[str, str] | None = None) -> bytes:
+    """The safetensors header (8-byte length, JSON padded to 8 bytes) of tensors laid out in the given order. Payloads
+    have no metadata."""
+    entries: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, (dtype, shape) in spec.items():
         start, end = end, end + torch.Size(shape).numel() * dtype.itemsize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from diloco_cli.config.settings import InnerSettings, ModelSettings, OuterSettings, SyncSettings
+from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.log.commits import EpochStart
@@ -15,18 +15,26 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.tasks.build import carried
 from tests.numerics.harness import make_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def begun_run(
-    directory: Path, entrypoint: str, inner: InnerSettings | None = None
-) -> tuple[RunFormat, Store, tuple[FragmentVersion, ...]]:
-    """One learner `l0`, two fragments; nobody runs yet."""
+    directory: Path, model: str | ModelSettings, inner: InnerSettings | None = None,
+    data: DataSettings | None = None, sync: SyncSettings = SyncSettings(every=4, fragments=2),
+) -> tuple[RunFormat, Store, tuple[FragmentVersion, ...]]:  # fmt: skip
+    """One learner `l0`, two fragments; nobody runs yet. `model`: its entrypoint, or settings; a Hugging Face config is
+    carried, as `launch` does."""
     inner = inner or InnerSettings(lr=0.01, warmup_steps=0, save_every=1)
-    run = make_run(1, 1000, SyncSettings(every=4, fragments=2), OuterSettings(), inner)
-    settings = replace(run.settings, model=ModelSettings(entrypoint=entrypoint))
+    run = make_run(1, 1000, sync, OuterSettings(), inner)
+    settings = replace(
+        run.settings,
+        model=ModelSettings(entrypoint=model) if isinstance(model, str) else model,
+        data=data or run.settings.data,
+    )
+    settings = carried(settings)
     run = replace(run, settings=settings, layout=layout_of(settings))
     store = open_store(directory.as_uri(), create=True)
     store.create(FORMAT_KEY, encode(run))

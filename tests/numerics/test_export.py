@@ -10,16 +10,23 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from diloco_cli.errors import DataCheckError, TryAgainError
+from diloco_cli.export.naming import own_names
+from diloco_cli.export.write import export_file
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.versions import export, state_spec
+from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK, key_of_state
+
+
+def export(run: RunFormat, state: RunState, store: Store, path: Path) -> int:
+    return export_file(run, state, store, path, own_names(run.layout))
+
 
 Begun = tuple[RunFormat, Store, tuple[FragmentVersion, ...], RunState]
 

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"training", "launch", "chaos", "histories", "forecast"},
     {"learner", "syncer"},
     {"observe"},
-    {"tapes", "probe", "doctor", "report", "metrics"},
+    {"tapes", "probe", "doctor", "report", "metrics", "export", "inference"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,1 @@
+"""The newest committed parameters as files: for torch, and as a folder that Hugging Face transformers loads."""

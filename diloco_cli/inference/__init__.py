@@ -1,0 +1,1 @@
+"""The newest committed parameters at work: text that they write, and what they are worth on tasks."""

@@ -1,0 +1,61 @@
+"""What `--to torch` holds: all that load_state_dict demands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diloco_cli.errors import UsageError
+from diloco_cli.export.naming import whole_state
+from diloco_cli.export.write import export_file
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.runtime.driver import perform
+from diloco_cli.tasks.build import build_model
+from tests.numerics.bucket import begun_run
+from tests.numerics.harness import CLOCK
+
+
+class Tied(nn.Module):
+    """A head that is the embedding, a buffer, a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        self.frozen = nn.Parameter(torch.rand(4), requires_grad=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.norm(self.embedding(tokens).flatten(0, 1)) * self.frozen
+        return F.cross_entropy(self.head(x), targets.flatten())
+
+
+def test_load_state_dict_is_content_with_tied_names_buffers_and_frozen_parameters(tmp_path: Path) -> None:
+    run, store, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:Tied")
+    settings = replace(run.settings, consented=True)
+    naming = whole_state(settings, run.layout, tied=True)
+    export_file(run, perform(read_log(run), store, CLOCK), store, tmp_path / "x.safetensors", naming)
+    found = load_file(tmp_path / "x.safetensors")
+    model, expected = Tied(), build_model(settings).state_dict()
+    model.load_state_dict(found, strict=True)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    assert found["norm.num_batches_tracked"].dtype == torch.int64
+    once = whole_state(settings, run.layout, tied=False)
+    assert [target.name for targets in once.targets.values() for target in targets if "e" in target.name].count(
+        "head.weight"
+    ) == 0
+
+
+def test_code_that_builds_another_model_now_is_refused(tmp_path: Path) -> None:
+    run, _, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:Tied")
+    settings = replace(run.settings, consented=True)
+    other = replace(settings, model=replace(settings.model, entrypoint="tests.numerics.tiny:regression"))
+    with pytest.raises(UsageError, match=r"trains embedding\.weight \[11, 4\], and .* here has no"):
+        whole_state(other, run.layout, tied=True)
