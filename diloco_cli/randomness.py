@@ -1,4 +1,4 @@
-"""The only module that draws true randomness (nonces, tokens). Seeds come from settings, never from here."""
+"""The only module that draws true randomness (nonces, tokens). A run's seeds come from its settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def nonce() -> str:
 def new_private_key() -> str:
     """256 random bits as hexadecimal: an Ed25519 private key, or an operator's secret."""
     return os.urandom(32).hex()
+
+
+def seed() -> int:
+    """31 random bits: of a text that need not be the same again."""
+    return int.from_bytes(os.urandom(4), "big") >> 1
 
 
 def jitter() -> float:

@@ -44,7 +44,17 @@ TRAIN = {
     "runs": Listed("The runs of this directory.", ("diloco runs --json",)),
 }
 RESULTS = {
-    "export": Listed("Write the parameters as safetensors.", ("diloco export my-run -o model.safetensors",)),
+    "export": Listed(
+        "Write the parameters, as safetensors or for transformers.",
+        ("diloco export my-run -o model.safetensors", "diloco export my-run --to hf -o my-model"),
+    ),
+    "generate": Listed(
+        "Write text with the newest parameters.", ('diloco generate my-run --prompt "def main(" --tokens 200',)
+    ),
+    "evaluate": Listed(
+        "The held-out loss of the newest parameters, or tasks.",
+        ("diloco evaluate my-run", "diloco evaluate my-run --tasks hellaswag --limit 100"),
+    ),
     "report": Listed(
         "A run as a page, a picture or a table to show.",
         ("diloco report my-run -o my-run.html", "diloco report my-run --format csv"),
