@@ -6,6 +6,7 @@ import os
 import re
 
 SHORTEST_SECRET = 8
+DEVICE_VARIABLE = "DILOCO_EVALUATOR_DEVICE"  # where a syncer's evaluator computes
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|WEBHOOK|AUTH(?!OR)", re.IGNORECASE)
 
 
@@ -29,6 +30,11 @@ def environment_with(**values: str) -> dict[str, str]:
 
 def set_environment_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
+
+
+def set_environment(name: str, value: str) -> None:
+    """For this process and those that it starts."""
+    os.environ[name] = value
 
 
 def secret_values() -> list[str]:

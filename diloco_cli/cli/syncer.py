@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from diloco_cli.cli import complete
 from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
+from diloco_cli.environment import DEVICE_VARIABLE, set_environment
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +24,13 @@ def syncer(
     name: str | None = typer.Option(None, "--name", help="With --standby: its name in `status`; default: standby."),
     instead_of: int | None = typer.Option(None, "--instead-of", hidden=True, help="Pid of its dead predecessor here."),
     hosted: bool = typer.Option(False, "--hosted", hidden=True, help="Leave when stdin closes, work at low priority."),
+    evaluator_device: str | None = typer.Option(
+        None,
+        "--evaluator-device",
+        metavar="DEVICE",
+        help="Where the held-out loss is computed. Default: DILOCO_EVALUATOR_DEVICE, or cpu.",
+        autocompletion=complete.devices,
+    ),
     allow_code: list[str] = AllowCode,
     allow_store: list[str] = AllowStore,
 ) -> None:
@@ -29,6 +38,8 @@ def syncer(
     if (url is None) == (run is None):
         raise UsageError("which run? give its URL once", hint="diloco syncer gs://my-bucket/runs/my-run")
     place, here = url or run or "", named_here(allow_code, allow_store)
+    if evaluator_device is not None:
+        set_environment(DEVICE_VARIABLE, evaluator_device)
     from diloco_cli.protocol.log.keys import SYNCER
     from diloco_cli.runtime.causes import telling_why
 

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s
-from diloco_cli.environment import environment_with
+from diloco_cli.environment import DEVICE_VARIABLE, environment_with
 from diloco_cli.runtime.child import diloco_command
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 60.0
 SHORT_LIFE_S = 60.0
-ONE_CORE_NO_DEVICE = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+ONE_CORE_NO_DEVICE = {
+    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", DEVICE_VARIABLE: "cpu",
+}  # fmt: skip
 KILLED_AFTER_S = 1.0
 
 

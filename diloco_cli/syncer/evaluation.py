@@ -16,14 +16,18 @@ from typing import IO, Any
 
 import torch
 
-from diloco_cli.clock import monotonic_s
+from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.config.codec import from_plain, to_plain
-from diloco_cli.environment import environment_with
+from diloco_cli.environment import DEVICE_VARIABLE, environment_with
 from diloco_cli.errors import DilocoError
+from diloco_cli.events.read import EVALUATOR
+from diloco_cli.events.write import WRITE_EVERY_S, tell_event
 from diloco_cli.paths import run_directory
+from diloco_cli.protocol.actors.evaluating import FINAL_EVALUATION_S
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.rules.rejudging import LeaveOut
 from diloco_cli.runtime.child import diloco_command
+from diloco_cli.runtime.daemon import say
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import Spool
 from diloco_cli.syncer.trials import Repetition, state_at
@@ -31,15 +35,19 @@ from diloco_cli.syncer.versions import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
 from diloco_cli.tensors.flat import unflatten
 from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.units import format_duration
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
 MAX_S = 600.0  # an evaluation that takes longer has failed
+FASTER = f"another device is given by `diloco syncer --evaluator-device`, or by {DEVICE_VARIABLE}"
+CPU = torch.device("cpu")
 Answer = tuple[int, float | None]
 
 
 class EvaluatorProcess:
-    """Implements protocol.actors.ports.Evaluator with `diloco evaluator` as a child. One evaluation at a time."""
+    """Implements protocol.actors.ports.Evaluator with `diloco evaluator` as a child, which computes on the device that
+    the environment names. One evaluation at a time."""
 
     def __init__(self, url: str, max_s: float = MAX_S) -> None:
         self._url, self._max_s = url, max_s
@@ -75,18 +83,34 @@ class EvaluatorProcess:
         try:
             answer = self._answers.get_nowait()
         except queue.Empty:
-            alive = self._child is not None and self._child.poll() is None
-            if alive and monotonic_s() - self._asked_s < self._max_s:
+            status = None if self._child is None else self._child.poll()
+            if self._child is not None and status is None and monotonic_s() - self._asked_s < self._max_s:
                 return None
+            answer = (self._asked, None)
+            self._tell("took too long" if status is None else f"ended with status {status}")
+            self._asked = None
             self.close()
-            answer = (self._asked, None)  # the child died over it, or hangs
         self._asked = None
         return answer
 
+    def _tell(self, what: str, as_event: bool = True) -> None:
+        """Why an evaluation has no result: in the syncer's log, and as an event of the evaluator."""
+        spent_s = monotonic_s() - self._asked_s
+        text = f"the evaluation of commit {self._asked} {what}, after {format_duration(spent_s)}: no loss; {FASTER}"
+        say(f"{utc_now_text()} {text}")
+        if as_event:  # beside the merges: a bucket may take its time
+            told = (self._url, "error", EVALUATOR, text, None, WRITE_EVERY_S)
+            threading.Thread(target=tell_event, args=told).start()
+
     def close(self) -> None:
+        """Ends the child; an evaluation that it was at is said to have no result."""
         child, self._child = self._child, None
         if child is None:
             return
+        if self._asked is not None:
+            waited = monotonic_s() - self._asked_s >= FINAL_EVALUATION_S  # else the syncer was told to leave
+            self._tell("was still going on when the syncer ended it", as_event=waited)
+            self._asked = None
         child.kill()
         child.wait()
         with suppress(OSError):  # what the pipe still held
@@ -155,11 +179,13 @@ def requests_until_the_syncer_ends(lines: Iterable[str]) -> Iterator[str]:
     return iter(waiting.get, None)
 
 
-def serve_evaluations(run: RunFormat, store: Store, requests: Iterable[str], answers: IO[str]) -> None:
+def serve_evaluations(
+    run: RunFormat, store: Store, requests: Iterable[str], answers: IO[str], device: torch.device = CPU
+) -> None:
     """The child's loop: one JSON line in, one out; ends with the requests."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
-    examiner = Examiner(run, store, Spool(run_directory(run.name) / "spool"))
+    examiner = Examiner(run, store, Spool(run_directory(run.name) / "spool"), device)
     for line in requests:
         request = json.loads(line)
         print(json.dumps({"n": request["n"], "loss": examiner.loss_of(request)}), file=answers, flush=True)
@@ -168,15 +194,19 @@ def serve_evaluations(run: RunFormat, store: Store, requests: Iterable[str], ans
 class Examiner:
     """Answers requests, with one model into which it loads the parameters that a request is about."""
 
-    def __init__(self, run: RunFormat, store: Store, spool: Spool | None = None) -> None:
+    def __init__(
+        self, run: RunFormat, store: Store, spool: Spool | None = None, device: torch.device = CPU
+    ) -> None:  # fmt: skip
         self.run, self.store, self.spool = run, store, spool
-        self.model, self.data = build_model(run.settings).eval(), build_data(run.settings)
+        self.model, self.data = build_model(run.settings).eval().to(device), build_data(run.settings)
 
     def loss_of(self, request: dict[str, Any]) -> float | None:
-        """None if the parameters cannot be had: collected by now, damaged, or not to be made again."""
+        """None, with the reason in the log, if the parameters cannot be had: collected by now, damaged, or not to be
+        made again."""
         try:
             self._load(request)
-        except DilocoError:
+        except DilocoError as error:
+            say(f"{utc_now_text()} no evaluation of commit {request['n']}: {error}")
             return None
         sequences = self.run.settings.evaluation.sequences * (FINAL_FACTOR if request.get("final") else 1)
         return held_out_loss(self.model, self.data, sequences)
@@ -196,10 +226,12 @@ class Examiner:
 
 
 def held_out_loss(model: torch.nn.Module, data: Data, num_sequences: int) -> float:
-    """Nats per token (as the model's forward gives them) over that many held-out sequences."""
+    """Nats per token (as the model's forward gives them) over that many held-out sequences, on the model's device."""
     total, count = 0.0, 0
+    device = next(model.parameters()).device
     with torch.inference_mode():
         for tokens, targets in data.held_out(num_sequences):
-            total += float(losses_of(model(tokens, targets))[0]) * targets.numel()
+            loss, _ = losses_of(model(tokens.to(device), targets.to(device)))
+            total += float(loss) * targets.numel()
             count += targets.numel()
     return total / count

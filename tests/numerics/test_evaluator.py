@@ -11,11 +11,14 @@ import pytest
 import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.events.read import EVALUATOR, EventReader
 from diloco_cli.protocol.rules.consent import Allowance
 from diloco_cli.runtime.consent import NamedHere, consented, format_digest
+from diloco_cli.store.open import open_store
 from diloco_cli.syncer.evaluation import EvaluatorProcess, read_answer
 from diloco_cli.tasks.build import build_data, build_model
 from tests.numerics.bucket import ROOT, begun_run
+from tests.waiting import wait_until
 
 Answer = tuple[int, float | None]
 
@@ -60,8 +63,40 @@ def test_a_model_that_prints_does_not_break_the_pipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("model", "max_s"), [("dying", 60.0), ("hanging", 0.5)])
-def test_an_evaluation_that_dies_or_hangs_counts_as_failed(tmp_path: Path, model: str, max_s: float) -> None:
+def test_an_evaluation_that_dies_or_hangs_counts_as_failed_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], model: str, max_s: float
+) -> None:
     assert evaluate(tmp_path / "bucket", model, max_s) == [(0, None)]
+    why = "ended with status" if model == "dying" else "took too long"
+    assert f"the evaluation of commit 0 {why}" in capfd.readouterr().out
+    store = open_store((tmp_path / "bucket").as_uri())
+    wait_until(lambda: [e for e in EventReader().read(store) if e.unit == EVALUATOR and e.kind == "error"])
+    if model == "hanging":
+        assert any(why in event.text for event in EventReader().read(store))
+
+
+def test_an_evaluation_that_the_end_of_the_syncer_cuts_off_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, _, outputs = begun_run(tmp_path / "bucket", "tests.numerics.loud:hanging")
+    consented(run, (tmp_path / "bucket").as_uri(), NamedHere(Allowance((format_digest(run),))))
+    evaluator = EvaluatorProcess((tmp_path / "bucket").as_uri())
+    assert evaluator.submit(7, outputs, final=True)
+    evaluator.close()
+    assert "the evaluation of commit 7 was still going on when the syncer ended it" in capfd.readouterr().out
+    evaluator.close()
+    assert capfd.readouterr().out == "" and evaluator.result() is None
+
+
+@pytest.mark.parametrize(("device", "answer"), [("cpu", "a loss"), ("cuda:77", None)])
+def test_it_computes_on_the_device_that_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, device: str, answer: str | None
+) -> None:
+    monkeypatch.setenv("DILOCO_EVALUATOR_DEVICE", device)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ((n, loss),) = [found for found in evaluate(tmp_path / "bucket", "printing") if found is not None]
+    assert n == 0 and (loss is None) == (answer is None)
+    assert ("cuda:77 needs cuda" in capfd.readouterr().err) == (answer is None)
 
 
 def test_a_model_whose_loss_is_not_finite_is_told_apart_from_an_evaluator_that_failed(tmp_path: Path) -> None:
