@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from diloco_cli.inference.causal import Causal
-    from diloco_cli.inference.vocabulary import Stream, Vocabulary
+    from diloco_cli.inference.vocabulary import TextStream, Vocabulary
 
 TokenizerOption = typer.Option(
     None, "--tokenizer", metavar="FOLDER", help="Folder of a Hugging Face tokenizer. Default: bytes, where they fit."
@@ -42,14 +42,14 @@ def generate(
 ) -> None:
     """Write text with the newest committed parameters, as it is sampled."""
     from diloco_cli.inference.sampling import Draw, sample
-    from diloco_cli.inference.vocabulary import Stream
+    from diloco_cli.inference.vocabulary import TextStream
 
     opened = open_run(run)
     commit, model, vocabulary = causal_of(opened, tokenizer, device, allow_code)
     begin = vocabulary.encode(prompt) or [vocabulary.begin]
     model.check(begin)
     draw = Draw(temperature, top_k, fresh_seed() if seed is None else seed)
-    drawn, stream = sample(model, begin, tokens, draw, vocabulary.size), Stream(vocabulary)
+    drawn, stream = sample(model, begin, tokens, draw, vocabulary.size), TextStream(vocabulary)
     parts = _parts(drawn, stream, vocabulary.end)
     if as_json:
         text = "".join(parts)
@@ -80,7 +80,7 @@ def causal_of(
     return state.n, causal, vocabulary_of(run.settings, tokenizer, causal.vocabulary)
 
 
-def _parts(drawn: Iterator[int], stream: Stream, end: int | None) -> Iterator[str]:
+def _parts(drawn: Iterator[int], stream: TextStream, end: int | None) -> Iterator[str]:
     """The text of the tokens up to the end of the text, if that comes."""
     for token in drawn:
         if token == end:

@@ -10,7 +10,7 @@ from diloco_cli.export.folder import copy_tokenizer, whole_folder
 from diloco_cli.export.huggingface import Described, write_configs
 from diloco_cli.export.naming import Naming, spec_of
 from diloco_cli.export.tensor_files import INDEX, TensorFiles, files_in, index_of
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import committed, read_parameters
@@ -59,13 +59,19 @@ def _write(run: RunFormat, state: RunState, store: Store, files: dict[Path, Spec
     for name, tensor in naming.beside.items():
         written.write(name, tensor)
     for output in outputs:
-        flat = read_parameters(run, output, store)
-        for slot in run.layout.fragments[output.fragment].tensors:
-            values = flat[slot.start : slot.start + slot.num_elements].view(slot.piece_shape)
-            first_row = 0 if slot.rows is None else slot.rows[0]
-            for target in naming.targets[slot.name]:
-                if target.transposed:
-                    written.write_columns(target.name, values.T, first_row)
-                else:
-                    written.write(target.name, values, first_row)
+        _write_fragment(run, output, store, written, naming)
     written.check_whole()
+
+
+def _write_fragment(
+    run: RunFormat, output: FragmentVersion, store: Store, written: TensorFiles, naming: Naming
+) -> None:  # fmt: skip
+    flat = read_parameters(run, output, store)
+    for slot in run.layout.fragments[output.fragment].tensors:
+        values = flat[slot.start : slot.start + slot.num_elements].view(slot.piece_shape)
+        first_row = 0 if slot.rows is None else slot.rows[0]
+        for target in naming.targets[slot.name]:
+            if target.transposed:
+                written.write_columns(target.name, values.T, first_row)
+            else:
+                written.write(target.name, values, first_row)

@@ -11,7 +11,7 @@ import torch
 from diloco_cli.errors import DilocoError, UsageError, suggestion
 from diloco_cli.inference.causal import Causal, finite
 from diloco_cli.inference.sampling import Draw, sample
-from diloco_cli.inference.vocabulary import Stream, Vocabulary
+from diloco_cli.inference.vocabulary import TextStream, Vocabulary
 from diloco_cli.paths import install_hint
 
 MAX_LOGITS = 1 << 27  # of one forward pass: half a GB in float32
@@ -20,7 +20,7 @@ RESAMPLES = 1000  # for the standard errors of figures that have no formula for 
 Pair = tuple[list[int], list[int]]  # what stands before, and what comes then
 
 
-class Judge:
+class HarnessModel:
     """What the harness asks of a model. Its own class is the other base, as far as this one does not say."""
 
     def __init__(self, model: Causal, vocabulary: Vocabulary) -> None:
@@ -100,7 +100,7 @@ class Judge:
         temperature = float(wishes.get("temperature") or 0.0) if wishes.get("do_sample") else 0.0
         draw = Draw(temperature, int(wishes.get("top_k") or 0))
         count = int(wishes.get("max_gen_toks") or MAX_GENERATED)
-        tokens, stream, text = self.tok_encode(prompt) or [self.eot_token_id], Stream(self._vocabulary), ""
+        tokens, stream, text = self.tok_encode(prompt) or [self.eot_token_id], TextStream(self._vocabulary), ""
         for token in sample(self._model, tokens, count, draw, self._vocabulary.size):
             if token == self._vocabulary.end:
                 break
@@ -127,7 +127,7 @@ def evaluate_tasks(
         ) from error
     manager = _manager(TaskManager, tasks, folder)
     _refuse_unknown(tasks, manager.all_tasks)
-    judge: Any = type("RunModel", (Judge, TemplateLM), {})(model, vocabulary)
+    judge: Any = type("RunModel", (HarnessModel, TemplateLM), {})(model, vocabulary)
     try:
         found = simple_evaluate(
             judge, tasks=list(tasks), limit=limit, task_manager=manager, log_samples=False, bootstrap_iters=RESAMPLES

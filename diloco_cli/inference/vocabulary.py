@@ -72,7 +72,7 @@ def vocabulary_of(run: RunSettings, tokenizer: Path | None, size: int) -> Vocabu
     )
 
 
-class Stream:
+class TextStream:
     """Tokens that come one by one, as the text that they add."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:

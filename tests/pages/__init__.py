@@ -1,11 +1,13 @@
 """The pages for users, README.md and those beside what they explain: their commands, and their links.
 
-A comment before a block of commands says what a test cannot give it: `<!-- needs: a cloud account -->`. A block after
+A comment before a block of commands says what a test cannot give it: `<!-- needs: a cloud account -->`; or a package
+that it runs with where that is installed: `<!-- needs: transformers -->`. A block after
 `<!-- while the run before goes on -->` runs beside the last command before it, once that run merges.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +25,16 @@ BESIDE = "while the run before goes on"
 
 @dataclass(frozen=True)
 class CommandBlock:
-    """The commands of one fenced block. `needs`: what no test has, or ""; `beside`: for a second terminal."""
+    """The commands of one fenced block. `needs`: what no test has, or a package, or ""; `beside`: for a second
+    terminal."""
 
     commands: tuple[str, ...]
     needs: str = ""
     beside: bool = False
+
+    @property
+    def runs_here(self) -> bool:
+        return not self.needs or (self.needs.isidentifier() and importlib.util.find_spec(self.needs) is not None)
 
 
 def blocks_of(page: str) -> list[CommandBlock]:

@@ -72,10 +72,10 @@ def ended_well(process: subprocess.Popen[str], command: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("page", [page for page in PAGES if any(not block.needs for block in blocks_of(page))])
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs_here for block in blocks_of(page))])
 def test_commands_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     walk = PageWalk(tmp_path)
-    blocks = [block for block in blocks_of(page) if not block.needs]
+    blocks = [block for block in blocks_of(page) if block.runs_here]
     for block, following in zip_longest(blocks, blocks[1:]):
         commands = [command for command in block.commands if runnable(command)]
         if block.beside:

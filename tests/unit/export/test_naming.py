@@ -21,7 +21,7 @@ from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK
 
 
-class Tied(nn.Module):
+class TiedAndFrozen(nn.Module):
     """A head that is the embedding, a buffer, a frozen parameter."""
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Tied(nn.Module):
 
 
 def test_load_state_dict_is_content_with_tied_names_buffers_and_frozen_parameters(tmp_path: Path) -> None:
-    run, store, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:Tied")
+    run, store, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:TiedAndFrozen")
     settings = replace(run.settings, consented=True)
     naming = whole_state(settings, run.layout, tied=True)
     export_file(run, perform(read_log(run), store, CLOCK), store, tmp_path / "x.safetensors", naming)
     found = load_file(tmp_path / "x.safetensors")
-    model, expected = Tied(), build_model(settings).state_dict()
+    model, expected = TiedAndFrozen(), build_model(settings).state_dict()
     model.load_state_dict(found, strict=True)
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     assert found["norm.num_batches_tracked"].dtype == torch.int64
@@ -54,7 +54,7 @@ def test_load_state_dict_is_content_with_tied_names_buffers_and_frozen_parameter
 
 
 def test_code_that_builds_another_model_now_is_refused(tmp_path: Path) -> None:
-    run, _, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:Tied")
+    run, _, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:TiedAndFrozen")
     settings = replace(run.settings, consented=True)
     other = replace(settings, model=replace(settings.model, entrypoint="tests.numerics.tiny:regression"))
     with pytest.raises(UsageError, match=r"trains embedding\.weight \[11, 4\], and .* here has no"):

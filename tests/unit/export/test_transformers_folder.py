@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from diloco_cli.cli.export import writing_to
 from diloco_cli.config.settings import DataSettings, ModelSettings, SyncSettings
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import NoSpaceError, UsageError
+from diloco_cli.export import write
 from diloco_cli.export.huggingface import describe, tokenizer_of
 from diloco_cli.export.write import DTYPES, export_folder
 from diloco_cli.inference.causal import Causal, load_model
@@ -94,6 +98,27 @@ def test_half_the_bytes_load_as_such_and_the_config_is_the_runs_own(tmp_path: Pa
         "config.json", "generation_config.json", "model.safetensors",
     ]  # fmt: skip
     assert (tmp_path / "out" / "model.safetensors").stat().st_size < 2.2 * run.layout.num_parameters
+
+
+def test_a_full_disk_is_said_and_leaves_no_folder_and_one_fragment_at_most_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, store = begun(tmp_path, "gpt-pico")
+    state, read, seen = perform(read_log(run), store, CLOCK), write.read_parameters, list[Any]()
+
+    def reading(*arguments: Any) -> torch.Tensor:
+        assert all(earlier() is None for earlier in seen)
+        if len(seen) == run.num_fragments - 1:
+            raise OSError(errno.ENOSPC, "no space left")
+        flat = read(*arguments)
+        seen.append(weakref.ref(flat))
+        return flat
+
+    monkeypatch.setattr(write, "read_parameters", reading)
+    described = describe(run.settings, run.layout, torch.float32)
+    with pytest.raises(NoSpaceError, match="cannot write"), writing_to(tmp_path / "out"):
+        export_folder(run, state, store, tmp_path / "out", described, torch.float32, None, None)
+    assert len(seen) == run.num_fragments - 1 and [path.name for path in tmp_path.iterdir()] == ["bucket"]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import nn
 from diloco_cli.errors import UsageError
 from diloco_cli.inference import harness
 from diloco_cli.inference.causal import Causal
-from diloco_cli.inference.harness import Judge, evaluate_tasks
+from diloco_cli.inference.harness import HarnessModel, evaluate_tasks
 from diloco_cli.inference.vocabulary import Bytes
 from tests.unit.inference.test_sampling import OWN, pico
 
@@ -36,8 +36,8 @@ class Alphabet(nn.Module):
         return 20.0 * torch.nn.functional.one_hot((tokens + 1) % 256, 256) * self.weight
 
 
-def alphabet() -> Judge:
-    return Judge(Causal(OWN, Alphabet()), Bytes())
+def alphabet() -> HarnessModel:
+    return HarnessModel(Causal(OWN, Alphabet()), Bytes())
 
 
 def one_by_one(model: Causal, before: list[int], then: list[int]) -> tuple[float, bool]:
@@ -55,17 +55,17 @@ def test_log_likelihoods_are_those_of_the_tokens_one_by_one(monkeypatch: pytest.
     expected = [one_by_one(model, *pair) for pair in pairs]
     for most in (1, harness.MAX_LOGITS):
         monkeypatch.setattr(harness, "MAX_LOGITS", most)
-        found = [score for pair in pairs[:3] for score in Judge(model, Bytes()).scores([pair])]
-        together = Judge(model, Bytes()).scores(pairs[:3])
+        found = [score for pair in pairs[:3] for score in HarnessModel(model, Bytes()).scores([pair])]
+        together = HarnessModel(model, Bytes()).scores(pairs[:3])
         for each in (found, together):
             assert [greedy for _, greedy in each] == [greedy for _, greedy in expected[:3]]
             assert [total for total, _ in each] == pytest.approx([total for total, _ in expected[:3]], abs=1e-4)
-    assert Judge(model, Bytes()).scores(pairs)[3] == (0.0, True)
+    assert HarnessModel(model, Bytes()).scores(pairs)[3] == (0.0, True)
 
 
 def test_before_a_text_without_context_stands_a_line_break() -> None:
     model = pico()
-    found = Judge(model, Bytes())._loglikelihood_tokens([(None, [], [5, 6])])
+    found = HarnessModel(model, Bytes())._loglikelihood_tokens([(None, [], [5, 6])])
     assert found[0][0] == pytest.approx(one_by_one(model, [ord("\n")], [5, 6])[0], abs=1e-4)
 
 

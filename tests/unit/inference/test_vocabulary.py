@@ -10,7 +10,7 @@ import pytest
 
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.inference.vocabulary import Bytes, Stream, Words, vocabulary_of
+from diloco_cli.inference.vocabulary import Bytes, TextStream, Words, vocabulary_of
 
 needs_tokenizers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed: pip install 'diloco[hf]'"
@@ -34,7 +34,7 @@ def words_in(folder: Path) -> Path:
 
 
 def shown(tokens: list[int]) -> list[str]:
-    stream = Stream(Bytes())
+    stream = TextStream(Bytes())
     return [*(stream.add(token) for token in tokens), stream.rest()]
 
 
