@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from diloco_cli.cli.consent import AllowCode, named_here
-from diloco_cli.cli.output import print_json, progress
+from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, head_of, open_run
 from diloco_cli.errors import DataCheckError, NoSpaceError, UsageError
 from diloco_cli.runtime.files import NO_SPACE_ERRNOS
@@ -154,6 +154,8 @@ def _export_folder(
     settings, layout = opened.format.settings, opened.format.layout
     described = huggingface.describe(settings, layout, write.DTYPES[dtype])
     words = huggingface.tokenizer_of(settings, tokenizer)
+    if words is not None:
+        talk(f"with the tokenizer of {words}")
     with writing_to(folder), progress(f"reading the parameters of {opened.name}"):
         state, (size_bytes, names) = at_head(
             opened,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,19 +53,26 @@ def _refused(why: str) -> UsageError:
 
 
 def tokenizer_of(run: RunSettings, named: Path | None) -> Path | None:
-    """The folder of the tokenizer: as named, else beside the config that the run was made from, if that is here.
+    """The folder of the tokenizer: as named here, else the one of the config that the run was made from, if that lies
+    below this directory or in the Hub's cache; a bucket's word for another place is not followed. None: it has none.
     Raises UsageError if the named one holds none."""
     if named is not None:
-        if not any((named / name).is_file() for name in TOKENIZER_FILES):
+        if not _holds_one(named):
             raise UsageError(
                 "holds no tokenizer: none of " + ", ".join(TOKENIZER_FILES),
                 where=f"--tokenizer {named}",
                 hint="AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes one",
             )
         return named
-    if not run.model.huggingface:
+    place = Path(run.model.huggingface or "..")
+    if place.is_absolute() or ".." in place.parts:
         return None
-    return find_folder(run.model.huggingface, [Path.cwd(), *map(Path, sys.path)])
+    found = find_folder(str(place), [Path.cwd()])
+    return found if found is not None and _holds_one(found) else None
+
+
+def _holds_one(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def write_configs(described: Described, folder: Path) -> None:

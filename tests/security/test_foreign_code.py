@@ -123,6 +123,14 @@ def test_what_looks_at_a_run_or_repairs_it_needs_no_code(tmp_path: Path, diloco:
     for words in (("status",), ("verify",), ("export", "-o", "m.safetensors")):
         done = diloco(words[0], url, *words[1:])
         assert done.returncode == 0, (words, done.stdout, done.stderr)
+    for words in (
+        ("generate",),
+        ("evaluate",),
+        ("evaluate", "--tasks", "x"),
+        ("export", "--to", "torch", "-o", "t.st"),
+    ):
+        refused = diloco(words[0], url, *words[1:])
+        assert refused.returncode == 8 and "--allow-code os:system" in refused.stderr, (words, refused.stderr)
     assert diloco("export", url, "--tape", "t").returncode == 75, "no merge yet"
     assert "nothing to collect" in diloco("gc", url).stderr
     assert "only commits 0 to -1 can be gone back to" in diloco("rollback", url, "--to", "0", "--yes").stderr

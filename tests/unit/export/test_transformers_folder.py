@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from diloco_cli.cli.export import writing_to
-from diloco_cli.config.settings import DataSettings, ModelSettings, SyncSettings
+from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
 from diloco_cli.errors import NoSpaceError, UsageError
 from diloco_cli.export import write
 from diloco_cli.export.huggingface import describe, tokenizer_of
@@ -27,6 +27,7 @@ from diloco_cli.syncer.evaluation import held_out_loss
 from diloco_cli.tasks.build import build_data
 from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK
+from tests.unit.inference.test_vocabulary import words_in
 
 NEEDED = "transformers is not installed: pip install 'diloco[hf]'"
 with_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason=NEEDED)
@@ -136,14 +137,35 @@ def test_a_model_that_transformers_does_not_know_is_refused(tmp_path: Path, mode
     assert "--to torch" in (caught.value.hint or "")
 
 
-def test_the_tokenizer_is_the_one_named_or_the_one_beside_the_config(tmp_path: Path) -> None:
-    from diloco_cli.config.settings import RunSettings
-
-    run = RunSettings(name="x", model=ModelSettings(preset=None, huggingface=str(tmp_path)))
-    assert tokenizer_of(run, None) is None
-    (tmp_path / "config.json").touch()
-    assert tokenizer_of(run, None) == tmp_path
+def test_the_tokenizer_is_the_one_named_or_the_one_beside_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").touch()
+    relative, absolute, above = (
+        RunSettings(name="x", model=ModelSettings(preset=None, huggingface=name))
+        for name in ("tiny", str(folder), "tiny/../tiny")
+    )
+    assert tokenizer_of(relative, None) is None
     with pytest.raises(UsageError, match="holds no tokenizer"):
-        tokenizer_of(run, tmp_path)
-    (tmp_path / "tokenizer.json").touch()
-    assert tokenizer_of(run, tmp_path) == tmp_path
+        tokenizer_of(relative, folder)
+    (folder / "tokenizer.json").touch()
+    assert tokenizer_of(relative, None) == tokenizer_of(absolute, folder) == folder
+    assert tokenizer_of(absolute, None) is None and tokenizer_of(above, None) is None, "places that a bucket may name"
+    assert tokenizer_of(RunSettings(name="x", model=ModelSettings(preset="gpt-pico")), None) is None
+
+
+@with_transformers
+def test_an_exported_tokenizer_loads_beside_the_model(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    run, store = begun(tmp_path, "gpt-pico")
+    (tmp_path / "words").mkdir()
+    state, described = perform(read_log(run), store, CLOCK), describe(run.settings, run.layout, torch.float32)
+    export_folder(
+        run, state, store, tmp_path / "out", described, torch.float32, None, words_in(tmp_path / "words")
+    )  # fmt: skip
+    loaded: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert loaded.encode("a b") == [2, 3]
