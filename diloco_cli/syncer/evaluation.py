@@ -185,7 +185,8 @@ def serve_evaluations(
     """The child's loop: one JSON line in, one out; ends with the requests."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
-    examiner = Examiner(run, store, Spool(run_directory(run.name) / "spool"), device)
+    examiner = Examiner(run, store, Spool(run_directory(run.name) / "spool"))
+    examiner.model.to(device)
     for line in requests:
         request = json.loads(line)
         print(json.dumps({"n": request["n"], "loss": examiner.loss_of(request)}), file=answers, flush=True)
@@ -194,11 +195,9 @@ def serve_evaluations(
 class Examiner:
     """Answers requests, with one model into which it loads the parameters that a request is about."""
 
-    def __init__(
-        self, run: RunFormat, store: Store, spool: Spool | None = None, device: torch.device = CPU
-    ) -> None:  # fmt: skip
+    def __init__(self, run: RunFormat, store: Store, spool: Spool | None = None) -> None:
         self.run, self.store, self.spool = run, store, spool
-        self.model, self.data = build_model(run.settings).eval().to(device), build_data(run.settings)
+        self.model, self.data = build_model(run.settings).eval(), build_data(run.settings)
 
     def loss_of(self, request: dict[str, Any]) -> float | None:
         """None, with the reason in the log, if the parameters cannot be had: collected by now, damaged, or not to be

@@ -23,6 +23,14 @@ def state_spec(num_parameters: int) -> Spec:
     return {"parameters": (torch.float32, (num_parameters,)), "momentum": (torch.float32, (num_parameters,))}
 
 
+def load_versions(
+    run: RunFormat, outputs: Iterable[FragmentVersion], store: Store, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Copy the named versions into `tensors`. Raises DataCheckError if one is missing or damaged."""
+    for output in outputs:
+        unflatten(run.layout.fragments[output.fragment], read_parameters(run, output, store), tensors)
+
+
 def read_parameters(run: RunFormat, output: FragmentVersion, store: Store) -> torch.Tensor:
     """One version's parameters, [n] float32, read-only. Raises DataCheckError if it is missing or damaged."""
     key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
@@ -30,14 +38,6 @@ def read_parameters(run: RunFormat, output: FragmentVersion, store: Store) -> to
     if data is None or digest(data) != output.state_digest:
         raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
     return views(data, state_spec(run.layout.fragments[output.fragment].num_parameters))["parameters"]
-
-
-def load_versions(
-    run: RunFormat, outputs: Iterable[FragmentVersion], store: Store, tensors: Mapping[str, torch.Tensor]
-) -> None:
-    """Copy the named versions into `tensors`. Raises DataCheckError if one is missing or damaged."""
-    for output in outputs:
-        unflatten(run.layout.fragments[output.fragment], read_parameters(run, output, store), tensors)
 
 
 def committed(run: RunFormat, state: RunState) -> tuple[FragmentVersion, ...]:

@@ -71,20 +71,6 @@ def build(settings: ModelSettings) -> nn.Module:
     return CausalModel(model)
 
 
-def exported_configs(settings: ModelSettings, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of config.json and generation_config.json beside weights of this type."""
-    config, transformers = _config(settings), _transformers()
-    config.dtype = dtype
-    if not config.architectures:
-        config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
-    return config.to_diff_dict(), transformers.GenerationConfig.from_model_config(config).to_diff_dict()
-
-
-def longest_context(settings: ModelSettings) -> int:
-    """The number of positions that the model has."""
-    return int(getattr(_config(settings).get_text_config(), "max_position_embeddings", None) or MAX_UNKNOWN)
-
-
 def text_sequence(settings: ModelSettings) -> int:
     """How long the preset text's sequences are. Raises UsageError if bytes do not fit the model's vocabulary."""
     config = _config(settings)
@@ -95,7 +81,8 @@ def text_sequence(settings: ModelSettings) -> int:
             where="data.preset",
             hint="set data.entrypoint to a function of your own",
         )
-    return sequence_of(longest_context(settings), settings.sequence, WHERE)
+    longest = getattr(text, "max_position_embeddings", None) or MAX_UNKNOWN
+    return sequence_of(int(longest), settings.sequence, WHERE)
 
 
 def read_config_of(settings: ModelSettings) -> dict[str, Any]:
@@ -133,6 +120,20 @@ def _describing(config: Any) -> Any:
     if not isinstance(config, dict):
         return config
     return {key: _describing(value) for key, value in config.items() if key not in LOADED and KERNELS not in key}
+
+
+def exported_configs(settings: ModelSettings, dtype: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The contents of config.json and generation_config.json beside weights of this type."""
+    config, transformers = _config(settings), _transformers()
+    config.dtype = dtype
+    if not config.architectures:
+        config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    return config.to_diff_dict(), transformers.GenerationConfig.from_model_config(config).to_diff_dict()
+
+
+def longest_context(settings: ModelSettings) -> int:
+    """The number of positions that the model has."""
+    return int(getattr(_config(settings).get_text_config(), "max_position_embeddings", None) or MAX_UNKNOWN)
 
 
 def _transformers() -> Any:
