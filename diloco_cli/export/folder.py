@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
@@ -43,19 +42,19 @@ def _is_ours(name: str) -> bool:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write to, which takes the name when the block ends. What stood under the name goes only then."""
+    """A folder to write to, which takes the name when the block ends. What stood under the name goes only then; what a
+    killed export left beside it goes at once."""
     folder = folder.resolve()
-    begun = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
+    begun, earlier = (folder.with_name(f".{folder.name}.{what}") for what in ("partial", "earlier"))
+    for left in (begun, earlier):
+        shutil.rmtree(left, ignore_errors=True)
+    begun.mkdir()
     try:
         yield begun
-        begun.chmod(0o755)
         if folder.exists():
-            earlier = Path(tempfile.mkdtemp(prefix=f".{folder.name}.earlier-", dir=folder.parent))
-            folder.rename(earlier / folder.name)
-            begun.rename(folder)
-            shutil.rmtree(earlier)
-        else:
-            begun.rename(folder)
+            folder.rename(earlier)
+        begun.rename(folder)
+        shutil.rmtree(earlier, ignore_errors=True)
     finally:
         shutil.rmtree(begun, ignore_errors=True)
 

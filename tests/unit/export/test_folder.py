@@ -40,7 +40,11 @@ def test_a_killed_export_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], cwd=ROOT, check=False)
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
-    refuse_folder(tmp_path / "out", overwrite=False)  # the next one goes ahead
+    assert names(tmp_path) == [".out.partial"]
+    refuse_folder(tmp_path / "out", overwrite=False)
+    with whole_folder(tmp_path / "out") as begun:
+        assert names(begun) == []
+    assert names(tmp_path) == ["out"], "the next one goes ahead, and takes away what was left"
 
 
 def test_only_an_earlier_export_is_overwritten_and_only_if_asked(tmp_path: Path) -> None:
