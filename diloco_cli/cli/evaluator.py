@@ -27,11 +27,7 @@ def evaluator(
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore
-    from diloco_cli.syncer.evaluation import (
-        requests_until_the_syncer_ends,
-        serve_evaluations,
-        take_stdout,
-    )
+    from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout
     from diloco_cli.training.devices import choose_device
 
     answers, requests = take_stdout(), requests_until_the_syncer_ends(sys.stdin)

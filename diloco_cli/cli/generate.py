@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from diloco_cli.inference.causal import Causal
     from diloco_cli.inference.vocabulary import TextStream, Vocabulary
 
+MAX_SEED = 2**63 - 1
 TokenizerOption = typer.Option(
     None, "--tokenizer", metavar="FOLDER", help="Folder of a Hugging Face tokenizer. Default: bytes, where they fit."
 )
@@ -34,7 +35,9 @@ def generate(
     tokens: int = typer.Option(200, "--tokens", min=1, max=1_000_000, help="How many tokens to write."),
     temperature: float = typer.Option(1.0, "--temperature", min=0.0, help="0: always the most likely token."),
     top_k: int = typer.Option(0, "--top-k", min=0, help="Draw among so many most likely tokens; 0: among all."),
-    seed: int | None = typer.Option(None, "--seed", min=0, help="The same text again. Default: another each time."),
+    seed: int | None = typer.Option(
+        None, "--seed", min=0, max=MAX_SEED, help="The same text again. Default: another each time."
+    ),
     tokenizer: Path | None = TokenizerOption,
     device: str = DeviceOption,
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),

@@ -38,5 +38,5 @@ def choose(logits: Tensor, draw: Draw, generator: torch.Generator) -> int:
     if 0 < draw.top_k < logits.numel():
         least = logits.topk(draw.top_k).values[-1]
         logits = logits.masked_fill(logits < least, -torch.inf)
-    chances = (logits.double() / draw.temperature).softmax(dim=-1)
+    chances = ((logits - logits.max()).double() / draw.temperature).softmax(dim=-1)  # also at the least temperature
     return int(torch.multinomial(chances, 1, generator=generator))

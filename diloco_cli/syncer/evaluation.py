@@ -40,7 +40,7 @@ from diloco_cli.units import format_duration
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
 MAX_S = 600.0  # an evaluation that takes longer has failed
-FASTER = f"another device is given by `diloco syncer --evaluator-device`, or by {DEVICE_VARIABLE}"
+FASTER = f"a faster device is named by `diloco syncer --evaluator-device` or {DEVICE_VARIABLE}"
 CPU = torch.device("cpu")
 Answer = tuple[int, float | None]
 
@@ -86,8 +86,8 @@ class EvaluatorProcess:
             status = None if self._child is None else self._child.poll()
             if self._child is not None and status is None and monotonic_s() - self._asked_s < self._max_s:
                 return None
-            answer = (self._asked, None)
-            self._tell("took too long" if status is None else f"ended with status {status}")
+            answer = (self._asked, None)  # the child died over it, or hangs
+            self._tell(f"took too long ({FASTER})" if status is None else f"failed (exit status {status})")
             self._asked = None
             self.close()
         self._asked = None
@@ -95,8 +95,8 @@ class EvaluatorProcess:
 
     def _tell(self, what: str, as_event: bool = True) -> None:
         """Why an evaluation has no result: in the syncer's log, and as an event of the evaluator."""
-        spent_s = monotonic_s() - self._asked_s
-        text = f"the evaluation of commit {self._asked} {what}, after {format_duration(spent_s)}: no loss; {FASTER}"
+        spent = format_duration(monotonic_s() - self._asked_s)
+        text = f"after {spent} without a loss, the evaluation of commit {self._asked} {what}"
         say(f"{utc_now_text()} {text}")
         if as_event:  # beside the merges: a bucket may take its time
             told = (self._url, "error", EVALUATOR, text, None, WRITE_EVERY_S)
@@ -109,7 +109,7 @@ class EvaluatorProcess:
             return
         if self._asked is not None:
             waited = monotonic_s() - self._asked_s >= FINAL_EVALUATION_S  # else the syncer was told to leave
-            self._tell("was still going on when the syncer ended it", as_event=waited)
+            self._tell(f"was ended with the syncer{f' ({FASTER})' if waited else ''}", as_event=waited)
             self._asked = None
         child.kill()
         child.wait()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.runtime.runs import remember_run
+from tests.cli.bucket import make_bucket
 from tests.cli.conftest import Diloco, edit
 from tests.forked import ROOT
 
@@ -95,6 +96,29 @@ def test_export_and_verify_need_a_run_and_export_never_overwrites(diloco: Diloco
     done = diloco("export", "nobody")
     assert done.returncode == 2 and "exists already" in done.stderr
     assert (tmp_path / "model.safetensors").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("export --tokenizer words", "add --to hf"),
+        ("export --to hf --max-shard-size 5", "has no unit"),
+        ("export --to hf --tape t", "one at a time"),
+        ("export --to hf -o .", "no export has written"),
+        ("export -o .", "is a folder"),
+        ("generate --temperature nan", "--temperature"),
+        ("generate --device abacus", "no device 'abacus'"),
+        ("generate --tokens 0", "--tokens"),
+        ("evaluate --include-path .", "add --tasks"),
+        ("evaluate --tasks ,", "names no task"),
+        ("evaluate --tasks x --include-path nowhere", "no folder nowhere"),
+    ],
+)
+def test_wrong_words_about_results_are_refused(diloco: Diloco, tmp_path: Path, words: str, said: str) -> None:
+    (tmp_path / "thesis.tex").touch()
+    make_bucket(tmp_path / "bucket" / "nano")
+    done = diloco(*words.split(), str(tmp_path / "bucket" / "nano"))
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_an_evaluation_that_dies_or_hangs_counts_as_failed_and_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], model: str, max_s: float
 ) -> None:
     assert evaluate(tmp_path / "bucket", model, max_s) == [(0, None)]
-    why = "ended with status" if model == "dying" else "took too long"
+    why = "failed (exit status 3)" if model == "dying" else "took too long (a faster device"
     assert f"the evaluation of commit 0 {why}" in capfd.readouterr().out
     store = open_store((tmp_path / "bucket").as_uri())
     wait_until(lambda: [e for e in EventReader().read(store) if e.unit == EVALUATOR and e.kind == "error"])
@@ -83,7 +83,7 @@ def test_an_evaluation_that_the_end_of_the_syncer_cuts_off_says_so(
     evaluator = EvaluatorProcess((tmp_path / "bucket").as_uri())
     assert evaluator.submit(7, outputs, final=True)
     evaluator.close()
-    assert "the evaluation of commit 7 was still going on when the syncer ended it" in capfd.readouterr().out
+    assert "the evaluation of commit 7 was ended with the syncer" in capfd.readouterr().out
     evaluator.close()
     assert capfd.readouterr().out == "" and evaluator.result() is None
 

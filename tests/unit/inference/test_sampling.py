@@ -70,6 +70,7 @@ def test_chances_are_those_of_the_softmax_at_that_temperature() -> None:
     logits, generator = torch.tensor([0.0, 1.0]), torch.Generator().manual_seed(0)
     share = sum(choose(logits, Draw(temperature=0.5), generator) for _ in range(4000)) / 4000
     assert share == pytest.approx(float((logits / 0.5).softmax(0)[1]), abs=0.02)
+    assert choose(logits, Draw(temperature=5e-324), generator) == 1
 
 
 def test_logits_of_several_sequences_are_those_of_each() -> None:
