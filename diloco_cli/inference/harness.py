@@ -33,7 +33,7 @@ class HarnessModel:
         return self._vocabulary.begin
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        tokens = self._vocabulary.encode(string)
+        tokens = self._vocabulary.encode(string, add_special_tokens is not False)
         self._model.check(tokens)
         return tokens
 
@@ -52,7 +52,7 @@ class HarnessModel:
 
         found = []
         for request in requests:
-            tokens = self.tok_encode(request.args[0])
+            tokens = self.tok_encode(request.args[0], add_special_tokens=False)
             windows = get_rolling_token_windows(tokens, self.eot_token_id, self._model.context, 1)
             pairs = [(list(before), list(then)) for before, then in map(make_disjoint_window, windows)]
             found.append(sum(score for score, _ in self.scores(pairs)))

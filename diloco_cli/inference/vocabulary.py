@@ -21,7 +21,9 @@ class Vocabulary(Protocol):
     begin: int
     end: int | None
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, whole: bool = True) -> list[int]:
+        """`whole`: with what the tokenizer puts around a text; False: of a part, which stands behind another."""
+        ...
 
     def decode(self, tokens: list[int]) -> str: ...
 
@@ -33,7 +35,7 @@ class Bytes:
     begin = ord("\n")
     end: int | None = None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, whole: bool = True) -> list[int]:
         return list(text.encode())
 
     def decode(self, tokens: list[int]) -> str:
@@ -51,8 +53,8 @@ class Words:
         begins = (self._tokenizer.bos_token_id, self.end, 0)
         self.begin: int = next(token for token in begins if token is not None)
 
-    def encode(self, text: str) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text)]
+    def encode(self, text: str, whole: bool = True) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=whole)]
 
     def decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

@@ -61,6 +61,17 @@ def test_a_tokenizers_folder_says_what_tokens_are(tmp_path: Path) -> None:
 
 
 @needs_tokenizers
+def test_what_a_tokenizer_puts_before_a_text_stands_before_no_part_of_one(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, processors
+
+    path = words_in(tmp_path) / "tokenizer.json"
+    plain = Tokenizer.from_file(str(path))
+    plain.post_processor = processors.TemplateProcessing("<end> $A", special_tokens=[("<end>", 1)])
+    plain.save(str(path))
+    assert Words(tmp_path).encode("a b") == [1, 2, 3] and Words(tmp_path).encode("a b", whole=False) == [2, 3]
+
+
+@needs_tokenizers
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="finds no tokenizer"):
         Words(tmp_path)
