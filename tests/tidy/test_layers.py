@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"runtime", "virtual", "plan", "tasks"},
     {"training", "launch", "chaos", "histories", "forecast"},
     {"learner", "syncer"},
+    {"loop"},
     {"observe"},
     {"tapes", "probe", "doctor", "report", "metrics"},
     {"cli"},
