@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from diloco_cli.errors import DilocoError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.errors import DilocoError, FencedError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.loop.exchange import Exchange
 from diloco_cli.loop.sampling import ShardSampler
 from diloco_cli.protocol.actors.ports import Stepped
@@ -61,7 +61,7 @@ class LoopIsland:
             self._tokens += self._checked(tokens)
             if self._steps == 0 and not skipped:
                 return False
-            stepped = Stepped(self._tokens, None if loss is None else self._finite(float(loss)))
+            stepped = Stepped(self._tokens, None if loss is None else self._finite(loss))
             self._tokens = self._steps = 0
             self._go_on(stepped)
         return self.over
@@ -98,13 +98,20 @@ class LoopIsland:
             self._close()
             return
         self.position, self.progress, self.moments_lost = wanted.position, wanted.at.fraction, wanted.at.moments_lost
-        expected = before if stepped is None else before + stepped.tokens
-        if stepped is not None and self.position != expected and self.data != "external":
-            raise TryAgainError(
-                f"an earlier process of {self.name} has offered data up to token {self.position:,} of its shard after "
-                f"this one began, which stands at {expected:,}",
-                hint="start this loop again: it goes on after that",
-            )
+        if stepped is not None and self.data != "external" and self.position != before + stepped.tokens:
+            raise self._moved(before + stepped.tokens)
+
+    def _moved(self, position: int) -> DilocoError:
+        """The log holds data of this island that is not this process's, beyond its own `position`."""
+        learner = self._exchange.learner
+        mine = learner.joined.incarnation
+        if learner.state.learner(self.name).floor > mine:
+            return FencedError(f"a newer process has taken the place of incarnation {mine} of {self.name}")
+        return TryAgainError(
+            f"an earlier process of {self.name} has offered data up to token {self.position:,} of its shard after "
+            f"this one began, which stands at {position:,}",
+            hint="start this loop again: it goes on after that",
+        )
 
     def _checked(self, tokens: int) -> int:
         if not isinstance(tokens, int) or tokens < 0:
@@ -125,13 +132,14 @@ class LoopIsland:
             )
         return tokens
 
-    def _finite(self, loss: float) -> float:
-        if not isfinite(loss):
+    def _finite(self, loss: float | torch.Tensor) -> float:
+        value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
+        if not isfinite(value):
             raise RunFailedError(
-                f"the loss is {loss} at token {self.position} of shard {self.shard}",
+                f"the loss is {value} at token {self.position} of shard {self.shard}",
                 hint="lower the learning rate; a restart begins at the newest committed parameters",
             )
-        return loss
+        return value
 
     def _count(self, *called: Any) -> None:
         self._steps += 1

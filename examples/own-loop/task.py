@@ -40,8 +40,8 @@ class HeldOut:
     """What the run is evaluated on: samples that no loop draws."""
 
     def held_out(self, num_sequences):
-        _, tokens, targets = zip(*(Counting()[len(Counting()) + n] for n in range(num_sequences)))
-        yield torch.stack(tokens), torch.stack(targets)
+        beyond = [Counting()[len(Counting()) + n] for n in range(num_sequences)]
+        yield tuple(torch.stack(parts) for parts in list(zip(*beyond, strict=True))[1:])
 
 
 def build_model(width=32):
