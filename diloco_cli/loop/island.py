@@ -85,7 +85,12 @@ class LoopIsland:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
             self.finish()
-        elif not self.over:
+        else:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Leave at once, as `error` ended the loop: its last heartbeat says so. A `with` statement does this itself."""
+        if not self.over:
             self._exchange.fail(error)
             self._close()
 
@@ -152,8 +157,7 @@ class LoopIsland:
         except BaseException as error:
             if isinstance(error, DilocoError) and error.hint:
                 error.add_note(f"hint: {error.hint}")
-            self._exchange.fail(error)
-            self._close()
+            self.fail(error)
             raise
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Scripts of a user's own loops as processes, and a count of what they drew that knows nothing of the product's books."""
+"""Scripts of own loops as processes, and a count of what they drew that knows nothing of the product's books."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ LAYERS: list[set[str]] = [
     {"training", "launch", "chaos", "histories", "forecast"},
     {"learner", "syncer"},
     {"loop"},
+    {"integrations"},
     {"observe"},
     {"tapes", "probe", "doctor", "report", "metrics"},
     {"cli"},
