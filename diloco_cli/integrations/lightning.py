@@ -11,7 +11,7 @@ import torch
 from diloco_cli.loop.island import LoopIsland
 
 
-class DilocoCallback(pl.Callback):  # type: ignore[misc, unused-ignore]  # untyped where lightning is absent
+class LightningCallback(pl.Callback):  # type: ignore[misc, unused-ignore]  # untyped where lightning is absent
     """Tells `island` of every optimizer step, and ends the training with the run. `tokens`: how many a batch has; those
     of accumulated batches are added up.
 

@@ -32,7 +32,7 @@ TELLS_AFTER_S = 10.0  # of waiting in one call, and again after as long
 
 
 @dataclass
-class Patience:
+class LoopWait:
     """Tells the user's log why a call of his loop waits."""
 
     learner: Learner
@@ -47,7 +47,7 @@ class Patience:
             self.since_s = now_s
 
 
-class Exchange:
+class LoopExchange:
     """One incarnation of one island's learner. `go_on` and `leave` are called by the thread of the user's loop."""
 
     def __init__(self, run: RunFormat, island: Island, bare: Store, training: LentTraining) -> None:
@@ -63,7 +63,7 @@ class Exchange:
             lambda: facts.heartbeat(0.0) | traffic(meter, self._store, earlier), lanes.news.set,
         )  # fmt: skip
         news.heartbeat = lambda: heartbeat_unless_it_fails(meter, learner)
-        self._patience = Patience(learner, lanes)
+        self._patience = LoopWait(learner, lanes)
         self._clock = SystemClock(monotonic_s, self._patience.sleep_s, lanes.check)
         self._train = learner.train()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from diloco_cli.errors import DilocoError, FencedError, RunFailedError, TryAgainError, UsageError
-from diloco_cli.loop.exchange import Exchange
+from diloco_cli.loop.exchange import LoopExchange
 from diloco_cli.loop.sampling import ShardSampler
 from diloco_cli.protocol.actors.ports import Stepped
 
@@ -29,7 +29,7 @@ class LoopIsland:
     state before this process could not be restored, so a warm-up is due. `over`: there is nothing more to train.
     """
 
-    def __init__(self, exchange: Exchange, optimizer: torch.optim.Optimizer, data: DataClass) -> None:
+    def __init__(self, exchange: LoopExchange, optimizer: torch.optim.Optimizer, data: DataClass) -> None:
         self._exchange, self.data = exchange, data
         self.name, self._most = exchange.island.name, exchange.island.batch_tokens
         self.shard, self.num_shards = exchange.run.shard_of(self.name), exchange.run.num_shards

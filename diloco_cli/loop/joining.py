@@ -12,7 +12,7 @@ from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.own_loops import DataClass, data_class, data_class_of, infra_of
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.learner.daemon import refuse_another_regions_bucket, region_here
-from diloco_cli.loop.exchange import LOG, Exchange
+from diloco_cli.loop.exchange import LOG, LoopExchange
 from diloco_cli.loop.handover import LentTraining, keeps_nothing, saves_moments
 from diloco_cli.loop.island import LoopIsland
 from diloco_cli.protocol.actors.membership import enter
@@ -64,7 +64,7 @@ def join(
         if not (saves_moments(optimizer) or keeps_nothing(optimizer)):
             kind = type(optimizer).__name__
             LOG.warning("%s: the state of %s is not saved; after a restart it begins anew", name, kind)
-        return LoopIsland(Exchange(known, island, bare, LentTraining(known, model, optimizer)), optimizer, declared)
+        return LoopIsland(LoopExchange(known, island, bare, LentTraining(known, model, optimizer)), optimizer, declared)
 
 
 def _newcomer(

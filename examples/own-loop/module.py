@@ -4,11 +4,11 @@ import sys
 
 import lightning.pytorch as pl
 import torch
-from task import SEQUENCE, Counting, build_model
+from task import SEQUENCE, Countings, build_model
 from torch.utils.data import DataLoader
 
 from diloco_cli import join
-from diloco_cli.integrations.lightning import DilocoCallback
+from diloco_cli.integrations.lightning import LightningCallback
 
 BATCH = 16
 
@@ -29,18 +29,18 @@ class Counts(pl.LightningModule):
 
 
 def main(run, name):
-    module, data = Counts(), Counting()
+    module, data = Counts(), Countings()
     with join(run, name=name, model=module.model, optimizer=module.optimizer) as island:
         print("begins at token", island.position, flush=True)
         loader = DataLoader(data, batch_size=BATCH, sampler=island.sampler(data, tokens_each=SEQUENCE))
         pl.Trainer(
             accelerator="cpu",
-            max_steps=-1,  # the run ends it
+            max_epochs=-1,  # the run ends it
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             gradient_clip_val=1.0,
-            callbacks=[DilocoCallback(island, tokens=lambda batch: batch[2].numel())],
+            callbacks=[LightningCallback(island, tokens=lambda batch: batch[2].numel())],
         ).fit(module, loader)
 
 

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset
 VOCABULARY, SEQUENCE = 32, 32
 
 
-class Recurrent(nn.Module):
+class Predictor(nn.Module):
     """Tokens [batch, length] and their successors -> the mean loss in nats per token."""
 
     def __init__(self, width):
@@ -22,7 +22,7 @@ class Recurrent(nn.Module):
         return F.cross_entropy(self.out(states).flatten(0, 1), targets.flatten())
 
 
-class Counting(Dataset):
+class Countings(Dataset):
     """Sequences that count on by a step of their own: 3 5 7 9 ..."""
 
     def __len__(self):
@@ -40,12 +40,12 @@ class HeldOut:
     """What the run is evaluated on: samples that no loop draws."""
 
     def held_out(self, num_sequences):
-        beyond = [Counting()[len(Counting()) + n] for n in range(num_sequences)]
+        beyond = [Countings()[len(Countings()) + n] for n in range(num_sequences)]
         yield tuple(torch.stack(parts) for parts in list(zip(*beyond, strict=True))[1:])
 
 
 def build_model(width=32):
-    return Recurrent(width)
+    return Predictor(width)
 
 
 def build_data():

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from task import SEQUENCE, Counting, build_model
+from task import SEQUENCE, Countings, build_model
 from torch.utils.data import DataLoader
 
 from diloco_cli import join  # <-
@@ -12,7 +12,7 @@ BATCH = 16
 
 
 def main(run, name):
-    model, data = build_model(), Counting()
+    model, data = build_model(), Countings()
     optimizer = torch.optim.AdamW(model.parameters())
     island = join(run, name=name, model=model, optimizer=optimizer)  # <-
     sampler = island.sampler(data, tokens_each=SEQUENCE)  # <-

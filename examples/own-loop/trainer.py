@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from task import SEQUENCE, Counting
+from task import SEQUENCE, Countings
 from torch.utils.data import DataLoader
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -23,7 +23,7 @@ def main(run, name, config):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    data = Counting()
+    data = Countings()
     with join(run, name=name, model=model, optimizer=optimizer) as island:
         print("begins at token", island.position, flush=True)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1 - 0.9 * island.progress)
