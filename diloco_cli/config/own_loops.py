@@ -15,7 +15,7 @@ DataClass = Literal["addressed", "stateful", "external"]
 DATA_CLASSES: dict[str, DataClass] = {"addressed": "addressed", "stateful": "stateful", "external": "external"}
 MEANS: dict[DataClass, str] = {
     "addressed": "its loop draws each position of its shard once",
-    "stateful": "its loader goes on from a saved state; what lies between that and the log is lost",
+    "stateful": "its loader goes on from a saved state, and skips what was offered since",
     "external": "positions not checked: its loader may repeat samples",
 }
 

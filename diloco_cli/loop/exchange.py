@@ -51,7 +51,7 @@ class LoopExchange:
     """One incarnation of one island's learner. `go_on` and `leave` are called by the thread of the user's loop."""
 
     def __init__(self, run: RunFormat, island: Island, bare: Store, training: LentTraining) -> None:
-        self.run, self.island = run, island
+        self.run, self.island, self.training = run, island, training
         self._stop = stop = StopSignal()
         meter = MeteredStore(behind_its_link(bare, island))
         self._store, news = background_store(meter, stop.wait, stop.is_due, self._warn)

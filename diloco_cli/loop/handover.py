@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from diloco_cli.loop.loader_state import SavedLoader, StatefulLoader, encoded, joined, parted
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import RunFormat
@@ -46,14 +47,24 @@ def until_wanted(train: Generator[Any, Any, Any], stepped: Stepped | None) -> St
 
 class LentTraining:
     """The training port over a model and an optimizer that belong to the user's loop. Only between two steps of it does
-    the actor read and write them."""
+    the actor read and write them.
 
-    def __init__(self, run: RunFormat, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    `loader`: one whose state is saved with the optimizer's, `saved_loader`: the state that was restored last.
+    `keeps_loader`: there will be such a loader."""
+
+    def __init__(
+        self, run: RunFormat, model: nn.Module, optimizer: torch.optim.Optimizer, keeps_loader: bool = False
+    ) -> None:
         self._layout, self._model, self._optimizer = run.layout, model, optimizer
         self._tensors = bare_parameters(model)
+        self.keeps_loader = keeps_loader
+        self.loader: StatefulLoader | None = None
+        self.saved_loader: SavedLoader | None = None
+        self._steps = self._position = 0
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Generator[Any, Any, Stepped]:
         stepped: Stepped = yield Wanted(position, at)
+        self._steps, self._position = self._steps + 1, position + stepped.tokens
         return stepped
 
     def read(self, fragment: int) -> torch.Tensor:
@@ -65,15 +76,25 @@ class LentTraining:
         unflatten(self._layout.fragments[fragment], values, self._tensors)
 
     def save(self) -> Moments | None:
+        """Raises UsageError if the loader's state cannot be saved."""
         tensors = inner_state(self._model, self._optimizer) if saves_moments(self._optimizer) else None
-        return None if tensors is None else Moments(int(tensors["step"][0]), lambda: to_bytes(tensors))
+        step = self._steps if tensors is None else int(tensors["step"][0])
+        if self.loader is None:
+            return None if tensors is None else Moments(step, lambda: to_bytes(tensors))
+        loader = encoded(self.loader, self._position)
+        return Moments(step, lambda: joined(b"" if tensors is None else to_bytes(tensors), loader))
 
     def restore(self, moments: bytes) -> bool:
-        return saves_moments(self._optimizer) and restore_inner_state(self._model, self._optimizer, moments)
+        own = moments
+        if self.keeps_loader:
+            own, self.saved_loader = parted(moments)
+        if not saves_moments(self._optimizer):
+            return keeps_nothing(self._optimizer)
+        return restore_inner_state(self._model, self._optimizer, own)
 
     def reset(self) -> bool:
         if keeps_nothing(self._optimizer):
-            return False
+            return self.keeps_loader
         self._optimizer.state.clear()
         return True
 

@@ -12,6 +12,7 @@ import torch
 
 from diloco_cli.errors import DilocoError, FencedError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.loop.exchange import LoopExchange
+from diloco_cli.loop.loader_state import StatefulLoader
 from diloco_cli.loop.sampling import ShardSampler
 from diloco_cli.protocol.actors.ports import Stepped
 
@@ -35,7 +36,7 @@ class LoopIsland:
         self.shard, self.num_shards = exchange.run.shard_of(self.name), exchange.run.num_shards
         self.position, self.progress, self.moments_lost = 0, 0.0, False
         self.over = False
-        self._tokens = self._steps = 0
+        self._tokens = self._steps = self._behind = 0
         self._hook = optimizer.register_step_post_hook(self._count)
         with self._failing():
             self._go_on(None)
@@ -58,6 +59,7 @@ class LoopIsland:
         if self.over:
             return True
         with self._failing():
+            self._refuse_unread()
             self._tokens += self._checked(tokens)
             if self._steps == 0 and not skipped:
                 return False
@@ -71,6 +73,29 @@ class LoopIsland:
         without end. Give it to a DataLoader, and count every sample as `tokens_each` tokens."""
         seed = self._exchange.run.settings.train.seed
         return ShardSampler(self, data if isinstance(data, int) else len(data), tokens_each, seed)
+
+    def resume(self, loader: StatefulLoader) -> None:
+        """With stateful data, before the first step: bring `loader` into the state that was saved last, and save its
+        state from now on, with the optimizer's. What was offered since then, `skips` tells."""
+        training = self._exchange.training
+        with self._failing():
+            if self.data != "stateful":
+                raise UsageError(
+                    f"island {self.name} has {self.data} data in this run: its loader's state is not saved",
+                    where="island.resume",
+                    hint="in the inventory of a new run: infra: loop/stateful",
+                )
+            saved, training.loader = training.saved_loader, loader
+            self._behind = self.position
+            if saved is not None and saved.position <= self.position:
+                loader.load_state_dict(saved.state)
+                self._behind -= saved.position
+
+    def skips(self, *, tokens: int) -> bool:
+        """Whether the loader's next batch is not to be trained on, because an earlier process of this island has
+        offered it after the state was saved."""
+        behind, self._behind = self._behind, max(0, self._behind - tokens)
+        return behind > 0
 
     def finish(self, drain_s: float = DRAIN_S) -> None:
         """Leave. Before the run's end: offer what no offer holds yet, and wait at most `drain_s` until it is merged."""
@@ -117,6 +142,22 @@ class LoopIsland:
             f"this one began, which stands at {position:,}",
             hint="start this loop again: it goes on after that",
         )
+
+    def _refuse_unread(self) -> None:
+        if self.data != "stateful":
+            return
+        if self._exchange.training.loader is None:
+            raise UsageError(
+                f"island {self.name} has stateful data, and no loader was resumed",
+                where="island.step",
+                hint="call island.resume(loader) before the first step",
+            )
+        if self._behind > 0:
+            raise UsageError(
+                f"a step on data that {self.name} has offered before: {self._behind:,} tokens of it are left to skip",
+                where="island.step",
+                hint="for batch in loader: if island.skips(tokens=...): continue",
+            )
 
     def _checked(self, tokens: int) -> int:
         if not isinstance(tokens, int) or tokens < 0:

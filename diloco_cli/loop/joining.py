@@ -64,7 +64,8 @@ def join(
         if not (saves_moments(optimizer) or keeps_nothing(optimizer)):
             kind = type(optimizer).__name__
             LOG.warning("%s: the state of %s is not saved; after a restart it begins anew", name, kind)
-        return LoopIsland(LoopExchange(known, island, bare, LentTraining(known, model, optimizer)), optimizer, declared)
+        training = LentTraining(known, model, optimizer, keeps_loader=declared == "stateful")
+        return LoopIsland(LoopExchange(known, island, bare, training), optimizer, declared)
 
 
 def _newcomer(

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.port import Store
 from tests.end_to_end.conftest import EXAMPLES, Playground
 
-LINE = re.compile(r"token (\d+): loss [\d.]+, samples \[([\d, ]+)\]")
+LINE = re.compile(r"token (\d+)|samples \[([\d, ]+)\]")
 SEQUENCE, SAMPLES = 32, 100_000
 
 
@@ -32,6 +32,7 @@ class LoopScript:
     script: str
     url: str
     name: str
+    more: tuple[str, ...] = ()
     outputs: list[Path] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
 
@@ -40,7 +41,7 @@ class LoopScript:
         self.outputs.append(folder / f"{self.name}-{len(self.outputs) + 1}.log")
         with self.outputs[-1].open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, self.script, self.url, self.name],
+                [sys.executable, self.script, self.url, self.name, *self.more],
                 cwd=folder, env=self.place.environment | {"PYTHONUNBUFFERED": "1"}, stdout=out,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -54,8 +55,13 @@ class LoopScript:
 
     def drawn(self, incarnation: int) -> dict[int, list[int]]:
         """The samples by the position at which their batch began, as the script printed them."""
-        found = LINE.findall(self.outputs[incarnation - 1].read_text())
-        return {int(position): [int(text) for text in samples.split(",")] for position, samples in found}
+        batches, at = {}, 0
+        for begins, samples in LINE.findall(self.outputs[incarnation - 1].read_text()):
+            at = int(begins or at)
+            if samples:
+                batches[at] = [int(text) for text in samples.split(",")]
+                at += len(batches[at]) * SEQUENCE
+        return batches
 
     def ended_well(self, within_s: float) -> None:
         assert self.process is not None
@@ -63,14 +69,16 @@ class LoopScript:
         assert status == 0, self.outputs[-1].read_text()[-3000:]
 
 
-def own_loop(place: Playground, url: str, tokens: int, *more: str) -> None:
-    """The example's run at `url`, created and served; its islands are yet to begin."""
+def own_loop(place: Playground, url: str, tokens: int, file: str = "run.yaml") -> None:
+    """The example's run at `url`, created and served; its islands are yet to begin, and it needs them both."""
     folder = place.directory / "own-loop"
-    shutil.copytree(EXAMPLES / "own-loop", folder, ignore=shutil.ignore_patterns("bucket", "__pycache__"))
+    for name in ("own-loop", "hugging-face"):
+        ignored = shutil.ignore_patterns("bucket", "__pycache__")
+        shutil.copytree(EXAMPLES / name, place.directory / name, ignore=ignored)
     inventory = folder / "inventory.yaml"
     inventory.write_text(inventory.read_text().replace("{url: bucket,", f"{{url: '{url}',"))
-    words = ["--set", f"train.tokens={tokens}", "--set", "evaluation.every=1000", *more]
-    done = place.run("launch", "own-loop/run.yaml", "--detach", *words)
+    words = ["--set", f"train.tokens={tokens}", "--set", "evaluation.every=1000", "--set", "sync.quorum=2"]
+    done = place.run("launch", f"own-loop/{file}", "--detach", *words)
     assert done.returncode == 0, done.stderr
     place.environment["PYTHONPATH"] = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
 
