@@ -117,8 +117,14 @@ def refuse_own_loop(run: RunFormat, island: Island, url: str) -> None:
     if data_class_of(island.infra) is not None:
         raise UsageError(
             f"island {island.name} of run {run.name} is trained by a loop of its own (infra: {island.infra})",
-            hint=f"in its script: island = diloco_cli.join({url!r}, name={island.name!r}, model=..., optimizer=...)",
+            hint=_start_of(island, url),
         )
+
+
+def _start_of(island: Island, url: str) -> str:
+    if data_class_of(island.infra) is not None:
+        return f'in its own script: join("{url}", name="{island.name}", ...)'
+    return f"diloco learner --run {url} --name {island.name}"
 
 
 def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> None:
@@ -129,7 +135,7 @@ def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> N
         raise UsageError(
             f"{island.name} is of region {island.region}, whose learners use another bucket of this run",
             where=here,
-            hint=f"diloco learner --run {own} --name {island.name}",
+            hint=_start_of(island, own),
         )
 
 

@@ -131,6 +131,20 @@ def test_a_loop_whose_predecessor_was_alive_and_went_on_is_to_be_started_again()
     third.finish(0)
 
 
+def test_external_data_goes_on_whatever_positions_were_offered_meanwhile() -> None:
+    meeting = Meeting(own_run("loop/external", rounds=10 * LONG))
+    older, newer = meeting.loop(), meeting.loop()
+    while len(applied(meeting)) < 2:
+        older.step()
+    while not any(item.incarnation == 2 for item in applied(meeting)):
+        newer.step()
+    ranges = [(commit.outputs[0].fragment, item) for commit in merges(meeting.store) for item in commit.inputs]
+    for fragment in range(2):
+        ends = [end for f, item in ranges if f == fragment for end in (item.data_start, item.data_end)]
+        assert ends == sorted(ends), "no position counts twice, whatever was read there"
+    newer.island.finish()
+
+
 def test_a_loop_that_finishes_early_has_its_last_progress_merged_and_goes_on_later_from_there() -> None:
     meeting = Meeting(own_run(rounds=LONG))
     first = meeting.loop()
