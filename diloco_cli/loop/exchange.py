@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 from diloco_cli.clock import monotonic_s
+from diloco_cli.errors import TerminatedError
 from diloco_cli.learner.facts import Facts
 from diloco_cli.learner.presence import (
+    CLEAN_STOP_S,
     behind_its_link,
     depart,
     earlier_heartbeat,
@@ -56,20 +59,20 @@ class LoopExchange:
         meter = MeteredStore(behind_its_link(bare, island))
         self._store, news = background_store(meter, stop.wait, stop.is_due, self._warn)
         facts, earlier = Facts(island.name, self._tell), earlier_heartbeat(run, self._store, island.name)
-        self._lanes = lanes = Lanes(self._store, SystemClock(monotonic_s, stop.wait, stop.check))
+        self._lanes = lanes = Lanes(self._store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
         self.learner = learner = Learner(
             run, island.name, own_claim(island.ranks), training, TensorWire(run), nonce, lanes.start, facts,
             stop.is_set, lambda: not stop.is_due(),
-            lambda: facts.heartbeat(0.0) | traffic(meter, self._store, earlier), lanes.news.set,
+            lambda: _said(facts) | traffic(meter, self._store, earlier), lanes.news.set,
         )  # fmt: skip
         news.heartbeat = lambda: heartbeat_unless_it_fails(meter, learner)
-        self._patience = LoopWait(learner, lanes)
-        self._clock = SystemClock(monotonic_s, self._patience.sleep_s, lanes.check)
+        self._waits = LoopWait(learner, lanes)
+        self._clock = SystemClock(monotonic_s, self._waits.sleep_s, lanes.check)
         self._train = learner.train()
 
     def go_on(self, stepped: Stepped | None) -> Wanted | None:
         """From one step of the loop to the next that is wanted; None: the run is over. Waits where a learner would."""
-        self._patience.since_s = monotonic_s()
+        self._waits.since_s = monotonic_s()
         return perform(until_wanted(self._train, stepped), self._store, self._clock)
 
     def leave(self, drain_s: float) -> None:
@@ -81,15 +84,23 @@ class LoopExchange:
         self.learner.go(LearnerState.DONE)
 
     def fail(self, error: BaseException) -> None:
-        """The last heartbeat will state what ended the loop."""
-        self.learner.ended_by(error)
+        """The last heartbeat will state what ended the loop. One that its user stops has not failed."""
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        self.learner.ended_by(TerminatedError("stopped by its user") if stopped else error)
 
     def close(self) -> None:
         """End the threads, and write the last heartbeat."""
         depart(self.learner, self._lanes, self._store)
+        self._stop.ask()  # what is still being repeated to a store that fails
 
     def _tell(self, text: str) -> None:
         LOG.info("%s: %s", self.island.name, text)
 
     def _warn(self, line: str) -> None:
         LOG.warning("%s: %s", self.island.name, line)
+
+
+def _said(facts: Facts) -> dict[str, Any]:
+    """For the heartbeat. Only the loop knows how far it is in its first batch."""
+    found = facts.heartbeat(0.0)
+    return found if facts.tokens else found | {"note": "before its first step"}

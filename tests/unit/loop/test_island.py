@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from diloco_cli.errors import FencedError, RunFailedError, TryAgainError, UsageError
@@ -10,7 +12,7 @@ from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.records import MergedOffer
 from diloco_cli.protocol.log.wire import decode
 from tests.numerics.harness import merges
-from tests.numerics.own_loops import Meeting, own_run
+from tests.numerics.own_loops import SYNC, Meeting, own_run
 from tests.numerics.tiny import ROWS
 
 LONG = 400  # rounds: more than a test takes
@@ -164,6 +166,22 @@ def test_an_error_in_the_loop_is_told_in_the_last_heartbeat_and_passed_on() -> N
     with pytest.raises(ZeroDivisionError), meeting.loop().island as island:
         island.step(tokens=ROWS // 0)
     assert last_heartbeat(meeting).state == "FAILED"
+
+
+@pytest.mark.parametrize("drain_s", [0, 0.5])
+def test_a_loop_whose_last_progress_cannot_be_merged_in_time_leaves_nevertheless(drain_s: float) -> None:
+    meeting = Meeting(own_run(learners=2, rounds=LONG, sync=replace(SYNC, quorum=2)))
+    loop = meeting.loop()
+    loop.step()
+    loop.island.finish(drain_s)
+    assert last_heartbeat(meeting).state == "DONE" and not applied(meeting)
+
+
+def test_a_loop_that_its_user_stops_has_not_failed() -> None:
+    meeting = Meeting(own_run(rounds=LONG))
+    with pytest.raises(KeyboardInterrupt), meeting.loop().island:
+        raise KeyboardInterrupt
+    assert (last_heartbeat(meeting).state, last_heartbeat(meeting).note) == ("DONE", "before its first step")
 
 
 def test_a_loop_in_a_with_statement_leaves_in_order() -> None:
