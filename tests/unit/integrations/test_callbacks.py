@@ -16,7 +16,7 @@ from tests.numerics.tiny import FEATURES, ROWS
 WITHOUT = "{} is not installed: pip install 'diloco[{}]'"
 
 
-class Rows(torch.utils.data.Dataset):
+class RowSamples(torch.utils.data.Dataset):
     """Each counts as one token: ROWS of them are a batch."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Rows(torch.utils.data.Dataset):
         return {"x": x, "y": x.sum().sin()}
 
 
-def sampled(loop: OwnLoop, rows: Rows, batch_size: int) -> DataLoader:
+def sampled(loop: OwnLoop, rows: RowSamples, batch_size: int) -> DataLoader:
     return DataLoader(rows, batch_size=batch_size, sampler=loop.island.sampler(rows, tokens_each=1))
 
 
@@ -39,7 +39,7 @@ def joined() -> OwnLoop:
     return Meeting(own_run()).loop(optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01))
 
 
-def trained_to_the_end(loop: OwnLoop, rows: Rows, fetched_ahead: int) -> None:
+def trained_to_the_end(loop: OwnLoop, rows: RowSamples, fetched_ahead: int) -> None:
     assert loop.island.over and loop.island._exchange.learner.doing == "DONE"
     steps = loop.island._exchange.learner.progress.steps
     assert steps * ROWS <= len(rows.drawn) <= (steps + fetched_ahead) * ROWS and steps > 10
@@ -49,7 +49,7 @@ def trained_to_the_end(loop: OwnLoop, rows: Rows, fetched_ahead: int) -> None:
 # -- transformers -----------------------------------------------------------------------------------------------------
 
 
-def trainer_of(loop: OwnLoop, rows: Rows, folder: Path, callback: Any) -> Any:
+def trainer_of(loop: OwnLoop, rows: RowSamples, folder: Path, callback: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
     class SampledTrainer(Trainer):
@@ -73,7 +73,7 @@ def test_a_trainer_of_transformers_trains_to_the_end_of_the_run(tmp_path: Path) 
     pytest.importorskip("accelerate", reason=WITHOUT.format("accelerate", "hf"))
     from diloco_cli.integrations.transformers import DilocoCallback
 
-    loop, rows = joined(), Rows()
+    loop, rows = joined(), RowSamples()
     trainer_of(loop, rows, tmp_path, DilocoCallback(loop.island, tokens_each=1)).train()
     trained_to_the_end(loop, rows, fetched_ahead=2)
     assert loop.island._exchange.learner.loss is not None
@@ -91,7 +91,7 @@ def test_a_trainer_whose_callback_leaves_steps_out_is_told(tmp_path: Path) -> No
 
     loop = joined()
     with pytest.raises(UsageError, match="3 optimizer steps since the last call"):
-        trainer_of(loop, Rows(), tmp_path, EveryThird(loop.island, tokens_each=1)).train()
+        trainer_of(loop, RowSamples(), tmp_path, EveryThird(loop.island, tokens_each=1)).train()
 
 
 # -- lightning --------------------------------------------------------------------------------------------------------
@@ -102,9 +102,9 @@ def test_a_trainer_of_lightning_trains_to_the_end_of_the_run(accumulated: int) -
     pl = pytest.importorskip("lightning.pytorch", reason=WITHOUT.format("lightning", "lightning"))
     from diloco_cli.integrations.lightning import LightningCallback
 
-    loop, rows = joined(), Rows()
+    loop, rows = joined(), RowSamples()
 
-    class Fits(pl.LightningModule):
+    class Fits(pl.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.model = loop.model
