@@ -37,6 +37,14 @@ def test_a_loop_trains_to_the_end_of_the_run_and_draws_each_position_once() -> N
     assert last_heartbeat(meeting).state == "DONE" and last_heartbeat(meeting).step == len(loop.drawn)
 
 
+def test_a_loop_that_comes_after_the_end_has_nothing_to_train() -> None:
+    meeting = Meeting(own_run())
+    meeting.loop().to_end()
+    meeting.threads.join()
+    late = meeting.loop().island
+    assert late.over and late.tokens_left == 0 and not [*late.sampler(10, tokens_each=1)]
+
+
 def test_progress_goes_from_nothing_to_all() -> None:
     meeting = Meeting(own_run())
     loop, seen = meeting.loop(), []
