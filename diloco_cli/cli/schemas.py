@@ -30,7 +30,7 @@ SHAPES: dict[str, Shape] = {
                           "wall_s": float},
     "verify": {"run": str, "commits": int, "merges": int, "epochs": int, "tokens": int, "offers_applied": int,
                "offers_rejected": int, "duplicates": int, "missing": int, "missing_keys": list[str],
-               "mismatches": list[Any], "ok": bool},
+               "mismatches": list[Any], "own_loops": dict[str, str], "ok": bool},
     "replay": {"tape": str, "run": str, "learners": int, "incarnations": int, "steps": int, "merges": int,
                "merges_with_digest": int, "tokens": int},
     "export": {"run": str, "file": str, "commit": int, "bytes": int},

@@ -27,6 +27,7 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
+    from diloco_cli.observe.own_loops import own_loop_lines, own_loops
     from diloco_cli.runtime.consent import consented
     from diloco_cli.runtime.known_operators import trust_of
 
@@ -35,7 +36,7 @@ def verify(
     opened = open_run(run)
     if mirrors:
         consented(opened.format, opened.url, named_here([], allow_store), opened.format.region_urls, code=False)
-    found = _verified(opened)
+    found, loops = _verified(opened), own_loops(head_of(opened).with_members(opened.format).all_islands)
     if found.ok and not found.commits:
         hint = f"see whether its syncer works: diloco status {opened.name}"
         raise TryAgainError(f"nothing to verify: run {opened.name} has no commit yet", where=opened.url, hint=hint)
@@ -45,6 +46,7 @@ def verify(
     error = broken or next((mirror_error(region) for region in regions if not region.ok), None)
     if as_json:
         data = {"run": opened.name, **asdict(found), "missing": len(found.missing), "missing_keys": found.missing}
+        data |= {"own_loops": loops}
         data |= {"mirrors": [asdict(region) | {"ok": region.ok} for region in regions]} if mirrors else {}
         print_json("verify", data | {"ok": error is None}, warnings=warnings, error=error)
         if error is not None:
@@ -57,6 +59,8 @@ def verify(
         later = f"{found.floor + 1} to {found.commits - 1}"
         print(f"commits {later}: replayed, from the versions as of commit {found.floor}")
     print(trust_of(opened.format))
+    for line in own_loop_lines(loops):
+        print(line)
     for region in regions:
         late = f", {region.behind} commits behind" if region.behind else ""
         print(f"region {region.region}: {region.commits} commits{late}, {region.objects} objects compared")

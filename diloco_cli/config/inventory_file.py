@@ -14,6 +14,7 @@ from diloco_cli.config.devices import with_catalogue_facts
 from diloco_cli.config.file_kinds import refuse_other_file
 from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
 from diloco_cli.config.inventory_checks import Places, check_inventory, with_own_names, with_whole_hosts
+from diloco_cli.config.own_loops import LOOP, data_class, infra_of
 from diloco_cli.config.readers import Reader, above, at_least, between, inside, integer, number, quantity
 from diloco_cli.config.run_file import COUNT, refuse_newer
 from diloco_cli.config.settings import (
@@ -38,7 +39,7 @@ MAX_ACCELERATORS = 100_000
 MAX_CORES = 4096
 MAX_RANKS = 1024  # of one node
 LOCAL_INFRA = ("local", "ssh")
-NAMED_INFRA = {"slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD"}
+NAMED_INFRA = {"slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD", LOOP: "addressed"}
 INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
 ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::([1-9]\d{0,5}))?")
 FABRIC = re.compile(r"[\w.-]{1,63}")
@@ -147,6 +148,8 @@ def _accelerators(node: Node) -> Accelerators:
 @readers.described(type="string")
 def _infra(node: Node) -> str:
     kind, slash, target = readers.text(node).partition("/")
+    if kind == LOOP and target:
+        return infra_of(data_class(target, node.where))
     if (kind in LOCAL_INFRA and not slash) or (kind in NAMED_INFRA and target):
         return node.text
     likely = "" if kind in NAMED_INFRA else suggestion(kind, [*LOCAL_INFRA, *NAMED_INFRA])

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from diloco_cli.config.own_loops import data_class_of
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.commit_log import require_keys
@@ -54,15 +55,7 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
     for island in run.islands:
         if island.infra != "local" and region in (None, island.region):
             its = run.url_for(island.region, home)
-            words = f"--run {its} --name {island.name}"
-            words += _consent(run, stores=run.settings.syncer.on_learners)
-            yield f"{island.name} ({island.infra}): start it there: diloco learner {words}"
-            if island.nodes > 1:
-                yield (
-                    f"  on each of its {island.nodes} nodes, with --nodes {island.nodes} --node-rank 0 (1, ...) and"
-                    " --rendezvous HOST:PORT of node 0 in its private network; or by"
-                    " torchrun ... -m -- diloco_cli learner ..."
-                )
+            yield from _begins(run, island, its)
             if run.signing is not None:
                 yield f"  with a key of its own, made there: diloco key request {its} learner {island.name} FILE"
     syncers = None if run.settings.syncer.on_learners else syncer_region(run)
@@ -71,6 +64,21 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
         serves = other == syncers
         words = f"{run.url_for(other, home)} --region {other}{_consent(run, stores=serves)}"
         yield f"region {other}{', with the syncer' if serves else ''}: unless it runs already: diloco resume {words}"
+
+
+def _begins(run: RunFormat, island: Island, url: str) -> Iterator[str]:
+    if data_class_of(island.infra) is not None:
+        yield f'{island.name} ({island.infra}): in its own script: join("{url}", name="{island.name}", ...)'
+        return
+    words = f"--run {url} --name {island.name}"
+    words += _consent(run, stores=run.settings.syncer.on_learners)
+    yield f"{island.name} ({island.infra}): start it there: diloco learner {words}"
+    if island.nodes > 1:
+        yield (
+            f"  on each of its {island.nodes} nodes, with --nodes {island.nodes} --node-rank 0 (1, ...) and"
+            " --rendezvous HOST:PORT of node 0 in its private network; or by"
+            " torchrun ... -m -- diloco_cli learner ..."
+        )
 
 
 def _consent(run: RunFormat, *, stores: bool) -> str:

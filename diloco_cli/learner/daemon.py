@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
-from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, UsageError
+from diloco_cli.clock import monotonic_s, utc_now_text
+from diloco_cli.config.own_loops import data_class_of
+from diloco_cli.errors import DilocoError, NoSpaceError, StoreError, UsageError
 from diloco_cli.events.cause import note_position
 from diloco_cli.learner.attended import AttendedStore
 from diloco_cli.learner.beats import RankBeats, own_beats
@@ -18,14 +18,19 @@ from diloco_cli.learner.facts import Facts
 from diloco_cli.learner.group import MEET_S, join_group
 from diloco_cli.learner.hosting import HostedSyncer, standby_command
 from diloco_cli.learner.place import RankPlace
+from diloco_cli.learner.presence import (
+    CLEAN_STOP_S,
+    behind_its_link,
+    depart,
+    earlier_heartbeat,
+    heartbeat_unless_it_fails,
+    traffic,
+)
 from diloco_cli.learner.resize import as_resized, at_ranks, part_of
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
-from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of
 from diloco_cli.runtime.daemon import StopSignal, own_claim, say
@@ -35,8 +40,7 @@ from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import RetryingStore, RetryNews, background_store, retrying_text
-from diloco_cli.store.wan import EmulatedLink
+from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.devices import choose_device, host_threads
@@ -47,7 +51,6 @@ from diloco_cli.training.replica import DeviceTraining, Replica, check_layout
 from diloco_cli.training.wire import TensorWire
 
 HOSTED_LEAVE_S = 3.0
-CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 8 s after SIGTERM
 
 
 @dataclass(frozen=True)
@@ -95,9 +98,10 @@ def run_learner(
             f"run {run.name} has no island {name!r}; it has: {names}",
             hint=f"to take part as one more: diloco learner --run {url} --name {name} --join",
         )
+    refuse_own_loop(run, island, url)
     refuse_another_regions_bucket(run, island, url)
     torch.set_num_threads(threads_of(run, island, place))
-    meter = MeteredStore(_behind_its_link(bare, island))
+    meter = MeteredStore(behind_its_link(bare, island))
     store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
@@ -108,6 +112,21 @@ def run_learner(
     return 0
 
 
+def refuse_own_loop(run: RunFormat, island: Island, url: str) -> None:
+    """Raises UsageError for an island that its owner's own loop trains: on other data, perhaps, than the run names."""
+    if data_class_of(island.infra) is not None:
+        raise UsageError(
+            f"island {island.name} of run {run.name} is trained by a loop of its own (infra: {island.infra})",
+            hint=_start_of(island, url),
+        )
+
+
+def _start_of(island: Island, url: str) -> str:
+    if data_class_of(island.infra) is not None:
+        return f'in its own script: join("{url}", name="{island.name}", ...)'
+    return f"diloco learner --run {url} --name {island.name}"
+
+
 def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> None:
     """A learner's offers count only in its own region's bucket. Raises UsageError for another bucket of the run."""
     here = str(parse_url(url))
@@ -116,7 +135,7 @@ def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> N
         raise UsageError(
             f"{island.name} is of region {island.region}, whose learners use another bucket of this run",
             where=here,
-            hint=f"diloco learner --run {own} --name {island.name}",
+            hint=_start_of(island, own),
         )
 
 
@@ -146,12 +165,7 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
             note_position(error, learner.progress.position)
         raise
     finally:
-        learner.follower.leaves = True
-        lanes.close(CLEAN_STOP_S)
-        has_successor = isinstance(lanes.failure, FencedError)  # whose heartbeat must stay
-        if hasattr(learner, "progress") and not has_successor:
-            with suppress(DilocoError):  # the last heartbeat; nothing depends on it
-                perform(learner.follower.send_heartbeat(), store, SystemClock(monotonic_s, sleep_s, lambda: None))
+        depart(learner, lanes, store)
 
 
 def _learn(
@@ -164,12 +178,12 @@ def _learn(
         _log_of(island.name)(as_resized(island, planned))
     training, wire = _ports(run, island, device, place, beats, _hasty(stop, beats).check)
     attended = store if place is None else AttendedStore(store, training.keep_alive)
-    facts, earlier = Facts(island.name), _earlier_heartbeat(run, attended, island.name)
+    facts, earlier = Facts(island.name), earlier_heartbeat(run, attended, island.name)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
     learner = Learner(
         run, island.name, own_claim(island.ranks), training, wire, nonce, lanes.start, facts, stop.is_set,
-        lambda: not stop.is_due(), lambda: facts.heartbeat(training.replica.passed) | _traffic(meter, store, earlier),
+        lambda: not stop.is_due(), lambda: facts.heartbeat(training.replica.passed) | traffic(meter, store, earlier),
         lanes.news.set,
     )  # fmt: skip
 
@@ -179,7 +193,7 @@ def _learn(
             _end_if_asked(stop)
         training.keep_alive()
 
-    news.heartbeat = lambda: _heartbeat_unless_it_fails(meter, learner)
+    news.heartbeat = lambda: heartbeat_unless_it_fails(meter, learner)
     status = DilocoError.exit_status
     try:
         _train(learner, lanes, attended, SystemClock(monotonic_s, lanes.sleep_s, check), stop)
@@ -249,13 +263,12 @@ def _with_island(
 
 def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer: Newcomer) -> Island:
     """The newcomer's island; its region is that of the bucket it was started with, unless an option names another."""
-    here = next((store.name for store in run.regions if store.url == url), None)
     batch_tokens = newcomer.batch_tokens or run.settings.train.batch_tokens
     tensors, here_it_runs = parameters_of(run.layout), choose_device(device or "cpu")
     micro, fit = micro_batch_here(run.settings, tensors, run.num_fragments, batch_tokens, here_it_runs, newcomer.ranks)
     return Island(
         name=name,
-        region=newcomer.region or here or run.home_region or min(island.region for island in run.islands),
+        region=newcomer.region or region_here(run, url),
         batch_tokens=batch_tokens,
         local_steps=run.settings.sync.every,
         tokens_per_s=0.0,
@@ -267,6 +280,12 @@ def _island_of(run: RunFormat, url: str, name: str, device: str | None, newcomer
         ranks=newcomer.ranks,
         sharding=fit.sharding,
     )
+
+
+def region_here(run: RunFormat, url: str) -> str:
+    """The region whose bucket is at `url`; else the run's home."""
+    here = next((store.name for store in run.regions if store.url == url), None)
+    return here or run.home_region or min(island.region for island in run.islands)
 
 
 def check_batch(run: RunFormat, batch_tokens: int) -> None:
@@ -310,39 +329,5 @@ def threads_of(run: RunFormat, island: Island, place: RankPlace | None) -> int:
     return max(1, max(run.settings.train.threads, island.num_accelerators) // ranks)
 
 
-def _behind_its_link(store: Store, island: Island) -> Store:
-    link = island.link
-    if not link.emulate:
-        return store
-    return EmulatedLink(store, link.up_bps, link.down_bps, link.rtt_s or 0.0)
-
-
 def _log_of(name: str) -> Callable[[str], None]:
     return lambda line: say(f"{utc_now_text()} {name}: {line}")
-
-
-def _heartbeat_unless_it_fails(store: Store, learner: Learner) -> None:
-    """Write a heartbeat while a call is repeated: the follower, which usually does so, may be waiting for the call."""
-    with suppress(StoreError, NoSpaceError):
-        store.put(heartbeat_key(learner.name), learner.follower.heartbeat_record())
-
-
-def _earlier_heartbeat(run: RunFormat, store: Store, name: str) -> LearnerHeartbeat | None:
-    key = heartbeat_key(name)
-    data = genuine(run.keyring, learner_signer(name), key, store.get(key, MAX_HEARTBEAT_BYTES))
-    try:
-        return decode(LearnerHeartbeat, data, heartbeat_key(name)) if data is not None else None
-    except RecordError:
-        return None
-
-
-def _traffic(meter: MeteredStore, store: RetryingStore, earlier: LearnerHeartbeat | None) -> dict[str, Any]:
-    """Byte and request counts of this process and of the incarnations before it."""
-    counts = meter.counts
-    return {
-        "up_bytes": counts.up_bytes + (earlier.up_bytes if earlier else 0),
-        "down_bytes": counts.down_bytes + (earlier.down_bytes if earlier else 0),
-        "requests": counts.num_requests + (earlier.requests if earlier else 0),
-        "writes": counts.num_writes + (earlier.writes if earlier else 0),
-        "retrying": retrying_text(store),
-    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from diloco_cli.clock import monotonic_s, utc_now_text
@@ -13,16 +14,14 @@ BEHIND_THE_LOOP: tuple[Phase, ...] = ("hear", "offer", "wait", "save")  # phases
 
 
 class Facts(Observer):
-    """`blocked_s`: the part of its busy time that the exchange took. Tokens per second: recent, and since it began."""
+    """`blocked_s`: the part of its busy time that the exchange took. Tokens per second: recent, and since it began.
+    `tell`: takes what there is to say; default: this process's log."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, tell: Callable[[str], None] | None = None) -> None:
+        self.say = tell or (lambda text: say(f"{utc_now_text()} {name}: {text}"))
         self._step_tokens = self.tokens = 0
         self.tokens_per_s = self.blocked_s = self.busy_s = 0.0
         self._stepped_s = monotonic_s()
-
-    def say(self, text: str) -> None:
-        say(f"{utc_now_text()} {self._name}: {text}")
 
     def began(self, learner: Incarnation) -> None:
         joined, self._stepped_s = learner.joined, monotonic_s()

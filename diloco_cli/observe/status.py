@@ -9,6 +9,7 @@ from diloco_cli.events.read import newest, unhealed_errors
 from diloco_cli.observe.facts import RunFacts, moment
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.look import Look
+from diloco_cli.observe.own_loops import own_loop_note
 from diloco_cli.observe.unit_states import LOST, LOST_S, SUSPECT_S, aged
 from diloco_cli.observe.verdict import MERGES, verdict_at
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
@@ -271,7 +272,7 @@ def _learner(look: Look, island: Island) -> LearnerStatus:
         loss=heartbeat.loss,
         up_bytes=heartbeat.up_bytes,
         down_bytes=heartbeat.down_bytes,
-        note=_note(look, island.name, known, heartbeat),
+        note=own_loop_note(island, _note(look, island.name, known, heartbeat)),
     )
 
 

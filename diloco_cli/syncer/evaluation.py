@@ -197,7 +197,7 @@ class Examiner:
 
     def __init__(self, run: RunFormat, store: Store, spool: Spool | None = None) -> None:
         self.run, self.store, self.spool = run, store, spool
-        self.model, self.data = build_model(run.settings).eval(), build_data(run.settings)
+        self.model, self.data = build_model(run.settings).eval(), build_data(run.settings, ("held_out",))
 
     def loss_of(self, request: dict[str, Any]) -> float | None:
         """None, with the reason in the log, if the parameters cannot be had: collected by now, damaged, or not to be

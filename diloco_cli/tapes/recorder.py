@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from diloco_cli.errors import DataCheckError, TryAgainError
+from diloco_cli.config.own_loops import data_class_of
+from diloco_cli.errors import DataCheckError, TryAgainError, UsageError
 from diloco_cli.observe.bookkeeping import disagreements
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
@@ -55,9 +56,20 @@ def record(store: Store, run: RunFormat) -> Tape:
         scales = () if set(scales) == {1.0} else scales
         merges.append(TapeMerge(commit.n, commit.slot, output.fragment, taken, tokens, output.state_digest, scales))
         inputs |= {offer: (item, output.fragment) for (offer, _), item in zip(taken, commit.inputs, strict=True)}
+    _refuse_own_loops(run)
     if not merges:
         raise TryAgainError(f"run {run.name} has no merge yet: there is nothing to record", hint="diloco status")
     return Tape(run, tuple(_read_tracks(store, run, inputs)), tuple(merges))
+
+
+def _refuse_own_loops(run: RunFormat) -> None:
+    """A tape is repeated by the run's own model, data and optimizer; what a user's loop does is not in it."""
+    own = [island.name for island in run.all_islands if data_class_of(island.infra) is not None]
+    if own:
+        raise UsageError(
+            f"run {run.name} cannot be recorded: {', '.join(own)} trained with a loop of its owner's",
+            hint=f"diloco verify {run.name} computes its merges anew",
+        )
 
 
 def _log(store: Store, run: RunFormat) -> Iterator[tuple[Commit, RunState]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
@@ -83,11 +83,12 @@ def build_model_on_meta(run: RunSettings) -> nn.Module:
         return build_model(run)
 
 
-def build_data(run: RunSettings) -> Data:
+def build_data(run: RunSettings, uses: Sequence[str] = ("batch", "held_out")) -> Data:
+    """`uses`: the methods that will be called; a user's object must have these."""
     settings = run.data
     if settings.entrypoint:
         data = _call(run, settings.entrypoint, settings.args, "data.entrypoint")
-        missing = [name for name in ("batch", "held_out") if not callable(getattr(data, name, None))]
+        missing = [name for name in uses if not callable(getattr(data, name, None))]
         if missing:
             raise UsageError(
                 f"{settings.entrypoint} returned a {type(data).__name__} without {' and '.join(missing)}",

@@ -41,6 +41,13 @@ def test_a_region_without_the_syncer_says_where_it_is_expected() -> None:
     assert not [*starts_elsewhere(NANO, "gs://b/nano", None)]
 
 
+def test_an_island_with_a_loop_of_its_owners_is_joined_in_a_script() -> None:
+    run = replace(NANO, islands=(IOWA, replace(RHINE, infra="loop/addressed")))
+    assert names_here(None, islands=run.islands) == ["iowa", "syncer"]
+    (said,) = starts_elsewhere(run, "gs://b/nano", None)
+    assert said == 'rhine (loop/addressed): in its own script: join("gs://b/nano", name="rhine", ...)'
+
+
 def test_cores_of_a_cpu_island_are_threads() -> None:
     assert threads_of(replace(IOWA, num_accelerators=4), 1) == 4
     assert threads_of(replace(IOWA, num_accelerators=2), 3) == 3

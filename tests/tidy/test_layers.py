@@ -22,6 +22,8 @@ LAYERS: list[set[str]] = [
     {"runtime", "virtual", "plan", "tasks"},
     {"training", "launch", "chaos", "histories", "forecast"},
     {"learner", "syncer"},
+    {"loop"},
+    {"integrations"},
     {"observe"},
     {"tapes", "probe", "doctor", "report", "metrics", "export", "inference"},
     {"cli"},

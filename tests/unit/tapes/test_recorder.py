@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import DataCheckError, TryAgainError
+from diloco_cli.errors import DataCheckError, TryAgainError, UsageError
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.keys import incarnation_key, inner_key, offer_key, read_inner_key
 from diloco_cli.protocol.log.records import Beginning, Offer, ProcessClaim, TapeEvent
@@ -105,6 +105,12 @@ def test_what_cannot_be_reconstructed_is_refused_with_the_key(change: Any, reaso
 def test_a_run_without_a_merge_is_for_later() -> None:
     with pytest.raises(TryAgainError):
         record(bucket(merged=()), RUN)
+
+
+def test_a_run_with_a_loop_of_its_owners_cannot_be_recorded() -> None:
+    own = replace(RUN, islands=tuple(replace(island, infra="loop/external") for island in RUN.islands))
+    with pytest.raises(UsageError, match=r"l0.* trained with a loop of its owner's"):
+        record(bucket(*fit(offers())), own)
 
 
 def test_a_key_of_saved_moments_is_read_back() -> None:

@@ -146,6 +146,11 @@ def test_data_without_the_two_methods_are_refused_where_they_are_built():
         build_data(run_of(data="no_data"))
 
 
+def test_data_that_are_only_evaluated_need_no_batches():
+    with pytest.raises(UsageError, match="returned a object without held_out"):
+        build_data(run_of(data="no_data"), uses=("held_out",))
+
+
 def test_presets_and_large_models_are_not_tried():
     presets = RunSettings(name="x", model=ModelSettings(preset="gpt-nano"), data=DataSettings(preset="python-stdlib"))
     assert not is_worth_a_try(presets, 1000)

@@ -1,0 +1,60 @@
+"""Every sample of an epoch is drawn once over all shards, and from any position on as from the beginning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from diloco_cli.errors import UsageError
+from diloco_cli.loop.sampling import ShardSampler
+
+
+@dataclass
+class Reading:
+    shard: int = 0
+    num_shards: int = 1
+    position: int = 0
+    over: bool = False
+
+
+@settings(max_examples=30, deadline=None)
+@given(size=st.integers(1, 50), num_shards=st.integers(1, 4), epochs=st.integers(1, 3))
+def test_an_epoch_draws_each_sample_once_over_all_shards(size: int, num_shards: int, epochs: int) -> None:
+    drawn = [
+        list(islice(ShardSampler(Reading(shard, num_shards), size, 8, 5), -(-epochs * size // num_shards)))
+        for shard in range(num_shards)
+    ]
+    in_order = [drawn[number % num_shards][number // num_shards] for number in range(epochs * size)]
+    assert all(sorted(in_order[e * size : (e + 1) * size]) == list(range(size)) for e in range(epochs))
+
+
+def test_a_new_iteration_begins_at_the_position_of_then() -> None:
+    reading = Reading(1, 2)
+    sampler = ShardSampler(reading, 20, 8, 0)
+    whole = list(islice(sampler, 12))
+    reading.position = 5 * 8
+    assert list(islice(sampler, 7)) == whole[5:]
+
+
+def test_it_ends_with_the_run() -> None:
+    reading = Reading()
+    loader = DataLoader(range(10), batch_size=2, sampler=ShardSampler(reading, 10, 8, 0))
+    for count, _ in enumerate(loader):
+        reading.over = count == 30
+    assert count == 30
+
+
+@pytest.mark.parametrize(("size", "tokens_each"), [(0, 8), (8, 0)])
+def test_no_samples_are_refused(size: int, tokens_each: int) -> None:
+    with pytest.raises(UsageError, match="at least 1"):
+        ShardSampler(Reading(), size, tokens_each, 0)
+
+
+def test_a_position_inside_a_sample_is_refused() -> None:
+    with pytest.raises(UsageError, match="position 9 lies inside a sample of 8 tokens"):
+        next(iter(ShardSampler(Reading(position=9), 10, 8, 0)))
