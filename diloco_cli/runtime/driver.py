@@ -30,13 +30,14 @@ from diloco_cli.protocol.log.operations import (
     There,
     Together,
 )
+from diloco_cli.store.parallel import READERS
 from diloco_cli.store.port import Store
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.actors.learner import Lane
 
 Result = TypeVar("Result")
-CONNECTIONS = 64
+CONNECTIONS = READERS
 
 
 class Clock(Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There, Together
+from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Steps, There, Together
 
 Result = TypeVar("Result")
 MAX_BYTES_AT_ONCE = 256 << 20
@@ -50,6 +50,16 @@ def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONC
     if errors:
         raise errors[min(errors)]
     return results
+
+
+def together_got(keys: Sequence[str], max_bytes: int) -> Steps[list[bytes | None]]:
+    """The objects under these keys, each at most `max_bytes` long."""
+    return (yield from together([_got(key, max_bytes) for key in keys]))
+
+
+def _got(key: str, max_bytes: int) -> Steps[bytes | None]:
+    data: bytes | None = yield Get(key, max_bytes)
+    return data
 
 
 def _performed(operations: list[Any]) -> Steps[list[Any]]:
