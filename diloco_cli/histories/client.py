@@ -14,7 +14,8 @@ from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 from diloco_cli.errors import NoSpaceError, StoreError
-from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There
+from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There, Together
+from diloco_cli.protocol.log.together import together
 from diloco_cli.store.bucket import settled
 from diloco_cli.store.port import (
     Created,
@@ -46,19 +47,30 @@ class Client:
             except StopIteration as stop:
                 result: Result = stop.value
                 return result
-            kind = type(operation)
-            if kind is Now or kind is Sleep:
-                answer = yield operation
-            elif kind is Get:
-                try:
-                    answer = yield operation
-                except (StoreError, NoSpaceError) as error:
-                    answer = yield from self._persist(operation, error)
-            elif kind is Put or (isinstance(operation, There) and type(operation.operation) is Put):
-                yield from self._put(operation)
-                answer = None
+            if isinstance(operation, Together):
+                answer = yield from together([self._answered(one) for one in operation.operations])
             else:
-                answer = yield from self._persist(operation)
+                answer = yield from self._perform(operation)
+
+    def _perform(self, operation: Operation) -> Steps[Any]:
+        kind = type(operation)
+        if kind is Now or kind is Sleep:
+            return (yield operation)
+        if kind is Get:
+            try:
+                return (yield operation)
+            except (StoreError, NoSpaceError) as error:
+                return (yield from self._persist(operation, error))
+        if kind is Put or (isinstance(operation, There) and type(operation.operation) is Put):
+            return (yield from self._put(operation))
+        return (yield from self._persist(operation))
+
+    def _answered(self, operation: Operation) -> Steps[Any]:
+        """The answer, or the error in its place."""
+        try:
+            return (yield from self._perform(operation))
+        except (StoreError, NoSpaceError) as error:
+            return error
 
     def _put(self, operation: Operation) -> Steps[None]:
         """One try only: a hint that cannot be written must not delay the work."""
@@ -118,7 +130,7 @@ def _over_there(steps: Steps[Result]) -> Steps[Result]:
         except StopIteration as stop:
             result: Result = stop.value
             return result
-        assert not isinstance(operation, Now | Sleep | There)
+        assert not isinstance(operation, Now | Sleep | There | Together)
         try:
             answer, error = (yield There(operation)), None
         except (StoreError, NoSpaceError) as raised:

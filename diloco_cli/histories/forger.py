@@ -8,7 +8,6 @@ from diloco_cli.digests import digest
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.options import BATCH_TOKENS, with_key
 from diloco_cli.histories.outsiders import Outsider, last_number
-from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import (
     HEAD_HINT_KEY,
@@ -23,6 +22,7 @@ from diloco_cli.protocol.log.keys import (
     snapshot_key,
 )
 from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim, Request, RequestKind
+from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.signing import LOG, OPERATOR, Checksummed, Secret, learner_signer, syncer_signer

@@ -24,8 +24,9 @@ from diloco_cli.histories.poisoner import TACTICS, Tactic
 from diloco_cli.histories.replayer import FLOODER, POISONER
 from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
+from diloco_cli.protocol.log.commit_log import LONG_WAY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY
 from diloco_cli.signing import Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
 

@@ -97,9 +97,9 @@ class Process:
     def held_until_s(self) -> float:
         """When no thread waits any more for a call with a fault; an error that is still on its way takes one more pause
         of the client."""
-        pauses_s = (MAX_PAUSE_S / actor.clock_rate if actor.thrown is not None else 0.0 for actor in self.threads)
+        pauses_s = (MAX_PAUSE_S / actor.clock_rate if actor.is_failing else 0.0 for actor in self.threads)
         waits = zip(self.threads, pauses_s, strict=True)
-        return max((actor.wake_s + pause_s for actor, pause_s in waits if not actor.ended), default=0.0)
+        return max((actor.held_until_s + pause_s for actor, pause_s in waits if not actor.ended), default=0.0)
 
     @property
     def operations(self) -> int:

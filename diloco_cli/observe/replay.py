@@ -22,7 +22,7 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.digests import digest
 from diloco_cli.observe.bookkeeping import Books, disagreements
 from diloco_cli.protocol.actors.ports import Merged, Refused
-from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, Snapshot, read_log
+from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge, Skip
 from diloco_cli.protocol.log.keys import (
     commit_key,
@@ -36,6 +36,7 @@ from diloco_cli.protocol.log.keys import (
 )
 from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, Snapshot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.runtime.driver import SystemClock, perform

@@ -15,6 +15,7 @@ from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
+from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 
 MAX_WRITTEN = 12  # islands up to which sums and products over all of them are written out
@@ -99,9 +100,11 @@ def _syncer(plan: Plan) -> Iterator[Explanation]:
     s, needs, sync, say = plan.schedule, plan.syncer, plan.run.sync, partial(Explanation, "syncer")
     total, count, round_s = short(plan.model.parameters), len(plan.islands), short(s.round_s)
     up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
-    per = f"(8 + 8 + {down:g} / 8 + {up:g} / 8)"
-    numbers = f"(8 * {total} + {per} * {short(s.fragment_parameters)} + 64e6) / 1e9"
-    formula = "8 N + (next version + read back + weights + one payload) x largest fragment + 64 MB"
+    largest = short(s.fragment_parameters)
+    payload = f"{up:g} / 8 * {largest}"
+    coming = f"max({payload}, min({count} * {payload}, {MAX_BYTES_AT_ONCE}))"
+    numbers = f"(8 * {total} + 2 * (8 + {down:g} / 8) * {largest} + {coming} + 64e6) / 1e9"
+    formula = "8 N + 2 x (next version + weights) of the largest fragment + payloads on their way + 64 MB"
     yield say("memory", formula, numbers, needs.memory_gb, "GB")
     state = f"64 * {total} + {total} * {down:g}"
     numbers = f"({count} * {total} * {up:g} + {state}) / {round_s} / 1e6"

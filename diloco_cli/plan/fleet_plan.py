@@ -234,7 +234,7 @@ def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
     need = need_of_round(model, sync.codec, sync.weights_codec)
     written_bits = model.parameters * STATE_BITS + need.down_bits
     return SyncerNeeds(
-        memory_gb=syncer_memory_gb(model, fleet.schedule.fragment_parameters, up_bits, down_bits),
+        memory_gb=syncer_memory_gb(model, fleet.schedule.fragment_parameters, up_bits, down_bits, islands),
         down_mbps=(islands * need.up_bits + written_bits) / round_s / MBPS,
         up_mbps=written_bits / round_s / MBPS,
         merge_percent=100 * syncer_load(model.parameters, islands, round_s),

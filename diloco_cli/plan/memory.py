@@ -42,6 +42,7 @@ from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart, Sharding, shards
 from diloco_cli.plan.speed import computes_in_half
+from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.merging import keeps_progress
 
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
@@ -319,8 +320,9 @@ def host_bytes(sync: SyncSettings, saved: bool) -> int:
     return BASE_BYTES + (RESIDUAL_BYTES if sync.error_feedback else 0) + (SAVED_BYTES if saved else 0)
 
 
-def syncer_memory_gb(model: ModelFacts, largest: float, up_bits: float, down_bits: float) -> float:
-    """Parameters and momentum in float32; of one fragment the next version and the same read back, its weights, and one
-    payload (the others wait in a file, however many islands there are); and 64 MB to work in."""
-    per_parameter = 8 + 8 + down_bits / 8 + up_bits / 8
-    return (8 * model.parameters + per_parameter * largest + 64e6) / GB
+def syncer_memory_gb(model: ModelFacts, largest: float, up_bits: float, down_bits: float, num_islands: int) -> float:
+    """Parameters and momentum in float32; of one fragment the next version and its weights, and both as read back; the
+    payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in a file); and 64 MB to work in."""
+    payload = up_bits / 8 * largest
+    coming = max(payload, min(num_islands * payload, MAX_BYTES_AT_ONCE))
+    return (8 * model.parameters + 2 * (8 + down_bits / 8) * largest + coming + 64e6) / GB

@@ -1,5 +1,7 @@
 """Performs protocol code on a real store: the one place where operations become calls.
 
+Operations that go together are calls of several threads, at most CONNECTIONS at a time in all of the process.
+
 `Lanes`: threads beside the training. Each performs its steps one after the other, in the order of handing in; what ends
 a lane ends the learner, whose clock raises it before its next operation.
 """
@@ -8,19 +10,34 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from diloco_cli.errors import StoreError
-from diloco_cli.protocol.log.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep, Steps, There
+from diloco_cli.protocol.log.operations import (
+    Create,
+    Delete,
+    Get,
+    List,
+    Now,
+    Operation,
+    Put,
+    Sleep,
+    Steps,
+    There,
+    Together,
+)
+from diloco_cli.store.parallel import READERS
 from diloco_cli.store.port import Store
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.actors.learner import Lane
 
 Result = TypeVar("Result")
+CONNECTIONS = READERS
 
 
 class Clock(Protocol):
@@ -56,15 +73,23 @@ def perform(
             result: Result = stop.value
             return result
         clock.check()
-        side = home
-        if isinstance(operation, There):
-            if other is None:
-                raise TypeError("these steps need a second store")
-            operation, side = operation.operation, other
-        answer = _perform_at(side, operation, clock)
+        if isinstance(operation, Together):
+            answer = connections().answers(
+                [partial(_perform_at, home, other, one, clock) for one in operation.operations]
+            )
+        else:
+            answer = _perform_at(home, other, operation, clock)
 
 
-def _perform_at(side: Side, operation: Operation, clock: Clock) -> Any:
+def _perform_at(home: Side, other: Side | None, operation: Operation, clock: Clock) -> Any:
+    if isinstance(operation, There):
+        if other is None:
+            raise TypeError("these steps need a second store")
+        return _perform_on(other, operation.operation, clock)
+    return _perform_on(home, operation, clock)
+
+
+def _perform_on(side: Side, operation: Operation, clock: Clock) -> Any:
     if isinstance(operation, Delete) and side.tries_once is not None:
         with suppress(StoreError):
             side.tries_once.delete(operation.key)
@@ -107,6 +132,53 @@ class SystemClock:
 
     def check(self) -> None:
         self._interrupted()
+
+
+class Connections:
+    """Threads for calls that are made at the same time: daemons, so that a call without an answer does not keep a
+    process from ending."""
+
+    def __init__(self, most: int = CONNECTIONS) -> None:
+        self._most = most
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+
+    def answers(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """The calls' answers, or the errors in their place, when all have ended."""
+        found: list[Any] = [None] * len(calls)
+        left = threading.Semaphore(0)
+
+        def made(place: int) -> None:
+            try:
+                found[place] = calls[place]()
+            except Exception as error:  # told to the steps that asked for this call
+                found[place] = error
+            finally:
+                left.release()
+
+        self._grow(len(calls))
+        for place in range(len(calls)):
+            self._calls.put(partial(made, place))
+        for _ in calls:
+            left.acquire()
+        return found
+
+    def _grow(self, wanted: int) -> None:
+        with self._lock:
+            while self._threads < min(wanted, self._most):
+                self._threads += 1
+                threading.Thread(target=self._work, name="connection", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
+
+
+@cache
+def connections() -> Connections:
+    """Those of this process."""
+    return Connections()
 
 
 class Lanes:

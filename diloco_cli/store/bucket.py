@@ -64,9 +64,10 @@ def settled(holder: bytes | None, data: bytes, doubt: Exception, where: str) -> 
     return Created() if holder == data else Exists(holder)
 
 
-def intact(data: bytes, stated_crc32c: str | None, where: str) -> bytes:
+def intact(data: bytes, found: transfers.Downloaded, where: str) -> bytes:
     """`data`, if it fits the checksum that the store states, or if the store states none."""
-    if stated_crc32c is not None and stated_crc32c != transfers.crc32c(data):
+    stated = found.stated_crc32c
+    if stated is not None and stated != (found.found_crc32c or transfers.crc32c(data)):
         raise StoreUnavailableError("the bytes read do not match their crc32c", where=where)
     return data
 
@@ -102,14 +103,14 @@ class BucketStore(ABC):
     def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         check_key(key)
         try:
-            stated, chunks = self._run(key, partial(self._download, key, max_bytes), None)
+            found = self._run(key, partial(self._download, key, max_bytes), None)
         except ObjectAbsentError:
             return None
         except RangeBehindEndError:
             return b""  # no range of an empty object can be had
-        data = transfers.joined(chunks, max_bytes)
+        data = transfers.joined(found.chunks, max_bytes)
         is_whole = max_bytes is None or len(data) <= max_bytes
-        return intact(data, stated if is_whole else None, self._where(key))
+        return intact(data, found, self._where(key)) if is_whole else data
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         check_key(key)
@@ -147,8 +148,7 @@ class BucketStore(ABC):
         """Upload the bytes with their checksum. ConditionFailedError if `exclusive` and there is an object already."""
 
     @abstractmethod
-    async def _download(self, key: str, max_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
-        """The checksum that the store states, and the object in pieces, all of one version."""
+    async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded: ...
 
     @abstractmethod
     async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:

@@ -72,15 +72,16 @@ class GCSStore(BucketStore):
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise StoreBrokenError("the store describes the object without size or time", where=self.url) from error
 
-    async def _download(self, key: str, max_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
+    async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded:
         span = {} if max_bytes is None else {"Range": transfers.bound_header(max_bytes)}
         async with AsyncExitStack() as stack:
             media = open_media(self._filesystem, self._bucket, self._prefix + key, span)
             answer = await transfers.on_time(0, stack.enter_async_context(media))
             fetch = self._fetch(key, answer.headers.get("X-Goog-Generation"))
             size = transfers.size_to_read(answer.headers.get("Content-Range"), answer.content_length, max_bytes)
-            chunks = await transfers.read_in_parts(size, answer.content.iter_any(), fetch, max_bytes)
-            return stated_crc32c(answer.headers), chunks
+            source = transfers.Download(answer.content.iter_any())
+            chunks = await transfers.read_in_parts(size, source, fetch, max_bytes)
+            return transfers.Downloaded(chunks, stated_crc32c(answer.headers), source.crc32c_of(chunks))
 
     async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
         span = {"Range": f"bytes={start}-{end - 1}"}

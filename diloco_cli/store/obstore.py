@@ -90,7 +90,7 @@ class ObstoreStore(BucketStore):
             missing = missing_directory(Path(self._place)) if is_file else missing_bucket(self.url)
             raise missing from error
 
-    async def _download(self, key: str, max_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
+    async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded:
         import obstore
 
         span: Any = None if max_bytes is None else {"range": (0, max_bytes + 1)}
@@ -99,12 +99,12 @@ class ObstoreStore(BucketStore):
         etag = answer.meta["e_tag"]
         if self._scheme == "file":
             whole: Any = await answer.bytes_async()
-            return None, [whole]
+            return transfers.Downloaded([whole])
         size = transfers.size_to_read(None, int(answer.meta["size"]), max_bytes)
-        pieces = _pieces(answer.stream(min_chunk_size=_READ_BYTES))
-        chunks = await transfers.read_in_parts(size, pieces, self._fetch(key, etag), max_bytes)
-        stated: str | None = answer.attributes.get(transfers.CHECKSUM_NAME)
-        return stated, chunks
+        source = transfers.Download(_pieces(answer.stream(min_chunk_size=_READ_BYTES)))
+        chunks = await transfers.read_in_parts(size, source, self._fetch(key, etag), max_bytes)
+        stated = answer.attributes.get(transfers.CHECKSUM_NAME)
+        return transfers.Downloaded(chunks, stated, source.crc32c_of(chunks))
 
     async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
         import obstore

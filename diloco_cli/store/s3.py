@@ -58,14 +58,15 @@ class S3Store(BucketStore):
         answer = self._call(key, "head_object")
         return ObjectStat(key, int(answer["ContentLength"]), answer["LastModified"].timestamp())
 
-    async def _download(self, key: str, max_bytes: int | None) -> tuple[str | None, transfers.Chunks]:
+    async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded:
         span = {} if max_bytes is None else {"Range": transfers.bound_header(max_bytes)}
         answer = await transfers.on_time(0, self._request("get_object", key, **span))
         size = transfers.size_to_read(answer.get("ContentRange"), answer.get("ContentLength"), max_bytes)
         async with answer["Body"]:  # enters the body itself or the stream it wraps, by the release of aiobotocore
-            stream, fetch = answer["Body"].iter_chunks(_READ_BYTES), self._fetch(key, answer.get("ETag"))
-            chunks = await transfers.read_in_parts(size, stream, fetch, max_bytes)
-        return answer.get("Metadata", {}).get(transfers.CHECKSUM_NAME), chunks
+            source = transfers.Download(answer["Body"].iter_chunks(_READ_BYTES))
+            chunks = await transfers.read_in_parts(size, source, self._fetch(key, answer.get("ETag")), max_bytes)
+        stated = answer.get("Metadata", {}).get(transfers.CHECKSUM_NAME)
+        return transfers.Downloaded(chunks, stated, source.crc32c_of(chunks))
 
     async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
         condition = {} if version is None else {"IfMatch": version}

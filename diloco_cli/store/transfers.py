@@ -13,6 +13,7 @@ import math
 import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -47,6 +48,16 @@ _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 T = TypeVar("T")
 Chunks = list[bytes]
 Fetch = Callable[[int, int], Awaitable[Chunks]]
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """An object in pieces, all of one version; its crc32c as the store states it, and as it was computed while the
+    pieces arrived, if it was."""
+
+    chunks: Chunks
+    stated_crc32c: str | None = None
+    found_crc32c: str | None = None
 
 
 def deadline_s(num_bytes: int) -> float:
@@ -91,7 +102,11 @@ def crc32c(data: bytes | memoryview) -> str:
     """As GCS and S3 write it: base64 of the four bytes, the highest first."""
     import google_crc32c
 
-    return base64.b64encode(google_crc32c.value(data).to_bytes(4, "big")).decode()
+    return _written(google_crc32c.value(data))
+
+
+def _written(checksum: int) -> str:
+    return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
 def upload_pays_in_parts(num_bytes: int, seen_bytes_per_s: float | None) -> bool:
@@ -107,7 +122,7 @@ def spans(start: int, end: int) -> list[tuple[int, int]]:
 
 
 async def read_in_parts(
-    size_bytes: int | None, stream: AsyncIterator[bytes], fetch: Fetch | None, max_bytes: int | None = None
+    size_bytes: int | None, source: Download, fetch: Fetch | None, max_bytes: int | None = None
 ) -> Chunks:
     """The first `size_bytes` of the body of an answer that has begun, in order. `fetch(start, end)` asks for a range of
     the same generation, and raises the port's errors; None: ranges cannot be fetched. The whole transfer has the
@@ -118,7 +133,6 @@ async def read_in_parts(
     small object comes from the answer alone, and so does one of unknown size: until the answer ends, or there are more
     than `max_bytes`.
     """
-    source = Download(stream)
     if size_bytes is None:
         longest = MAX_OBJECT_BYTES if max_bytes is None else max_bytes
         return await on_time(longest, source.take_all(max_bytes))
@@ -162,11 +176,17 @@ async def _as_one_of_many(num_bytes: int, work: Awaitable[T]) -> T:
 
 
 class Download:
-    """Takes chosen numbers of bytes from a stream of pieces of any size."""
+    """Takes chosen numbers of bytes from a stream of pieces of any size, and adds up their crc32c while the next ones
+    are on their way."""
 
     def __init__(self, stream: AsyncIterator[bytes]) -> None:
         self._stream = stream
         self._held: Chunks = []
+        self._checksum = self._taken_bytes = 0
+
+    def crc32c_of(self, chunks: Chunks) -> str | None:
+        """That of the object, unless ranges have brought some of these pieces."""
+        return _written(self._checksum) if self._taken_bytes == sum(map(len, chunks)) else None
 
     async def take(self, num_bytes: int) -> Chunks:
         """The next pieces, of exactly this length together."""
@@ -178,7 +198,7 @@ class Download:
             if len(piece) > num_bytes:
                 self._held = [piece[num_bytes:]]
                 piece = piece[:num_bytes]
-            taken.append(piece)
+            taken.append(self._added(piece))
             num_bytes -= len(piece)
         return taken
 
@@ -187,9 +207,16 @@ class Download:
         taken: Chunks = []
         room = math.inf if max_bytes is None else max_bytes + 1
         while room > 0 and (piece := await anext(self._stream, b"")):
-            taken.append(piece)
+            taken.append(self._added(piece))
             room -= len(piece)
         return taken
+
+    def _added(self, piece: bytes) -> bytes:
+        import google_crc32c
+
+        self._checksum = google_crc32c.extend(self._checksum, piece)
+        self._taken_bytes += len(piece)
+        return piece
 
 
 async def in_parallel(parts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

@@ -1,7 +1,9 @@
 """One thread, one virtual clock, one bucket: actors are protocol generators that advance one operation at a time.
 
 An operation on the store is two events, its effect and its answer, and other events may come between them. When an
-actor sends an operation, `fault_of` decides whether a fault hits it (`virtual/faulty_calls.py` lists the faults).
+actor sends an operation, `fault_of` decides whether a fault hits it (`virtual/faulty_calls.py` lists the faults). Of
+operations that go together each is a call of its own: they take effect in the order of their latencies, a fault hits
+one of them, and an actor that dies leaves the others undone.
 
 `VirtualLanes`: the threads of one simulated process; each performs its steps one after the other, in their order.
 """
@@ -15,7 +17,19 @@ from heapq import heappop, heappush
 from typing import Any
 
 from diloco_cli.protocol.actors.learner import Lane
-from diloco_cli.protocol.log.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep, Steps, There
+from diloco_cli.protocol.log.operations import (
+    Create,
+    Delete,
+    Get,
+    List,
+    Now,
+    Operation,
+    Put,
+    Sleep,
+    Steps,
+    There,
+    Together,
+)
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store, StoreUnavailableError
 from diloco_cli.virtual.faulty_calls import Fault, Injected, damaged, halved, refusal_of
@@ -26,20 +40,34 @@ __all__ = ["LATENCY_S", "Actor", "Fault", "World"]
 
 
 @dataclass(slots=True)
+class Call:
+    """An operation on its way: its effect is due at `due_s`; once it is `answered`, its `answer`, or the error
+    `thrown` in its place, is. `spared`: no further fault hits it, because one has frozen its actor."""
+
+    operation: Operation
+    due_s: float
+    answered: bool = False
+    answer: Any = None
+    thrown: Exception | None = None
+    spared: bool = False
+    done: bool = False
+
+
+@dataclass(slots=True)
 class Actor:
     """A process, or a thread of one. `result` or `error` is set once it has ended; `operations` counts those on the
     store. `number`: its place in the order of starts. Its own clock shows `clock_s` + `clock_rate` x the world's time.
 
-    `answered`, `thrown`: the pending operation's answer, or the error in its place, is on its way. `spared`: no
-    further fault hits it, because one has frozen it. `owner`: an object that its starter attaches.
+    `calls`: those that it waits for, several where operations go `together`; the first one is due at `wake_s`.
+    `owner`: an object that its starter attaches.
     """
 
     name: str
     steps: Steps[Any]
     number: int = 0
     wake_s: float = 0.0
-    answer: Any = None
-    pending: Operation | None = None
+    calls: list[Call] = field(default_factory=list)
+    together: bool = False
     operations: int = 0
     paused: bool = False
     ended: bool = False
@@ -47,10 +75,26 @@ class Actor:
     error: BaseException | None = None
     clock_s: float = 0.0
     clock_rate: float = 1.0
-    answered: bool = False
-    thrown: Exception | None = None
-    spared: bool = False
     owner: Any = None
+
+    @property
+    def pending(self) -> Operation | None:
+        """The operation whose effect or answer is due first."""
+        return min((call for call in self.calls if not call.done), key=_due_of).operation if self.calls else None
+
+    @property
+    def held_until_s(self) -> float:
+        """When it has all answers, as far as these are on their way."""
+        return max((call.due_s for call in self.calls if not call.done), default=self.wake_s)
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether an error is on its way to it."""
+        return any(call.thrown is not None for call in self.calls)
+
+
+def _due_of(call: Call) -> float:
+    return call.due_s
 
 
 def _usual_latency(actor: Actor, operation: Operation) -> float:
@@ -129,18 +173,12 @@ class World:
         self._later(actor, max(self.now_s, actor.wake_s))
 
     def advance(self, actor: Actor) -> None:
-        """Perform the actor's pending operation, hand it the answer, and hold what it asks next."""
+        """Perform the actor's call that is due; once it has all answers, hand them in, and hold what it asks next."""
         self.now_s = max(self.now_s, actor.wake_s)
-        if actor.answered:
-            actor.answered = False
-        elif actor.pending is not None and not self._perform(actor, actor.pending):
+        if actor.calls and not self._goes_on(actor):
             return
         try:
-            if actor.thrown is None:
-                operation = actor.steps.send(actor.answer)
-            else:
-                thrown, actor.thrown = actor.thrown, None
-                operation = actor.steps.throw(thrown)
+            operation = self._sent(actor)
             while type(operation) is Now and not actor.paused:  # reading a clock is no event: it takes no time
                 operation = actor.steps.send(actor.clock_s + actor.clock_rate * self.now_s)
         except StopIteration as stop:
@@ -150,17 +188,48 @@ class World:
         else:
             self._hold(actor, operation)
 
+    def _sent(self, actor: Actor) -> Operation:
+        """Hand in the answers; the operation that the actor asks for next."""
+        calls, actor.calls = actor.calls, []
+        if actor.together:
+            actor.together = False
+            return actor.steps.send([call.thrown or call.answer for call in calls])
+        if not calls:
+            return actor.steps.send(None)
+        call = calls[0]
+        return actor.steps.send(call.answer) if call.thrown is None else actor.steps.throw(call.thrown)
+
+    def _goes_on(self, actor: Actor) -> bool:
+        """Let the call that is due take effect, or be answered; True once all are."""
+        calls = actor.calls
+        call = calls[0] if len(calls) == 1 else min((call for call in calls if not call.done), key=_due_of)
+        if call.answered or self._perform(actor, call):
+            call.done = True
+        if actor.ended or actor.paused:
+            return False
+        left = [call.due_s for call in calls if not call.done]
+        if left:
+            self._later(actor, min(left))
+        return not left
+
     def _hold(self, actor: Actor, operation: Operation) -> None:
-        """Hold an operation until its effect is due, or a sleep is over."""
-        kind, actor.pending = type(operation), operation
+        """Hold operations until their effects are due, or a sleep is over."""
+        if type(operation) is Together:
+            actor.together = True
+            actor.calls = [Call(one, self.now_s + self._wait_s(actor, one)) for one in operation.operations]
+            due_s = min((call.due_s for call in actor.calls), default=self.now_s)
+        else:
+            due_s = self.now_s + self._wait_s(actor, operation)
+            actor.calls = [Call(operation, due_s)]
+        actor.wake_s = due_s
+        heappush(self._due, (due_s, actor.number, actor))
+
+    def _wait_s(self, actor: Actor, operation: Operation) -> float:
+        kind = type(operation)
         if kind is Sleep:
             seconds: float = operation.seconds  # type: ignore[union-attr]
-            actor.pending = actor.answer = None
-            wait_s = seconds / actor.clock_rate if seconds > 0.0 else 0.0
-        else:
-            wait_s = 0.0 if kind is Now else self.latency_s(actor, operation)
-        actor.wake_s = due_s = self.now_s + wait_s
-        heappush(self._due, (due_s, actor.number, actor))
+            return seconds / actor.clock_rate if seconds > 0.0 else 0.0
+        return 0.0 if kind is Now else self.latency_s(actor, operation)
 
     def next_due(self) -> Actor | None:
         """The first actor that is due; entries of dead, frozen and rescheduled actors are dropped."""
@@ -172,24 +241,28 @@ class World:
             heappop(due)
         return None
 
-    def _perform(self, actor: Actor, operation: Operation) -> bool:
-        """Perform an operation's effect. False if the actor does not go on at once."""
+    def _perform(self, actor: Actor, call: Call) -> bool:
+        """Perform a call's effect. False if it is not answered at once."""
+        operation = call.operation
+        if type(operation) is Sleep:
+            return True
         if type(operation) is Now:
-            actor.answer = actor.clock_s + actor.clock_rate * self.now_s
+            call.answer = actor.clock_s + actor.clock_rate * self.now_s
             return True
         later_s = 0.0 if self.unreachable_until_s is None else self.unreachable_until_s(actor)
         if later_s > self.now_s:
-            return self._later(actor, later_s)
-        fault = None if actor.spared else self._fault(actor, operation)
-        actor.spared = fault is not None and fault.kind is Fault.PAUSE
-        if actor.spared:
+            call.due_s = later_s
+            return False
+        fault = None if call.spared else self._fault(actor, operation)
+        call.spared = fault is not None and fault.kind is Fault.PAUSE
+        if call.spared:
             actor.paused = True
             return False
         actor.operations += 1
         if fault is not None:
-            return self._befall(actor, operation, fault)
-        actor.answer = self._effect(actor, operation)
-        return self._answer(actor, operation)
+            return self._befall(actor, call, fault)
+        call.answer = self._effect(actor, operation)
+        return self._answer(actor, call)
 
     def _fault(self, actor: Actor, operation: Operation) -> Injected | None:
         if self.fault_of is not None:
@@ -199,22 +272,21 @@ class World:
         found = self.faults.pop((actor.name, actor.operations), None)
         return Injected(found) if isinstance(found, Fault) else found
 
-    def _answer(self, actor: Actor, operation: Operation, extra_s: float = 0.0) -> bool:
+    def _answer(self, actor: Actor, call: Call, extra_s: float = 0.0) -> bool:
         """Send the answer; True if it arrives at once."""
-        seconds = extra_s if self.answer_s is None else extra_s + self.answer_s(actor, operation)
+        seconds = extra_s if self.answer_s is None else extra_s + self.answer_s(actor, call.operation)
         if seconds <= 0.0:
             return True
-        actor.answered, actor.wake_s = True, (due_s := self.now_s + seconds)
-        heappush(self._due, (due_s, actor.number, actor))
+        call.answered, call.due_s = True, self.now_s + seconds
         return False
 
-    def _later(self, actor: Actor, when_s: float) -> bool:
+    def _later(self, actor: Actor, when_s: float) -> None:
         actor.wake_s = when_s
         heappush(self._due, (when_s, actor.number, actor))
-        return False
 
-    def _befall(self, actor: Actor, operation: Operation, fault: Injected) -> bool:
+    def _befall(self, actor: Actor, call: Call, fault: Injected) -> bool:
         """Perform the call with this fault."""
+        operation = call.operation
         match fault.kind:
             case Fault.CRASH:
                 self._end(actor)
@@ -228,33 +300,33 @@ class World:
                 self._effect_at(actor, operation, fault.seconds)
                 return False
             case Fault.LOST_REQUEST:
-                return self._fails(actor, operation, StoreUnavailableError("the request was lost"), self.timeout_s)
+                return self._fails(actor, call, StoreUnavailableError("the request was lost"), self.timeout_s)
             case Fault.LOST_ANSWER:
                 self._effect(actor, operation)
-                return self._fails(actor, operation, StoreUnavailableError("the answer was lost"), self.timeout_s)
+                return self._fails(actor, call, StoreUnavailableError("the answer was lost"), self.timeout_s)
             case Fault.LATE:
                 self._effect_at(actor, operation, fault.seconds)
-                return self._fails(actor, operation, StoreUnavailableError("no answer yet"), self.timeout_s)
+                return self._fails(actor, call, StoreUnavailableError("no answer yet"), self.timeout_s)
             case Fault.SLOW:
-                actor.answer = self._effect(actor, operation)
-                return self._answer(actor, operation, fault.seconds)
+                call.answer = self._effect(actor, operation)
+                return self._answer(actor, call, fault.seconds)
             case Fault.TWICE:
-                actor.answer = self._effect(actor, operation)
+                call.answer = self._effect(actor, operation)
                 if fault.seconds:
                     self._effect_at(actor, operation, fault.seconds)
                 else:
-                    actor.answer = self._effect(actor, operation)
-                return self._answer(actor, operation)
+                    call.answer = self._effect(actor, operation)
+                return self._answer(actor, call)
             case Fault.TORN_WRITE | Fault.TORN | Fault.FLIPPED:
-                actor.answer = damaged(self._effect(actor, halved(operation, fault)), fault)
-                return self._answer(actor, operation)
+                call.answer = damaged(self._effect(actor, halved(operation, fault)), fault)
+                return self._answer(actor, call)
         if fault.kind is Fault.BUSY_AFTER:
             self._effect(actor, operation)
-        return self._fails(actor, operation, refusal_of(fault), 0.0)
+        return self._fails(actor, call, refusal_of(fault), 0.0)
 
-    def _fails(self, actor: Actor, operation: Operation, error: Exception, after_s: float) -> bool:
-        actor.thrown = error
-        return self._answer(actor, operation, after_s)
+    def _fails(self, actor: Actor, call: Call, error: Exception, after_s: float) -> bool:
+        call.thrown = error
+        return self._answer(actor, call, after_s)
 
     def _effect_at(self, actor: Actor, operation: Operation, seconds: float) -> None:
         """The operation takes effect later, also if its actor is dead by then."""

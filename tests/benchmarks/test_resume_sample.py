@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
+from diloco_cli.protocol.log.commit_log import LONG_WAY
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY
 from diloco_cli.protocol.log.state import RunState
 from tests.benchmarks import resume
 

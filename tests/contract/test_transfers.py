@@ -62,14 +62,19 @@ class Answers:
         return [DATA[start:end]]
 
     def read(self, size: int | None = 1000, max_bytes: int | None = None) -> bytes:
-        return b"".join(asyncio.run(transfers.read_in_parts(size, self.stream(), self.fetch, max_bytes)))
+        source = transfers.Download(self.stream())
+        chunks = asyncio.run(transfers.read_in_parts(size, source, self.fetch, max_bytes))
+        data = b"".join(chunks)
+        self.checksum = source.crc32c_of(chunks)
+        assert self.checksum in (None, transfers.crc32c(data))
+        return data
 
 
 def test_a_fast_answer_is_not_disturbed_by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", 60.0)
     answers = Answers()
     assert answers.read() == DATA
-    assert answers.fetched == []
+    assert answers.fetched == [] and answers.checksum is not None, "it was not added up on the way"
 
 
 def test_a_small_object_and_one_of_unknown_size_come_from_the_answer_alone() -> None:
@@ -85,6 +90,7 @@ def test_a_slow_answer_is_met_by_ranges_from_the_end() -> None:
     assert answers.fetched[0] == (980, 1000)
     assert len(answers.fetched) == len(set(answers.fetched)) >= 8
     assert 1 < answers.max_at_once <= transfers.PARALLEL_PARTS
+    assert answers.checksum is None, "of a part of the bytes"
 
 
 @pytest.mark.parametrize("pays_s", [-1.0, 60.0])
@@ -156,7 +162,7 @@ def test_parts_that_share_a_link_slower_than_each_alone_would_need_all_arrive_at
     link = SlowLink(bytes_per_s=60.0)
 
     async def read() -> list[bytes]:
-        return await transfers.read_in_parts(1000, link.carry(0, 1000), link.fetch)
+        return await transfers.read_in_parts(1000, transfers.Download(link.carry(0, 1000)), link.fetch)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert b"".join(runner.run(read())) == DATA

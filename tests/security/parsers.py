@@ -33,10 +33,11 @@ from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan_file import load_plan, plan_from_text, plan_to_text
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot, fold, parse_format
+from diloco_cli.protocol.log.commit_log import fold, parse_format
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import is_name, read_inner_key
 from diloco_cli.protocol.log.records import Offer, ProcessClaim, Request
+from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal

@@ -14,20 +14,12 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.authority import AuthorityError
-from diloco_cli.protocol.log.commit_log import (
-    append,
-    fold,
-    newest_snapshot,
-    read_log,
-    snapshot_at,
-    state_after,
-    trusting_none_of,
-    write_snapshot,
-)
+from diloco_cli.protocol.log.commit_log import append, fold, read_log, state_after, trusting_none_of
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, placed_key, snapshot_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.places import ClaimWatch
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.snapshots import newest_snapshot, snapshot_at, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.driver import SystemClock, perform

@@ -17,7 +17,7 @@ from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.launch.local_units import keys_of, signers_on
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.requests import ask
-from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys
+from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, with_keys
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     commit_key,
@@ -29,6 +29,7 @@ from diloco_cli.protocol.log.keys import (
 )
 from diloco_cli.protocol.log.places import ClaimWatch, create_placed
 from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
+from diloco_cli.protocol.log.snapshots import snapshot_at
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.signing_key import signing_secret, write_key

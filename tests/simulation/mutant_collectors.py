@@ -8,9 +8,10 @@ from msgspec.structs import replace
 
 from diloco_cli.protocol.actors.collection import Collector, Sweep
 from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.protocol.log.commit_log import snapshots_between, state_after
+from diloco_cli.protocol.log.commit_log import state_after
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit
 from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.snapshots import snapshots_between
 from diloco_cli.protocol.log.state import RunState
 
 

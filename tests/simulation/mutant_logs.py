@@ -200,9 +200,9 @@ class NoReadBack(Syncer):
 class NoLastOutcomes(Syncer):
     """Ends the run without a word on what is outstanding."""
 
-    def _finish(self) -> Steps[None]:
+    def _finish(self) -> Steps[bool]:
         self.inbox.refuse_all = lambda reason: None  # type: ignore[method-assign]
-        yield from super()._finish()
+        return (yield from super()._finish())
 
 
 class Mute(Inbox):

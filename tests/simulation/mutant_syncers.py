@@ -13,7 +13,7 @@ from diloco_cli.histories.integers import IntegerArithmetic, numbers, state_byte
 from diloco_cli.protocol.actors.candidates import Candidates, Loader
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.merging import load_delta
+from diloco_cli.protocol.actors.merging import load_delta, make_resident
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit, Membership, Quarantine
 from diloco_cli.protocol.log.operations import Operation, Steps
@@ -97,12 +97,16 @@ class BelievesOneRead(Loader):
     def load(self, state: RunState) -> Steps[list[Offer]]:
         for offer in self.inbox.candidates(state.slot):
             if offer.id not in self.loaded:
-                loaded = yield from asking_once(load_delta(self.run, self.arithmetic, state, offer, self.recover))
+                yield from make_resident(self.run, self.arithmetic, state.outputs[offer.fragment], self.recover)
+                loaded = yield from asking_once(load_delta(self.run, self.arithmetic, state, offer))
                 if isinstance(loaded, str):
                     self.inbox.drop(offer, loaded)
                 else:
                     self.loaded[offer.id] = loaded
         return [offer for offer in self.inbox.candidates(state.slot) if offer.id in self.loaded]
+
+    def look_ahead(self, state: RunState) -> Steps[None]:
+        yield from ()
 
 
 class KeepsOutTheLate(Syncer):

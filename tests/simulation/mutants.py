@@ -123,7 +123,7 @@ OF_THE_LOG: dict[str, Mutant] = {
     "non-finite not checked": Mutant(Actors(arithmetic=logs.Gullible), frozenset("8"), _suffers("poison")),
     "no read-back": Mutant(  # a torn state in the log is missing, or stops everybody for good
         Actors(syncer=logs.NoReadBack),
-        frozenset({"9", "liveness"}),
+        frozenset({"9", "exit", "liveness"}),
         lambda options: Fault.TORN_WRITE in options.calls and options.write_rate >= 0.1,
     ),
     "wall clock in the lease": Mutant(

@@ -13,8 +13,8 @@ from diloco_cli.histories.monitor import Floors, Monitor
 from diloco_cli.histories.options import GRACE_S, REGION, drawn_options, run_of
 from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import ViolationError
-from diloco_cli.protocol.log.commit_log import write_snapshot
 from diloco_cli.protocol.log.operations import Create
+from diloco_cli.protocol.log.snapshots import write_snapshot
 from diloco_cli.protocol.log.state import RunState
 
 SEEDS = range(12)

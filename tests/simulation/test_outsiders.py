@@ -19,10 +19,10 @@ from diloco_cli.histories.campaign import lived
 from diloco_cli.histories.options import Options, drawn_options
 from diloco_cli.histories.replayer import FLOODER
 from diloco_cli.protocol.actors import collection, inbox, joins, requests
-from diloco_cli.protocol.log import commit_log, places
+from diloco_cli.protocol.log import places, snapshots
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, read_join_key, snapshot_key
 from diloco_cli.protocol.log.operations import Create, Get, Steps
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.signing import NOBODY, UNSIGNED, Checksummed
 from diloco_cli.store.port import Created
 
@@ -112,8 +112,8 @@ def anybodys_snapshot(run: Any, n: int) -> Steps[Any]:
     if not data or commit is None:
         return None
     try:
-        snapshot = decode(commit_log.Snapshot, data, snapshot_key(n))
-    except commit_log.RecordError:
+        snapshot = decode(snapshots.Snapshot, data, snapshot_key(n))
+    except RecordError:
         return None
     return snapshot.state if snapshot.commit_digest == digest(commit) else None
 
@@ -161,7 +161,7 @@ OFF: dict[str, Off] = {
     "any operator certifies": Off(signing, "is_certified", lambda *said: True, MINE, signed=True),
     "one place for a record": Off(places, "MAX_PLACES", 1, MINE),
     "whoever is first has the place": Off(places, "create_placed", first_writers, MINE),
-    "anybody's snapshot": Off(commit_log, "snapshot_at", anybodys_snapshot, MINE),
+    "anybody's snapshot": Off(snapshots, "snapshot_at", anybodys_snapshot, MINE),
     "a floor at any snapshot": Off(collection, "_sound_floor", any_floor, frozenset("9")),
     "anybody joins": Off(joins.JoinQueue, "_read", unchecked_join, MINE),
     "joins of earlier epochs act": Off(

@@ -151,7 +151,7 @@ def test_a_standby_asks_for_few_objects_and_leaves_with_the_run() -> None:
     (standby,) = [actor for actor in fleet.world.actors if actor.name == "standby-1"]
     assert standby.result is None and standby.error is None and fleet.takeovers == []
     looks = fleet.world.now_s / (TAKEOVER_S / 5)
-    assert standby.operations <= fleet.num_commits() + 3 * looks + 8
+    assert standby.operations <= fleet.num_commits() + 3 * looks + 16, "some reads go past the log's end"
 
 
 def test_a_stop_sends_standbys_home_and_a_resumed_run_is_served_again() -> None:

@@ -5,11 +5,11 @@ Nothing is refused for its norm before the slot's commit: who else offers decide
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.actors.inbox import Inbox, in_order
-from diloco_cli.protocol.actors.merging import Recover, load_delta
+from diloco_cli.protocol.actors.merging import Recover, load_delta, make_resident
 from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta, Merged
 from diloco_cli.protocol.log.commits import Merge, Skip
 from diloco_cli.protocol.log.directions import logged_cosine, opposes
@@ -25,12 +25,15 @@ from diloco_cli.protocol.log.records import (
     fragment_of_slot,
 )
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.rules.eligibility import offered_weight, round_steps
 from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 
 REASONS_TOLD = 3  # in one commit
+AHEAD_BYTES = 1 << 30  # of payloads that wait for later slots: on the syncer's disk
+AHEAD_AT_ONCE_BYTES = 64 << 20  # of them that one turn reads, for which the slot that is due may have to wait
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,8 @@ def told(reason: str, reasons: tuple[str, ...]) -> str:
 
 @dataclass
 class Loader:
-    """Reads the candidates' payloads, each once, and keeps them until the slot is decided."""
+    """Reads the candidates' payloads, each once, and keeps them until the slot is decided. While a slot waits, it reads
+    those for later slots, of other fragments. `ahead`: offers whose payloads it has looked for so."""
 
     run: RunFormat
     arithmetic: Arithmetic
@@ -91,16 +95,48 @@ class Loader:
     recover: Recover
     loaded: dict[OfferId, LoadedDelta] = field(default_factory=dict)
     measured: set[OfferId] = field(default_factory=set)
+    ahead: dict[OfferId, int] = field(default_factory=dict)
 
     def candidates(self, state: RunState) -> Steps[Candidates]:
         """Of the slot that is due; offers whose payload is not sound are dropped from the inbox."""
         offers = yield from self.load(state)
-        self.loaded = {offer.id: self.loaded[offer.id] for offer in offers}
+        self._keep(self.inbox.pending())
         self.measured &= self.loaded.keys()
         found = judged(self.run, state, offers, self.loaded)
         while self._drop_false_claims(found):
             found = judged(self.run, state, [offer for offer in offers if offer.id in self.loaded], self.loaded)
         return found
+
+    def _keep(self, offers: Iterable[Offer]) -> None:
+        left = {offer.id for offer in offers}
+        self.loaded = {known: delta for known, delta in self.loaded.items() if known in left}
+        self.ahead = {known: size for known, size in self.ahead.items() if known in left}
+
+    def merged(self, fragment: int) -> None:
+        """The fragment has a new version, on which no delta that was read before can be merged."""
+        self._keep(offer for offer in self.inbox.pending() if offer.fragment != fragment)
+
+    def forget(self) -> None:
+        """Every fragment has another version, or what was read does not count any more."""
+        self.loaded, self.ahead = {}, {}
+
+    def look_ahead(self, state: RunState) -> Steps[None]:
+        """Read some of the payloads for the next slots. One that is not sound is read again when its slot is due."""
+        end, left = state.slot + self.run.num_fragments, AHEAD_BYTES - sum(self.ahead.values())
+        coming = [o for o in self.inbox.pending() if state.slot < o.slot < end and o.id not in self.ahead]
+        chosen: list[Offer] = []
+        at_once = 0
+        for offer in sorted(coming, key=lambda o: (o.slot, o.id)):
+            at_once += offer.payload_bytes
+            if at_once > min(left, AHEAD_AT_ONCE_BYTES if chosen else left):
+                break
+            chosen.append(offer)
+        self.ahead |= {offer.id: offer.payload_bytes for offer in chosen}
+        for fragment in sorted({offer.fragment for offer in chosen}):
+            yield from make_resident(self.run, self.arithmetic, state.outputs[fragment], self.recover)
+        deltas = yield from together([load_delta(self.run, self.arithmetic, state, offer) for offer in chosen])
+        sound = zip(chosen, deltas, strict=True)
+        self.loaded |= {offer.id: delta for offer, delta in sound if not isinstance(delta, str)}
 
     def _drop_false_claims(self, found: Candidates) -> bool:
         """Of offers that would be refused for their norm: nobody has measured it yet, and the log will remember it."""
@@ -115,16 +151,17 @@ class Loader:
 
     def load(self, state: RunState) -> Steps[list[Offer]]:
         """The offers whose payloads are there and sound."""
-        sound = []
-        for offer in self.inbox.candidates(state.slot):
-            if offer.id not in self.loaded:
-                delta = yield from load_delta(self.run, self.arithmetic, state, offer, self.recover)
-                if isinstance(delta, str):
-                    self.inbox.drop(offer, delta)
-                    continue
+        offers = self.inbox.candidates(state.slot)
+        missing = [offer for offer in offers if offer.id not in self.loaded]
+        if missing:
+            yield from make_resident(self.run, self.arithmetic, state.outputs[missing[0].fragment], self.recover)
+        deltas = yield from together([load_delta(self.run, self.arithmetic, state, offer) for offer in missing])
+        for offer, delta in zip(missing, deltas, strict=True):
+            if isinstance(delta, str):
+                self.inbox.drop(offer, delta)
+            else:
                 self.loaded[offer.id] = delta
-            sound.append(offer)
-        return sound
+        return [offer for offer in offers if offer.id in self.loaded]
 
 
 def judged(run: RunFormat, state: RunState, offers: list[Offer], loaded: Mapping[OfferId, LoadedDelta]) -> Candidates:

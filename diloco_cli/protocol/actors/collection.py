@@ -10,7 +10,7 @@ A floor is the number of a snapshot; from there on every commit can be replayed 
     deleted         older states, weights, deltas with an outcome, moments, snapshots; versions that a syncer of an
                     earlier epoch wrote and no commit names; and all but each unit's newest batches of events
 
-The work is done in single requests while the syncer waits, and begins after a grace period for readers.
+The work is done in batches of requests while the syncer waits, and begins after a grace period for readers.
 
 `Housekeeper`: the commits that a syncer makes without a request, beside merging: quarantines and floors.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, snapshot_at, snapshots_between, state_after
+from diloco_cli.protocol.log.commit_log import state_after
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
 from diloco_cli.protocol.log.keys import (
     read_delta_key,
@@ -30,11 +30,14 @@ from diloco_cli.protocol.log.keys import (
 )
 from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, snapshot_at, snapshots_between
 from diloco_cli.protocol.log.state import RunState, faults_for_quarantine, quarantine_reason
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.rules.divergence import needed_from
 
 KINDS = ("delta", "weights", "state", "inner", "snapshot", "event")
 PAGE = 256  # keys of one listing
+BATCH = 64  # deletions at a time
 MAX_UNSOUND = 64  # snapshots passed over for one floor
 KEPT_MOMENTS = 4  # of each learner, the newest
 KEPT_BATCHES = 64  # of events of each unit, the newest
@@ -142,12 +145,11 @@ class Sweep:
         return not self.kinds and not self.doomed
 
     def step(self, epoch: int) -> Steps[None]:
-        """One request."""
-        if self.doomed:
-            yield Delete(self.doomed.popleft())
-            self.deleted += 1
-        elif self.kinds:
-            yield from self.look(epoch)
+        """One batch of deletions, and beside it one more page while less than a page waits."""
+        batch = [self.doomed.popleft() for _ in range(min(BATCH, len(self.doomed)))]
+        looks = [self.look(epoch)] if self.kinds and len(self.doomed) < PAGE else []
+        yield from together([*map(_delete, batch), *looks])
+        self.deleted += len(batch)
 
     def look(self, epoch: int) -> Steps[None]:
         """One more page."""
@@ -192,6 +194,10 @@ class Sweep:
         return older
 
 
+def _delete(key: str) -> Steps[None]:
+    yield Delete(key)
+
+
 def _learner(key: str) -> str:
     return key.split("/")[1]
 
@@ -218,7 +224,7 @@ class Collector:
         return state.gc_floor == self.floor and (self.floor == 0 or (self.sweep is not None and self.sweep.is_done))
 
     def work(self, state: RunState, now_s: float, budget_s: float) -> Steps[bool]:
-        """Make requests, at least one, until `budget_s` is used up. False if there is nothing to do now."""
+        """Make batches of requests, at least one, until `budget_s` is used up. False if there is nothing to do now."""
         if self.is_done(state) or now_s < self.starts_s:
             return False
         if self.sweep is None:
@@ -267,8 +273,8 @@ class Housekeeper:
         return None if floor is None else collected(floor, "in turn")
 
     def rest(self, state: RunState, seconds: float) -> Steps[None]:
-        """Pass `seconds` between two turns, collecting while there is garbage. A merge waits for one request of the
-        collection at most; a syncer that never rests makes one such request a turn."""
+        """Pass `seconds` between two turns, collecting while there is garbage. A merge waits for one batch of the
+        collection at most; a syncer that never rests makes one such batch a turn."""
         if self.collector.is_done(state):
             if seconds > 0:
                 yield Sleep(seconds)

@@ -22,6 +22,7 @@ from diloco_cli.protocol.log.places import ClaimWatch, newest_claim
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.rules.polling import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.signing import Unsigned, learner_signer
 
@@ -114,12 +115,14 @@ class Follower:
             self._put([])
         elif not self.trouble:
             return False  # every version of this head was read
-        for output in self._wanted():
-            version = yield from self._fetch(output, seen_s)
-            if version is not None:
-                self._put([version])
+        yield from together([self._pass_on(output, seen_s) for output in self._wanted()])
         self._tell_trouble()
         return news
+
+    def _pass_on(self, output: FragmentVersion, seen_s: float) -> Steps[None]:
+        version = yield from self._fetch(output, seen_s)
+        if version is not None:
+            self._put([version])
 
     def _look_for_rollback(self, seen_s: float) -> Steps[None]:
         """Pass on all versions of a rollback at once, so that no learner trains on a mixture of old and restored
@@ -137,12 +140,9 @@ class Follower:
 
     def _fetch_wanted(self, seen_s: float) -> Steps[list[FetchedVersion]]:
         """All wanted versions that can be read."""
-        found = []
-        for output in self._wanted():
-            version = yield from self._fetch(output, seen_s)
-            found += [] if version is None else [version]
+        found = yield from together([self._fetch(output, seen_s) for output in self._wanted()])
         self._tell_trouble()
-        return found
+        return [version for version in found if version is not None]
 
     def _wanted(self) -> list[FragmentVersion]:
         return [output for output in self.state.outputs if output.version > self._fetched[output.fragment]]

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 
 from diloco_cli.protocol.log.keys import offer_key
@@ -14,6 +15,7 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.places import ClaimWatch, FoundOffer, next_offer
 from diloco_cli.protocol.log.records import Offer, Outcome, RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal
 from diloco_cli.protocol.rules.polling import SHORT_SLOT_S, expected_slot_s, next_request_s
@@ -141,10 +143,11 @@ class Inbox:
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
         """Look for new incarnations of all islands, also of those that have joined since."""
         self.judge_anew(state, now_s)
-        for island in state.with_members(self.run).all_islands:
-            watch = self._watch(island.name, state)
-            known = watch.newest
-            yield from watch.look()
+        islands = state.with_members(self.run).all_islands
+        watches = [self._watch(island.name, state) for island in islands]
+        before = [watch.newest for watch in watches]
+        yield from together([watch.look() for watch in watches])
+        for island, watch, known in zip(islands, watches, before, strict=True):
             watch.newest = max(watch.newest, self.claimed(island.name))
             if watch.newest > known:
                 self.heard_s[island.name] = now_s
@@ -190,14 +193,13 @@ class Inbox:
                 return
 
     def _fetch(self, boxes: list[Mailbox], state: RunState, now_s: float, slot_s: float) -> Steps[list[Mailbox]]:
-        """Fetch a portion from each mailbox, then sort it out to make room. Returns the boxes that may hold more."""
-        left = []
-        for box in sorted(boxes, key=lambda b: (b.learner, b.incarnation)):
-            if (yield from self._fetch_portion(box, state, now_s, slot_s)):
-                left.append(box)
+        """Fetch a portion from each mailbox, at the same time, then sort them out to make room. Returns the boxes that
+        may hold more."""
+        boxes = sorted(boxes, key=lambda b: (b.learner, b.incarnation))
+        more = yield from together([self._fetch_portion(box, state, now_s, slot_s) for box in boxes])
         if self._sorted_for is not state:
             self.sort_out(state)
-        return left
+        return [box for box, holds_more in zip(boxes, more, strict=True) if holds_more]
 
     def _fetch_portion(self, box: Mailbox, state: RunState, now_s: float, slot_s: float) -> Steps[bool]:
         """Fetch some offers of one mailbox; True if there may be more."""
@@ -286,9 +288,13 @@ class Inbox:
         for offer in offers:
             self.mailboxes[(offer.learner, offer.incarnation)].pending.remove(offer)
 
+    def pending(self) -> Iterator[Offer]:
+        """All offers received that have no outcome yet."""
+        return chain.from_iterable(box.pending for box in self.mailboxes.values())
+
     def ahead(self, slot: int) -> set[str]:
         """Learners that have offered for later slots."""
-        return {box.learner for box in self.mailboxes.values() for offer in box.pending if offer.slot > slot}
+        return {offer.learner for offer in self.pending() if offer.slot > slot}
 
     @property
     def outcomes_left(self) -> bool:

@@ -23,6 +23,7 @@ from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
 from diloco_cli.protocol.log.places import MAX_PLACES, claim_incarnation, create_placed, newest_claim, next_offer
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 
@@ -65,10 +66,10 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     incarnation = yield from claim_incarnation(keyring, learner, claim, known.floor)
     while state.revoked and (beyond := (yield from newest_claim(keyring, learner, incarnation))) is not None:
         incarnation = yield from claim_incarnation(keyring, learner, claim, beyond.number)  # it filled a gap
-    offers: list[Offer] = []
-    for earlier in predecessors(max(1, known.floor), incarnation):
-        last = yield from _newest_offer(keyring, learner, earlier, known.next_seq if earlier == known.floor else 0)
-        offers += [] if last is None else [last]
+    earlier = predecessors(max(1, known.floor), incarnation)
+    settled = [known.next_seq if number == known.floor else 0 for number in earlier]
+    newest = yield from together([_newest_offer(keyring, learner, *one) for one in zip(earlier, settled, strict=True)])
+    offers = [offer for offer in newest if offer is not None]
     head = (yield from read_log(run, state)) if offers else state  # an earlier process may have gone on for long
     inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
     data_start = max([known.data_end, *(offer.data_end for offer in offers)])

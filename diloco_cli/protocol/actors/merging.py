@@ -18,12 +18,10 @@ READS = 3  # of a payload, before it is called damaged
 Recover = Callable[[FragmentVersion], bytes | None]
 
 
-def load_delta(
-    run: RunFormat, arithmetic: Arithmetic, state: RunState, offer: Offer, recover: Recover
-) -> Steps[LoadedDelta | str]:
-    """An offer's delta, ready to merge at this head, or the reason of its refusal."""
+def load_delta(run: RunFormat, arithmetic: Arithmetic, state: RunState, offer: Offer) -> Steps[LoadedDelta | str]:
+    """An offer's delta, ready to merge at this head, whose version of the fragment is resident; or the reason of its
+    refusal."""
     current = state.outputs[offer.fragment]
-    yield from make_resident(run, arithmetic, current, recover)
     payload = yield from read_payload(offer)
     if isinstance(payload, str):
         return payload

@@ -26,22 +26,17 @@ from diloco_cli.protocol.actors.repair import Repairer
 from diloco_cli.protocol.actors.request_handler import answer_to
 from diloco_cli.protocol.actors.requests import is_at_rest, newest_request, pending_requests
 from diloco_cli.protocol.log import commits
-from diloco_cli.protocol.log.commit_log import (
-    SNAPSHOT_EVERY,
-    append,
-    fence,
-    next_commit,
-    read_log,
-    write_snapshot,
-)
+from diloco_cli.protocol.log.commit_log import append, fence, next_commit, read_log
 from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.heartbeats import Cadence, sealed
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Put, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.rules.divergence import response_to
 from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
 from diloco_cli.protocol.rules.pacing import Pacer
@@ -165,16 +160,15 @@ class Syncer:
     def _publish(
         self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
     ) -> Steps[FragmentVersion]:
-        """Write state and weights and read them back, BEFORE the commit that names them."""
-        yield from self.send_heartbeat((yield Now()))  # a model's first versions may take long
+        """Write state and weights and read them back, at the same time, BEFORE the commit that names them."""
         rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
         output = FragmentVersion(
             fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights), rebase
         )
-        yield from write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
-        yield from write_and_read_back(
-            weights_key(fragment, version, self.epoch, output.weights_digest), merged.weights
-        )
+        state = write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
+        key = weights_key(fragment, version, self.epoch, output.weights_digest)
+        pulse = self.send_heartbeat((yield Now()))  # a model's first versions may take long
+        yield from together([state, write_and_read_back(key, merged.weights), pulse])
         return output
 
     def _commit(self, draft: commits.Commit) -> Steps[bool]:
@@ -240,7 +234,8 @@ class Syncer:
                 yield from self._refuse_all()
                 answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
             case commits.Rollback() | commits.Revoke():  # loaded deltas no longer fit, or are not genuine any more
-                self.loader.loaded, self.watch = {}, None
+                self.loader.forget()
+                self.watch = None
         done = yield from self._commit(answer)
         self.inbox.judge_anew(self.state, (yield Now()))
         return done
@@ -262,6 +257,7 @@ class Syncer:
                 break
         self.reason = decision.reason
         if decision.action == "wait":
+            yield from self.loader.look_ahead(self.state)
             return (yield from self._settle_waiting_outcomes(now_s))
         if decision.action == "skip":
             outcomes = self.inbox.take_outcomes()
@@ -332,7 +328,7 @@ class Syncer:
             self.pacer.merged(offers, facts, (yield Now()))
             self.window_from_s = opens_s
             self.inbox.forget(candidates.offers)
-        self.loader.loaded = {}
+        self.loader.merged(fragment)
         self.inbox.sort_out(self.state)
         self._go(SyncerState.SERVING)
         return True

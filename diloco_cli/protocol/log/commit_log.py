@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from itertools import count, takewhile
 
 from msgspec import structs
 
@@ -16,15 +17,21 @@ from diloco_cli.protocol.log.certificates import own_keyring
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
-    HEAD_HINT_KEY,
     commit_key,
     is_name,
-    read_snapshot_key,
-    snapshot_key,
 )
-from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
-from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA, RunFormat
+from diloco_cli.protocol.log.operations import Create, Get, Steps
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, SCHEMA, RunFormat
+from diloco_cli.protocol.log.snapshots import (
+    SNAPSHOT_EVERY,
+    TRIES,
+    hinted_snapshot,
+    newest_snapshot,
+    snapshot_at,
+    snapshots_between,
+)
 from diloco_cli.protocol.log.state import RunState, apply
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import (
     KEY_HINT,
@@ -40,7 +47,6 @@ from diloco_cli.signing import (
 )
 from diloco_cli.store.port import Created
 
-SNAPSHOT_EVERY = 64
 RESTORE_HINT = (
     "the bucket's owner puts back the earlier version that the bucket keeps, or a region's copy; if there is none and"
     " no later commit, somebody else wrote it: then delete this one object, and the run goes on (diloco bucket-policy)"
@@ -52,24 +58,7 @@ FORMAT_HINT = (
 LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
-TRIES = 3  # of the newest snapshots; after that the log is read from commit 0
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The folded log up to commit n. Checked against commit n's digest, so it is never trusted blindly."""
-
-    state: RunState
-    commit_digest: str
-    run_id: str
-    schema: int = SCHEMA
-
-
-@dataclass(frozen=True)
-class HeadHint:
-    """Where to start reading: the newest snapshot. A lost or stale hint costs time, never correctness."""
-
-    snapshot: int
+AHEAD = 64  # commits that are read at a time by who is far behind
 
 
 def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, ...] = ()) -> Steps[RunFormat]:
@@ -235,12 +224,17 @@ def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
     distrusted: set[str] = set()
     while True:
         trusting = trusting_none_of(run, distrusted)
-        state = (yield from _hinted_snapshot(trusting)) if known is None else known
+        state = (yield from hinted_snapshot(trusting)) if known is None else known
         keys: set[str] = set() if known is not None else {state.epoch_key}
         far = state.n + LONG_WAY
         try:
-            while (later := (yield from next_commit(run, state))) is not None:
-                state = later
+            for wanted in _portions():
+                most = min(wanted, far - state.n) if state.n < far else wanted
+                read = yield from commits_beyond(run, state.n, most)
+                for data in read:
+                    state = fold(run, state, data)
+                if len(read) < most:
+                    break
                 newer = (yield from newest_snapshot(trusting, state.n)) if state.n == far else None
                 if newer is not None:
                     state, keys = newer, keys | {newer.epoch_key}
@@ -254,77 +248,23 @@ def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
         distrusted |= state.revoked.keys()
 
 
+def _portions() -> Iterator[int]:
+    """How many commits to ask for at a time: most often the next one is the last."""
+    yield 1
+    yield from (min(AHEAD, 1 << doubled) for doubled in count())
+
+
+def commits_beyond(run: RunFormat, n: int, most: int) -> Steps[list[bytes]]:
+    """The records of the commits n+1 to n+`most`, read at the same time, up to the first that is not there."""
+    read = yield from together(
+        [read_signed(run.keyring, LOG, commit_key(number)) for number in range(n + 1, n + 1 + most)]
+    )
+    return list(takewhile(lambda data: data is not None, read))  # type: ignore[arg-type]
+
+
 def trusting_none_of(run: RunFormat, revoked: Collection[str]) -> RunFormat:
     """To read snapshots with: those that these keys have signed do not count."""
     return replace(run, keyring=run.keyring.without(revoked)) if revoked else run
-
-
-def newest_snapshot(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Steps[RunState | None]:
-    """The newest valid snapshot of a commit > `beyond` and < `before`; None if there is none."""
-    numbers = yield from snapshots_between(beyond + 1, before - 1)
-    for number in numbers[::-1][:TRIES]:
-        state = yield from snapshot_at(run, number)
-        if state is not None:
-            return state
-    return None
-
-
-def snapshots_between(first: int, last: int) -> Steps[tuple[int, ...]]:
-    """Numbers of snapshots in [first, last], rising. From a listing, which may lag and may name invalid snapshots."""
-    found: list[int] = []
-    after = snapshot_key(first - 1) if first > 0 else ""
-    while True:
-        keys: list[str] = yield List("snapshot/", after)
-        numbers = [number for number in map(read_snapshot_key, keys) if number is not None]
-        found += [number for number in numbers if number <= last]
-        if not keys or (numbers and numbers[-1] > last):
-            return tuple(found)
-        after = keys[-1]
-
-
-def _hinted_snapshot(run: RunFormat) -> Steps[RunState]:
-    hint_data = yield Get(HEAD_HINT_KEY, MAX_RECORD_BYTES)
-    try:
-        if hint_data is None:
-            return RunState()
-        n = decode(HeadHint, hint_data, HEAD_HINT_KEY).snapshot
-    except RecordError:
-        return RunState()
-    return (yield from snapshot_at(run, n)) or RunState()
-
-
-def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
-    """The state after commit n from its snapshot; None if it is missing or invalid: an older start is slower, never
-    wrong. A snapshot of another schema was folded by other rules, and is invalid; so is one that another key signed
-    than commit n itself: a syncer writes snapshots of its own commits."""
-    if not 0 <= n < MAX_EXACT:
-        return None
-    data = yield Get(snapshot_key(n), MAX_RECORD_BYTES)
-    commit = yield Get(commit_key(n), MAX_RECORD_BYTES)
-    if data is None or commit is None:
-        return None
-    signed = run.keyring.signature(LOG, snapshot_key(n), data)
-    if signed is None or signed != run.keyring.signature(LOG, commit_key(n), commit):
-        return None
-    try:
-        snapshot = decode(Snapshot, data, snapshot_key(n))
-    except RecordError:
-        return None
-    same = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.schema == SCHEMA
-    same = same and signed.public in ("", snapshot.state.epoch_key)
-    return snapshot.state if same and snapshot.commit_digest == digest(commit) else None
-
-
-def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
-    """Write the snapshot of a state, and the hint to it. A state too long for a record gets no snapshot: readers then
-    start from an older one."""
-    key = snapshot_key(state.n)
-    try:
-        data = encode(Snapshot(state, state.digest, run.run_id))
-    except RecordError:
-        return
-    yield Create(key, run.keyring.sign(LOG, key, data))
-    yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
 
 
 def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunState, bool]]:
@@ -376,14 +316,15 @@ def no_pulse() -> Steps[None]:
 
 def state_after(run: RunFormat, n: int, revoked: Collection[str], pulse: Pulse = no_pulse) -> Steps[RunState]:
     """The state after commit n, from the newest valid snapshot up to n by none of the keys that are `revoked` now, else
-    from commit 0; `pulse` runs before each commit that is read. Raises NotFoundError if there is no such commit."""
+    from commit 0; `pulse` runs before AHEAD commits are read. Raises NotFoundError if there is no such commit."""
     state = yield from _start(trusting_none_of(run, revoked), n)
     while state.n < n:
         yield from pulse()
-        later = yield from next_commit(run, state)
-        if later is None:
+        read = yield from commits_beyond(run, state.n, min(AHEAD, n - state.n))
+        for data in read:
+            state = fold(run, state, data)
+        if not read:
             raise NotFoundError(f"the log ends at commit {state.n}, before commit {n}", where=commit_key(n))
-        state = later
     return state
 
 

@@ -10,8 +10,10 @@
 | Now            | seconds on the actor's own monotonic clock |
 | Sleep          | None                                     |
 | There          | the operation's answer, from the other store |
+| Together       | the answers of all its operations, in their order; in place of one that failed, its error |
 
-Code that works between two stores (protocol/regions/) wraps operations on the second one in `There`.
+Code that works between two stores (protocol/regions/) wraps operations on the second one in `There`. Operations that do
+not depend on each other are on their way at the same time: see `together` (protocol/log/together.py).
 """
 
 from __future__ import annotations
@@ -75,7 +77,13 @@ class There(Struct, frozen=True):
     operation: StoreOperation
 
 
-Operation = StoreOperation | Now | Sleep | There
+class Together(Struct, frozen=True):
+    """Operations at the same time, in any order. All end before the answer, also if one of them fails."""
+
+    operations: tuple[StoreOperation | There | Sleep, ...]
+
+
+Operation = StoreOperation | Now | Sleep | There | Together
 Steps = Generator[Operation, Any, Result]
 
 
@@ -88,4 +96,10 @@ def there(steps: Steps[Result]) -> Steps[Result]:
         except StopIteration as stop:
             result: Result = stop.value
             return result
-        answer = yield operation if isinstance(operation, Now | Sleep | There) else There(operation)
+        answer = yield _there(operation)
+
+
+def _there(operation: Any) -> Any:
+    if isinstance(operation, Together):
+        return Together(tuple(map(_there, operation.operations)))
+    return operation if isinstance(operation, Now | Sleep | There) else There(operation)

@@ -28,15 +28,7 @@ from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.merging import READS
-from diloco_cli.protocol.log.commit_log import (
-    SNAPSHOT_EVERY,
-    HeadHint,
-    fold,
-    newest_snapshot,
-    read_signed,
-    trusting_none_of,
-    write_snapshot,
-)
+from diloco_cli.protocol.log.commit_log import fold, read_signed, trusting_none_of
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     HEAD_HINT_KEY,
@@ -47,8 +39,10 @@ from diloco_cli.protocol.log.keys import (
 )
 from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, HeadHint, newest_snapshot, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import LOG, MAX_TAIL_BYTES, SignatureError, body_of
 from diloco_cli.store.port import Created
@@ -234,8 +228,7 @@ class Mirror:
         if there_already is not None and there_already != data:
             return (yield from self._compare_again(key))
         if there_already is None:
-            for output in _brought(later):
-                yield from self._mirror_weights(output)
+            yield from together([self._mirror_weights(output) for output in _brought(later)])
             yield from copy_once(key, data)
         self.state = later
         yield from self._mirror_snapshot()

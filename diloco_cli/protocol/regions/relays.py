@@ -34,6 +34,7 @@ from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Ste
 from diloco_cli.protocol.log.places import ClaimWatch, OccupiedError, create_placed, read_placed
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.mirrors import HeadOf
 from diloco_cli.protocol.rules.eligibility import has_possible_size, is_well_formed
@@ -128,18 +129,24 @@ class Relay:
             self._revoked = len(state.revoked)
             for found in (self.boxes, self.claims, self.unheard):
                 found.clear()
-        for name in self._learners(state):
-            known = state.learner(name)
+        learners = self._learners(state)
+        before = {name: self._newest_box(name, state) for name in learners}
+        for name, newest in before.items():
+            self.claims.setdefault(name, ClaimWatch(self._keyring, name, max(newest, state.learner(name).floor)))
+        yield from there(together([self.claims[name].look() for name in learners]))
+        for name, newest in before.items():
+            known, watch = state.learner(name), self.claims[name]
             floor = max(1, known.floor)
-            newest = max((number for learner, number in self.boxes if learner == name), default=floor - 1)
-            watch = self.claims.setdefault(name, ClaimWatch(self._keyring, name, max(newest, known.floor)))
-            yield from there(watch.look())
             for number in kept_mailboxes(newest, watch.newest):
                 box = Box(name, number, known.next_seq if number == known.floor else 0, now_s)
                 yield from self._carry_claim(box)
                 self.boxes[name, number] = box
             if (name, watch.newest) in self.boxes:
                 self._retire(self.boxes[name, watch.newest], floor, now_s)
+
+    def _newest_box(self, name: str, state: RunState) -> int:
+        floor = max(1, state.learner(name).floor)
+        return max((number for learner, number in self.boxes if learner == name), default=floor - 1)
 
     def _carry_claim(self, box: Box) -> Steps[None]:
         key = incarnation_key(box.learner, box.incarnation)
@@ -160,15 +167,14 @@ class Relay:
 
     def _carry_heartbeats(self) -> Steps[None]:
         """Copy heartbeats unchecked: they are hints, and readers at home check them."""
-        for name in self._learners(self.head()):
-            heartbeat = yield There(Get(heartbeat_key(name), MAX_HEARTBEAT_BYTES))
-            if (
-                heartbeat is not None
-                and len(heartbeat) <= MAX_HEARTBEAT_BYTES
-                and heartbeat != self._heartbeats.get(name)
-            ):
-                yield Put(heartbeat_key(name), heartbeat)
-                self._heartbeats[name] = heartbeat
+        yield from together([self._carry_heartbeat(name) for name in self._learners(self.head())])
+
+    def _carry_heartbeat(self, name: str) -> Steps[None]:
+        heartbeat = yield There(Get(heartbeat_key(name), MAX_HEARTBEAT_BYTES))
+        if heartbeat is None or len(heartbeat) > MAX_HEARTBEAT_BYTES or heartbeat == self._heartbeats.get(name):
+            return
+        yield Put(heartbeat_key(name), heartbeat)
+        self._heartbeats[name] = heartbeat
 
     def _joins(self) -> Steps[None]:
         """Carry requests to join this region. Home reads them as if they had been written there."""
@@ -180,16 +186,20 @@ class Relay:
 
     def _carry_offers(self, now_s: float) -> Steps[bool]:
         """Carry new offers of the mailboxes that are due; True if there were any."""
+        due = [
+            box
+            for key, box in sorted(self.boxes.items())
+            if key not in self.unheard and now_s >= max(box.next_request_s, box.held_until_s)
+        ]
+        return any((yield from together([self._carry_portion(box, now_s) for box in due])))
+
+    def _carry_portion(self, box: Box, now_s: float) -> Steps[bool]:
         found_any = False
-        for key in sorted(self.boxes):
-            box = self.boxes[key]
-            if key in self.unheard or now_s < max(box.next_request_s, box.held_until_s):
-                continue
-            for _ in range(MAX_OFFERS_PER_POLL):
-                if not (yield from self._carry_offer(box, now_s)):
-                    break
-                box.found_s, found_any = now_s, True
-            box.asked(now_s, self.pace())
+        for _ in range(MAX_OFFERS_PER_POLL):
+            if not (yield from self._carry_offer(box, now_s)):
+                break
+            box.found_s, found_any = now_s, True
+        box.asked(now_s, self.pace())
         return found_any
 
     def _carry_offer(self, box: Box, now_s: float) -> Steps[bool]:

@@ -10,9 +10,9 @@ from diloco_cli import ed25519, signing
 from diloco_cli.histories.memo import remembered
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log import wire
-from diloco_cli.protocol.log.commit_log import Snapshot
 from diloco_cli.protocol.log.commits import Commit, Skip
 from diloco_cli.protocol.log.records import SCHEMA
+from diloco_cli.protocol.log.snapshots import Snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from threading import Event
+from threading import Barrier, Event, Lock
 
 import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.protocol.log.operations import Create, Get, Now, Steps
-from diloco_cli.runtime.driver import Lanes, SystemClock
+from diloco_cli.protocol.log.operations import Create, Get, Now, Steps, Together
+from diloco_cli.protocol.log.together import together
+from diloco_cli.runtime.driver import Connections, Lanes, SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.port import StoreUnavailableError
 
 WITHIN_S = 10.0
 
@@ -72,3 +74,51 @@ def test_news_that_came_before_the_sleep_end_it_and_are_forgotten_then(lanes: La
     started_s = monotonic_s()
     lanes.sleep_s(WITHIN_S)
     assert monotonic_s() - started_s < WITHIN_S / 2 and not lanes.news.is_set()
+
+
+class Rendezvous(MemoryStore):
+    """A call is answered once as many others wait as it takes."""
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.barrier = Barrier(calls)
+
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        self.barrier.wait(WITHIN_S)
+        if key == "b":
+            raise StoreUnavailableError("503")
+        return key.encode()
+
+
+CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)
+
+
+def get(key: str) -> Steps[bytes | None]:
+    return (yield Get(key, 10))  # type: ignore[no-any-return]
+
+
+def test_operations_that_go_together_are_on_their_way_at_the_same_time() -> None:
+    assert perform(together([get("a"), get("c"), get("d")]), Rendezvous(3), CLOCK) == [b"a", b"c", b"d"]
+
+
+def test_one_that_fails_does_not_keep_the_others_from_their_answers() -> None:
+    def all_three() -> Steps[list[object]]:
+        return (yield Together((Get("a", 10), Get("b", 10), Get("c", 10))))  # type: ignore[no-any-return]
+
+    first, failed, last = perform(all_three(), Rendezvous(3), CLOCK)
+    assert (first, last) == (b"a", b"c") and isinstance(failed, StoreUnavailableError)
+
+
+def test_no_more_calls_than_connections_are_on_their_way() -> None:
+    most, now, lock = [0], [0], Lock()
+
+    def call() -> int:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        sleep_s(0.002)
+        with lock:
+            now[0] -= 1
+        return now[0]
+
+    assert len(Connections(3).answers([call] * 30)) == 30 and most[0] <= 3

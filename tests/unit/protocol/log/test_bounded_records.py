@@ -8,8 +8,9 @@ import pytest
 
 from diloco_cli.protocol.actors.inbox import MAX_OUTCOMES_A_COMMIT, Inbox
 from diloco_cli.protocol.log import wire
-from diloco_cli.protocol.log.commit_log import read_log, write_snapshot
+from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.records import Outcome
+from diloco_cli.protocol.log.snapshots import write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.driver import SystemClock, perform

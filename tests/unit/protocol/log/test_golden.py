@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from msgspec.structs import fields
 
-from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot
 from diloco_cli.protocol.log.commits import (
     CollectionFloor,
     Commit,
@@ -44,6 +43,7 @@ from diloco_cli.protocol.log.records import (
     TapeEvent,
     Timings,
 )
+from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
 from diloco_cli.protocol.log.wire import decode, encode
 from tests.unit.protocol.records import RUN, applied, genesis, merge
 

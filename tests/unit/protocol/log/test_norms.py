@@ -7,7 +7,6 @@ from dataclasses import replace
 import msgspec
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.log.commit_log import Snapshot
 from diloco_cli.protocol.log.commits import EpochStart, Merge, Quarantine, Readmit, Refuse, Skip
 from diloco_cli.protocol.log.norms import (
     ALONE,
@@ -26,6 +25,7 @@ from diloco_cli.protocol.log.norms import (
     shortest,
 )
 from diloco_cli.protocol.log.records import MergedOffer, Outcome
+from diloco_cli.protocol.log.snapshots import Snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, encode
 from diloco_cli.protocol.rules.norms import CAP, JudgedDelta, judge

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, append, write_snapshot
+from diloco_cli.protocol.log.commit_log import append
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, snapshot_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.regions.mirrors import Mirror, RegionStoppedError

@@ -1,0 +1,111 @@
+"""Whether the syncer keeps pace with many learners and a far bucket: python -m tests.benchmarks.pace [--case M,S,N]
+
+The product's syncer and learners in virtual time, 40 ms a store call, arithmetic and links included: a delta takes a
+fifth of a slot on a learner's link, a merge a twentieth at the syncer. Goals: a merge at most every 1.05 slots, with at
+least 0.95 of the learners in the mean, and as many states in the bucket at the end as half way (collection keeps up).
+Ends with status 1 if one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from statistics import mean
+
+from diloco_cli.config.settings import Link, RetentionSettings, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.forecast.fleet import SimulatedFleet
+from diloco_cli.forecast.island import Sizes
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.wire import decode
+from tests.benchmarks.measure import machine
+
+CASES = ((8, 1.0, 3000), (16, 1.0, 3000), (32, 1.0, 3000), (64, 2.0, 3000), (256, 5.0, 500))
+FRAGMENTS, STEPS_A_SLOT, BATCH_TOKENS = 8, 2, 1000
+CALL_S = 0.04
+LINK_BPS = 1e9
+UPLOAD_SHARE, MERGE_SHARE = 0.2, 0.05  # of a slot
+WARM_UP = 4 * FRAGMENTS  # merges
+MAX_SLOTS, LEAST_INPUTS, MAX_GROWTH = 1.05, 0.95, 1.1
+
+
+@dataclass(frozen=True)
+class PaceFound:
+    """`slots`: of a merge, in the mean; `inputs`: the learners' share; `kept`: states in the bucket half way and at the
+    end."""
+
+    slots: float
+    inputs: float
+    kept: tuple[int, int]
+
+    @property
+    def holds(self) -> bool:
+        flat = self.kept[1] <= MAX_GROWTH * self.kept[0]
+        return self.slots <= MAX_SLOTS and self.inputs >= LEAST_INPUTS and flat
+
+
+def make_run(learners: int, slot_s: float) -> RunFormat:
+    step_s, every = slot_s / STEPS_A_SLOT, STEPS_A_SLOT * FRAGMENTS
+    settings = RunSettings(
+        name="pace",
+        train=TrainSettings(tokens=1 << 60, batch_tokens=BATCH_TOKENS),
+        sync=SyncSettings(every=every, fragments=FRAGMENTS),
+        retention=RetentionSettings(rounds=8, grace_s=30.0),
+    )
+    link = Link(up_bps=LINK_BPS, down_bps=LINK_BPS)
+    islands = tuple(
+        Island(f"l{i:04d}", "far", BATCH_TOKENS, every, BATCH_TOKENS / step_s, step_s, link=link)
+        for i in range(learners)
+    )
+    layout = balanced_layout([ParameterFact(f"w{i}", (100,), False) for i in range(FRAGMENTS)], FRAGMENTS)
+    return RunFormat("pace", settings.name, "", settings, islands, layout, "bench")
+
+
+def play(learners: int, slot_s: float, merges: int) -> PaceFound:
+    run, size = make_run(learners, slot_s), UPLOAD_SHARE * slot_s * LINK_BPS / 8
+    sizes = Sizes((size,) * FRAGMENTS, (size,) * FRAGMENTS, 0.0)
+    fleet = SimulatedFleet(run, sizes, {}, merge_s=MERGE_SHARE * slot_s, latency_s=CALL_S)
+    fleet.start()
+    world, at_s, kept = fleet.world, [], []
+    for target in (WARM_UP, merges // 2, merges):
+        if not world.run(lambda: fleet.state.merges >= target, 20 * merges * slot_s):  # noqa: B023
+            raise RuntimeError(f"no {target} merges by {world.now_s:.0f} s: {fleet.state.merges}")
+        at_s.append(world.now_s)
+        kept.append(len(world.store.list("state/", limit=1 << 20)))
+    read = (decode(Commit, world.store.get(commit_key(n)) or b"", "log") for n in range(fleet.state.n + 1))
+    inputs = [len(commit.inputs) for commit in read if commit.kind == "merge"][WARM_UP:]
+    return PaceFound((at_s[2] - at_s[0]) / (merges - WARM_UP) / slot_s, mean(inputs) / learners, (kept[1], kept[2]))
+
+
+def case_of(text: str) -> tuple[int, float, int]:
+    learners, slot_s, merges = text.split(",")
+    return int(learners), float(slot_s), int(merges)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--case", type=case_of, action="append", help="instead of all: learners, seconds a slot, merges"
+    )
+    print(machine())
+    holds = True
+    for learners, slot_s, merges in parser.parse_args().case or CASES:
+        began_s = time.perf_counter()
+        found = play(learners, slot_s, merges)
+        holds &= found.holds
+        verdict = "holds" if found.holds else "MISSED"
+        print(
+            f"{learners:5d} learners, slot {slot_s:g} s, {merges} merges: one every {found.slots:.3f} slots, inputs "
+            f"{found.inputs:.3f}, states kept {found.kept[0]} and {found.kept[1]}: {verdict}"
+            f" ({time.perf_counter() - began_s:.0f} s)",
+            flush=True,
+        )
+    sys.exit(0 if holds else 1)
+
+
+if __name__ == "__main__":
+    main()
