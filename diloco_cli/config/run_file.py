@@ -77,6 +77,7 @@ RULES: Rules = {
     InnerSettings: {
         "lr": Rule(above(0, number)),
         "warmup_steps": Rule(at_least(0, quantity(parse_count))),
+        "decay": Rule(inside(0, 1, number)),
         "weight_decay": Rule(at_least(0, number)),
         "beta1": Rule(FRACTION),
         "beta2": Rule(FRACTION),

@@ -39,12 +39,15 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class InnerSettings:
-    """The optimizer inside a learner. `save_every` is in rounds: how often its moments go to the store."""
+    """The optimizer inside a learner. `schedule`: of the learning rate over the run, after `warmup_steps` from zero:
+    a cosine or a line to a tenth of the peak; constant; or wsd, constant but for the last `decay` of the run, a line to
+    a tenth. `save_every` is in rounds: how often its moments go to the store."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     lr: float = 3e-4
     warmup_steps: int = 100
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    decay: float = 0.2
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95
