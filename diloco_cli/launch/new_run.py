@@ -27,7 +27,8 @@ from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.signing import OPERATOR, Checksummed, Secret
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store, StoreForbiddenError
-from diloco_cli.tasks.build import build_model_on_meta, carried
+from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.tasks.weights import Values, carried
 from diloco_cli.tensors.flat import parameter_facts
 
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens", "nodes", "ranks")
@@ -83,9 +84,11 @@ def _device_name(name: str, inventory: Inventory) -> str:
     return find_device(name, inventory.devices).backend or name
 
 
-def make_format(settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...]) -> RunFormat:
-    """FORMAT.json of a new run at `url`."""
-    settings = carried(settings)
+def make_format(
+    settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...], values: Values | None = None
+) -> RunFormat:
+    """FORMAT.json of a new run at `url`. `values`: with which it begins, where they are brought."""
+    settings = carried(settings, values)
     layout = layout_of(settings)
     overlap, every, fragments = settings.sync.overlap, settings.sync.every, len(layout.fragments)
     problem = None if overlap == "auto" else overlap_problem(overlap, every, fragments)

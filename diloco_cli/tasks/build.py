@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -62,14 +61,6 @@ def shape_of(run: RunSettings) -> Shape:
             hint="set model.preset, or model.entrypoint: package.module:function",
         )
     return MODEL_PRESETS[preset]
-
-
-def carried(run: RunSettings) -> RunSettings:
-    """The settings with all that other machines need: the config of a Hugging Face model, so that none of them looks
-    for a folder or asks the Hub."""
-    if not run.model.huggingface or run.model.args:
-        return run
-    return replace(run, model=replace(run.model, args=huggingface.read_config_of(run.model)))
 
 
 def build_model_on_meta(run: RunSettings) -> nn.Module:

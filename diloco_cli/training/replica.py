@@ -19,6 +19,7 @@ from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.blocks import prepare
 from diloco_cli.tasks.build import Batch, Data, losses_of
+from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.flat import flatten, parameter_facts, unflatten
 from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.payload import to_bytes
@@ -129,7 +130,7 @@ class Replica:
 
 
 def check_layout(run: RunFormat, model: nn.Module) -> None:
-    """Raises UsageError if this learner's model has another parameter list than the run."""
+    """Raises UsageError if this learner's model has another parameter list than the run, or other frozen values."""
     layout = make_layout(parameter_facts(model), run.settings.sync)
     if layout.digest != run.layout.digest:
         raise UsageError(
@@ -137,6 +138,7 @@ def check_layout(run: RunFormat, model: nn.Module) -> None:
             where="FORMAT.json",
             hint="use the same version of the model's code on every island",
         )
+    check_frozen(run.settings, model)
 
 
 class DeviceTraining:
