@@ -99,5 +99,6 @@ class FromTheStart(Evaluations):
 
     def begin(self, state: RunState) -> None:
         super().begin(state)
-        if state.slot == 0 and not state.stability.good:
+        brought = self.run.settings.model.brought is not None
+        if brought and state.slot == 0 and not state.stability.good:
             self.last_slot = state.slot - evaluates_every(self.run)

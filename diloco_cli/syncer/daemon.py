@@ -92,8 +92,7 @@ def _serve_once(
         recover=lambda output: rebuild(run, store, output),
         because=because,
     )
-    if run.settings.model.brought is not None:
-        syncer.evaluations = FromTheStart(run, evaluator)
+    syncer.evaluations = FromTheStart(run, evaluator)
     bare = open_store(url)
     events = EventWriter(bare)
     mirrors = _earlier_mirrors(_last_heartbeat(run, store))

@@ -40,7 +40,21 @@ def brought_values(run: RunSettings) -> Values | None:
         return None
     for name, value in values.items():
         if not torch.isfinite(value).all():
-            raise UsageError(f"{name} has values that are not finite", where=run.model.brought)
+            hint = "use weights from before they diverged"
+            raise UsageError(f"{name} has values that are not finite", where=run.model.brought, hint=hint)
+    return values
+
+
+def given_values(run: RunSettings, path: Path | None) -> Values | None:
+    """The values of a run that was begun elsewhere, from a file of one's own; None if it began with none. Raises
+    UsageError if the file is not given, or has others."""
+    if run.model.brought is None:
+        return None
+    if path is None:
+        hint = f"--initial FILE, a safetensors file with the values of {run.model.brought}"
+        raise UsageError(f"run {run.name} began with the values of {run.model.brought}", hint=hint)
+    values = read_values(path, parameter_facts(build_model_on_meta(run)))
+    _as_pinned(run.model.weights_digest, digest_of_values(values), "weights")
     return values
 
 
@@ -55,7 +69,8 @@ def find_file(name: str) -> Path:
 
 
 def read_values(path: Path, facts: Iterable[ParameterFact]) -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file with the names and shapes of these parameters, as `diloco export` writes it."""
+    """The tensors of a safetensors file with the names and shapes of these parameters, as `diloco export` writes it, in
+    float32."""
     wanted = {fact.name: fact.shape for fact in facts}
     try:
         with safe_open(path, framework="pt") as file:
@@ -66,19 +81,23 @@ def read_values(path: Path, facts: Iterable[ParameterFact]) -> dict[str, torch.T
                 unexpected=shapes.keys() - wanted.keys(),
                 misshapen=[(n, shapes[n], wanted[n]) for n in wanted if n in shapes and shapes[n] != wanted[n]],
             )
-            values = {name: file.get_tensor(name) for name in wanted}
+            values = {name: _exact(file.get_tensor(name), name, str(path)) for name in wanted}
     except (SafetensorError, OSError) as error:
         raise UsageError(
             f"is no whole safetensors file: {error}",
             where=str(path),
             hint="copy it anew, or: diloco export RUN -o FILE",
         ) from error
-    strange = sorted(name for name, value in values.items() if value.dtype not in EXACT)
-    if strange:
-        dtype = str(values[strange[0]].dtype).removeprefix("torch.")
-        allowed = ", ".join(str(kind).removeprefix("torch.") for kind in EXACT)
-        raise UsageError(f"{strange[0]} is {dtype}; allowed: {allowed}", where=str(path))
     return values
+
+
+def _exact(value: torch.Tensor, name: str, where: str) -> torch.Tensor:
+    if value.dtype not in EXACT:
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in (value.dtype, *EXACT)]
+        raise UsageError(
+            f"{name} is {dtypes[0]}; allowed: {', '.join(dtypes[1:])}", where=where, hint="save it in float32"
+        )
+    return value.float()
 
 
 def digest_of_values(values: Values) -> str:
