@@ -15,7 +15,7 @@ from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import install_hint
-from diloco_cli.tasks.misfits import refuse_other_model
+from diloco_cli.tasks.misfits import misshapen, refuse_other_model
 
 WHERE = "model.huggingface"
 LOADED = frozenset({"auto_map", "custom_pipelines", "quantization_config", "_name_or_path", "_commit_hash"})
@@ -74,7 +74,8 @@ def pretrained(settings: ModelSettings) -> dict[str, Tensor]:
         raise UsageError(f"no folder {name!r}, and no model of that name in the Hub's cache", where=WHERE, hint=hint)
     check_weights(settings, folder)
     model, found = _loaded(folder, _config_to_train(settings))
-    refuse_other_model(str(folder), found["missing_keys"], found["unexpected_keys"], found["mismatched_keys"])
+    other = [key if isinstance(key, str) else misshapen(*key) for key in found["mismatched_keys"]]  # 4.56 has no shapes
+    refuse_other_model(str(folder), found["missing_keys"], found["unexpected_keys"], other)
     _refuse_buffers(model, build(settings), str(folder))
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 

@@ -7,17 +7,21 @@ from collections.abc import Iterable
 from diloco_cli.errors import UsageError
 
 SHOWN = 5  # names in an error
-Misshapen = tuple[str, Iterable[int], Iterable[int]]  # a name, its shape in the file, its shape in the model
+
+
+def misshapen(name: str, there: Iterable[int], here: Iterable[int]) -> str:
+    """A name with its shape in the file, and in the model."""
+    return f"{name} {list(there)}, not {list(here)}"
 
 
 def refuse_other_model(
-    where: str, missing: Iterable[str], unexpected: Iterable[str], misshapen: Iterable[Misshapen]
+    where: str, missing: Iterable[str], unexpected: Iterable[str], of_another_shape: Iterable[str]
 ) -> None:
     """Raises UsageError if there are any, and names them."""
     found = {
         "missing": sorted(missing),
         "unexpected": sorted(unexpected),
-        "of another shape": [f"{name} {list(there)}, not {list(here)}" for name, there, here in sorted(misshapen)],
+        "of another shape": sorted(of_another_shape),
     }
     said = [f"{what}: {_some(names)}" for what, names in found.items() if names]
     if said:

@@ -21,7 +21,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
 from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import build_model, build_model_on_meta
-from diloco_cli.tasks.misfits import refuse_other_model
+from diloco_cli.tasks.misfits import misshapen, refuse_other_model
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.names import bare_parameters
 
@@ -79,7 +79,11 @@ def read_values(path: Path, facts: Iterable[ParameterFact]) -> dict[str, torch.T
                 str(path),
                 missing=wanted.keys() - shapes.keys(),
                 unexpected=shapes.keys() - wanted.keys(),
-                misshapen=[(n, shapes[n], wanted[n]) for n in wanted if n in shapes and shapes[n] != wanted[n]],
+                of_another_shape=[
+                    misshapen(name, shapes[name], shape)
+                    for name, shape in wanted.items()
+                    if shapes.get(name, shape) != shape
+                ],
             )
             values = {name: _exact(file.get_tensor(name), name, str(path)) for name in wanted}
     except (SafetensorError, OSError) as error:

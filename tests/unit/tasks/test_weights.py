@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -86,7 +87,9 @@ def test_weights_that_are_not_the_configs_are_named(tmp_path: Path) -> None:
     rewritten(run, lambda t: t.pop("model.layers.0.mlp.up_proj.weight"))
     complaint = refusal(run)
     assert "missing: model.layers.0.mlp.up_proj.weight;" in complaint and "unexpected: model.more;" in complaint
-    assert "of another shape: model.norm.weight [3], not [32]" in complaint
+    assert "of another shape: model.norm.weight" in complaint
+    if version("transformers") >= "5":  # before, it did not say the shapes
+        assert "model.norm.weight [3], not [32]" in complaint
 
 
 @needs_transformers
