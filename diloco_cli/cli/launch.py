@@ -32,6 +32,11 @@ def launch(
     region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
     backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
     detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
+    create_only: bool = typer.Option(
+        False,
+        "--create-only",
+        help="Create the run and its first commit; start nothing: no syncer needs the model's code.",
+    ),
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what would start; change nothing."),
     overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
     on_event: str | None = OnEvent,
@@ -49,15 +54,7 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    from diloco_cli.launch.plan_files import read_plan_with_origins, refuse_region, refuse_stores, refuse_unfit
-
-    with progress("planning"):
-        plan, origins = read_plan_with_origins(file, overrides)
-    refuse_region(plan, region)
-    refuse_unfit(plan)
-    refuse_stores(plan.inventory)
-    for warning in plan.warnings:
-        talk(f"warning: {warning}")
+    plan, origins = _planned(file, region, overrides)
     if dry_run:
         _say_plan(plan, region)
         return
@@ -67,22 +64,40 @@ def launch(
     hooks, folder = hooks_of(on_event, webhook), file.parent
     search_last(folder)
     with progress("reading the model") as shown:
-        values = _values_of(plan)
+        values = _values_of(plan, create_only)
         opened = open_known_run(_created(plan, origins, region, values, shown))
         if values is not None:
             _begin(opened, plan, values, shown)
+    if create_only:
+        _say_created(opened, as_json)
+        return
     named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
     sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks))
 
 
-def _values_of(plan: Plan) -> Values | None:
-    """Those with which the run begins, where they are brought."""
-    from diloco_cli.tasks.weights import brought_values
+def _planned(file: Path, region: str | None, overrides: list[str]) -> tuple[Plan, dict[str, str]]:
+    """The plan, if it can be launched, with the origins of its settings; its warnings are said."""
+    from diloco_cli.launch.plan_files import read_plan_with_origins, refuse_region, refuse_stores, refuse_unfit
+
+    with progress("planning"):
+        plan, origins = read_plan_with_origins(file, overrides)
+    refuse_region(plan, region)
+    refuse_unfit(plan)
+    refuse_stores(plan.inventory)
+    for warning in plan.warnings:
+        talk(f"warning: {warning}")
+    return plan, origins
+
+
+def _values_of(plan: Plan, begins: bool) -> Values | None:
+    """Those with which the run begins, where they are brought, or where this command `begins` the run anyway."""
+    from diloco_cli.tasks.weights import brought_values, seeded_values
 
     model = plan.run.model
     if model.huggingface and model.brought is None:
         talk(f"{model.huggingface}: its architecture, with random weights")
-    return brought_values(plan.run)
+    values = brought_values(plan.run)
+    return seeded_values(plan.run) if values is None and begins else values
 
 
 def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> None:
@@ -101,6 +116,17 @@ def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> 
     shown.text = "writing the first version of every fragment"
     versions = first_versions(opened.format, values)
     opened.perform(begin(opened.format, versions, own_claim(), utc_now_text, nonce, loss))
+
+
+def _say_created(opened: OpenRun, as_json: bool) -> None:
+    from diloco_cli.cli.supervision import print_summary
+
+    if as_json:
+        print_summary(opened, "launch", as_json)
+        return
+    print(f"run {opened.name} is created, and has its first commit: {opened.url}")
+    print(f"anywhere: diloco syncer --run {opened.url}")
+    print(f"on each island: diloco learner --run {opened.url} --name NAME")
 
 
 def _is_tried_here(plan: Plan, run: RunFormat) -> bool:

@@ -45,6 +45,11 @@ def brought_values(run: RunSettings) -> Values | None:
     return values
 
 
+def seeded_values(run: RunSettings) -> Values:
+    """What the model's own code makes."""
+    return bare_parameters(build_model(run))
+
+
 def given_values(run: RunSettings, path: Path | None) -> Values | None:
     """The values of a run that was begun elsewhere, from a file of one's own; None if it began with none. Raises
     UsageError if the file is not given, or has others."""
@@ -122,7 +127,7 @@ def carried(run: RunSettings, values: Values | None = None) -> RunSettings:
     if model.huggingface and not model.args:
         revision = huggingface.revision_of(model)
         model = replace(model, args=huggingface.read_config_of(model), revision=revision or model.revision)
-    if values is not None:
+    if values is not None and model.brought is not None:
         model = replace(model, weights_digest=_as_pinned(model.weights_digest, digest_of_values(values), "weights"))
     frozen = frozen_digest_of(run)
     if frozen is not None or model.frozen_digest is not None:

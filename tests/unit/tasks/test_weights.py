@@ -16,7 +16,14 @@ from safetensors.torch import load_file, save_file
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.tasks.build import build_model
-from diloco_cli.tasks.weights import brought_values, carried, check_frozen, digest_of_values, frozen_digest_of
+from diloco_cli.tasks.weights import (
+    brought_values,
+    carried,
+    check_frozen,
+    digest_of_values,
+    frozen_digest_of,
+    given_values,
+)
 from diloco_cli.tensors.names import bare_parameters
 from tests.unit.tasks.test_huggingface import CONFIGS, needs_transformers
 
@@ -169,6 +176,18 @@ def test_the_format_has_the_digest_of_the_values_and_a_pinned_one_must_be_theirs
     with pytest.raises(UsageError, match="the digest here is") as caught:
         carried(pinned, other)
     assert caught.value.where == "model.weights_digest"
+
+
+def test_a_tapes_values_come_from_a_file_and_are_those_of_the_format(initial: RunSettings) -> None:
+    run, file = carried(initial, brought_values(initial)), Path(initial.model.initial)
+    assert given_values(PRESET, None) is None
+    with pytest.raises(UsageError, match="began with the values of") as caught:
+        given_values(run, None)
+    assert "--initial FILE" in caught.value.hint
+    assert digest_of_values(given_values(run, file)) == run.model.weights_digest
+    rewritten(initial, lambda t: t["embedding.weight"].add_(1))
+    with pytest.raises(UsageError, match="the digest here is"):
+        given_values(run, file)
 
 
 class Adapted(torch.nn.Module):
