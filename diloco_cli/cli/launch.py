@@ -54,7 +54,7 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    plan, origins = _planned(file, region, overrides)
+    plan, origins = _planned(file, region, overrides, create_only)
     if dry_run:
         _say_plan(plan, region)
         return
@@ -75,14 +75,22 @@ def launch(
     sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks))
 
 
-def _planned(file: Path, region: str | None, overrides: list[str]) -> tuple[Plan, dict[str, str]]:
+def _planned(file: Path, region: str | None, overrides: list[str], create_only: bool) -> tuple[Plan, dict[str, str]]:
     """The plan, if it can be launched, with the origins of its settings; its warnings are said."""
-    from diloco_cli.launch.plan_files import read_plan_with_origins, refuse_region, refuse_stores, refuse_unfit
+    from diloco_cli.launch.plan_files import (
+        read_plan_with_origins,
+        refuse_region,
+        refuse_stores,
+        refuse_unfit,
+        refuse_without_a_model,
+    )
 
     with progress("planning"):
         plan, origins = read_plan_with_origins(file, overrides)
     refuse_region(plan, region)
     refuse_unfit(plan)
+    if not create_only:
+        refuse_without_a_model(plan)
     refuse_stores(plan.inventory)
     for warning in plan.warnings:
         talk(f"warning: {warning}")

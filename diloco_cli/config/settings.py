@@ -34,6 +34,12 @@ class ModelSettings:
     sequence: int | None = None
 
     @property
+    def is_built(self) -> bool:
+        """Whether something here says how to build the model. If not, its tensors may still be known, by `initial`: for
+        learners that bring the model in a loop of their own."""
+        return bool(self.preset or self.entrypoint or self.huggingface)
+
+    @property
     def brought(self) -> str | None:
         """The file or folder with whose values the run begins; None: with those that the model's own code makes."""
         return self.initial or (self.huggingface if self.weights == "pretrained" else None)

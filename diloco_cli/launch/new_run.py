@@ -28,7 +28,7 @@ from diloco_cli.signing import OPERATOR, Checksummed, Secret
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store, StoreForbiddenError
 from diloco_cli.tasks.build import build_model_on_meta
-from diloco_cli.tasks.weights import Values, carried
+from diloco_cli.tasks.weights import Values, carried, facts_of_values
 from diloco_cli.tensors.flat import parameter_facts
 
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens", "nodes", "ranks")
@@ -47,9 +47,11 @@ def shares_here(plan: Plan, region: str | None) -> tuple[dict[str, float], str |
     return shares, f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {spread}"
 
 
-def layout_of(settings: RunSettings) -> Layout:
-    """The fragments of the run's model; nothing is allocated."""
-    return make_layout(parameter_facts(build_model_on_meta(settings)), settings.sync)
+def layout_of(settings: RunSettings, values: Values | None = None) -> Layout:
+    """The fragments of the run's model; nothing is allocated. `values`: those of its file, where nothing builds it."""
+    known = settings.model.is_built or values is None
+    facts = parameter_facts(build_model_on_meta(settings)) if known else facts_of_values(values or {})
+    return make_layout(facts, settings.sync)
 
 
 def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
@@ -89,7 +91,7 @@ def make_format(
 ) -> RunFormat:
     """FORMAT.json of a new run at `url`. `values`: with which it begins, where they are brought."""
     settings = carried(settings, values)
-    layout = layout_of(settings)
+    layout = layout_of(settings, values)
     overlap, every, fragments = settings.sync.overlap, settings.sync.every, len(layout.fragments)
     problem = None if overlap == "auto" else overlap_problem(overlap, every, fragments)
     if problem is not None:  # a plan file was written by hand, or the model has changed since

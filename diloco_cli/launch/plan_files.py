@@ -95,6 +95,17 @@ def refuse_unfit(plan: Plan) -> None:
             raise InfeasibleError(f"{island.name} ({island.accelerators.name}) cannot be launched: {why}", hint=way)
 
 
+def refuse_without_a_model(plan: Plan) -> None:
+    """Raises UsageError if islands are to be started here, and nothing builds their model."""
+    here = [island.name for island in plan.inventory.islands if island.infra == "local"]
+    if here and not plan.run.model.is_built:
+        raise UsageError(
+            f"model: nothing says how to build what {', '.join(here)} would train",
+            where="model",
+            hint="give a preset, an entrypoint or huggingface; or, for loops of your own elsewhere: --create-only",
+        )
+
+
 def refuse_stores(inventory: Inventory) -> None:
     """Raises UsageError for buckets that this version cannot launch on, and for the one that templates name."""
     stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}

@@ -124,7 +124,10 @@ def _serve_once(
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
-    """None where this machine has not consented to the model's code: that is no reason not to merge."""
+    """None where nothing builds the model, and where this machine has not consented to its code: that is no reason not
+    to merge."""
+    if not run.settings.model.is_built:
+        return NoEvaluator()
     named = ", ".join(map(str, code_of(run.settings)))
     if run.settings.consented or not named:
         return EvaluatorProcess(url)

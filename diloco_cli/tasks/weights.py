@@ -7,6 +7,7 @@ commit 0: every other process has them from the bucket, and builds the architect
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -26,6 +27,7 @@ from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.names import bare_parameters
 
 Values = Mapping[str, torch.Tensor]
+EMBEDDING = re.compile(r"emb|position|(^|\.)w[tp]e\.", re.I)
 EXACT = (torch.float32, torch.bfloat16, torch.float16)  # what float32 holds without rounding
 
 
@@ -35,7 +37,8 @@ def brought_values(run: RunSettings) -> Values | None:
     if run.model.weights == "pretrained":
         values: Values = huggingface.pretrained(run.model)
     elif run.model.initial is not None:
-        values = read_values(find_file(run.model.initial), parameter_facts(build_model_on_meta(run)))
+        facts = parameter_facts(build_model_on_meta(run)) if run.model.is_built else None
+        values = read_values(find_file(run.model.initial), facts)
     else:
         return None
     for name, value in values.items():
@@ -73,13 +76,22 @@ def find_file(name: str) -> Path:
     )
 
 
-def read_values(path: Path, facts: Iterable[ParameterFact]) -> dict[str, torch.Tensor]:
+def facts_of_values(values: Values) -> list[ParameterFact]:
+    """Of a file's tensors, where nothing builds the model. By their names some are taken for embeddings, which are
+    merged by `sync.embedding_merge` and travel in a fragment of their own."""
+    return [
+        ParameterFact(name, tuple(value.shape), value.dim() == 2 and EMBEDDING.search(name) is not None)
+        for name, value in sorted(values.items())
+    ]
+
+
+def read_values(path: Path, facts: Iterable[ParameterFact] | None) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file with the names and shapes of these parameters, as `diloco export` writes it, in
-    float32."""
-    wanted = {fact.name: fact.shape for fact in facts}
+    float32. None: whatever it holds."""
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            wanted = shapes if facts is None else {fact.name: fact.shape for fact in facts}
             refuse_other_model(
                 str(path),
                 missing=wanted.keys() - shapes.keys(),
@@ -145,7 +157,7 @@ def _as_pinned(pinned: str | None, found: str | None, what: str) -> str | None:
 def frozen_digest_of(run: RunSettings) -> str | None:
     """The digest of the parameters that are not trained: no version holds them, each machine's code makes its own. None
     without any. Buffers are left out: rotary angles may differ in their last bit from machine to machine."""
-    if all(parameter.requires_grad for parameter in build_model_on_meta(run).parameters()):
+    if not run.model.is_built or all(parameter.requires_grad for parameter in build_model_on_meta(run).parameters()):
         return None
     return digest_of_values(_frozen(build_model(run)))
 

@@ -14,9 +14,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from diloco_cli.config.run_file import load_run
+from diloco_cli.errors import UsageError
+from diloco_cli.layout import make_layout
+from diloco_cli.protocol.log.commit_log import read_format
+from diloco_cli.runtime.driver import perform
+from diloco_cli.store.open import open_store
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.training.replica import check_layout
 from tests.cli.conftest import Diloco, copied
 from tests.forked import ROOT
+from tests.numerics.harness import CLOCK
 from tests.unit.tasks.test_huggingface import needs_transformers
 from tests.waiting import wait_until
 
@@ -107,3 +115,27 @@ def test_a_run_can_be_created_alone_and_its_syncer_serves_without_the_models_cod
         said, _ = syncer.communicate()
     assert "no evaluations here: this machine has not consented" in said
     assert json.loads(sorted(log.iterdir())[2].read_text())["kind"] == "epoch_start"
+
+
+def test_a_file_alone_gives_the_layout_and_the_first_commit_of_a_run_for_loops_of_ones_own(
+    diloco: Diloco, exported: Path, tmp_path: Path
+) -> None:
+    numbers = "model={initial: weights.safetensors, parameters: 0.3M, layers: 3, width: 80, sequence: 128}"
+    words = ("launch", "q/run.yaml", "--set", numbers, "--set", "data={}")
+    complaint = diloco(*words, DILOCO_HOME=str(tmp_path / "home"))
+    assert complaint.returncode == 2 and "--create-only" in complaint.stderr, complaint.stderr
+    done = diloco(*words, "--create-only", DILOCO_HOME=str(tmp_path / "home"))
+    assert done.returncode == 0, done.stderr
+    there = diloco("export", "quickstart", "-o", "again.safetensors", DILOCO_HOME=str(tmp_path / "home"))
+    assert there.returncode == 0, there.stderr
+    before, after = load_file(exported), load_file(tmp_path / "again.safetensors")
+    assert before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
+    url = f"file://{tmp_path}/q/bucket/quickstart"
+    run = perform(read_format(url, None), open_store(url), CLOCK)
+    model = build_model(load_run(exported.parent / "run.yaml"))
+    assert run.layout.digest == make_layout(parameter_facts(model), run.settings.sync).digest, (
+        "embeddings, by their names"
+    )
+    check_layout(run, model)
+    with pytest.raises(UsageError, match="other tensors"):
+        check_layout(run, torch.nn.Linear(2, 2))
