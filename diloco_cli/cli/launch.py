@@ -113,11 +113,12 @@ def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> 
     from diloco_cli.clock import utc_now_text
     from diloco_cli.randomness import nonce
     from diloco_cli.runtime.daemon import own_claim
-    from diloco_cli.syncer.beginning import begin, first_loss, first_versions
+    from diloco_cli.syncer.beginning import MAX_EVALUATED, begin, first_loss, first_versions
 
     def loss() -> float | None:
-        if opened.format.signing is not None or not _is_tried_here(plan, opened.format):
-            return None  # under the operator's key no evaluation counts: the syncer makes it
+        small = opened.format.layout.num_parameters <= MAX_EVALUATED and _is_tried_here(plan, opened.format)
+        if opened.format.signing is not None or not small:
+            return None  # the syncer's evaluator makes it: under the operator's key no evaluation counts
         shown.text = "evaluating what the run begins with"
         return first_loss(plan.run, values)
 

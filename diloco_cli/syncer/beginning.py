@@ -32,6 +32,7 @@ from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.names import bare_parameters
 
+MAX_EVALUATED = 20_000_000  # parameters: the loss of more takes minutes on a CPU, and the syncer's evaluator has time
 Version = tuple[bytes, bytes]  # state and weights
 
 
@@ -58,9 +59,11 @@ def begin(
             made = draft()
             if made is not None:
                 mine = structs.replace(made, epoch=epoch, nonce=nonce(), time=time_text(), software=claim.software)
-                state, _ = yield from append(run, state, mine)
+                state, appended = yield from append(run, state, mine)
+                if not appended:
+                    break  # another process was faster: what it has begun with need not have this loss
         return state
-    except FencedError:  # another process was faster, or a syncer has begun to serve already
+    except FencedError:  # the same, or a syncer has begun to serve already
         return (yield from read_log(run, state))
 
 

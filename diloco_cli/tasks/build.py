@@ -56,8 +56,9 @@ def shape_of(run: RunSettings) -> Shape:
     preset = run.model.preset
     if preset not in MODEL_PRESETS:
         near = suggestion(preset or "", MODEL_PRESETS)
+        missing = f"no preset {preset!r}" if preset else "no preset, entrypoint or huggingface"
         raise UsageError(
-            f"model: no preset {preset!r} that can be trained; allowed: {', '.join(MODEL_PRESETS)}{near}",
+            f"model: {missing} that can be trained; allowed: {', '.join(MODEL_PRESETS)}{near}",
             hint="set model.preset, or model.entrypoint: package.module:function",
         )
     return MODEL_PRESETS[preset]

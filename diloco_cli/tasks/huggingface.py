@@ -76,7 +76,7 @@ def pretrained(settings: ModelSettings) -> dict[str, Tensor]:
     model, found = _loaded(folder, _config_to_train(settings))
     other = [key if isinstance(key, str) else misshapen(*key) for key in found["mismatched_keys"]]  # 4.56 has no shapes
     refuse_other_model(str(folder), found["missing_keys"], found["unexpected_keys"], other)
-    _refuse_buffers(model, build(settings), str(folder))
+    _refuse_buffers(model, settings, str(folder))
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -99,16 +99,18 @@ def _loaded(folder: Path, config: Any) -> tuple[Any, dict[str, Any]]:
     return model, found
 
 
-def _refuse_buffers(model: nn.Module, built: nn.Module, where: str) -> None:
+def _refuse_buffers(model: nn.Module, settings: ModelSettings, where: str) -> None:
     """A run exchanges parameters: a buffer that the weights bring must be what every learner's own code makes."""
-    ours, kept = dict(built.named_buffers()), model.state_dict()
-    for name, buffer in model.named_buffers():
-        if name in kept and not torch.equal(buffer, ours[name]):
-            raise UsageError(
-                f"the buffer {name} of these weights is not what the model's code makes; runs exchange parameters only",
-                where=where,
-                hint="bring the model as an entrypoint that sets this buffer itself, and its weights as model.initial",
-            )
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    ours = dict(build(settings).named_buffers()) if buffers else {}
+    other = sorted(name for name, buffer in buffers.items() if not torch.equal(buffer, ours[name]))
+    if other:
+        raise UsageError(
+            f"the buffer {other[0]} of these weights is not what the model's code makes; runs exchange parameters only",
+            where=where,
+            hint="bring the model as an entrypoint that sets this buffer itself, and its weights as model.initial",
+        )
 
 
 def text_sequence(settings: ModelSettings) -> int:

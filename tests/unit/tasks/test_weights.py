@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import (
     brought_values,
@@ -225,3 +226,17 @@ def test_what_is_carried_is_plain_data_and_names_no_place_to_read(tmp_path: Path
     carries = carried(run, brought_values(run))
     shutil.rmtree(tmp_path / "llama")
     assert json.dumps(carries.model.args) and build_model(replace(carries, consented=False)) is not None
+
+
+class Buffered(torch.nn.Module):
+    def __init__(self, kept: float, computed: float = 0.0) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.tensor(kept))
+        self.register_buffer("computed", torch.tensor(computed), persistent=False)
+
+
+def test_a_buffer_that_only_the_file_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "build", lambda settings: Buffered(1.0))
+    huggingface._refuse_buffers(Buffered(1.0, computed=2.0), PRESET.model, "here")
+    with pytest.raises(UsageError, match="the buffer kept of these weights"):
+        huggingface._refuse_buffers(Buffered(2.0), PRESET.model, "here")
