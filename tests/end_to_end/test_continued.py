@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -84,11 +85,12 @@ def test_a_pretrained_model_goes_on_from_its_own_loss_and_its_export_is_transfor
     final = json.loads(done.stdout)["data"]["loss"]
     assert final == evaluations[-1]["loss"] < before - 0.2
     assert place.run("verify", "continued").returncode == 0
-    exported = place.directory / "base" / "model.safetensors"
+    folder = shutil.copytree(place.directory / "base", place.directory / "exported")
+    exported = folder / "model.safetensors"
     names = set(load_file(exported))
     assert place.run("export", "continued", "-o", str(exported), "-y").returncode == 0
     assert set(load_file(exported)) == names
-    assert loss_in_transformers(place.directory / "base", 256) == pytest.approx(final, abs=1e-3)
+    assert loss_in_transformers(folder, 256) == pytest.approx(final, abs=1e-3)
 
 
 def test_adapters_alone_are_trained_and_exported_over_a_base_that_must_be_the_same(
@@ -103,7 +105,7 @@ def test_adapters_alone_are_trained_and_exported_over_a_base_that_must_be_the_sa
 
     monkeypatch.setattr(lora, "build", one_by_one)
     monkeypatch.setitem(sys.modules, "lora", lora)
-    fewer = ("train.tokens=60k", "train.batch_tokens=256", "train.inner.warmup_steps=4", "evaluation.sequences=16")
+    fewer = ("train.tokens=80k", "train.batch_tokens=256", "train.inner.warmup_steps=4", "evaluation.sequences=16")
     settings = load_run(FILES / "lora.yaml", fewer)
     settings = replace(carried(settings), sync=replace(settings.sync, skip_after_s=600.0))
     few = make_run(2, 1, settings.sync, settings.outer, settings.train.inner)
@@ -114,7 +116,7 @@ def test_adapters_alone_are_trained_and_exported_over_a_base_that_must_be_the_sa
     with safe_open(tmp_path / "adapters.safetensors", framework="pt") as file:
         assert all("lora_" in name for name in file.keys()), "adapters only"  # noqa: SIM118
     seeded = bare_parameters(build_model(settings))
-    assert first_loss(settings, outer_parameters(run, store)) < first_loss(settings, seeded) - 0.1
+    assert first_loss(settings, outer_parameters(run, store)) < first_loss(settings, seeded) - 0.05
     other = build_model(settings)
     check_layout(run, other)
     next(value for value in other.parameters() if not value.requires_grad).data[0] += 1
