@@ -10,13 +10,15 @@ import typer
 
 from diloco_cli.cli.hooks import OnEvent, Webhook, hooks_of
 from diloco_cli.cli.output import ProgressLine, progress, talk
-from diloco_cli.cli.run_argument import foreground_store, open_known_run
+from diloco_cli.cli.run_argument import OpenRun, foreground_store, open_known_run
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
+    from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.runtime.runs import KnownRun
     from diloco_cli.store.port import Store
+    from diloco_cli.tasks.weights import Values
 
 
 ANSWERS_WITHIN_S = 20.0
@@ -30,6 +32,11 @@ def launch(
     region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
     backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
     detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
+    create_only: bool = typer.Option(
+        False,
+        "--create-only",
+        help="Create the run and its first commit; start nothing: no syncer needs the model's code.",
+    ),
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what would start; change nothing."),
     overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
     on_event: str | None = OnEvent,
@@ -47,29 +54,101 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    from diloco_cli.launch.plan_files import read_plan_with_origins, refuse_region, refuse_stores, refuse_unfit
+    plan, origins = _planned(file, region, overrides, create_only)
+    if dry_run:
+        _say_plan(plan, region)
+        return
+    from diloco_cli.cli.supervision import go_on
+    from diloco_cli.runtime.consent import NamedHere, named_in_files, search_last
+
+    hooks, folder = hooks_of(on_event, webhook), file.parent
+    search_last(folder)
+    with progress("reading the model") as shown:
+        values = _values_of(plan, create_only)
+        opened = open_known_run(_created(plan, origins, region, values, shown))
+        if values is not None:
+            _begin(opened, plan, values, shown)
+    if create_only:
+        _say_created(opened, as_json)
+        return
+    named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
+    sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks))
+
+
+def _planned(file: Path, region: str | None, overrides: list[str], create_only: bool) -> tuple[Plan, dict[str, str]]:
+    """The plan, if it can be launched, with the origins of its settings; its warnings are said."""
+    from diloco_cli.launch.plan_files import (
+        read_plan_with_origins,
+        refuse_region,
+        refuse_stores,
+        refuse_unfit,
+        refuse_without_a_model,
+    )
 
     with progress("planning"):
         plan, origins = read_plan_with_origins(file, overrides)
     refuse_region(plan, region)
     refuse_unfit(plan)
+    if not create_only:
+        refuse_without_a_model(plan)
     refuse_stores(plan.inventory)
     for warning in plan.warnings:
         talk(f"warning: {warning}")
-    if dry_run:
-        _say_plan(plan, region)
+    return plan, origins
+
+
+def _values_of(plan: Plan, begins: bool) -> Values | None:
+    """Those with which the run begins, where they are brought, or where this command `begins` the run anyway."""
+    from diloco_cli.tasks.weights import brought_values, seeded_values
+
+    model = plan.run.model
+    if model.huggingface and model.brought is None:
+        talk(f"{model.huggingface}: its architecture, with random weights")
+    values = brought_values(plan.run)
+    return seeded_values(plan.run) if values is None and begins else values
+
+
+def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> None:
+    """The run's first commit, unless it has one; and the loss of its values, where the model is small enough to try."""
+    from diloco_cli.clock import utc_now_text
+    from diloco_cli.randomness import nonce
+    from diloco_cli.runtime.daemon import own_claim
+    from diloco_cli.syncer.beginning import MAX_EVALUATED, begin, first_loss, first_versions
+
+    def loss() -> float | None:
+        small = opened.format.layout.num_parameters <= MAX_EVALUATED and _is_tried_here(plan, opened.format)
+        if opened.format.signing is not None or not small:
+            return None  # the syncer's evaluator makes it: under the operator's key no evaluation counts
+        shown.text = "evaluating what the run begins with"
+        return first_loss(plan.run, values)
+
+    shown.text = "writing the first version of every fragment"
+    versions = first_versions(opened.format, values)
+    opened.perform(begin(opened.format, versions, own_claim(), utc_now_text, nonce, loss))
+
+
+def _say_created(opened: OpenRun, as_json: bool) -> None:
+    from diloco_cli.cli.supervision import print_summary
+
+    if as_json:
+        print_summary(opened, "launch", as_json)
         return
-    from diloco_cli.cli.supervision import go_on
-    from diloco_cli.runtime.consent import NamedHere, named_in_files
-
-    hooks, folder = hooks_of(on_event, webhook), file.parent
-    with progress("reading the model") as shown:
-        known = _created(plan, origins, folder, region, shown)
-    named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
-    sys.exit(go_on(open_known_run(known), region, detach, as_json, "launch", named, hooks))
+    print(f"run {opened.name} is created, and has its first commit: {opened.url}")
+    print(f"anywhere: diloco syncer --run {opened.url}")
+    print(f"on each island: diloco learner --run {opened.url} --name NAME")
 
 
-def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | None, shown: ProgressLine) -> KnownRun:
+def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
+    """Whether the model and its data are at hand, and small enough for this command."""
+    from diloco_cli.tasks.check import is_worth_a_try
+
+    here = all(island.infra == "local" for island in plan.inventory.islands)
+    return here and is_worth_a_try(plan.run, run.layout.num_parameters)
+
+
+def _created(
+    plan: Plan, origins: dict[str, str], region: str | None, values: Values | None, shown: ProgressLine
+) -> KnownRun:
     """The run in its bucket, new or from before."""
     from diloco_cli.launch.new_run import (
         create_in_region,
@@ -82,26 +161,23 @@ def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | No
         signed,
     )
     from diloco_cli.layout import layout_warning
-    from diloco_cli.runtime.consent import search_last
     from diloco_cli.runtime.runs import remember_run
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import join_url
-    from diloco_cli.tasks.check import check_task, is_worth_a_try
+    from diloco_cli.tasks.check import check_task
 
-    search_last(folder)
     url = join_url(plan.inventory.store.url, plan.run.name)
     shares, slower = shares_here(plan, region)
     if slower is not None:
         talk(slower)
     secret = signing_secret()
-    fresh = signed(make_format(plan.run, plan.inventory, url, islands_of(plan, shares)), secret)
+    fresh = signed(make_format(plan.run, plan.inventory, url, islands_of(plan, shares), values), secret)
     if fresh.signing is not None and fresh.settings.syncer.on_learners:
         talk("every learner hosts a standby syncer, so the owner of each learner's machine is trusted with the log")
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
-    here = all(island.infra == "local" for island in plan.inventory.islands)
-    if here and is_worth_a_try(plan.run, fresh.layout.num_parameters):
+    if _is_tried_here(plan, fresh):
         shown.text = "trying the model and its data"
         check_task(plan.run, min(island.batch_tokens for island in fresh.islands))
     shown.text = f"proving that the bucket is fit: {url}"

@@ -27,6 +27,9 @@ def replay(
     device: str = typer.Option("cpu", "--device", help="Where to compute.", autocompletion=complete.devices),
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what is on the tape; play nothing."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+    initial: Path | None = typer.Option(
+        None, "--initial", metavar="FILE", help="The safetensors file of a run that began with pretrained weights."
+    ),
     allow_code: list[str] = AllowCode,
 ) -> None:
     """Play a tape on this one process; exit status 11 if a merge gives other parameters than the tape knows."""
@@ -43,16 +46,17 @@ def replay(
     from diloco_cli.runtime.consent import consented
 
     run = consented(tape.run, str(tape_file), named_here(allow_code))
-    sys.exit(_play(replace(tape, run=run), tape_file, output, device, as_json))
+    sys.exit(_play(replace(tape, run=run), tape_file, initial, output, device, as_json))
 
 
-def _play(tape: Tape, path: Path, output: Path | None, device: str, as_json: bool) -> int:
+def _play(tape: Tape, path: Path, initial: Path | None, output: Path | None, device: str, as_json: bool) -> int:
     from diloco_cli.syncer.versions import save_parameters
     from diloco_cli.tapes.player import Player
+    from diloco_cli.tasks.weights import given_values
     from diloco_cli.training.devices import choose_device
 
     started_s, different = monotonic_s(), None
-    player = Player(tape, device=choose_device(device))
+    player = Player(tape, device=choose_device(device), values=given_values(tape.run.settings, initial))
     for merge in player.merges():
         if not as_json:
             print(_merge_line(merge, tape), flush=True)

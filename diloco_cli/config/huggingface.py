@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from diloco_cli.config.codec import parse_object
+from diloco_cli.config.settings import ModelSettings
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError, suggestion
 
 CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
+MAX_INDEX_BYTES = 64_000_000
 MAX_CONFIG_BYTES = 1_000_000
 MAX_DEFAULT_SEQUENCE = 1024  # tokens; many models allow 100 times more, which is too much for a default
 Config = dict[str, Any]
@@ -44,17 +48,18 @@ class _Layer:
     idle: int = 0
 
 
-def read_config(name: str, folders: Iterable[Path]) -> tuple[Config, Path]:
+def read_config(name: str, folders: Iterable[Path], revision: str | None = None) -> tuple[Config, Path]:
     """config.json of a model's folder, or of a Hub name that was downloaded before; and the folder it lies in.
 
     `folders`: where a relative folder is looked for. Raises UsageError if it is nowhere, or no JSON object.
     """
-    place = find_folder(name, folders)
+    place = find_folder(name, folders, revision)
     if place is None:
+        at, wanted = (f" at revision {revision}", f" --revision {revision}") if revision else ("", "")
         raise UsageError(
-            f"no folder {name!r} with a {CONFIG}, and no model of that name in the Hub's cache",
+            f"no folder {name!r} with a {CONFIG}, and no model of that name{at} in the Hub's cache",
             where="model.huggingface",
-            hint=f"hf download {name} {CONFIG}, or give a folder: beside the run file, here, or an absolute path",
+            hint=f"hf download {name} {CONFIG}{wanted}, or give a folder: beside the run file, here, or a whole path",
         )
     try:
         with (place / CONFIG).open("rb") as stream:
@@ -63,17 +68,62 @@ def read_config(name: str, folders: Iterable[Path]) -> tuple[Config, Path]:
         raise UsageError(f"cannot be read: {error}", where=str(place / CONFIG)) from error
 
 
-def find_folder(name: str, folders: Iterable[Path]) -> Path | None:
-    """The model's folder in the first of `folders` that has it, else its newest snapshot in the Hub's cache."""
+def find_folder(name: str, folders: Iterable[Path], revision: str | None = None) -> Path | None:
+    """The model's folder in the first of `folders` that has it, else its snapshot in the Hub's cache: of `revision`, a
+    branch or a commit, or else the newest of main. Raises UsageError for a revision of a folder."""
     for folder in folders:
         if (folder / name / CONFIG).is_file():
+            if revision is not None:
+                raise UsageError(f"model.revision: {folder / name} is a folder, and has none", where="model.revision")
             return folder / name
     cached = _hub_cache() / f"models--{name.replace('/', '--')}"
     try:
-        snapshot = cached / "snapshots" / (cached / "refs" / "main").read_text().strip()
+        commit = (cached / "refs" / (revision or "main")).read_text().strip()
     except OSError:
-        return None
-    return snapshot if (snapshot / CONFIG).is_file() else None
+        commit = revision or ""
+    snapshot = cached / "snapshots" / commit
+    return snapshot if commit and (snapshot / CONFIG).is_file() else None
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit of a snapshot in the Hub's cache; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def check_weights(model: ModelSettings, folder: Path) -> None:
+    """Raises UsageError where the folder has weights and nothing says what to do with them, and where those that the
+    run is to begin with are missing, whole or in part."""
+    name, found = model.huggingface, sorted(path.name for path in folder.glob("*.safetensors"))
+    others = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if model.weights is None and model.initial is None and (found or others):
+        raise UsageError(
+            f"{name} holds weights ({(found or others)[0]}), and nothing says whether the run begins with them",
+            where="model.weights",
+            hint="--set model.weights=pretrained, or --set model.weights=random",
+        )
+    if model.weights == "pretrained":
+        missing = _missing_files(folder)
+        if missing:
+            why = f"; {others[0]} is a pickle, which is not read" if others and not found else ""
+            raise UsageError(
+                f"the weights of {name} are not all there: {', '.join(missing[:3])} is missing{why}",
+                where=str(folder),
+                hint=f"hf download {name}, or save the model anew: save_pretrained(FOLDER)",
+            )
+
+
+def _missing_files(folder: Path) -> list[str]:
+    """The names of the files that the folder's weights would need."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [] if (folder / WEIGHTS).is_file() else [WEIGHTS]
+    try:
+        with (folder / INDEX).open("rb") as stream:
+            files = parse_object(stream.read(MAX_INDEX_BYTES + 1), MAX_INDEX_BYTES).get("weight_map")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot be read: {error}", where=str(folder / INDEX)) from error
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
+        raise UsageError("has no weight_map from names to files", where=str(folder / INDEX))
+    return [file for file in sorted(set(files.values())) if not (folder / file).is_file()]
 
 
 def _hub_cache() -> Path:

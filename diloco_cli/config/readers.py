@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from diloco_cli.config.yaml_tree import Node
+from diloco_cli.digests import DIGEST, is_digest
 from diloco_cli.errors import UsageError, suggestion
 
 T = TypeVar("T")
@@ -59,6 +60,14 @@ def entrypoint(node: Node) -> str:
     value = text(node)
     if ENTRYPOINT.fullmatch(value) is None:
         raise UsageError(f"must be package.module:function, not '{value}'", where=node.where)
+    return value
+
+
+@described(type="string", pattern=f"^{DIGEST.pattern}$")
+def digest(node: Node) -> str:
+    value = text(node)
+    if not is_digest(value):
+        raise UsageError(f"must be a digest, {DIGEST.pattern}, not '{value}'", where=node.where)
     return value
 
 

@@ -57,6 +57,10 @@ RULES: Rules = {
         "preset": Rule(readers.one_of(tuple(MODEL_PRESETS))),
         "entrypoint": Rule(readers.entrypoint),
         "huggingface": Rule(readers.text),
+        "revision": Rule(readers.text),
+        "initial": Rule(readers.text),
+        "weights_digest": Rule(readers.digest),
+        "frozen_digest": Rule(readers.digest),
         "parameters": Rule(COUNT),
         "layers": Rule(WHOLE),
         "width": Rule(COUNT),
@@ -77,6 +81,7 @@ RULES: Rules = {
     InnerSettings: {
         "lr": Rule(above(0, number)),
         "warmup_steps": Rule(at_least(0, quantity(parse_count))),
+        "decay": Rule(inside(0, 1, number)),
         "weight_decay": Rule(at_least(0, number)),
         "beta1": Rule(FRACTION),
         "beta2": Rule(FRACTION),
@@ -209,6 +214,16 @@ def _check_model(model: ModelSettings, where: str) -> None:
         raise UsageError(f"model: nothing says which model; give {allowed}", where=where)
     if model.args and not model.entrypoint:
         raise UsageError("model: args belong to an entrypoint, and there is none", where=where)
+    _check_weights(model, where)
+
+
+def _check_weights(model: ModelSettings, where: str) -> None:
+    strays = [key for key in ("weights", "revision") if getattr(model, key) and not model.huggingface]
+    if strays:
+        hint = "a file of weights, for any kind of model: model.initial: FILE.safetensors"
+        raise UsageError(f"model: {strays[0]} belongs to huggingface, and there is none", where=where, hint=hint)
+    if model.initial and model.weights == "pretrained":
+        raise UsageError("model: give initial or weights: pretrained, not both", where=where)
 
 
 def _check_data(run: RunSettings, where: str) -> None:

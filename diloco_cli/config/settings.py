@@ -12,18 +12,37 @@ RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """A preset, a user's `module:function`, a Hugging Face name or folder (random weights), or (for `plan` and
-    `simulate` alone) plain numbers. `sequence` may stand beside `huggingface`: tokens in a training sequence. `args`
-    are an entrypoint's; in the format of a run with a Hugging Face model, the content of its config.json."""
+    """A preset, a user's `module:function`, a Hugging Face name or folder, or (for `plan` and `simulate` alone) plain
+    numbers. `sequence` may stand beside `huggingface`: tokens in a training sequence. `args` are an entrypoint's; in
+    the format of a run with a Hugging Face model, the content of its config.json. `weights`: of `huggingface`, whether
+    the run begins with those beside the config; `revision`: of a name from the Hub, in its cache. `initial`: a
+    safetensors file with whose values the run begins. `weights_digest` and `frozen_digest`: of the values with which
+    the run begins, and of the parameters that are not trained; `launch` writes them into the run's format."""
 
     preset: str | None = None
     entrypoint: str | None = None
     huggingface: str | None = None
+    weights: Literal["pretrained", "random"] | None = None
+    revision: str | None = None
+    initial: str | None = None
+    weights_digest: str | None = None
+    frozen_digest: str | None = None
     args: Arguments = field(default_factory=dict)
     parameters: int | None = None
     layers: int | None = None
     width: int | None = None
     sequence: int | None = None
+
+    @property
+    def is_built(self) -> bool:
+        """Whether something here says how to build the model. If not, its tensors may still be known, by `initial`: for
+        learners that bring the model in a loop of their own."""
+        return bool(self.preset or self.entrypoint or self.huggingface)
+
+    @property
+    def brought(self) -> str | None:
+        """The file or folder with whose values the run begins; None: with those that the model's own code makes."""
+        return self.initial or (self.huggingface if self.weights == "pretrained" else None)
 
 
 @dataclass(frozen=True)
@@ -39,12 +58,15 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class InnerSettings:
-    """The optimizer inside a learner. `save_every` is in rounds: how often its moments go to the store."""
+    """The optimizer inside a learner. `schedule`: of the learning rate over the run, after `warmup_steps` from zero:
+    a cosine or a line to a tenth of the peak; constant; or wsd, constant but for the last `decay` of the run, a line to
+    a tenth. `save_every` is in rounds: how often its moments go to the store."""
 
     name: Literal["adamw", "sgd"] = "adamw"
     lr: float = 3e-4
     warmup_steps: int = 100
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    decay: float = 0.2
     weight_decay: float = 0.1
     beta1: float = 0.9
     beta2: float = 0.95

@@ -22,6 +22,7 @@ def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) ->
     _check_overlap(run, place)
     _check_mixing(run, place)
     _check_length(run, place)
+    _check_decay(run, origins, place)
     _check_cold_start(run, place)
     preset = MODEL_PRESETS.get(run.model.preset or "")
     _check_micro_batch(run, (preset.sequence if preset else run.model.sequence) or 1, place)
@@ -133,6 +134,12 @@ def _check_length(run: RunSettings, place: _Places) -> None:
             f"train.batch_tokens = {sync.every} x {format_count(train.batch_tokens)} = {format_count(one_round)}",
             f"--set train.tokens={one_round} or more, or --set sync.every={fewer} or less",
         )
+
+
+def _check_decay(run: RunSettings, origins: Origins, place: _Places) -> None:
+    schedule, key = run.train.inner.schedule, "train.inner.decay"
+    if key in origins and schedule != "wsd":
+        place.refuse(key, f"it has no effect on the schedule {schedule}: it is wsd's", "--set train.inner.schedule=wsd")
 
 
 def _check_cold_start(run: RunSettings, place: _Places) -> None:

@@ -27,7 +27,8 @@ from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.signing import OPERATOR, Checksummed, Secret
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store, StoreForbiddenError
-from diloco_cli.tasks.build import build_model_on_meta, carried
+from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.tasks.weights import Values, carried, facts_of_values
 from diloco_cli.tensors.flat import parameter_facts
 
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens", "nodes", "ranks")
@@ -46,9 +47,11 @@ def shares_here(plan: Plan, region: str | None) -> tuple[dict[str, float], str |
     return shares, f"this machine has {cores} cores for {busy:g} busy ones: planned speeds x {spread}"
 
 
-def layout_of(settings: RunSettings) -> Layout:
-    """The fragments of the run's model; nothing is allocated."""
-    return make_layout(parameter_facts(build_model_on_meta(settings)), settings.sync)
+def layout_of(settings: RunSettings, values: Values | None = None) -> Layout:
+    """The fragments of the run's model; nothing is allocated. `values`: those of its file, where nothing builds it."""
+    known = settings.model.is_built or values is None
+    facts = parameter_facts(build_model_on_meta(settings)) if known else facts_of_values(values or {})
+    return make_layout(facts, settings.sync)
 
 
 def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
@@ -83,10 +86,12 @@ def _device_name(name: str, inventory: Inventory) -> str:
     return find_device(name, inventory.devices).backend or name
 
 
-def make_format(settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...]) -> RunFormat:
-    """FORMAT.json of a new run at `url`."""
-    settings = carried(settings)
-    layout = layout_of(settings)
+def make_format(
+    settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...], values: Values | None = None
+) -> RunFormat:
+    """FORMAT.json of a new run at `url`. `values`: with which it begins, where they are brought."""
+    settings = carried(settings, values)
+    layout = layout_of(settings, values)
     overlap, every, fragments = settings.sync.overlap, settings.sync.every, len(layout.fragments)
     problem = None if overlap == "auto" else overlap_problem(overlap, every, fragments)
     if problem is not None:  # a plan file was written by hand, or the model has changed since

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from diloco_cli.config.build import Origins
-from diloco_cli.config.huggingface import CONFIG, facts_of_config, read_config
+from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
-from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings
 from diloco_cli.config.validation import refuse_together
 from diloco_cli.errors import InfeasibleError, UsageError, suggestion
 from diloco_cli.launch.plan_sources import refuse_changed_sources
@@ -95,6 +95,17 @@ def refuse_unfit(plan: Plan) -> None:
             raise InfeasibleError(f"{island.name} ({island.accelerators.name}) cannot be launched: {why}", hint=way)
 
 
+def refuse_without_a_model(plan: Plan) -> None:
+    """Raises UsageError if islands are to be started here, and nothing builds their model."""
+    here = [island.name for island in plan.inventory.islands if island.infra == "local"]
+    if here and not plan.run.model.is_built:
+        raise UsageError(
+            f"model: nothing says how to build what {', '.join(here)} would train",
+            where="model",
+            hint="give a preset, an entrypoint or huggingface; or, for loops of your own elsewhere: --create-only",
+        )
+
+
 def refuse_stores(inventory: Inventory) -> None:
     """Raises UsageError for buckets that this version cannot launch on, and for the one that templates name."""
     stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
@@ -123,7 +134,7 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
     """The facts of a run's model, built once and counted, without memory where it allows that, if it is a user's own;
     `folder` is where modules that the run file names are looked for last."""
     if run.model.huggingface and not run.model.parameters:
-        return _facts_of_huggingface(run.model.huggingface, run.model.sequence, folder)
+        return _facts_of_huggingface(run.model, folder)
     if not run.model.entrypoint or run.model.parameters:
         return model_facts(run.model)
     from diloco_cli.runtime.consent import search_last
@@ -137,10 +148,12 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
     return facts_from_parameters(parameter_facts(model), _sequence(run), divides(model))
 
 
-def _facts_of_huggingface(name: str, sequence: int | None, folder: Path) -> ModelFacts:
+def _facts_of_huggingface(model: ModelSettings, folder: Path) -> ModelFacts:
     """The facts from config.json alone, found in the same places as the processes will search."""
-    config, place = read_config(name, [folder.absolute(), Path.cwd(), *map(Path, sys.path)])
-    return facts_of_huggingface(facts_of_config(config, str(place / CONFIG)), sequence)
+    places = [folder.absolute(), Path.cwd(), *map(Path, sys.path)]
+    config, place = read_config(model.huggingface or "", places, model.revision)
+    check_weights(model, place)
+    return facts_of_huggingface(facts_of_config(config, str(place / CONFIG)), model.sequence)
 
 
 def _sequence(run: RunSettings) -> int:

@@ -20,17 +20,18 @@ import numpy as np
 import torch
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.rules.schedule import outer_at
-from diloco_cli.syncer.versions import state_spec
+from diloco_cli.syncer.versions import first_state, state_spec
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
 from diloco_cli.tensors.directions import FEWEST, agreements
-from diloco_cli.tensors.flat import flatten, parameter_facts
+from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
 from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.norms import Cut, evened, measured_norms
@@ -82,8 +83,8 @@ class FragmentState:
 class TorchArithmetic:
     """Implements protocol.actors.ports.Arithmetic."""
 
-    def __init__(self, run: RunFormat, *, spool: Spool | None = None) -> None:
-        self.run, self.spool = run, spool
+    def __init__(self, run: RunFormat, *, spool: Spool | None = None, values: Values | None = None) -> None:
+        self.run, self.spool, self.values = run, spool, values
         self.sync = run.settings.sync
         self.weights_codec = codec(self.sync.weights_codec)
         self._current: dict[int, FragmentState] = {}
@@ -91,18 +92,23 @@ class TorchArithmetic:
         self._formats = delta_formats(run.layout, self.sync)
 
     def initial(self) -> list[Merged]:
-        """Every fragment of the seeded model, with zero momentum. Raises UsageError if the model has another layout."""
+        """Every fragment of the values that were given, or else of the seeded model, with zero momentum. Raises
+        UsageError if the model has another layout, RefusedError if the run begins with values that are not here."""
+        tensors = self._seeded() if self.values is None else self.values
+        fragments = enumerate(self.run.layout.fragments)
+        return [self._version(index, first_state(fragment, tensors)) for index, fragment in fragments]
+
+    def _seeded(self) -> Values:
+        brought = self.run.settings.model.brought
+        if brought is not None:
+            raise RefusedError(
+                f"run {self.run.name} begins with the values of {brought}, which are not here",
+                hint="diloco launch RUN.yaml on the machine that has them: it writes the run's first commit",
+            )
         model = build_model(self.run.settings)
-        layout = make_layout(parameter_facts(model), self.sync)
-        if layout.digest != self.run.layout.digest:
+        if make_layout(parameter_facts(model), self.sync).digest != self.run.layout.digest:
             raise UsageError("the model built here has other tensors than the run's layout", where="FORMAT.json")
-        tensors = bare_parameters(model)
-        versions = []
-        for index, fragment in enumerate(layout.fragments):
-            blank = Blank(state_spec(fragment.num_parameters))
-            blank.tensors["parameters"].copy_(flatten(fragment, tensors))
-            versions.append(self._version(index, blank))
-        return versions
+        return bare_parameters(model)
 
     def holds(self, fragment: int, state_digest: str) -> bool:
         self.settle(fragment, state_digest)

@@ -41,6 +41,7 @@ from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
+from diloco_cli.syncer.beginning import FromTheStart
 from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.regions import RegionServices, said_as_events
 
@@ -91,12 +92,11 @@ def _serve_once(
         recover=lambda output: rebuild(run, store, output),
         because=because,
     )
+    syncer.evaluations = FromTheStart(run, evaluator)
     bare = open_store(url)
     events = EventWriter(bare)
-    regions = RegionServices(
-        run, store, home_of(syncer), _earlier_mirrors(_last_heartbeat(run, store)), said_as_events(events),
-        events_to=bare,
-    )  # fmt: skip
+    mirrors = _earlier_mirrors(_last_heartbeat(run, store))
+    regions = RegionServices(run, store, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
     read_after_relays(syncer, regions.links)
     syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, counts_of(_last_heartbeat(run, store)))
     news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
@@ -124,7 +124,10 @@ def _serve_once(
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
-    """None where this machine has not consented to the model's code: that is no reason not to merge."""
+    """None where nothing builds the model, and where this machine has not consented to its code: that is no reason not
+    to merge."""
+    if not run.settings.model.is_built:
+        return NoEvaluator()
     named = ", ".join(map(str, code_of(run.settings)))
     if run.settings.consented or not named:
         return EvaluatorProcess(url)

@@ -33,6 +33,7 @@ from diloco_cli.syncer.arithmetic import Spool
 from diloco_cli.syncer.trials import Repetition, state_at
 from diloco_cli.syncer.versions import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
+from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.flat import unflatten
 from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.units import format_duration
@@ -198,6 +199,7 @@ class Examiner:
     def __init__(self, run: RunFormat, store: Store, spool: Spool | None = None) -> None:
         self.run, self.store, self.spool = run, store, spool
         self.model, self.data = build_model(run.settings).eval(), build_data(run.settings, ("held_out",))
+        check_frozen(run.settings, self.model)
 
     def loss_of(self, request: dict[str, Any]) -> float | None:
         """None, with the reason in the log, if the parameters cannot be had: collected by now, damaged, or not to be

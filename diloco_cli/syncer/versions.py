@@ -10,17 +10,25 @@ from safetensors.torch import save_file
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, TryAgainError
+from diloco_cli.layout import Fragment
 from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
-from diloco_cli.tensors.flat import unflatten
-from diloco_cli.tensors.payload import Spec, views
+from diloco_cli.tensors.flat import flatten, unflatten
+from diloco_cli.tensors.payload import Blank, Spec, views
 
 
 def state_spec(num_parameters: int) -> Spec:
     """What a state object holds: float32 parameters and outer momentum, [n] each."""
     return {"parameters": (torch.float32, (num_parameters,)), "momentum": (torch.float32, (num_parameters,))}
+
+
+def first_state(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> Blank:
+    """A fragment's first version: these values, in float32, and no momentum."""
+    blank = Blank(state_spec(fragment.num_parameters))
+    blank.tensors["parameters"].copy_(flatten(fragment, tensors))
+    return blank
 
 
 def load_versions(

@@ -24,6 +24,7 @@ from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss
 from diloco_cli.tapes.needs import Save, TrackId, needs_of, save_restored
 from diloco_cli.tapes.performer import Performer, Sent, TapeWorld, Versions
 from diloco_cli.tasks.build import Data, build_data, build_model
+from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.flat import unflatten
 from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.names import bare_parameters
@@ -51,15 +52,18 @@ class PlayedMerge:
 
 
 class Player:
-    """Holds the whole run in one process. `data`: the result of build_data for the tape's settings, if already made."""
+    """Holds the whole run in one process. `data`: the result of build_data for the tape's settings, if already made.
+    `values`: with which the run began, if they were brought."""
 
-    def __init__(self, tape: Tape, *, device: torch.device = CPU, data: Data | None = None) -> None:
+    def __init__(
+        self, tape: Tape, *, device: torch.device = CPU, data: Data | None = None, values: Values | None = None
+    ) -> None:
         torch.set_num_threads(1)
         self.tape, self.run, self.device = tape, tape.run, device
         self.data = data if data is not None else build_data(self.run.settings)
         needs = needs_of(tape)
         self.world = TapeWorld(tape, needs, Versions(tape, needs))
-        self.arithmetic = TorchArithmetic(self.run)
+        self.arithmetic = TorchArithmetic(self.run, values=values)
         self.tracks = {(track.learner, track.incarnation): track for track in tape.tracks}
         self.performers: dict[TrackId, Performer] = {}
         self.played = 0

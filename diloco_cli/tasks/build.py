@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -57,19 +56,12 @@ def shape_of(run: RunSettings) -> Shape:
     preset = run.model.preset
     if preset not in MODEL_PRESETS:
         near = suggestion(preset or "", MODEL_PRESETS)
+        missing = f"no preset {preset!r}" if preset else "no preset, entrypoint or huggingface"
         raise UsageError(
-            f"model: no preset {preset!r} that can be trained; allowed: {', '.join(MODEL_PRESETS)}{near}",
+            f"model: {missing} that can be trained; allowed: {', '.join(MODEL_PRESETS)}{near}",
             hint="set model.preset, or model.entrypoint: package.module:function",
         )
     return MODEL_PRESETS[preset]
-
-
-def carried(run: RunSettings) -> RunSettings:
-    """The settings with all that other machines need: the config of a Hugging Face model, so that none of them looks
-    for a folder or asks the Hub."""
-    if not run.model.huggingface or run.model.args:
-        return run
-    return replace(run, model=replace(run.model, args=huggingface.read_config_of(run.model)))
 
 
 def build_model_on_meta(run: RunSettings) -> nn.Module:

@@ -23,8 +23,8 @@ BATCH = "batch(shard, num_shards, position, batch_tokens)"
 
 def is_worth_a_try(run: RunSettings, num_parameters: int) -> bool:
     """Whether to try: presets are known to fit; a user's model or data is tried if it is small enough."""
-    brought = run.model.entrypoint or run.model.huggingface or run.data.entrypoint
-    return bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
+    brought = run.model.entrypoint or run.model.huggingface or run.data.entrypoint or run.model.brought
+    return run.model.is_built and bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
 
 
 def check_task(run: RunSettings, batch_tokens: int) -> None:

@@ -1,4 +1,4 @@
-"""A causal language model of Hugging Face transformers, by name or folder, with random weights: the extra `hf`."""
+"""A causal language model of Hugging Face transformers, by name or folder: the extra `hf`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diloco_cli.config.huggingface import find_folder, sequence_of
+from diloco_cli.config.huggingface import check_weights, commit_of, find_folder, sequence_of
 from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import install_hint
+from diloco_cli.tasks.misfits import misshapen, refuse_other_model
 
 WHERE = "model.huggingface"
 LOADED = frozenset({"auto_map", "custom_pipelines", "quantization_config", "_name_or_path", "_commit_hash"})
@@ -55,10 +56,7 @@ class CausalModel(nn.Module):
 def build(settings: ModelSettings) -> nn.Module:
     """The architecture that the config describes, in float32, with transformers' own initial weights and no dropout,
     so that a repeated step is the same. Code from the Hub is never run."""
-    config = _config(settings)
-    for name in ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "dropout"):
-        if isinstance(getattr(config, name, None), float):
-            setattr(config, name, 0.0)
+    config = _config_to_train(settings)
     try:
         auto = _transformers().AutoModelForCausalLM
         model = auto.from_config(config, dtype=torch.float32, trust_remote_code=False)
@@ -69,6 +67,55 @@ def build(settings: ModelSettings) -> nn.Module:
             hint="it must be a causal language model that transformers knows without code of its own",
         ) from error
     return CausalModel(model)
+
+
+def pretrained(settings: ModelSettings) -> dict[str, Tensor]:
+    """The parameters of the weights beside the config, by their names in transformers, in float32, tied ones once.
+    Their files are read by transformers, which knows how it has named and stacked tensors over the years. Raises
+    UsageError unless every parameter is there, with its shape, and nothing else."""
+    name, folder = settings.huggingface or "", folder_of(settings)
+    if folder is None:
+        hint = f"hf download {name}, or give a folder with a config.json and weights"
+        raise UsageError(f"no folder {name!r}, and no model of that name in the Hub's cache", where=WHERE, hint=hint)
+    check_weights(settings, folder)
+    model, found = _loaded(folder, _config_to_train(settings))
+    other = [key if isinstance(key, str) else misshapen(*key) for key in found["mismatched_keys"]]  # 4.56 has no shapes
+    refuse_other_model(str(folder), found["missing_keys"], found["unexpected_keys"], other)
+    _refuse_buffers(model, settings, str(folder))
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def _loaded(folder: Path, config: Any) -> tuple[Any, dict[str, Any]]:
+    """The model, and what transformers says of the names that it did not find, did not know, or found misshapen."""
+    transformers = _transformers()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder), config=config, dtype=torch.float32, trust_remote_code=False, local_files_only=True,
+            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    except Exception as error:
+        raise UsageError(
+            f"transformers cannot read these weights: {type(error).__name__}: {error}",
+            where=str(folder),
+            hint="copy or download them anew, or save them again: save_pretrained(FOLDER)",
+        ) from error
+    return model, found
+
+
+def _refuse_buffers(model: nn.Module, settings: ModelSettings, where: str) -> None:
+    """A run exchanges parameters: a buffer that the weights bring must be what every learner's own code makes."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    ours = dict(build(settings).named_buffers()) if buffers else {}
+    other = sorted(name for name, buffer in buffers.items() if not torch.equal(buffer, ours[name]))
+    if other:
+        raise UsageError(
+            f"the buffer {other[0]} of these weights is not what the model's code makes; runs exchange parameters only",
+            where=where,
+            hint="bring the model as an entrypoint that sets this buffer itself, and its weights as model.initial",
+        )
 
 
 def text_sequence(settings: ModelSettings) -> int:
@@ -88,10 +135,9 @@ def text_sequence(settings: ModelSettings) -> int:
 def read_config_of(settings: ModelSettings) -> dict[str, Any]:
     """The content of the config.json of a folder, or of a name from the Hub, as far as it describes the model: no names
     of code, of kernels, or of files."""
-    name, transformers = settings.huggingface or "", _transformers()
-    folder = find_folder(name, [Path.cwd(), *map(Path, sys.path)])
+    name, transformers, folder = settings.huggingface or "", _transformers(), folder_of(settings)
     try:
-        found, _ = transformers.PretrainedConfig.get_config_dict(str(folder or name))
+        found, _ = transformers.PretrainedConfig.get_config_dict(str(folder or name), revision=settings.revision)
     except Exception as error:
         raise UsageError(
             f"transformers cannot read the config of {name}: {type(error).__name__}: {error}",
@@ -99,6 +145,26 @@ def read_config_of(settings: ModelSettings) -> dict[str, Any]:
             hint="give a folder with a config.json, or a name from the Hub while it can be reached",
         ) from error
     return cast("dict[str, Any]", _describing(found))
+
+
+def folder_of(settings: ModelSettings) -> Path | None:
+    """The model's folder, or its snapshot in the Hub's cache."""
+    return find_folder(settings.huggingface or "", [Path.cwd(), *map(Path, sys.path)], settings.revision)
+
+
+def revision_of(settings: ModelSettings) -> str | None:
+    """The commit of the snapshot that the model's files are taken from; None for a folder."""
+    folder = folder_of(settings)
+    return None if folder is None else commit_of(folder)
+
+
+def _config_to_train(settings: ModelSettings) -> Any:
+    """Without dropout."""
+    config = _config(settings)
+    for name in ("attention_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout", "dropout"):
+        if isinstance(getattr(config, name, None), float):
+            setattr(config, name, 0.0)
+    return config
 
 
 def _config(settings: ModelSettings) -> Any:

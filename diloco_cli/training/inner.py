@@ -1,5 +1,5 @@
-"""The inner optimizer: AdamW with weight-decay groups, clipping, precision, warm-up and cosine on the RUN's schedule;
-its saved state.
+"""The inner optimizer: AdamW with weight-decay groups, clipping, precision, rate on the RUN's schedule; its saved
+state.
 
 The optimizers are torch's without its compiler. torch decorates methods of its optimizers so that torch.compile leaves
 them out, and the decorators import torch._dynamo at the first call, which takes almost as long as importing torch
@@ -22,7 +22,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes
 
-FLOOR = 0.1  # the cosine ends at this share of the peak
+FLOOR = 0.1  # what falls ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
 BF16_CAPABILITY = 8  # major number of the first CUDA devices with bf16 in hardware (Ampere); older ones emulate it
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -90,12 +90,15 @@ def finite_norm(norm: torch.Tensor | float) -> float:
 
 
 def learning_rate(settings: InnerSettings, fraction: float, warmup_fraction: float) -> float:
-    """At `fraction` in [0, 1] of the run: linear warm-up, then cosine to a tenth of the peak, or constant."""
+    """At `fraction` in [0, 1] of the run: a linear warm-up from zero, then as `settings.schedule` says. A function of
+    the run's progress alone, so that whoever joins late has the others' rate."""
     warm = min(1.0, fraction / warmup_fraction) if warmup_fraction > 0 else 1.0
     if settings.schedule == "constant":
         return settings.lr * warm
-    after = max(0.0, fraction - warmup_fraction) / max(1e-9, 1.0 - warmup_fraction)
-    return settings.lr * warm * (FLOOR + (1 - FLOOR) * 0.5 * (1 + cos(pi * min(1.0, after))))
+    falls_from = 1.0 - settings.decay if settings.schedule == "wsd" else warmup_fraction
+    fallen = min(1.0, max(0.0, fraction - falls_from) / max(1e-9, 1.0 - falls_from))
+    left = 0.5 * (1 + cos(pi * fallen)) if settings.schedule == "cosine" else 1.0 - fallen
+    return settings.lr * warm * (FLOOR + (1 - FLOOR) * left)
 
 
 def step_learning_rate(run: RunFormat, fraction: float, own_steps: int, moments_lost: bool) -> float:

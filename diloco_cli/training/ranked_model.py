@@ -22,6 +22,7 @@ from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.tasks.blocks import blocks_of, check_sharded
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.training.inner import runs_in_bf16
 from diloco_cli.training.shards import local, rows_of
 
@@ -31,6 +32,7 @@ Name = tuple[str, str]  # of a module, and of its attribute
 def copied_model(settings: RunSettings, device: torch.device) -> nn.Module:
     """The whole model on every rank; DDP adds up the gradients while they are computed."""
     model = build_model(settings)
+    check_frozen(settings, model)
     refuse_training_buffers(model)
     model.to(device)
     _give_gradients(model, list(model.modules()))
@@ -161,6 +163,8 @@ def _without_values(model: nn.Module) -> list[Name]:
 def _fill(model: nn.Module, missing: list[Name], settings: RunSettings, device: torch.device) -> None:
     """Each of these tensors as the model's own constructor makes it."""
     built = build_model(settings) if distributed.get_rank() == 0 else None
+    if built is not None:
+        check_frozen(settings, built)
     for module_name, name in missing:
         module = model.get_submodule(module_name)
         found = getattr(module, name)

@@ -13,12 +13,13 @@ from torch import nn
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import RunFailedError, UsageError
-from diloco_cli.layout import make_layout
+from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.blocks import prepare
 from diloco_cli.tasks.build import Batch, Data, losses_of
+from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.flat import flatten, parameter_facts, unflatten
 from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.tensors.payload import to_bytes
@@ -129,14 +130,24 @@ class Replica:
 
 
 def check_layout(run: RunFormat, model: nn.Module) -> None:
-    """Raises UsageError if this learner's model has another parameter list than the run."""
-    layout = make_layout(parameter_facts(model), run.settings.sync)
-    if layout.digest != run.layout.digest:
+    """Raises UsageError if this learner's model has another parameter list than the run, or other frozen values."""
+    facts = parameter_facts(model)
+    if not _has_tensors_of(run, facts):
         raise UsageError(
             "the model built here has other tensors (names, shapes, types or order) than the run's layout",
             where="FORMAT.json",
             hint="use the same version of the model's code on every island",
         )
+    check_frozen(run.settings, model)
+
+
+def _has_tensors_of(run: RunFormat, facts: list[ParameterFact]) -> bool:
+    """By the digest of the layout that these give; where nothing in the run builds the model, by names and shapes
+    alone, for its layout was made of these."""
+    if run.settings.model.is_built:
+        return make_layout(facts, run.settings.sync).digest == run.layout.digest
+    there = {tensor.name: tensor.shape for fragment in run.layout.fragments for tensor in fragment.tensors}
+    return {fact.name: fact.shape for fact in facts} == there
 
 
 class DeviceTraining:

@@ -31,7 +31,7 @@ class PageWalk:
         for name in ("examples", "templates"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("bucket", "__pycache__"))
         bin_folder = folder / ".venv" / "bin"
-        bin_folder.parent.symlink_to(Path(sys.executable).parent.parent)
+        bin_folder.parent.symlink_to(sys.prefix)  # as a whole: its `python` finds its packages by what lies beside bin/
         self.folder = folder
         self.environment = {
             **os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "DILOCO_HOME": str(folder / "home"),

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.huggingface import ARCHITECTURES, facts_of_config, find_folder, read_config, sequence_of
+from diloco_cli.config.huggingface import (
+    ARCHITECTURES,
+    commit_of,
+    facts_of_config,
+    find_folder,
+    read_config,
+    sequence_of,
+)
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import ModelSettings, RunSettings
 from diloco_cli.errors import UsageError
@@ -103,6 +111,54 @@ def test_a_folder_is_found_in_the_order_of_places_and_a_hub_name_in_the_cache(tm
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("abc\n")
     assert find_folder("maker/model", [tmp_path]) == snapshot
+
+
+def test_a_revision_is_a_commit_or_a_branch_of_the_cache_and_no_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--maker--model"
+    old, new = (write(cached / "snapshots" / name, LLAMA_7B) for name in ("abc", "def"))
+    (cached / "refs").mkdir()
+    for branch, commit in (("main", "def"), ("v1", "abc")):
+        (cached / "refs" / branch).write_text(commit)
+    for revision, found in ((None, new), ("main", new), ("v1", old), ("abc", old), ("v2", None)):
+        assert find_folder("maker/model", [tmp_path], revision) == found
+    assert (commit_of(old), commit_of(tmp_path)) == ("abc", None)
+    with pytest.raises(UsageError, match=r"no model of that name at revision v2") as caught:
+        read_config("maker/model", [], "v2")
+    assert "--revision v2" in caught.value.hint
+    write(tmp_path / "tiny", LLAMA_7B)
+    with pytest.raises(UsageError, match="is a folder, and has none"):
+        find_folder("tiny", [tmp_path], "main")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "model-00001-of-00002.safetensors", "pytorch_model.bin"])
+def test_a_folder_with_weights_is_not_planned_until_something_is_said_of_them(tmp_path, file):
+    folder = write(tmp_path / "tiny", LLAMA_7B)
+    (folder / file).write_bytes(b"")
+    run = RunSettings(name="x", model=ModelSettings(huggingface="tiny"))
+    with pytest.raises(UsageError, match=f"tiny holds weights .{file}., and nothing says") as caught:
+        facts_of(run, tmp_path)
+    assert caught.value.where == "model.weights" and "weights=pretrained" in caught.value.hint
+    for said in ({"weights": "random"}, {"initial": "a.safetensors"}):
+        assert facts_of(replace(run, model=replace(run.model, **said)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        (None, "model.safetensors is missing"),
+        ({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}, "two.safetensors is missing"),
+        ({"weight_map": ["one.safetensors"]}, "no weight_map"),
+        ([], "cannot be read"),
+    ],
+)
+def test_weights_that_are_to_be_used_must_be_there_whole(tmp_path, index, says):
+    folder = write(tmp_path / "tiny", LLAMA_7B)
+    if index is not None:
+        (folder / "one.safetensors").write_bytes(b"")
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UsageError, match=says):
+        facts_of(RunSettings(name="x", model=ModelSettings(huggingface="tiny", weights="pretrained")), tmp_path)
 
 
 def test_what_is_nowhere_or_no_json_is_refused(tmp_path, monkeypatch):

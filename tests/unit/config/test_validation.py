@@ -88,6 +88,15 @@ def test_a_run_that_ends_before_its_first_round_is_refused(tmp_path: Path) -> No
     assert "train.tokens=40960" in caught.value.hint and "sync.every=39" in caught.value.hint
 
 
+def test_a_decay_without_its_schedule_is_refused(tmp_path: Path) -> None:
+    inner = "train: {inner: {schedule: SCHEDULE, decay: 0.3}, "
+    run, _ = load(tmp_path, text=RUN.replace("train: {", inner.replace("SCHEDULE", "wsd")))
+    assert (run.train.inner.schedule, run.train.inner.decay) == ("wsd", 0.3)
+    with pytest.raises(UsageError, match="no effect on the schedule linear") as caught:
+        load(tmp_path, text=RUN.replace("train: {", inner.replace("SCHEDULE", "linear")))
+    assert caught.value.where == f"{tmp_path}/run.yaml:5"
+
+
 def test_all_that_is_allowed_is_allowed(tmp_path: Path) -> None:
     run, _ = load(
         tmp_path, "overlap: 3", "adoption: at_tau", "mixing: blend", "blend: 1", "codec: int8", "error_feedback: true"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from diloco_cli.training.inner import (
     clip_gradients,
     finite_norm,
     inner_state,
+    learning_rate,
     restore_inner_state,
 )
 
@@ -233,3 +235,33 @@ def test_steps_are_those_of_torch(name: str) -> None:
     states = [list(optimizer.state.values()) for optimizer in (mine, theirs)]
     assert all(torch.equal(a[key], b[key]) for a, b in zip(*states, strict=True) for key in a if a[key] is not None)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "at", "share"),
+    [
+        *[(schedule, 0.0, 0.0) for schedule in ("cosine", "linear", "wsd", "constant")],
+        *[(schedule, 0.05, 0.5) for schedule in ("cosine", "linear", "wsd", "constant")],
+        *[(schedule, 0.1, 1.0) for schedule in ("cosine", "linear", "wsd", "constant")],
+        *[(schedule, 0.55, 0.55) for schedule in ("cosine", "linear")],  # half way from 1 to 0.1
+        ("linear", 0.325, 0.775),
+        ("cosine", 0.325, 0.1 + 0.45 * (1 + 0.5**0.5)),
+        ("wsd", 0.55, 1.0),
+        ("wsd", 0.75, 1.0),
+        ("wsd", 0.875, 0.55),
+        ("constant", 0.55, 1.0),
+        *[(schedule, end, 0.1) for schedule in ("cosine", "linear", "wsd") for end in (1.0, 1.01)],
+        ("constant", 1.0, 1.0),
+    ],
+)
+def test_a_schedule_has_its_exact_values_at_its_corners(schedule: str, at: float, share: float) -> None:
+    settings = InnerSettings(lr=2.0, schedule=schedule, decay=0.25)
+    assert learning_rate(settings, at, 0.1) == pytest.approx(2.0 * share, abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
+def test_a_schedule_has_no_jump_even_where_warm_up_and_fall_overlap(schedule: str) -> None:
+    settings = InnerSettings(lr=1.0, schedule=schedule, decay=0.9)
+    rates = [learning_rate(settings, step / 1000, 0.4) for step in range(1001)]
+    assert max(abs(a - b) for a, b in pairwise(rates)) < 0.003
+    assert learning_rate(settings, 0.0, 0.0) == 1.0 and rates[-1] == pytest.approx(0.1)
