@@ -26,6 +26,10 @@ BANDWIDTH_BPS = {
     "bit/s": 1, "kbit/s": 10**3, "Mbit/s": 10**6, "Gbit/s": 10**9, "Tbit/s": 10**12,
     "B/s": 8, "kB/s": 8 * 10**3, "MB/s": 8 * 10**6, "GB/s": 8 * 10**9,
 }  # fmt: skip
+SIZE_BYTES = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30,
+    "TiB": 1 << 40,
+}  # fmt: skip
 DURATION_MS = {
     "ms": 1, "s": 10**3, "min": 60 * 10**3, "h": 3600 * 10**3, "d": 86400 * 10**3,
 }  # fmt: skip
@@ -33,6 +37,7 @@ COUNT_SUFFIXES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10
 
 BANDWIDTH_FORMS = "write for example 30 Mbps, 2 Gbps, 30 Mbit/s or 12 MB/s"
 DURATION_FORMS = "write for example 5 ms, 60 s, 4 min, 6 h or 2 d"
+SIZE_FORMS = "write for example 500 MB, 20 GB or 16 GiB"
 COUNT_FORMS = "write a whole number such as 524288, 65k, 1.5M, 20B or 1T"
 PRICE_FORMS = "write an amount per hour, for example 112.0/h"
 EGRESS_FORMS = "write an amount per gigabyte, for example 0.02/GB"
@@ -65,6 +70,17 @@ def parse_count(text: str) -> int:
         raise UsageError(f"count '{text}' is not a whole number; {COUNT_FORMS}")
     if value > MAX_COUNT:
         raise UsageError(f"count '{text}' is larger than {MAX_COUNT:.0e}; {COUNT_FORMS}")
+    return int(value)
+
+
+def parse_size(text: str) -> int:
+    """Bytes. A bare number is refused: it may mean bytes or megabytes."""
+    number, unit = _split(text, "size", SIZE_FORMS)
+    if not unit:
+        raise UsageError(f"size '{text}' has no unit; {SIZE_FORMS}")
+    value = number * _factor(text, unit, SIZE_BYTES, "size", SIZE_FORMS)
+    if value > MAX_COUNT:
+        raise UsageError(f"size '{text}' is larger than {MAX_COUNT:.0e} bytes; {SIZE_FORMS}")
     return int(value)
 
 

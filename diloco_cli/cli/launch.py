@@ -86,9 +86,11 @@ def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | No
     from diloco_cli.runtime.runs import remember_run
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import join_url
-    from diloco_cli.tasks.check import check_task, is_worth_a_try
+    from diloco_cli.tasks.check import check_own_data, check_task, is_worth_a_try
+    from diloco_cli.tasks.own_data import prepare_text
 
     search_last(folder)
+    prepare_text(plan.run.data, lambda shard, made: setattr(shown, "text", f"tokenizing: {len(made.shards)} shards"))
     url = join_url(plan.inventory.store.url, plan.run.name)
     shares, slower = shares_here(plan, region)
     if slower is not None:
@@ -100,6 +102,9 @@ def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | No
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
+    about = check_own_data(fresh.settings, fresh.num_shards, max(island.batch_tokens for island in fresh.islands))
+    if about is not None:
+        talk(about)
     here = all(island.infra == "local" for island in plan.inventory.islands)
     if here and is_worth_a_try(plan.run, fresh.layout.num_parameters):
         shown.text = "trying the model and its data"

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from diloco_cli.corpus.places import data_places
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.commit_log import require_keys
@@ -75,7 +76,7 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
 
 def _consent(run: RunFormat, *, stores: bool) -> str:
     """The words by which another machine consents to what the run's format names, if the process there needs any."""
-    needed = code_of(run.settings) or (stores and run.regions)
+    needed = code_of(run.settings) or data_places(run.settings.data) or (stores and run.regions)
     return f" --allow-code {format_digest(run)}" if needed else ""
 
 

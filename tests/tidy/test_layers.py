@@ -18,7 +18,7 @@ LAYERS: list[set[str]] = [
     | {"ed25519", "signing"},
     {"config"},
     {"store", "tensors", "protocol", "faults"},
-    {"events"},
+    {"events", "corpus"},
     {"runtime", "virtual", "plan", "tasks"},
     {"training", "launch", "chaos", "histories", "forecast"},
     {"learner", "syncer"},
