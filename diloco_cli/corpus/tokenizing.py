@@ -29,6 +29,7 @@ from diloco_cli.corpus.index import (
 from diloco_cli.corpus.text import Piece, Source, digest_of_sources, pieces
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
+from diloco_cli.store.leftovers import discard_leftovers_at
 from diloco_cli.store.port import Store
 
 PROGRESS_KEY = "tokenizing.json"
@@ -76,6 +77,7 @@ def tokenize(
     index = Index(dtype, encoder.vocabulary, progress.shards, encoder.digest)
     store.put(INDEX_KEY, encode_index(index))
     store.delete(PROGRESS_KEY)
+    discard_leftovers_at(store.url)  # of earlier processes that were killed
     return index
 
 
