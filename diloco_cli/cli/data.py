@@ -14,8 +14,8 @@ from diloco_cli.units import format_count, format_size
 
 if TYPE_CHECKING:
     from diloco_cli.corpus.index import Index, Shard
-    from diloco_cli.corpus.text import Source
-    from diloco_cli.corpus.tokenizing import Progress
+    from diloco_cli.corpus.text import TextFile
+    from diloco_cli.corpus.tokenizing import Tokenized
     from diloco_cli.store.port import Store
 
 Dtype = Literal["uint16", "uint32"]
@@ -98,13 +98,13 @@ def show(
 class _Teller:
     """Says of each finished shard how far the work has come."""
 
-    def __init__(self, sources: list[Source], line: ProgressLine) -> None:
+    def __init__(self, sources: list[TextFile], line: ProgressLine) -> None:
         self._before = [0]
         for source in sources:
             self._before.append(self._before[-1] + source.size)
         self._line = line
 
-    def __call__(self, shard: Shard, made: Progress) -> None:
+    def __call__(self, shard: Shard, made: Tokenized) -> None:
         whole = (made.file, made.offset) == (0, 0)
         share = 1.0 if whole else (self._before[made.file] + made.offset) / self._before[-1]
         self._line.share = lambda: share

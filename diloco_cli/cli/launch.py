@@ -15,6 +15,7 @@ from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
+    from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.runtime.runs import KnownRun
     from diloco_cli.store.port import Store
 
@@ -86,7 +87,6 @@ def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | No
     from diloco_cli.runtime.runs import remember_run
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import join_url
-    from diloco_cli.tasks.check import check_own_data, check_task, is_worth_a_try
     from diloco_cli.tasks.own_data import prepare_text
 
     search_last(folder)
@@ -102,13 +102,7 @@ def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | No
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
-    about = check_own_data(fresh.settings, fresh.num_shards, max(island.batch_tokens for island in fresh.islands))
-    if about is not None:
-        talk(about)
-    here = all(island.infra == "local" for island in plan.inventory.islands)
-    if here and is_worth_a_try(plan.run, fresh.layout.num_parameters):
-        shown.text = "trying the model and its data"
-        check_task(plan.run, min(island.batch_tokens for island in fresh.islands))
+    _try_task(plan, fresh, shown)
     shown.text = f"proving that the bucket is fit: {url}"
     home = _trusted_store(url)
     theirs = [(store, _trusted_store(store.url)) for store in fresh.regions]
@@ -124,6 +118,20 @@ def _created(plan: Plan, origins: dict[str, str], folder: Path, region: str | No
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
     return known
+
+
+def _try_task(plan: Plan, fresh: RunFormat, shown: ProgressLine) -> None:
+    """What is wrong with the model and its data is said here, before anything is written."""
+    from diloco_cli.tasks.check import check_own_data, check_task, is_worth_a_try
+
+    batches = [island.batch_tokens for island in fresh.islands]
+    about = check_own_data(fresh.settings, fresh.num_shards, max(batches))
+    if about is not None:
+        talk(about)
+    here = all(island.infra == "local" for island in plan.inventory.islands)
+    if here and is_worth_a_try(plan.run, fresh.layout.num_parameters):
+        shown.text = "trying the model and its data"
+        check_task(plan.run, min(batches))
 
 
 def _trusted_store(url: str) -> Store:

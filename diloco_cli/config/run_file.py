@@ -211,7 +211,7 @@ def _check_model(model: ModelSettings, where: str) -> None:
     if model.preset and given:
         raise UsageError(f"model: the preset already says '{given[0]}'; remove one of the two", where=where)
     missing = [key for key, value in numbers.items() if value is None]
-    if given and missing and not (model.huggingface and given == ["sequence"]):
+    if given and missing and not ((model.huggingface or model.entrypoint) and given == ["sequence"]):
         raise UsageError(f"model: plain numbers need all four; missing: {', '.join(missing)}", where=where)
     if not (kinds or given):
         presets = f"a preset ({', '.join(MODEL_PRESETS)}), an entrypoint, a huggingface name or folder"

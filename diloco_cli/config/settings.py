@@ -13,9 +13,9 @@ RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 @dataclass(frozen=True)
 class ModelSettings:
     """A preset, a user's `module:function`, a Hugging Face name or folder (random weights), or (for `plan` and
-    `simulate` alone) plain numbers. `sequence` may stand beside `huggingface`: tokens in a training sequence. `args`
-    are an entrypoint's; in the format of a run with a Hugging Face model, the content of its config.json. `vocabulary`:
-    of a text preset; None: the 256 bytes."""
+    `simulate` alone) plain numbers. `sequence` may stand beside `huggingface` and `entrypoint`: tokens in a
+    training sequence. `args` are an entrypoint's; in the format of a run with a Hugging Face model, the content of its
+    config.json. `vocabulary`: of a preset that reads text; None: the 256 bytes."""
 
     preset: str | None = None
     entrypoint: str | None = None

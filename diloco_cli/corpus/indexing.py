@@ -31,7 +31,7 @@ Told = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
-class _File:
+class _TokenFile:
     """Tokens of `dtype` from byte `offset` on."""
 
     name: str
@@ -79,7 +79,7 @@ def _names(store: Store) -> Iterator[str]:
         after = page[-1]
 
 
-def _file(store: Store, name: str, dtype: str) -> _File:
+def _file(store: Store, name: str, dtype: str) -> _TokenFile:
     stat, where = store.stat(name), f"{store.url}/{name}"
     if stat is None:
         raise DataCheckError("went while it was read", where=where)
@@ -89,7 +89,7 @@ def _file(store: Store, name: str, dtype: str) -> _File:
         if stat.size_bytes != wanted:
             raise DataCheckError(f"has {stat.size_bytes} bytes, its header says {wanted}", where=where)
     else:
-        found = _File(name, 0, stat.size_bytes // ITEM_BYTES[dtype], dtype)
+        found = _TokenFile(name, 0, stat.size_bytes // ITEM_BYTES[dtype], dtype)
         if stat.size_bytes % ITEM_BYTES[dtype]:
             raise UsageError(f"its {stat.size_bytes} bytes are no whole number of {dtype}", where=where)
     if not found.tokens:
@@ -97,7 +97,7 @@ def _file(store: Store, name: str, dtype: str) -> _File:
     return found
 
 
-def _numpy_file(name: str, head: bytes, where: str) -> _File:
+def _numpy_file(name: str, head: bytes, where: str) -> _TokenFile:
     stream = BytesIO(head)
     try:
         version = npy.read_magic(stream)
@@ -111,10 +111,12 @@ def _numpy_file(name: str, head: bytes, where: str) -> _File:
             where=where,
             hint="numpy.save(FILE, tokens.astype('uint16'))",
         )
-    return _File(name, stream.tell(), prod(shape), "uint16" if dtype.itemsize == ITEM_BYTES["uint16"] else "uint32")
+    return _TokenFile(
+        name, stream.tell(), prod(shape), "uint16" if dtype.itemsize == ITEM_BYTES["uint16"] else "uint32"
+    )
 
 
-def _summed(store: Store, file: _File, tell: Told) -> tuple[Shard, int]:
+def _summed(store: Store, file: _TokenFile, tell: Told) -> tuple[Shard, int]:
     """The shard, and its largest token."""
     size = file.tokens * ITEM_BYTES[file.dtype]
     sums, largest = [], 0

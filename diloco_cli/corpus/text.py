@@ -16,7 +16,7 @@ MAGIC = "*?["
 
 
 @dataclass(frozen=True)
-class Source:
+class TextFile:
     """A file; `name` is relative to what was asked for, the same wherever that lies."""
 
     name: str
@@ -26,7 +26,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """`text` of a file; the next piece begins at byte `end` of file number `file`. `is_last`: of its file."""
 
     file: int
@@ -35,10 +35,10 @@ class Piece:
     is_last: bool
 
 
-def find_sources(patterns: Iterable[str]) -> list[Source]:
+def find_sources(patterns: Iterable[str]) -> list[TextFile]:
     """The files that these name: paths, patterns (** for any folders), or folders with all that is in them, save what
     begins with a dot. Sorted by name; empty files are left out. Raises NotFoundError where one names no text."""
-    found: list[Source] = []
+    found: list[TextFile] = []
     for pattern in patterns:
         root, paths = _matching(pattern)
         sources = [_source(path, root) for path in paths if path.is_file()]
@@ -57,13 +57,13 @@ def fixed_folder(pattern: str) -> Path:
     return Path(*parts[:fixed])
 
 
-def digest_of_sources(sources: Iterable[Source]) -> str:
+def digest_of_sources(sources: Iterable[TextFile]) -> str:
     """Of names, sizes and times: which files these are on this machine, without reading them."""
     lines = (f"{source.name}\0{source.size}\0{source.modified_ns}\n" for source in sources)
     return digest("".join(lines).encode())
 
 
-def pieces(sources: list[Source], file: int = 0, offset: int = 0) -> Iterator[Piece]:
+def pieces(sources: list[TextFile], file: int = 0, offset: int = 0) -> Iterator[TextPiece]:
     """All text from byte `offset` of file number `file` on. A piece ends behind a line's end, or else between two
     characters of UTF-8; so the pieces from any piece's end on are the same as without a stop."""
     for number in range(file, len(sources)):
@@ -73,7 +73,7 @@ def pieces(sources: list[Source], file: int = 0, offset: int = 0) -> Iterator[Pi
                 end = len(data) if len(data) < PIECE_BYTES else _cut(data)
                 offset += end
                 stream.seek(offset)
-                yield Piece(number, data[:end], offset, offset >= sources[number].size)
+                yield TextPiece(number, data[:end], offset, offset >= sources[number].size)
         offset = 0
 
 
@@ -98,6 +98,6 @@ def _matching(pattern: str) -> tuple[Path, list[Path]]:
     return fixed_folder(pattern), [Path(path) for path in glob.glob(pattern, recursive=True)]
 
 
-def _source(path: Path, root: Path) -> Source:
+def _source(path: Path, root: Path) -> TextFile:
     status = path.stat()
-    return Source(path.relative_to(root).as_posix(), path, status.st_size, status.st_mtime_ns)
+    return TextFile(path.relative_to(root).as_posix(), path, status.st_size, status.st_mtime_ns)

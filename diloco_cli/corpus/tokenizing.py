@@ -26,7 +26,7 @@ from diloco_cli.corpus.index import (
     dtype_for,
     encode_index,
 )
-from diloco_cli.corpus.text import Piece, Source, digest_of_sources, pieces
+from diloco_cli.corpus.text import TextFile, TextPiece, digest_of_sources, pieces
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.store.leftovers import discard_leftovers_at
@@ -39,7 +39,7 @@ AT_ONCE = 32  # pieces that a tokenizer gets together: it uses all cores
 
 
 @dataclass(frozen=True)
-class Progress:
+class Tokenized:
     """`work`: the digest of what is tokenized and how. The next shard begins at byte `offset` of file `file`."""
 
     work: str
@@ -48,11 +48,11 @@ class Progress:
     offset: int = 0
 
 
-OnShard = Callable[[Shard, Progress], None]
+OnShard = Callable[[Shard, Tokenized], None]
 
 
 def tokenize(
-    store: Store, sources: list[Source], encoder: Encoder, dtype: str | None = None,
+    store: Store, sources: list[TextFile], encoder: Encoder, dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES, on_shard: OnShard = lambda shard, progress: None,
 ) -> Index:  # fmt: skip
     """The index of the finished shards in `store`. Raises UsageError if the store holds other work, if a file is no
@@ -93,7 +93,7 @@ def refuse_unfinished(store: Store) -> None:
         raise UsageError("text is being tokenized here, and not all of it is", where=store.url, hint=hint)
 
 
-def _begun(store: Store, work: str) -> Progress:
+def _begun(store: Store, work: str) -> Tokenized:
     """How far this work has come here."""
     work = digest(work.encode())
     data = store.get(PROGRESS_KEY, MAX_INDEX_BYTES)
@@ -101,12 +101,12 @@ def _begun(store: Store, work: str) -> Progress:
         if any(name.endswith(SUFFIX) for name in store.list("")):
             hint = f"write to another place with -o; or, if these are your shards: diloco data index {store.url}"
             raise UsageError("there are other shards, which would be written over", where=store.url, hint=hint)
-        store.put(PROGRESS_KEY, json.dumps(to_plain(Progress(work))).encode())
-        return Progress(work)
+        store.put(PROGRESS_KEY, json.dumps(to_plain(Tokenized(work))).encode())
+        return Tokenized(work)
     try:
-        found = from_plain(Progress, parse_object(data, MAX_INDEX_BYTES))
+        found = from_plain(Tokenized, parse_object(data, MAX_INDEX_BYTES))
     except (ValueError, UsageError):
-        found = Progress("")
+        found = Tokenized("")
     if found.work != work:
         raise UsageError(
             "here lie shards of other text, of another tokenizer, or of text that has changed since",
@@ -116,7 +116,7 @@ def _begun(store: Store, work: str) -> Progress:
     return found
 
 
-def _encoded(sources: list[Source], encoder: Encoder, begin: Progress) -> Iterator[tuple[Piece, Tokens]]:
+def _encoded(sources: list[TextFile], encoder: Encoder, begin: Tokenized) -> Iterator[tuple[TextPiece, Tokens]]:
     """Each piece with its tokens, and with what ends its document."""
     end = np.asarray(encoder.end, np.uint32)
     remaining = pieces(sources, begin.file, begin.offset)
@@ -129,7 +129,7 @@ def _encoded(sources: list[Source], encoder: Encoder, begin: Progress) -> Iterat
             yield piece, np.concatenate([tokens, end]) if piece.is_last else tokens
 
 
-def _no_text(sources: list[Source], some: list[Piece]) -> UsageError:
+def _no_text(sources: list[TextFile], some: list[TextPiece]) -> UsageError:
     for piece in some:
         try:
             piece.text.decode()
@@ -141,7 +141,7 @@ def _no_text(sources: list[Source], some: list[Piece]) -> UsageError:
     raise AssertionError("every piece is text")
 
 
-def _kept(store: Store, progress: Progress, pending: list[Tokens], dtype: str, piece: Piece | None) -> Progress:
+def _kept(store: Store, progress: Tokenized, pending: list[Tokens], dtype: str, piece: TextPiece | None) -> Tokenized:
     """Write a shard, then how far the work has come."""
     name = f"{len(progress.shards):06d}{SUFFIX}"
     data = np.concatenate(pending).astype(np.dtype(dtype).newbyteorder("<")).tobytes()

@@ -148,8 +148,8 @@ def _facts_of_huggingface(name: str, sequence: int | None, folder: Path) -> Mode
 
 
 def _sequence(run: RunSettings) -> int:
-    """The sequence length: `sequence` in `args`, else that of preset data."""
-    named = run.model.args.get("sequence", run.data.args.get("sequence"))
+    """The sequence length: model.sequence, `sequence` in `args`, else that of preset data."""
+    named = run.model.sequence or run.model.args.get("sequence", run.data.args.get("sequence"))
     if isinstance(named, int) and named > 0:
         return named
     return PRESET_SEQUENCE if run.data.preset or run.data.is_own else UNKNOWN_SEQUENCE

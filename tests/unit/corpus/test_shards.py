@@ -28,7 +28,7 @@ def small_blocks():
         yield
 
 
-class CountingStore(MemoryStore):
+class ReadCounter(MemoryStore):
     """Counts what is read of each object."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class CountingStore(MemoryStore):
         return super().get_range(key, start, end)
 
 
-def stream_of(lengths: list[int], dtype: str = "uint16", offset: int = 0) -> tuple[CountingStore, Index]:
+def stream_of(lengths: list[int], dtype: str = "uint16", offset: int = 0) -> tuple[ReadCounter, Index]:
     """The tokens 0, 1, 2 ... in shards of these lengths."""
-    store, shards, begin = CountingStore(), [], 0
+    store, shards, begin = ReadCounter(), [], 0
     for number, length in enumerate(lengths):
         data = np.arange(begin, begin + length, dtype=dtype).tobytes()
         sums = tuple(block_sum(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK))

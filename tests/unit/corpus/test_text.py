@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.corpus import text as text_module
-from diloco_cli.corpus.text import Source, digest_of_sources, find_sources, fixed_folder, pieces
+from diloco_cli.corpus.text import TextFile, digest_of_sources, find_sources, fixed_folder, pieces
 from diloco_cli.errors import NotFoundError
 
 
@@ -59,7 +59,7 @@ def test_pieces_are_all_of_the_text_and_the_same_from_any_piece_on(tmp_path_fact
     for number, words in enumerate(texts):
         path = folder / str(number)
         path.write_bytes(words.encode())
-        sources.append(Source(str(number), path, path.stat().st_size, 0))
+        sources.append(TextFile(str(number), path, path.stat().st_size, 0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_module, "PIECE_BYTES", 11)
         whole = list(pieces(sources))

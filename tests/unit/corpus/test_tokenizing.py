@@ -51,7 +51,7 @@ def test_bytes_become_tokens_with_a_line_s_end_behind_each_document(corpus: Path
     assert bytes(tokens.astype(np.uint8)).decode() == "".join(f"{words}\n" for words in WORDS)
 
 
-class FailingStore(MemoryStore):
+class FailsAtOnePut(MemoryStore):
     """Its put number `last` fails, before or after the object is there."""
 
     def __init__(self, last: int, after: bool) -> None:
@@ -73,7 +73,7 @@ def test_whatever_was_interrupted_ends_with_the_same_bytes(corpus: Path, after: 
     number = 0
     while True:
         number += 1
-        store = FailingStore(number, after)
+        store = FailsAtOnePut(number, after)
         try:
             made(corpus, store)
             break  # more puts than there are
@@ -113,7 +113,7 @@ def test_a_kill_keeps_the_finished_shards_and_changes_no_byte(corpus: Path, tmp_
 
 
 def test_other_text_does_not_go_on_in_the_same_place(corpus: Path) -> None:
-    store = FailingStore(4, after=True)
+    store = FailsAtOnePut(4, after=True)
     with pytest.raises(ConnectionError):
         made(corpus, store)
     (corpus / "0.txt").write_text("changed")

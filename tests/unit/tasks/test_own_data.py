@@ -186,6 +186,8 @@ def test_epochs_are_told_and_streams_shorter_than_a_batch_refused(tmp_path: Path
     run = shards_in(tmp_path)
     told = check_own_data(run, 2, 256)
     assert told == "data: 95k tokens to train on, 4.99k held out; the run's 1M are 10.5 epochs"
-    with pytest.raises(UsageError, match=r"too short: 95k tokens to train on, in 2 streams of 47\.5k, .* batch has 64k"):
+    with pytest.raises(
+        UsageError, match=r"too short: 95k tokens to train on, in 2 streams of 47\.5k, .* batch has 64k"
+    ):
         check_own_data(run, 2, 64_000)
     assert check_own_data(run_with(DataSettings(preset="python-stdlib")), 2, 256) is None
