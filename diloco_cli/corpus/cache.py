@@ -33,6 +33,9 @@ class BlockCache:
             return None
         return data
 
+    def holds(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
     def put(self, name: str, data: bytes) -> None:
         """Keep these bytes, if they fit, in the place of older ones. A full or read-only disk only means no cache."""
         if len(data) > self.max_bytes:

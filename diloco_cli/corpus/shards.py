@@ -24,6 +24,7 @@ from diloco_cli.store.port import Store
 
 HELD_BLOCKS = 3 * WINDOW  # in memory, 4 MiB each: a shuffled block lies on two or three blocks of the index
 Tokens = npt.NDArray[Any]
+Place = tuple[int, int]  # the number of a shard, the number of a block in it
 
 
 class TokenShards:
@@ -35,7 +36,7 @@ class TokenShards:
         self._dtype = np.dtype(index.dtype).newbyteorder("<")
         self._block_tokens = BLOCK_BYTES // index.item_bytes
         self._begins = [0, *accumulate(shard.tokens for shard in index.shards)]
-        self._held: OrderedDict[tuple[int, int], Tokens] = OrderedDict()
+        self._held: OrderedDict[Place, Tokens] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, start: int, stop: int) -> Tokens:
@@ -49,6 +50,29 @@ class TokenShards:
             parts.append(self._block(number, block)[within : within + end])
             start += end
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def blocks_at(self, starts: npt.NDArray[np.int64], length: int) -> list[Place]:
+        """The blocks in which these stretches of `length` tokens begin and end, each once, in order."""
+        ends = np.concatenate([starts, starts + length - 1])
+        numbers = np.searchsorted(self._begins, ends, side="right") - 1
+        blocks = (ends - np.asarray(self._begins)[numbers]) // self._block_tokens
+        return sorted({(int(number), int(block)) for number, block in zip(numbers, blocks, strict=True)})
+
+    def load(self, places: list[Place]) -> None:
+        """Hold these blocks in memory, if they are not; many are fetched at a time. More than are ever held are left to
+        `read`."""
+        with self._lock:
+            missing = [place for place in places if place not in self._held]
+        if len(places) <= HELD_BLOCKS:
+            for place, data in zip(missing, answers(lambda place: self._bytes(*place), missing), strict=True):
+                self._hold(place, data)
+
+    def keep_ahead(self, places: list[Place]) -> None:
+        """Fetch these blocks into the local cache, one after the other, if they are not there. Raises StoreError."""
+        if self.cache is not None:
+            for number, block in places:
+                if not self.cache.holds(self.index.shards[number].blocks[block]):
+                    self._bytes(number, block)
 
     def check_sizes(self) -> None:
         """Whether every shard is there with the bytes that the index says. Raises DataCheckError."""
@@ -72,7 +96,10 @@ class TokenShards:
             if place in self._held:
                 self._held.move_to_end(place)
                 return self._held[place]
-        found = np.frombuffer(self._bytes(number, block), self._dtype)
+        return self._hold(place, self._bytes(number, block))
+
+    def _hold(self, place: Place, data: bytes) -> Tokens:
+        found = np.frombuffer(data, self._dtype)
         with self._lock:
             self._held[place] = found
             while len(self._held) > HELD_BLOCKS:

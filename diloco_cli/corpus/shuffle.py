@@ -24,11 +24,11 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))  # splitmi
 
 
 class BlockShuffle:
-    """Of `size` sequences, in blocks of `block` sequences."""
+    """Of `size` sequences, in blocks of `block` sequences; `window`: how many are shuffled among themselves."""
 
     def __init__(self, size: int, block: int, seed: int) -> None:
         self.size, self.block, self.seed = size, block, seed
-        self._window = WINDOW * block
+        self.window = WINDOW * block
 
     def shard(self, shard: int, num_shards: int, first: int, count: int) -> Numbers:
         """[count] int64: the sequences number `first` to `first + count` of a shard's endless stream. Raises ValueError
@@ -48,15 +48,15 @@ class BlockShuffle:
         """The sequences at these places of an epoch's order."""
         found = []
         while count > 0:
-            window, done = divmod(first, self._window)
-            taken = min(count, self._window - done)
+            window, done = divmod(first, self.window)
+            taken = min(count, self.window - done)
             found.append(self._of_window(epoch, window, np.arange(done, done + taken, dtype=np.int64)))
             first, count = first + taken, count - taken
         return np.concatenate(found)
 
     def _of_window(self, epoch: int, window: int, places: Numbers) -> Numbers:
-        begin = window * self._window
-        inner = permuted(places, min(self._window, self.size - begin), self._key("sequences", epoch, window))
+        begin = window * self.window
+        inner = permuted(places, min(self.window, self.size - begin), self._key("sequences", epoch, window))
         slots, within = np.divmod(begin + inner, self.block)
         whole = self.size // self.block  # a shorter block comes last in the order
         blocks, moved = slots.copy(), slots < whole

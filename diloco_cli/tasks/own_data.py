@@ -6,7 +6,9 @@ its place. A machine whose data differ refuses before it trains.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,11 @@ from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.corpus.index import BLOCK_BYTES, Index, read_index
 from diloco_cli.corpus.places import shards_here
 from diloco_cli.corpus.shards import TokenShards
-from diloco_cli.corpus.shuffle import BlockShuffle
+from diloco_cli.corpus.shuffle import BlockShuffle, Numbers
 from diloco_cli.corpus.split import Split
 from diloco_cli.corpus.text_shards import shards_of_text
 from diloco_cli.corpus.tokenizing import OnShard
-from diloco_cli.errors import DataCheckError, UsageError
+from diloco_cli.errors import DataCheckError, DilocoError, UsageError
 from diloco_cli.paths import user_cache_directory
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -42,11 +44,14 @@ class OwnTokens:
         self.split = Split((shards.num_tokens - 1) // sequence, held_out)
         block = -(-BLOCK_BYTES // (sequence * shards.index.item_bytes))
         self._order = BlockShuffle(self.split.train, block, seed)
+        self._ahead = threading.Thread()
 
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
         """(tokens, targets), each [batch_tokens / sequence, sequence] int64, from `position` tokens of the shard on."""
         first, count = position // self.sequence, batch_tokens // self.sequence
-        return self._cut(self.split.trained(self._order.shard(shard, num_shards, first, count)))
+        if self.shards.cache is not None and not self._ahead.is_alive():
+            self._read_ahead(self._numbers(shard, num_shards, first + self._order.window // 2, count))
+        return self._cut(self._numbers(shard, num_shards, first, count))
 
     def held_out(self, num_sequences: int, batch_size: int = 32) -> Iterator[Batch]:
         """The same sequences every time, spread evenly over the whole."""
@@ -54,8 +59,24 @@ class OwnTokens:
         for start in range(0, len(chosen), batch_size):
             yield self._cut(chosen[start : start + batch_size])
 
-    def _cut(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Batch:
+    def _numbers(self, shard: int, num_shards: int, first: int, count: int) -> Numbers:
+        """Of sequences of the whole stream."""
+        return self.split.trained(self._order.shard(shard, num_shards, first, count))
+
+    def _read_ahead(self, numbers: Numbers) -> None:
+        """Beside the training, what a batch half a window later needs comes from the bucket into the local cache."""
+        places = self.shards.blocks_at(numbers * self.sequence, self.sequence + 1)
+
+        def fetch() -> None:
+            with suppress(DilocoError):  # raised where the blocks are read
+                self.shards.keep_ahead(places)
+
+        self._ahead = threading.Thread(target=fetch, name="read-ahead", daemon=True)
+        self._ahead.start()
+
+    def _cut(self, numbers: Numbers) -> Batch:
         """Read in the order in which they lie, so that no block is read twice for a batch."""
+        self.shards.load(self.shards.blocks_at(numbers * self.sequence, self.sequence + 1))
         rows = np.empty((len(numbers), self.sequence + 1), np.int64)
         for row in np.argsort(numbers, kind="stable"):
             begin = int(numbers[row]) * self.sequence

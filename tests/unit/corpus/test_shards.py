@@ -75,6 +75,32 @@ def test_a_block_is_read_once_and_only_so_many_are_held():
     assert len(shards._held) == HELD_BLOCKS
 
 
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), data=st.data())
+def test_what_was_loaded_is_all_that_a_reading_needs(lengths, data):
+    store, index = stream_of(lengths)
+    length = data.draw(st.integers(1, min(8, index.num_tokens)))
+    starts = data.draw(st.lists(st.integers(0, index.num_tokens - length), min_size=1, max_size=4))
+    shards = TokenShards(store, index)
+    shards.load(shards.blocks_at(np.array(starts), length))
+    before = len(store.ranges)
+    assert before == len(set(store.ranges)), "each once"
+    for start in starts:
+        assert list(shards.read(start, start + length)) == list(range(start, start + length))
+    if min(lengths) >= length:  # else it may reach over a whole shard, whose block is read when it is needed
+        assert len(store.ranges) == before
+
+
+def test_blocks_are_fetched_ahead_into_the_cache_once(tmp_path: Path) -> None:
+    store, index = stream_of([64])
+    shards = TokenShards(store, index, BlockCache(tmp_path, 1000))
+    for _ in range(2):
+        shards.keep_ahead([(0, 1), (0, 2)])
+    assert store.ranges == [("0.bin", 16, 32), ("0.bin", 32, 48)]
+    shards.read(8, 24)
+    assert len(store.ranges) == 2
+
+
 def test_the_cache_saves_the_bucket_a_second_reading(tmp_path: Path) -> None:
     store, index = stream_of([64])
     assert list(TokenShards(store, index, BlockCache(tmp_path, 1000)).read(0, 64)) == list(range(64))

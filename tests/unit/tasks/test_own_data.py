@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from diloco_cli.config.settings import DataSettings, EvaluationSettings, ModelSettings, RunSettings, TrainSettings
+from diloco_cli.corpus.cache import BlockCache
 from diloco_cli.corpus.index import INDEX_KEY
 from diloco_cli.corpus.indexing import index_shards
 from diloco_cli.corpus.places import SHARDS_VARIABLE, data_places
@@ -17,6 +18,7 @@ from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, Refuse
 from diloco_cli.store.open import open_store
 from diloco_cli.tasks.build import build_data, build_model, carried
 from diloco_cli.tasks.check import check_own_data, check_task
+from diloco_cli.tasks.own_data import OwnTokens
 from diloco_cli.training.replica import Replica
 from tests.tokenizer import write_tokenizer
 
@@ -105,6 +107,21 @@ def test_a_format_carries_what_the_data_are_and_another_machine_compares(tmp_pat
     same_size = shards_in(tmp_path / "third", largest=254)
     with pytest.raises(DataCheckError, match="not the data that the run began with"):
         build_data(replace(fresh, data=replace(fresh.data, tokens=same_size.data.tokens)))
+
+
+def test_a_bucket_s_blocks_are_fetched_before_a_batch_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shards_in(tmp_path)
+    data = build_data(run)
+    assert isinstance(data, OwnTokens)
+    data.shards.cache = BlockCache(tmp_path / "cache", 10**8)
+    data.batch(0, 1, 0, 256)
+    data._ahead.join()
+    assert data.shards.cache.num_bytes() == 200_000, "both shards, each of one block"
+    monkeypatch.setattr(data.shards.store, "get_range", lambda *_: pytest.fail("read again"))
+    data.shards._held.clear()
+    assert len(data.batch(0, 1, 4096, 4096)[0]) == 64
 
 
 def test_text_that_changed_since_the_run_began_is_refused(tmp_path: Path) -> None:
