@@ -4,8 +4,9 @@ Shards go into the GCS fake of the contract suite; three learners of `diloco lau
 real batches of them, a fourth joins and is told to leave again, and two learners and the syncer are killed on the way.
 Every sequence begins with its own number. Afterwards the log is read as plain JSON, apart from the product's books: of
 each learner's positions, which counted (once a fragment, or it is a violation), which were offered and discarded, and
-which were lost with an incarnation; and whether the sequences that counted are those that the learners' models saw. The
-cache on the disk is measured all the while. Ends with a row for README.md, and with status 1 if anything was violated.
+which are in no offer (lost with a process, or dropped at the drift bound); and whether the sequences that counted are
+those that the learners' models saw. The cache on the disk is measured all the while. Ends with a row for README.md, and
+with status 1 if anything was violated.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ CACHE_BYTES = 64_000_000
 SHARD_BYTES = 32 << 20
 WITHIN_S = 3000.0
 HEADER = (
-    "| shards | of the data | kills | merged twice | applied | discarded | lost (longest, steps) | largest cache | s |"
-    " violations |\n|---|---|---|---|---|---|---|---|---|---|"
+    "| shards | of the data | kills | merged twice | applied | discarded | in no offer (longest, steps) | largest cache |"
+    " s | violations |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 Range = tuple[int, int]
 
 
 @dataclass
-class Books:
+class DataBooks:
     """What an own reading of the log finds; positions are in tokens of a learner's stream, summed over fragments."""
 
     applied: int = 0
@@ -89,7 +90,7 @@ def write_shards(store: GCSStore, num_bytes: int) -> int:
     return total * SEQUENCE + 1
 
 
-class Run:
+class DisturbedRun:
     """`diloco launch` in a folder, and learners beside it."""
 
     def __init__(self, folder: Path, server: FakeGCS, tokens: int, batch_tokens: int) -> None:
@@ -154,9 +155,9 @@ class Run:
                 continue
 
 
-def read_books(run: Run) -> Books:
+def read_books(run: DisturbedRun) -> DataBooks:
     """From the bucket's JSON alone."""
-    books = Books()
+    books = DataBooks()
     commits, offers = run.objects("commit"), run.objects("offer")
     streams = {name: number for number, name in enumerate((*LEARNERS, JOINER))}
     counted: dict[tuple[str, int], list[Range]] = defaultdict(list)
@@ -190,7 +191,7 @@ def read_books(run: Run) -> Books:
     return books
 
 
-def check_sequences(run: Run, books: Books, tokens: int) -> None:
+def check_sequences(run: DisturbedRun, books: DataBooks, tokens: int) -> None:
     """The sequences that counted: none twice in an epoch, none held out, all seen by a model."""
     split = Split((tokens - 1) // SEQUENCE, HELD_OUT)
     order = BlockShuffle(split.train, -(-BLOCK_BYTES // (SEQUENCE * 2)), SEED)
@@ -248,14 +249,14 @@ def watched(folder: Path) -> Iterator[list[int]]:
     thread.join()
 
 
-def study(folder: Path, num_bytes: int, share: float, steps: int) -> tuple[Books, str]:
+def study(folder: Path, num_bytes: int, share: float, steps: int) -> tuple[DataBooks, str]:
     """Train on `share` of the tokens, in about so many steps of all learners. The books, and the row for README.md."""
     began_s = time.monotonic()
     with FakeGCS("runs") as server:
         os.environ["STORAGE_EMULATOR_HOST"] = server.url
         tokens = write_shards(GCSStore("runs", "tokens"), num_bytes)
         target = int(share * tokens)
-        run = Run(folder, server, target, max(1, target // steps // SEQUENCE) * SEQUENCE)
+        run = DisturbedRun(folder, server, target, max(1, target // steps // SEQUENCE) * SEQUENCE)
         try:
             with watched(folder / "home" / ".data" / "blocks") as largest:
                 _disturbed(run, target)
@@ -277,7 +278,7 @@ def study(folder: Path, num_bytes: int, share: float, steps: int) -> tuple[Books
     return books, row
 
 
-def _disturbed(run: Run, target: int) -> None:
+def _disturbed(run: DisturbedRun, target: int) -> None:
     launched = run.diloco("launch", "run.yaml")
     run.wait(0.1, target)
     where = ("--run", f"gs://runs/here/{NAME}", f"--name={JOINER}", "--join", "--allow-code", "tests.studies.toy_task")

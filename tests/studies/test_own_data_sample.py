@@ -17,7 +17,7 @@ def offered(learner: str, start: int, stop: int, seq: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Told:
+class GivenLog:
     """A run whose log is given: the first offer is merged, and again if `twice`; the others are refused or not."""
 
     def __init__(self, *offers: dict[str, Any], twice: bool = False) -> None:
@@ -32,16 +32,16 @@ class Told:
 
 
 def test_the_books_tell_what_counted_was_discarded_or_lost() -> None:
-    run = Told(offered("l0", 0, 100, 1), offered("l0", 130, 150, 2))
+    run = GivenLog(offered("l0", 0, 100, 1), offered("l0", 130, 150, 2))
     books = read_books(run)  # type: ignore[arg-type]
     assert (books.applied, books.twice, books.discarded, books.lost, books.longest_lost) == (100, 0, 20, 30, 30)
     assert books.ranges == {0: [(0, 100)]} and not books.violations
 
 
 def test_the_books_find_what_counted_twice_and_what_nobody_answered() -> None:
-    twice = read_books(Told(offered("l1", 0, 100, 1), twice=True))  # type: ignore[arg-type]
+    twice = read_books(GivenLog(offered("l1", 0, 100, 1), twice=True))  # type: ignore[arg-type]
     assert twice.twice == 100
-    unanswered = Told(offered("l1", 0, 100, 1), offered("l1", 100, 110, 2))
+    unanswered = GivenLog(offered("l1", 0, 100, 1), offered("l1", 100, 110, 2))
     unanswered.kept["commit"][0]["outcomes"] = []
     assert "has no outcome" in read_books(unanswered).violations[0]  # type: ignore[arg-type]
 
