@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 LARGEST_GROUP = 16  # sequences
+SMALLEST_SHARE = 1e-6
 LEAST_GROUPS = 64  # held-out groups, before they are made longer than one sequence
 
 Numbers = npt.NDArray[np.int64]
@@ -27,7 +28,7 @@ class Split:
     @property
     def period(self) -> int:
         """In groups."""
-        return max(2, round(1 / self.share)) if self.share else 0
+        return max(2, round(1 / max(self.share, SMALLEST_SHARE))) if self.share else 0
 
     @property
     def group(self) -> int:

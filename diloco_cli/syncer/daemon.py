@@ -125,12 +125,12 @@ def _serve_once(
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
-    """None where this machine has not consented to the model's code: that is no reason not to merge."""
+    """None where this machine has not consented to the model's code, or to its data: that is no reason not to merge."""
     if run.settings.consented:
         return EvaluatorProcess(url)
     named = ", ".join([*map(str, code_of(run.settings)), *data_places(run.settings.data)])
     say(f"{utc_now_text()} no evaluations here: this machine has not consented to {named}; to have them, start this")
-    say(f"{utc_now_text()} syncer with --allow-code MODULE or --allow-code {format_digest(run)}")
+    say(f"{utc_now_text()} syncer with --allow-code MODULE, --allow-store URL or --allow-code {format_digest(run)}")
     return NoEvaluator()
 
 

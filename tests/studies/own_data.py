@@ -51,8 +51,8 @@ CACHE_BYTES = 64_000_000
 SHARD_BYTES = 32 << 20
 WITHIN_S = 3000.0
 HEADER = (
-    "| shards | of the data | kills | merged twice | applied | discarded | in no offer (longest, steps) | largest cache |"
-    " s | violations |\n|---|---|---|---|---|---|---|---|---|---|"
+    "| shards | of the data | kills | merged twice | applied | discarded | in no offer (longest, steps) | largest"
+    " cache | s | violations |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 Range = tuple[int, int]
 

@@ -23,6 +23,11 @@ def test_the_share_is_about_what_was_asked_for():
     assert Split(1000, 0.05).held_out == 50
 
 
+def test_a_share_that_a_bucket_made_up_is_still_a_split():
+    assert Split(1000, 5e-324).held_out == 0 and Split(1000, -1.0).held_out == 0
+    assert Split(1000, 7.0).held_out == 496
+
+
 def test_the_held_out_part_is_spread_over_the_whole_in_few_groups():
     split = Split(100_000, 0.02)
     chosen = split.evaluated(64)
