@@ -66,7 +66,7 @@ def consented(run: RunFormat, url: str, here: NamedHere, stores: Iterable[str] =
         return _allowed(run)
     known, folder = remembered(named.digest)
     allowance = known | here.allowance
-    runs = decide(replace(named, stores=_elsewhere(data, url)), allowance).allowed
+    runs = decide(replace(named, stores=data_elsewhere(run, url)), allowance).allowed
     needed = named if code else replace(named, code=(), stores=_elsewhere(stores, url))
     decision = decide(needed, allowance)
     if not decision.allowed:
@@ -85,6 +85,11 @@ def refused_stores(run: RunFormat, url: str, stores: Iterable[str]) -> tuple[str
     """Those of the `stores` that this machine has not consented to open."""
     named = FormatNames(format_digest(run), stores=_elsewhere(stores, url))
     return decide(named, remembered(named.digest)[0]).stores if named else ()
+
+
+def data_elsewhere(run: RunFormat, url: str) -> tuple[str, ...]:
+    """Where own data lie that are not beside the run at this URL."""
+    return _elsewhere(data_places(run.settings.data), url)
 
 
 def _elsewhere(stores: Iterable[str], url: str) -> tuple[str, ...]:

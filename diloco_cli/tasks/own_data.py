@@ -18,13 +18,13 @@ from diloco_cli.config.settings import DataSettings, RunSettings
 from diloco_cli.corpus.cache import BlockCache
 from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.corpus.index import BLOCK_BYTES, Index, read_index
-from diloco_cli.corpus.places import shards_here
+from diloco_cli.corpus.places import SHARDS_VARIABLE, shards_here
 from diloco_cli.corpus.shards import TokenShards
 from diloco_cli.corpus.shuffle import BlockShuffle, Numbers
 from diloco_cli.corpus.split import Split
 from diloco_cli.corpus.text_shards import shards_of_text
 from diloco_cli.corpus.tokenizing import OnShard
-from diloco_cli.errors import DataCheckError, DilocoError, UsageError
+from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, UsageError
 from diloco_cli.paths import user_cache_directory
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
@@ -152,7 +152,16 @@ def prepare_text(data: DataSettings, on_shard: OnShard) -> None:
 def _store_of(data: DataSettings) -> Store:
     here = shards_here() if data.args.get("digest") else None
     if here is None and data.text:
-        return shards_of_text(data.text, data.tokenizer)
+        try:
+            return shards_of_text(data.text, data.tokenizer)
+        except NotFoundError as error:
+            if not data.args.get("digest"):
+                raise
+            raise NotFoundError(  # on a machine that did not launch the run
+                f"the run's text is not on this machine: {error.message}",
+                where=error.where,
+                hint=f"bring it to the same place; or make token shards of it, and name them: {SHARDS_VARIABLE}=FOLDER",
+            ) from error
     return RetryingStore(open_store(here or data.tokens or ""), PATIENCE_S)
 
 

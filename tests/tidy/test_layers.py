@@ -165,6 +165,8 @@ HEAVY = {"torch", "gcsfs", "fsspec", "aiohttp", "numpy", "safetensors"}
         ("--help", HEAVY),
         ("plan templates/inventory.yaml", HEAVY | {"rich"}),
         ("plan -f examples/quickstart/run.yaml", HEAVY | {"rich"}),
+        ("plan -f examples/own-data/run.yaml", HEAVY | {"rich"}),
+        ("data show nowhere", {"torch", "gcsfs"}),
         ("status nowhere", HEAVY),
         ("chaos list", HEAVY),
         ("runs", HEAVY),

@@ -156,6 +156,18 @@ def test_a_machine_may_have_its_own_copy_of_the_shards(tmp_path: Path, monkeypat
         build_data(gone)
 
 
+def test_a_machine_without_the_text_is_told_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = carried(text_in(tmp_path / "text"))
+    [made] = (tmp_path / "home" / ".data").glob("text-*")
+    copy = made.rename(tmp_path / "copy")
+    (tmp_path / "text" / "a.txt").unlink()
+    with pytest.raises(NotFoundError, match="the run's text is not on this machine") as raised:
+        build_data(fresh)
+    assert f"{SHARDS_VARIABLE}=FOLDER" in str(raised.value.hint)
+    monkeypatch.setenv(SHARDS_VARIABLE, str(copy))
+    assert build_data(fresh).batch(0, 1, 0, 256)[0].shape == (4, SEQUENCE)
+
+
 def test_nothing_is_read_before_this_machine_s_consent(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="has not consented"):
         build_data(replace(shards_in(tmp_path), consented=False))
