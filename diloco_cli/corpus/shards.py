@@ -61,9 +61,11 @@ class TokenShards:
     def load(self, places: list[Place]) -> None:
         """Hold these blocks in memory, if they are not; many are fetched at a time. More than are ever held are left to
         `read`."""
-        with self._lock:
-            missing = [place for place in places if place not in self._held]
         if len(places) <= HELD_BLOCKS:
+            with self._lock:
+                missing = [place for place in places if place not in self._held]
+                for place in set(places) - set(missing):
+                    self._held.move_to_end(place)  # or those that come would take its room
             for place, data in zip(missing, answers(lambda place: self._bytes(*place), missing), strict=True):
                 self._hold(place, data)
 
