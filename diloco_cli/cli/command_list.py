@@ -20,6 +20,10 @@ BEGIN = {
         "Write a run that trains on this machine, or files to edit.",
         ("diloco init", "diloco init fleet --for gcs"),
     ),
+    "data": Listed(
+        "Token shards of your own text, made and checked.",
+        ("diloco data tokenize 'corpus/**/*.txt' -o tokens", "diloco data show gs://my-bucket/tokens --check"),
+    ),
     "inventory": Listed("Measure this machine for an inventory.", ("diloco inventory probe -f run.yaml",)),
     "plan": Listed(
         "Islands, schedule and predictions for the hardware there is.",

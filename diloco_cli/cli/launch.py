@@ -164,8 +164,9 @@ def _created(
     from diloco_cli.runtime.runs import remember_run
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import join_url
-    from diloco_cli.tasks.check import check_task
+    from diloco_cli.tasks.own_data import prepare_text
 
+    prepare_text(plan.run.data, lambda shard, made: setattr(shown, "text", f"tokenizing: {len(made.shards)} shards"))
     url = join_url(plan.inventory.store.url, plan.run.name)
     shares, slower = shares_here(plan, region)
     if slower is not None:
@@ -177,9 +178,7 @@ def _created(
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
-    if _is_tried_here(plan, fresh):
-        shown.text = "trying the model and its data"
-        check_task(plan.run, min(island.batch_tokens for island in fresh.islands))
+    _try_task(plan, fresh, shown)
     shown.text = f"proving that the bucket is fit: {url}"
     home = _trusted_store(url)
     theirs = [(store, _trusted_store(store.url)) for store in fresh.regions]
@@ -195,6 +194,19 @@ def _created(
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
     return known
+
+
+def _try_task(plan: Plan, fresh: RunFormat, shown: ProgressLine) -> None:
+    """What is wrong with the model and its data is said here, before anything is written."""
+    from diloco_cli.tasks.check import check_own_data, check_task
+
+    batches = [island.batch_tokens for island in fresh.islands]
+    about = check_own_data(fresh.settings, fresh.num_shards, max(batches))
+    if about is not None:
+        talk(about)
+    if _is_tried_here(plan, fresh):
+        shown.text = "trying the model and its data"
+        check_task(plan.run, min(batches))
 
 
 def _trusted_store(url: str) -> Store:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from diloco_cli.cli import complete
-from diloco_cli.cli.consent import AllowCode, named_here
+from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.cli.export import refuse_place, writing_to
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.clock import monotonic_s
@@ -31,6 +31,7 @@ def replay(
         None, "--initial", metavar="FILE", help="The safetensors file of a run that began with pretrained weights."
     ),
     allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
 ) -> None:
     """Play a tape on this one process; exit status 11 if a merge gives other parameters than the tape knows."""
     from diloco_cli.tapes.files import read_tape
@@ -45,7 +46,7 @@ def replay(
         return
     from diloco_cli.runtime.consent import consented
 
-    run = consented(tape.run, str(tape_file), named_here(allow_code))
+    run = consented(tape.run, str(tape_file), named_here(allow_code, allow_store))
     sys.exit(_play(replace(tape, run=run), tape_file, initial, output, device, as_json))
 
 

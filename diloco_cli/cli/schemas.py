@@ -14,6 +14,8 @@ FILES = ("run", "inventory")
 Shape = str | dict[str, Any]  # the place of a dataclass, or the types of keys
 
 DRY = {"dry_run": bool}
+TOKENS = {"url": str, "tokens": int, "shards": int, "dtype": str, "vocabulary": int, "tokenizer": str | None,
+          "digest": str}  # fmt: skip
 FAULT = {"run": str, "plan": str, "dry_run": bool, "faults": list[dict[str, Any]]}
 SHAPES: dict[str, Shape] = {
     "plan": "diloco_cli.plan.plan:Plan",
@@ -47,6 +49,9 @@ SHAPES: dict[str, Shape] = {
     "chaos pause": FAULT,
     "chaos revive": {"run": str, "target": str, **DRY},
     "chaos list": {"run": str, "units": list[dict[str, Any]]},
+    "data tokenize": TOKENS,
+    "data index": TOKENS,
+    "data show": {**TOKENS, "checked": bool},
     "key revoke": {"run": str, "keys": list[str], "commit": int},
     "config": {"settings": dict[str, Any], "origins": dict[str, str]},
     "inventory": {"machine": dict[str, Any], "matrix_tflops": dict[str, Any], "inventory": str},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BYTE_VOCABULARY = 256
 TENSORS_BESIDE_LAYERS = 3  # of text models: embedding, positions, last norm
@@ -116,6 +116,12 @@ MODEL_PRESETS: dict[str, Shape] = {
 }
 TEXT_DATA, VISION_DATA = "python-stdlib", "digits"
 DATA_PRESETS: tuple[str, ...] = (TEXT_DATA, VISION_DATA)
+
+
+def preset_shape(preset: str, vocabulary: int | None = None) -> Shape:
+    """The shape of a preset, with a vocabulary of one's own if it reads text."""
+    shape = MODEL_PRESETS[preset]
+    return replace(shape, vocabulary=vocabulary) if vocabulary and isinstance(shape, GPTShape) else shape
 
 
 def data_of(shape: Shape) -> str:

@@ -10,7 +10,8 @@ from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Origins, Rule, Rules
 from diloco_cli.config.file_kinds import refuse_other_file
 from diloco_cli.config.layers import OF_THE_USER, put, put_below, put_environment, read_user_file, refuse_user_keys
-from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, data_of
+from diloco_cli.config.own_data import check_own_data, placed
+from diloco_cli.config.presets import BYTE_VOCABULARY, DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, ViTShape, data_of
 from diloco_cli.config.readers import (
     above,
     at_least,
@@ -39,13 +40,15 @@ from diloco_cli.config.settings import (
 from diloco_cli.config.validation import refuse_impossible
 from diloco_cli.config.yaml_tree import Node, parse_yaml, read_yaml_file
 from diloco_cli.errors import UsageError
-from diloco_cli.units import parse_count, parse_duration
+from diloco_cli.units import parse_count, parse_duration, parse_size
 
 RUN_VERSION = 1
 MAX_FRAGMENTS = 4096
 MAX_THREADS = 1024
 MAX_SHARDS = 1 << 20
 MAX_STANDBYS = 16
+SMALLEST_CACHE = 64_000_000  # bytes: the blocks that one reader uses at a time
+MAX_VOCABULARY = 1 << 24
 SHORTEST_TAKEOVER_S = 6.0  # two heartbeats of a syncer that only waits
 COUNT = at_least(1, quantity(parse_count))
 WHOLE = at_least(1, integer)
@@ -65,11 +68,17 @@ RULES: Rules = {
         "layers": Rule(WHOLE),
         "width": Rule(COUNT),
         "sequence": Rule(COUNT),
+        "vocabulary": Rule(between(1, MAX_VOCABULARY, integer)),
     },
     DataSettings: {
         "preset": Rule(readers.one_of(DATA_PRESETS)),
         "entrypoint": Rule(readers.entrypoint),
+        "tokens": Rule(readers.text),
+        "text": Rule(readers.text),
+        "tokenizer": Rule(readers.text),
         "shards": Rule(between(1, MAX_SHARDS, integer)),
+        "held_out": Rule(inside(0, 1, number)),
+        "cache_bytes": Rule(at_least(SMALLEST_CACHE, quantity(parse_size)), key="cache"),
     },
     TrainSettings: {
         "tokens": Rule(COUNT),
@@ -130,7 +139,8 @@ RULES: Rules = {
 HINTS: dict[type, str] = {
     ModelSettings: f"a model is one of: preset: {' | '.join(MODEL_PRESETS)}; entrypoint: module:function (and args);"
     " huggingface: NAME or folder; or parameters, layers, width, sequence (for `plan` and `simulate` alone)",
-    DataSettings: f"data are one of: preset: {' | '.join(DATA_PRESETS)}; entrypoint: module:function (and args)",
+    DataSettings: f"data are one of: preset: {' | '.join(DATA_PRESETS)}; entrypoint: module:function (and args);"
+    " tokens: URL or folder of token shards; text: 'FOLDER/**/*.txt' (and tokenizer: FOLDER)",
 }
 
 
@@ -153,7 +163,7 @@ def load_run_with_origins(
     apply_overrides(tree, overrides)
     refuse_newer(tree, RUN_VERSION)
     builder = Builder(RULES, HINTS)
-    run = builder.build(RunSettings, tree)
+    run = placed(builder.build(RunSettings, tree), Path(path).parent, builder.origins)
     _check_model(run.model, _place(tree, "model"))
     _check_data(run, _place(tree, "data"))
     refuse_impossible(run, builder.origins, tree.where)
@@ -206,12 +216,14 @@ def _check_model(model: ModelSettings, where: str) -> None:
     if model.preset and given:
         raise UsageError(f"model: the preset already says '{given[0]}'; remove one of the two", where=where)
     missing = [key for key, value in numbers.items() if value is None]
-    if given and missing and not (model.huggingface and given == ["sequence"]):
+    if given and missing and not ((model.huggingface or model.entrypoint) and given == ["sequence"]):
         raise UsageError(f"model: plain numbers need all four; missing: {', '.join(missing)}", where=where)
     if not (kinds or given):
         presets = f"a preset ({', '.join(MODEL_PRESETS)}), an entrypoint, a huggingface name or folder"
         allowed = f"{presets}, or parameters, layers, width and sequence"
         raise UsageError(f"model: nothing says which model; give {allowed}", where=where)
+    if model.vocabulary and (not model.preset or isinstance(MODEL_PRESETS[model.preset], ViTShape)):
+        raise UsageError("model: vocabulary belongs to a preset that reads text", where=where)
     if model.args and not model.entrypoint:
         raise UsageError("model: args belong to an entrypoint, and there is none", where=where)
     _check_weights(model, where)
@@ -227,12 +239,18 @@ def _check_weights(model: ModelSettings, where: str) -> None:
 
 
 def _check_data(run: RunSettings, where: str) -> None:
-    if run.data.preset and run.data.entrypoint:
-        raise UsageError("data: give a preset or an entrypoint, not both", where=where)
+    data = run.data
+    kinds = [kind for kind in ("preset", "entrypoint", "tokens", "text") if getattr(data, kind)]
+    if len(kinds) > 1:
+        raise UsageError(f"data: give one of {' and '.join(kinds)}, not both", where=where)
     trainable = run.model.preset or run.model.entrypoint or run.model.huggingface
-    if trainable and not (run.data.preset or run.data.entrypoint):
-        allowed = f"a preset ({', '.join(DATA_PRESETS)}) or an entrypoint"
+    if trainable and not kinds:
+        allowed = f"a preset ({', '.join(DATA_PRESETS)}), an entrypoint, tokens or text"
         raise UsageError(f"data: nothing says which data; give {allowed}", where=where)
+    check_own_data(run, where)
+    if data.preset and (run.model.vocabulary or BYTE_VOCABULARY) < BYTE_VOCABULARY:
+        message = f"model.vocabulary: {run.model.vocabulary} is too small: {data.preset} has {BYTE_VOCABULARY} bytes"
+        raise UsageError(message, where=where, hint=f"--set model.vocabulary={BYTE_VOCABULARY}")
     fitting = data_of(MODEL_PRESETS[run.model.preset]) if run.model.preset else run.model.huggingface and TEXT_DATA
     if fitting and run.data.preset and run.data.preset != fitting:
         message = f"data.preset: {run.model.preset or run.model.huggingface} reads {fitting}, not {run.data.preset}"

@@ -13,11 +13,12 @@ RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 @dataclass(frozen=True)
 class ModelSettings:
     """A preset, a user's `module:function`, a Hugging Face name or folder, or (for `plan` and `simulate` alone) plain
-    numbers. `sequence` may stand beside `huggingface`: tokens in a training sequence. `args` are an entrypoint's; in
-    the format of a run with a Hugging Face model, the content of its config.json. `weights`: of `huggingface`, whether
-    the run begins with those beside the config; `revision`: of a name from the Hub, in its cache. `initial`: a
-    safetensors file with whose values the run begins. `weights_digest` and `frozen_digest`: of the values with which
-    the run begins, and of the parameters that are not trained; `launch` writes them into the run's format."""
+    numbers. `sequence` may stand beside `huggingface` and `entrypoint`: tokens in a training sequence. `args` are an
+    entrypoint's; in the format of a run with a Hugging Face model, the content of its config.json. `vocabulary`: of a
+    preset that reads text; None: the 256 bytes. `weights`: of `huggingface`, whether the run begins with those beside
+    the config; `revision`: of a name from the Hub, in its cache. `initial`: a safetensors file with whose values the
+    run begins. `weights_digest` and `frozen_digest`: of the values with which the run begins, and of the parameters
+    that are not trained; `launch` writes them into the run's format."""
 
     preset: str | None = None
     entrypoint: str | None = None
@@ -32,6 +33,7 @@ class ModelSettings:
     layers: int | None = None
     width: int | None = None
     sequence: int | None = None
+    vocabulary: int | None = None
 
     @property
     def is_built(self) -> bool:
@@ -47,13 +49,26 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
-    """A preset or a user's `module:function`. `shards`: into how many streams it is divided for good; None: one for
-    each island of the launch. Islands that are to join later need a stream of their own each."""
+    """A preset, a user's `module:function`, token shards at a URL (`tokens`), or text files (`text`: a path or pattern)
+    as bytes or by the `tokenizer` in a folder. `shards`: into how many streams it is divided for good; None: one for
+    each island of the launch. Islands that are to join later need a stream of their own each. `held_out`: the share of
+    own tokens that is never trained on. `cache_bytes`: of a bucket's shards, on this machine's disk. `args` are an
+    entrypoint's; in the format of a run with own tokens, what their index says (tasks/own_data.py)."""
 
     preset: str | None = None
     entrypoint: str | None = None
+    tokens: str | None = None
+    text: str | None = None
+    tokenizer: str | None = None
     args: Arguments = field(default_factory=dict)
     shards: int | None = None
+    held_out: float = 0.01
+    cache_bytes: int = 4_000_000_000
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is token shards or text."""
+        return bool(self.tokens or self.text)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.randomness import new_private_key
 from diloco_cli.runtime.child import diloco_command
-from diloco_cli.runtime.consent import format_digest
+from diloco_cli.runtime.consent import data_elsewhere, format_digest
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.runtime.units import UnitSpec, learner_unit, syncer_units
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer, syncer_signer
@@ -62,7 +62,8 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
     regions = {island.region for island in run.islands} | ({syncers} if syncers else set())
     for other in sorted(regions - {region}) if region is not None else ():
         serves = other == syncers
-        words = f"{run.url_for(other, home)} --region {other}{_consent(run, stores=serves)}"
+        there = run.url_for(other, home)
+        words = f"{there} --region {other}{_consent(run, there, stores=serves)}"
         yield f"region {other}{', with the syncer' if serves else ''}: unless it runs already: diloco resume {words}"
 
 
@@ -71,7 +72,7 @@ def _begins(run: RunFormat, island: Island, url: str) -> Iterator[str]:
         yield f'{island.name} ({island.infra}): in its own script: join("{url}", name="{island.name}", ...)'
         return
     words = f"--run {url} --name {island.name}"
-    words += _consent(run, stores=run.settings.syncer.on_learners)
+    words += _consent(run, url, stores=run.settings.syncer.on_learners)
     yield f"{island.name} ({island.infra}): start it there: diloco learner {words}"
     if island.nodes > 1:
         yield (
@@ -81,9 +82,9 @@ def _begins(run: RunFormat, island: Island, url: str) -> Iterator[str]:
         )
 
 
-def _consent(run: RunFormat, *, stores: bool) -> str:
+def _consent(run: RunFormat, url: str, *, stores: bool) -> str:
     """The words by which another machine consents to what the run's format names, if the process there needs any."""
-    needed = code_of(run.settings) or (stores and run.regions)
+    needed = code_of(run.settings) or data_elsewhere(run, url) or (stores and run.regions)
     return f" --allow-code {format_digest(run)}" if needed else ""
 
 

@@ -13,6 +13,7 @@ from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings
 from diloco_cli.config.validation import refuse_together
 from diloco_cli.errors import InfeasibleError, UsageError, suggestion
+from diloco_cli.launch.data_size import planned_epochs
 from diloco_cli.launch.plan_sources import refuse_changed_sources
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
@@ -45,6 +46,9 @@ def plan_of_files(
     if file is None:
         tell(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
     refuse_together(run, origins, islands, facts.num_tensors, str(run_path), facts.sequence)
+    epochs = planned_epochs(run)
+    if epochs is not None:
+        tell(epochs)
     return make_plan(run, islands, facts, goal, origins)
 
 
@@ -157,8 +161,8 @@ def _facts_of_huggingface(model: ModelSettings, folder: Path) -> ModelFacts:
 
 
 def _sequence(run: RunSettings) -> int:
-    """The sequence length: `sequence` in `args`, else that of preset data."""
-    named = run.model.args.get("sequence", run.data.args.get("sequence"))
+    """The sequence length: model.sequence, `sequence` in `args`, else that of preset data."""
+    named = run.model.sequence or run.model.args.get("sequence", run.data.args.get("sequence"))
     if isinstance(named, int) and named > 0:
         return named
-    return PRESET_SEQUENCE if run.data.preset else UNKNOWN_SEQUENCE
+    return PRESET_SEQUENCE if run.data.preset or run.data.is_own else UNKNOWN_SEQUENCE

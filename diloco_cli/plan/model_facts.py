@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 
 from diloco_cli.config.huggingface import HuggingFaceFacts, sequence_of
-from diloco_cli.config.presets import MODEL_PRESETS, TENSORS_BESIDE_LAYERS, TENSORS_PER_DENSE_LAYER
+from diloco_cli.config.presets import TENSORS_BESIDE_LAYERS, TENSORS_PER_DENSE_LAYER, preset_shape
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
@@ -64,7 +64,7 @@ class ModelFacts:
 def model_facts(model: ModelSettings) -> ModelFacts:
     """The facts of a preset or of plain numbers; an entrypoint has to be built, which is not done here."""
     if model.preset is not None:
-        shape = MODEL_PRESETS[model.preset]
+        shape = preset_shape(model.preset, model.vocabulary)
         return ModelFacts(
             parameters=shape.num_parameters,
             layers=shape.layers,

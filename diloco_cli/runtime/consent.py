@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.corpus.places import data_places
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.paths import user_state_directory
@@ -51,24 +52,27 @@ def stores_of(run: RunFormat) -> tuple[str, ...]:
 def named_in_files(run: RunSettings, inventory: Inventory | None) -> Allowance:
     """What a run file of this machine and its inventory name."""
     urls = [] if inventory is None else [inventory.store.url, *(region.store for region in inventory.regions.values())]
-    return Allowance((), code_of(run), tuple(str(parse_url(url)) for url in urls if url is not None))
+    stores = (*(str(parse_url(url)) for url in urls if url is not None), *data_places(run.data))
+    return Allowance((), code_of(run), stores)
 
 
 def consented(run: RunFormat, url: str, here: NamedHere, stores: Iterable[str] = (), *, code: bool = True) -> RunFormat:
-    """The run, whose code may run from now on, and whose `stores` may be opened. `code`: whether this process needs
-    the code; if not, it may still run if this machine has consented. What was named here is remembered. Raises
-    RefusedError."""
-    stores = tuple(stores)
-    named = FormatNames(format_digest(run), code_of(run.settings), _elsewhere(stores, url))
+    """The run, whose code may run and whose data may be read from now on, and whose `stores` may be opened. `code`:
+    whether this process needs code and data; if not, they may still be used if this machine has consented. What was
+    named here is remembered. Raises RefusedError."""
+    stores, data = tuple(stores), data_places(run.settings.data)
+    named = FormatNames(format_digest(run), code_of(run.settings), _elsewhere((*stores, *data), url))
     if not named:
         return _allowed(run)
     known, folder = remembered(named.digest)
     allowance = known | here.allowance
-    runs = decide(replace(named, stores=()), allowance).allowed
-    decision = decide(named if code else replace(named, code=()), allowance)
+    runs = decide(replace(named, stores=data_elsewhere(run, url)), allowance).allowed
+    needed = named if code else replace(named, code=(), stores=_elsewhere(stores, url))
+    decision = decide(needed, allowance)
     if not decision.allowed:
         raise refusal(run, url, decision, named.digest, here.command)
-    noted = to_remember(replace(named, stores=stores), here.allowance)  # what is beside one store is not beside each
+    # what is beside one store is not beside each
+    noted = to_remember(replace(named, stores=(*stores, *data)), here.allowance)
     if noted:
         folder = here.folder or Path.cwd()
         remember(named.digest, run.name, known | noted, folder)
@@ -81,6 +85,11 @@ def refused_stores(run: RunFormat, url: str, stores: Iterable[str]) -> tuple[str
     """Those of the `stores` that this machine has not consented to open."""
     named = FormatNames(format_digest(run), stores=_elsewhere(stores, url))
     return decide(named, remembered(named.digest)[0]).stores if named else ()
+
+
+def data_elsewhere(run: RunFormat, url: str) -> tuple[str, ...]:
+    """Where own data lie that are not beside the run at this URL."""
+    return _elsewhere(data_places(run.settings.data), url)
 
 
 def _elsewhere(stores: Iterable[str], url: str) -> tuple[str, ...]:

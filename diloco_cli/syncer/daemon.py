@@ -11,6 +11,7 @@ import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.codec import to_plain
+from diloco_cli.corpus.places import data_places
 from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError
 from diloco_cli.events.write import EventWriter
 from diloco_cli.paths import run_directory
@@ -124,15 +125,15 @@ def _serve_once(
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
-    """None where nothing builds the model, and where this machine has not consented to its code: that is no reason not
-    to merge."""
+    """None where nothing builds the model, and where this machine has not consented to its code or its data: that is no
+    reason not to merge."""
     if not run.settings.model.is_built:
         return NoEvaluator()
-    named = ", ".join(map(str, code_of(run.settings)))
-    if run.settings.consented or not named:
+    if run.settings.consented:
         return EvaluatorProcess(url)
+    named = ", ".join([*map(str, code_of(run.settings)), *data_places(run.settings.data)])
     say(f"{utc_now_text()} no evaluations here: this machine has not consented to {named}; to have them, start this")
-    say(f"{utc_now_text()} syncer with --allow-code MODULE or --allow-code {format_digest(run)}")
+    say(f"{utc_now_text()} syncer with --allow-code MODULE, --allow-store URL or --allow-code {format_digest(run)}")
     return NoEvaluator()
 
 

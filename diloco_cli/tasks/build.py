@@ -9,11 +9,12 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape
+from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape, preset_shape
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import RefusedError, UsageError, suggestion
-from diloco_cli.tasks import huggingface, models
+from diloco_cli.tasks import huggingface, models, own_data
 from diloco_cli.tasks.data import ByteText, Digits
+from diloco_cli.tasks.own_data import OwnTokens
 
 CONTRACT = "forward(tokens, targets) must return the mean loss, or (loss, auxiliary) while training: scalar tensors"
 DEFAULT_SEQUENCE = 128  # of preset data for a user's own model
@@ -61,7 +62,7 @@ def shape_of(run: RunSettings) -> Shape:
             f"model: {missing} that can be trained; allowed: {', '.join(MODEL_PRESETS)}{near}",
             hint="set model.preset, or model.entrypoint: package.module:function",
         )
-    return MODEL_PRESETS[preset]
+    return preset_shape(preset, run.model.vocabulary)
 
 
 def build_model_on_meta(run: RunSettings) -> nn.Module:
@@ -88,18 +89,36 @@ def build_data(run: RunSettings, uses: Sequence[str] = ("batch", "held_out")) ->
                 hint="it must have batch(shard, num_shards, position, batch_tokens) and held_out(num_sequences)",
             )
         return cast(Data, data)
+    if settings.is_own:
+        return open_own_data(run)
     if settings.preset not in DATA_PRESETS:
         near = suggestion(settings.preset or "", DATA_PRESETS)
         raise UsageError(f"data: no preset {settings.preset!r}; allowed: {', '.join(DATA_PRESETS)}{near}")
-    sequence = run.model.sequence
+    if settings.preset == VISION_DATA:
+        sequence = shape_of(run).sequence if run.model.preset else run.model.sequence
+        return Digits(sequence or ViTShape(1, 1, 1).sequence, run.train.seed)
+    sequence, vocabulary = _reads(run)
+    if vocabulary is not None and run.model.huggingface:
+        huggingface.refuse_few_symbols(run.model, vocabulary)
+    return ByteText(sequence, run.train.seed)
+
+
+def open_own_data(run: RunSettings) -> OwnTokens:
+    """Token shards or text, as long as the model's sequences. Raises RefusedError before this machine's consent."""
+    _refuse_unless(run.consented, run.data.tokens or run.data.text or "", "data")
+    sequence, vocabulary = _reads(run)
+    return own_data.open_own_data(run, sequence, vocabulary)
+
+
+def _reads(run: RunSettings) -> tuple[int, int | None]:
+    """How long the model's sequences are, in tokens, and its vocabulary, if that is known."""
     if run.model.huggingface:
         _refuse_unless(run.consented or bool(run.model.args), run.model.huggingface, "model.huggingface")
-        sequence = huggingface.text_sequence(run.model)
-    elif run.model.preset:
-        sequence = shape_of(run).sequence
-    if settings.preset == VISION_DATA:
-        return Digits(sequence or ViTShape(1, 1, 1).sequence, run.train.seed)
-    return ByteText(sequence or DEFAULT_SEQUENCE, run.train.seed)
+        return huggingface.reads(run.model)
+    if run.model.preset:
+        shape = shape_of(run)
+        return shape.sequence, None if isinstance(shape, ViTShape) else shape.vocabulary
+    return run.model.sequence or DEFAULT_SEQUENCE, None
 
 
 def losses_of(output: Any) -> tuple[torch.Tensor, torch.Tensor]:

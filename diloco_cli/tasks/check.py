@@ -14,7 +14,8 @@ from torch import nn
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of
+from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of, open_own_data
+from diloco_cli.tasks.own_data import epochs_text, refuse_short
 
 EXAMPLES = 2  # enough for a model that normalises over its batch
 MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more takes too long
@@ -25,6 +26,16 @@ def is_worth_a_try(run: RunSettings, num_parameters: int) -> bool:
     """Whether to try: presets are known to fit; a user's model or data is tried if it is small enough."""
     brought = run.model.entrypoint or run.model.huggingface or run.data.entrypoint or run.model.brought
     return run.model.is_built and bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
+
+
+def check_own_data(run: RunSettings, num_shards: int, batch_tokens: int) -> str | None:
+    """How often a run goes through its own tokens; None for other data. Raises UsageError if they are too short for
+    `num_shards` streams in batches of so many tokens."""
+    if not run.data.is_own:
+        return None
+    data = open_own_data(run)
+    refuse_short(run, data, num_shards, batch_tokens)
+    return epochs_text(run, data)
 
 
 def check_task(run: RunSettings, batch_tokens: int) -> None:

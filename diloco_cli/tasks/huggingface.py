@@ -118,18 +118,21 @@ def _refuse_buffers(model: nn.Module, settings: ModelSettings, where: str) -> No
         )
 
 
-def text_sequence(settings: ModelSettings) -> int:
-    """How long the preset text's sequences are. Raises UsageError if bytes do not fit the model's vocabulary."""
-    config = _config(settings)
-    text = config.get_text_config()
-    if text.vocab_size < BYTE_VOCABULARY:
-        raise UsageError(
-            f"data.preset: {TEXT_DATA} has {BYTE_VOCABULARY} symbols, {settings.huggingface} only {text.vocab_size}",
-            where="data.preset",
-            hint="set data.entrypoint to a function of your own",
-        )
+def reads(settings: ModelSettings) -> tuple[int, int]:
+    """How long the sequences of its text are, in tokens; and the model's vocabulary."""
+    text = _config(settings).get_text_config()
     longest = getattr(text, "max_position_embeddings", None) or MAX_UNKNOWN
-    return sequence_of(int(longest), settings.sequence, WHERE)
+    return sequence_of(int(longest), settings.sequence, WHERE), int(text.vocab_size)
+
+
+def refuse_few_symbols(settings: ModelSettings, vocabulary: int) -> None:
+    """Raises UsageError if the preset text's bytes do not fit the model's vocabulary."""
+    if vocabulary < BYTE_VOCABULARY:
+        raise UsageError(
+            f"data.preset: {TEXT_DATA} has {BYTE_VOCABULARY} symbols, {settings.huggingface} only {vocabulary}",
+            where="data.preset",
+            hint="set data.tokens or data.text to data of your own, or data.entrypoint to a function",
+        )
 
 
 def read_config_of(settings: ModelSettings) -> dict[str, Any]:

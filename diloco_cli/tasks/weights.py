@@ -20,8 +20,8 @@ from diloco_cli.config.settings import RunSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
-from diloco_cli.tasks import huggingface
-from diloco_cli.tasks.build import build_model, build_model_on_meta
+from diloco_cli.tasks import huggingface, own_data
+from diloco_cli.tasks.build import build_model, build_model_on_meta, open_own_data
 from diloco_cli.tasks.misfits import misshapen, refuse_other_model
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.names import bare_parameters
@@ -133,7 +133,8 @@ def _bytes(value: torch.Tensor) -> memoryview:
 
 def carried(run: RunSettings, values: Values | None = None) -> RunSettings:
     """The settings with all that other machines need: the config of a Hugging Face model, so that none of them looks
-    for a folder or asks the Hub, and the digests of the values with which the run begins and of frozen parameters.
+    for a folder or asks the Hub; the digests of the values with which the run begins and of frozen parameters; and what
+    own data are, so that none trains on others.
     Raises UsageError if the settings have another digest already."""
     model = run.model
     if model.huggingface and not model.args:
@@ -144,7 +145,10 @@ def carried(run: RunSettings, values: Values | None = None) -> RunSettings:
     frozen = frozen_digest_of(run)
     if frozen is not None or model.frozen_digest is not None:
         model = replace(model, frozen_digest=_as_pinned(model.frozen_digest, frozen, "frozen"))
-    return run if model == run.model else replace(run, model=model)
+    run = run if model == run.model else replace(run, model=model)
+    if run.data.is_own and not run.data.args:
+        run = replace(run, data=replace(run.data, args=own_data.facts_of(run, open_own_data(run))))
+    return run
 
 
 def _as_pinned(pinned: str | None, found: str | None, what: str) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.local_units import devices_of, starts_elsewhere, threads_of, units_here
 from tests.cli.bucket import IOWA, NANO, RHINE
@@ -38,7 +39,13 @@ def test_a_region_without_the_syncer_says_where_it_is_expected() -> None:
     (other,) = starts_elsewhere(replace(NANO, home_region="us"), "gs://b/nano", "us")
     assert other == "region eu: unless it runs already: diloco resume gs://b/nano --region eu"
     assert not [*starts_elsewhere(NANO, "gs://b/nano", None)]
-    assert not [*starts_elsewhere(NANO, "gs://b/nano", None)]
+
+
+@pytest.mark.parametrize(("tokens", "consents"), [("gs://home/tokens", False), ("gs://far/tokens", True)])
+def test_another_machine_is_told_to_consent_to_data_that_are_not_beside_the_run(tokens: str, consents: bool) -> None:
+    settings = replace(NANO.settings, data=DataSettings(tokens=tokens))
+    (other,) = starts_elsewhere(replace(NANO, settings=settings, home_region="us"), "gs://home/nano", "us")
+    assert ("--allow-code blake3-" in other) == consents
 
 
 def test_an_island_with_a_loop_of_its_owners_is_joined_in_a_script() -> None:

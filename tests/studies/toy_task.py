@@ -64,6 +64,22 @@ class Witnessed(Numbers):
         return super().forward(x, y)
 
 
+class ReadingNumbers(Witnessed):
+    """The same, in steps of `step_s`; what it notes are the numbers with which the sequences of a batch begin
+    (tests/studies/own_data.py)."""
+
+    def __init__(self, elements: int, journal: str, step_s: float) -> None:
+        super().__init__(elements, journal)
+        self.step_s = step_s
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.training and own_name():
+            with self.path.open("ab") as journal:
+                time.sleep(self.step_s)
+                journal.write((x[:, 0] + (x[:, 1] << 16)).numpy().astype("<i8").tobytes())
+        return Numbers.forward(self, x, y)
+
+
 def own_name() -> str:
     """Of the learner that this process is; empty if it is none."""
     return next((word.partition("=")[2] for word in sys.argv if word.startswith("--name=")), "")
@@ -117,6 +133,6 @@ def ordered(orders: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-model, witnessed_model = Numbers, Witnessed  # entrypoints, and those of data
+model, witnessed_model, reading_model = Numbers, Witnessed, ReadingNumbers  # entrypoints, and those of data
 data, slow_data, slow_positions = Nothing, SlowNothing, SlowPositions
 steered_model, steered_data = SteeredModel, SteeredData

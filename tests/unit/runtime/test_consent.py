@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.settings import ModelSettings, RunSettings
+from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.errors import RefusedError
 from diloco_cli.paths import user_state_directory
 from diloco_cli.protocol.log.records import RegionStore, RunFormat, not_consented
 from diloco_cli.protocol.rules.consent import Allowance
-from diloco_cli.runtime.consent import NamedHere, consented, format_digest, refused_stores, remembered, stores_of
+from diloco_cli.runtime.consent import (
+    NamedHere,
+    consented,
+    format_digest,
+    named_in_files,
+    refused_stores,
+    remembered,
+    stores_of,
+)
 from tests.cli.bucket import NANO, RHINE
 
 URL = "gs://home/runs/nano"
@@ -162,3 +170,42 @@ def test_the_digest_of_a_format_knows_no_members_and_no_keys() -> None:
         format_digest(NANO)
     )
     assert format_digest(FOREIGN) != format_digest(NANO)
+
+
+def reading(**data: str) -> RunFormat:
+    """A run out of a bucket whose format names these data."""
+    return not_consented(replace(NANO, settings=replace(NANO.settings, data=DataSettings(**data))))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        ({"tokens": "s3://far/tokens"}, "s3://far/tokens"),
+        ({"tokens": "file:///etc"}, "file:///etc"),
+        ({"text": "/home/them/**/*.txt"}, "file:///home/them"),
+    ],
+)
+def test_data_that_a_bucket_names_are_read_only_where_this_machine_named_them(data: dict[str, str], place: str) -> None:
+    run = reading(**data)
+    with pytest.raises(RefusedError, match=f"names stores elsewhere: {place}") as caught:
+        consented(run, URL, NOTHING)
+    assert f"--allow-store {place}" in (caught.value.hint or "")
+    assert consented(run, URL, named(stores=(place,))).settings.consented
+    assert consented(run, URL, NOTHING).settings.consented, "it is remembered"
+
+
+def test_data_of_the_local_run_file_are_consented_to_and_those_beside_the_run_need_nothing() -> None:
+    far = reading(tokens="s3://far/tokens")
+    assert consented(far, URL, NamedHere(named_in_files(far.settings, None))).settings.consented
+    assert consented(reading(tokens="gs://home/tokens"), URL, NOTHING).settings.consented
+
+
+def test_a_process_that_needs_no_data_goes_on_without_them() -> None:
+    run = consented(reading(tokens="s3://far/tokens"), URL, NOTHING, code=False)
+    assert not run.settings.consented, "it merges, and does not evaluate"
+
+
+def test_the_tokenizer_of_a_bucket_s_text_is_a_place_too() -> None:
+    run = reading(text="/data/a.txt", tokenizer="/home/them/tokenizer")
+    with pytest.raises(RefusedError, match="file:///home/them/tokenizer"):
+        consented(run, URL, named(stores=("file:///data",)))

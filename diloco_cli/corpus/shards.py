@@ -1,0 +1,138 @@
+"""Token shards as one stream of tokens, read at any position: block by block, each checked against the index.
+
+Files are read at positions (pread, or a range of an object), never mapped. Some blocks are held in memory; those of a
+bucket's shards are kept in a bounded local cache too.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from diloco_cli.corpus.cache import BlockCache
+from diloco_cli.corpus.index import BLOCK_BYTES, Index, Shard, block_sum
+from diloco_cli.corpus.shuffle import WINDOW
+from diloco_cli.errors import DataCheckError
+from diloco_cli.store.parallel import answers
+from diloco_cli.store.port import Store
+
+HELD_BLOCKS = 3 * WINDOW  # in memory, 4 MiB each: a shuffled block lies on two or three blocks of the index
+Tokens = npt.NDArray[Any]
+Place = tuple[int, int]  # the number of a shard, the number of a block in it
+
+
+class TokenShards:
+    """The stream that an index describes. Safe between threads."""
+
+    def __init__(self, store: Store, index: Index, cache: BlockCache | None = None) -> None:
+        self.store, self.index, self.cache = store, index, cache
+        self.num_tokens = index.num_tokens
+        self._dtype = np.dtype(index.dtype).newbyteorder("<")
+        self._block_tokens = BLOCK_BYTES // index.item_bytes
+        self._begins = [0, *accumulate(shard.tokens for shard in index.shards)]
+        self._held: OrderedDict[Place, Tokens] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, start: int, stop: int) -> Tokens:
+        """Tokens [start, stop) of the stream, in the shards' own type. Raises DataCheckError where a shard is not what
+        the index says, StoreError where it cannot be read."""
+        parts = []
+        while start < stop:
+            number = bisect_right(self._begins, start) - 1
+            block, within = divmod(start - self._begins[number], self._block_tokens)
+            end = min(stop - start, self._begins[number + 1] - start, self._block_tokens - within)
+            parts.append(self._block(number, block)[within : within + end])
+            start += end
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def blocks_at(self, starts: npt.NDArray[np.int64], length: int) -> list[Place]:
+        """The blocks in which these stretches of `length` tokens begin and end, each once, in order."""
+        ends = np.concatenate([starts, starts + length - 1])
+        numbers = np.searchsorted(self._begins, ends, side="right") - 1
+        blocks = (ends - np.asarray(self._begins)[numbers]) // self._block_tokens
+        return sorted({(int(number), int(block)) for number, block in zip(numbers, blocks, strict=True)})
+
+    def load(self, places: list[Place]) -> None:
+        """Hold these blocks in memory, if they are not; many are fetched at a time. More than are ever held are left to
+        `read`."""
+        if len(places) <= HELD_BLOCKS:
+            with self._lock:
+                missing = [place for place in places if place not in self._held]
+                for place in set(places) - set(missing):
+                    self._held.move_to_end(place)  # or those that come would take its room
+            for place, data in zip(missing, answers(lambda place: self._bytes(*place), missing), strict=True):
+                self._hold(place, data)
+
+    def keep_ahead(self, places: list[Place]) -> None:
+        """Fetch these blocks into the local cache, one after the other, if they are not there. Raises StoreError."""
+        if self.cache is not None:
+            for number, block in places:
+                if not self.cache.holds(self.index.shards[number].blocks[block]):
+                    self._bytes(number, block)
+
+    def check_sizes(self) -> None:
+        """Whether every shard is there with the bytes that the index says. Raises DataCheckError."""
+        for shard, stat in zip(self.index.shards, answers(self.store.stat, self._names()), strict=True):
+            wanted = shard.offset + shard.tokens * self.index.item_bytes
+            if stat is None:
+                raise self._changed(shard, "is missing")
+            if stat.size_bytes != wanted:
+                raise self._changed(shard, f"has {stat.size_bytes} bytes, the index says {wanted}")
+
+    def check_block(self, number: int, block: int) -> int:
+        """Read this block past all caches; how many tokens it has. Raises DataCheckError."""
+        return len(self._fetched(number, block)) // self.index.item_bytes
+
+    def _names(self) -> list[str]:
+        return [shard.name for shard in self.index.shards]
+
+    def _block(self, number: int, block: int) -> Tokens:
+        place = (number, block)
+        with self._lock:
+            if place in self._held:
+                self._held.move_to_end(place)
+                return self._held[place]
+        return self._hold(place, self._bytes(number, block))
+
+    def _hold(self, place: Place, data: bytes) -> Tokens:
+        found = np.frombuffer(data, self._dtype)
+        with self._lock:
+            self._held[place] = found
+            while len(self._held) > HELD_BLOCKS:
+                self._held.popitem(last=False)
+        return found
+
+    def _bytes(self, number: int, block: int) -> bytes:
+        """Of the cache, if it holds what the index says; else of the store."""
+        wanted = self.index.shards[number].blocks[block]
+        cached = None if self.cache is None else self.cache.get(wanted)
+        if cached is not None and block_sum(cached) == wanted:
+            return cached
+        data = self._fetched(number, block)
+        if self.cache is not None:
+            self.cache.put(wanted, data)
+        return data
+
+    def _fetched(self, number: int, block: int) -> bytes:
+        shard = self.index.shards[number]
+        start = block * BLOCK_BYTES
+        end = min(start + BLOCK_BYTES, shard.tokens * self.index.item_bytes)
+        data = self.store.get_range(shard.name, shard.offset + start, shard.offset + end)
+        if data is None:
+            raise self._changed(shard, "is missing")
+        if block_sum(data) != shard.blocks[block]:
+            raise self._changed(shard, f"block {block} (bytes {start} to {end}) is not what the index says")
+        return data
+
+    def _changed(self, shard: Shard, what: str) -> DataCheckError:
+        return DataCheckError(
+            f"shard {shard.name} {what}: it has changed since the index was written",
+            where=self.store.url,
+            hint=f"bring the shard back; what else differs: diloco data show {self.store.url} --check",
+        )

@@ -1,0 +1,49 @@
+"""The index as a file: written and read, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from diloco_cli.corpus.index import INDEX_KEY, Index, Shard, dtype_for, encode_index, parse_index, read_index
+from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.store.memory import MemoryStore
+
+INDEX = Index("uint16", 300, (Shard("a.bin", 10, ("0" * 32,)), Shard("b.npy", 3_000_000, ("1" * 32,) * 2, 128)))
+
+
+def test_an_index_is_read_as_it_was_written():
+    assert parse_index(encode_index(INDEX), "x") == INDEX
+    assert (INDEX.num_tokens, INDEX.item_bytes) == (3_000_010, 2)
+    assert (dtype_for(1 << 16), dtype_for((1 << 16) + 1)) == ("uint16", "uint32")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": 2}, "format must be 1"),
+        ({"dtype": "int64"}, "dtype must be uint16 or uint32"),
+        ({"vocabulary": 70_000}, "does not fit uint16"),
+        ({"shards": []}, "names no shard"),
+        ({"shards": [{"name": "../a", "tokens": 1, "blocks": ["0"]}]}, "plain name"),
+        ({"shards": [{"name": "a", "tokens": 1, "blocks": []}]}, "a sum for each block"),
+        ({"shards": 3}, "shards"),
+        ({"more": 3}, "more"),
+    ],
+)
+def test_an_index_that_no_reader_could_use_is_refused_with_its_place(change, said):
+    data = json.dumps(json.loads(encode_index(INDEX)) | change).encode()
+    with pytest.raises(UsageError, match=said) as raised:
+        parse_index(data, "there/index.json")
+    assert raised.value.where == "there/index.json"
+
+
+def test_without_an_index_the_way_to_one_is_said():
+    store = MemoryStore()
+    with pytest.raises(NotFoundError, match=r"no index\.json") as raised:
+        read_index(store)
+    assert "diloco data tokenize" in str(raised.value.hint)
+    store.put(INDEX_KEY, b"[]")
+    with pytest.raises(UsageError, match="no index of token shards"):
+        read_index(store)

@@ -1,0 +1,148 @@
+"""Shards as one stream: read at any place, and never what the index does not say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_cli.corpus import index as index_module
+from diloco_cli.corpus import shards as shards_module
+from diloco_cli.corpus.cache import BlockCache
+from diloco_cli.corpus.index import Index, Shard, block_sum
+from diloco_cli.corpus.shards import HELD_BLOCKS, TokenShards
+from diloco_cli.errors import DataCheckError
+from diloco_cli.store.memory import MemoryStore
+
+BLOCK = 16  # bytes, here
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_blocks():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards_module, "BLOCK_BYTES", BLOCK)
+        yield
+
+
+class ReadCounter(MemoryStore):
+    """Counts what is read of each object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranges: list[tuple[str, int, int]] = []
+
+    def get_range(self, key: str, start: int, end: int) -> bytes | None:
+        self.ranges.append((key, start, end))
+        return super().get_range(key, start, end)
+
+
+def stream_of(lengths: list[int], dtype: str = "uint16", offset: int = 0) -> tuple[ReadCounter, Index]:
+    """The tokens 0, 1, 2 ... in shards of these lengths."""
+    store, shards, begin = ReadCounter(), [], 0
+    for number, length in enumerate(lengths):
+        data = np.arange(begin, begin + length, dtype=dtype).tobytes()
+        sums = tuple(block_sum(data[start : start + BLOCK]) for start in range(0, len(data), BLOCK))
+        store.put(f"{number}.bin", bytes(offset) + data)
+        shards.append(Shard(f"{number}.bin", length, sums, offset))
+        begin += length
+    return store, Index(dtype, begin, tuple(shards))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), offset=st.integers(0, 5),
+    dtype=st.sampled_from(["uint16", "uint32"]), data=st.data(),
+)  # fmt: skip
+def test_any_stretch_of_the_stream_is_read_over_blocks_and_shards(lengths, offset, dtype, data):
+    store, index = stream_of(lengths, dtype, offset)
+    stop = data.draw(st.integers(1, index.num_tokens))
+    start = data.draw(st.integers(0, stop - 1))
+    assert list(TokenShards(store, index).read(start, stop)) == list(range(start, stop))
+
+
+def test_a_block_is_read_once_and_only_so_many_are_held():
+    store, index = stream_of([8 * (HELD_BLOCKS + 10)])
+    shards = TokenShards(store, index)
+    for _ in range(2):
+        for begin in range(0, 8 * HELD_BLOCKS, 4):
+            shards.read(begin, begin + 4)
+    assert len(store.ranges) == HELD_BLOCKS
+    shards.read(0, index.num_tokens)
+    assert len(shards._held) == HELD_BLOCKS
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), data=st.data())
+def test_what_was_loaded_is_all_that_a_reading_needs(lengths, data):
+    store, index = stream_of(lengths)
+    length = data.draw(st.integers(1, min(8, index.num_tokens)))
+    starts = data.draw(st.lists(st.integers(0, index.num_tokens - length), min_size=1, max_size=4))
+    shards = TokenShards(store, index)
+    shards.load(shards.blocks_at(np.array(starts), length))
+    before = len(store.ranges)
+    assert before == len(set(store.ranges)), "each once"
+    for start in starts:
+        assert list(shards.read(start, start + length)) == list(range(start, start + length))
+    if min(lengths) >= length:  # else it may reach over a whole shard, whose block is read when it is needed
+        assert len(store.ranges) == before
+
+
+def test_blocks_are_fetched_ahead_into_the_cache_once(tmp_path: Path) -> None:
+    store, index = stream_of([64])
+    shards = TokenShards(store, index, BlockCache(tmp_path, 1000))
+    for _ in range(2):
+        shards.keep_ahead([(0, 1), (0, 2)])
+    assert store.ranges == [("0.bin", 16, 32), ("0.bin", 32, 48)]
+    shards.read(8, 24)
+    assert len(store.ranges) == 2
+
+
+def test_the_cache_saves_the_bucket_a_second_reading(tmp_path: Path) -> None:
+    store, index = stream_of([64])
+    assert list(TokenShards(store, index, BlockCache(tmp_path, 1000)).read(0, 64)) == list(range(64))
+    before = len(store.ranges)
+    assert list(TokenShards(store, index, BlockCache(tmp_path, 1000)).read(0, 64)) == list(range(64))
+    assert len(store.ranges) == before
+
+
+def test_a_damaged_file_of_the_cache_is_read_anew(tmp_path: Path) -> None:
+    store, index = stream_of([8])
+    cache = BlockCache(tmp_path, 1000)
+    TokenShards(store, index, cache).read(0, 8)
+    (tmp_path / index.shards[0].blocks[0]).write_bytes(b"damaged")
+    assert list(TokenShards(store, index, cache).read(0, 8)) == list(range(8))
+
+
+def test_a_changed_block_is_never_given_out():
+    store, index = stream_of([64])
+    store.put("0.bin", np.arange(1, 65, dtype="uint16").tobytes())
+    shards = TokenShards(store, index)
+    shards.check_sizes()
+    with pytest.raises(DataCheckError, match=r"shard 0\.bin block 0 .* changed since the index"):
+        shards.read(0, 4)
+
+
+@pytest.mark.parametrize(("change", "said"), [("short", "has 10 bytes, the index says 128"), ("gone", "is missing")])
+def test_a_shard_of_another_size_is_found_before_any_reading(change, said):
+    store, index = stream_of([64])
+    store.delete("0.bin") if change == "gone" else store.put("0.bin", bytes(10))
+    with pytest.raises(DataCheckError, match=said):
+        TokenShards(store, index).check_sizes()
+
+
+def test_a_block_too_short_is_no_block():
+    store, index = stream_of([8])
+    store.put("0.bin", np.arange(7, dtype="uint16").tobytes())
+    with pytest.raises(DataCheckError, match="changed"):
+        TokenShards(store, index).check_block(0, 0)
+
+
+def test_the_digest_of_an_index_is_of_all_that_it_says():
+    _, index = stream_of([64])
+    others = [replace(index, vocabulary=99), replace(index, shards=index.shards * 2), replace(index, tokenizer="t")]
+    assert len({index.digest, *(other.digest for other in others)}) == 4
+    assert index_module.BLOCK_BYTES == 4 << 20

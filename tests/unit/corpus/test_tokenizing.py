@@ -1,0 +1,151 @@
+"""Shards of text: the bytes, the ends of documents, and the same shards after any interruption."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diloco_cli.corpus import text as text_module
+from diloco_cli.corpus.encoders import ByteEncoder
+from diloco_cli.corpus.index import INDEX_KEY, read_index
+from diloco_cli.corpus.shards import TokenShards
+from diloco_cli.corpus.text import find_sources
+from diloco_cli.corpus.tokenizing import PROGRESS_KEY, tokenize
+from diloco_cli.errors import UsageError
+from diloco_cli.store.memory import MemoryStore
+
+WORDS = ["the first text\nof two lines", "Zwölf Boxkämpfer\n" * 40, "漢字\n"]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(text_module, "PIECE_BYTES", 50)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for number, words in enumerate(WORDS):
+        (folder / f"{number}.txt").write_text(words, encoding="utf-8")
+    return folder
+
+
+def objects(store: MemoryStore) -> dict[str, bytes | None]:
+    return {key: store.get(key) for key in store.list("")}
+
+
+def made(corpus: Path, store: MemoryStore) -> dict[str, bytes | None]:
+    tokenize(store, find_sources([str(corpus)]), ByteEncoder(), shard_bytes=300)
+    return objects(store)
+
+
+def test_bytes_become_tokens_with_a_line_s_end_behind_each_document(corpus: Path) -> None:
+    store = MemoryStore()
+    made(corpus, store)
+    index = read_index(store)
+    assert (index.dtype, index.vocabulary, index.tokenizer) == ("uint16", 256, None)
+    assert len(index.shards) > 3
+    tokens = TokenShards(store, index).read(0, index.num_tokens)
+    assert bytes(tokens.astype(np.uint8)).decode() == "".join(f"{words}\n" for words in WORDS)
+
+
+class FailsAtOnePut(MemoryStore):
+    """Its put number `last` fails, before or after the object is there."""
+
+    def __init__(self, last: int, after: bool) -> None:
+        super().__init__()
+        self.left, self.after = last, after
+
+    def put(self, key: str, data: bytes) -> None:
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            raise ConnectionError(key)
+        super().put(key, data)
+        if self.left == 0:
+            raise ConnectionError(key)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_whatever_was_interrupted_ends_with_the_same_bytes(corpus: Path, after: bool) -> None:
+    expected = made(corpus, MemoryStore())
+    number = 0
+    while True:
+        number += 1
+        store = FailsAtOnePut(number, after)
+        try:
+            made(corpus, store)
+            break  # more puts than there are
+        except ConnectionError:
+            if store.stat(INDEX_KEY) is None:
+                made(corpus, store)
+        store.delete(PROGRESS_KEY)  # of one that ended between the index and this
+        assert objects(store) == expected, f"put {number}"
+    assert number > 8
+
+
+TOKENIZER = """
+import sys
+from diloco_cli.corpus import text
+from diloco_cli.corpus.encoders import ByteEncoder
+from diloco_cli.corpus.tokenizing import tokenize
+from diloco_cli.store.open import open_store
+text.PIECE_BYTES = 50
+tokenize(open_store(sys.argv[2], create=True), text.find_sources([sys.argv[1]]), ByteEncoder(), shard_bytes=300,
+         on_shard=lambda shard, made: print(shard.name, flush=True))
+"""
+
+
+def test_a_kill_keeps_the_finished_shards_and_changes_no_byte(corpus: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", TOKENIZER, str(corpus)]
+    straight = subprocess.run([*words, str(tmp_path / "a")], capture_output=True, text=True, check=True).stdout.split()
+    killed = subprocess.Popen([*words, str(tmp_path / "b")], stdout=subprocess.PIPE, text=True)
+    assert killed.stdout is not None
+    before = [killed.stdout.readline().strip() for _ in range(2)]
+    killed.send_signal(signal.SIGKILL)
+    before += killed.communicate()[0].split()
+    if killed.returncode:  # else it was faster than the kill
+        rest = subprocess.run([*words, str(tmp_path / "b")], capture_output=True, text=True, check=True).stdout.split()
+        assert sorted({*before, *rest}) == straight and not set(before[:2]) & set(rest)
+    a, b = ({path.name: path.read_bytes() for path in (tmp_path / name).glob("[!.]*")} for name in ("a", "b"))
+    assert a == b
+
+
+def test_other_text_does_not_go_on_in_the_same_place(corpus: Path) -> None:
+    store = FailsAtOnePut(4, after=True)
+    with pytest.raises(ConnectionError):
+        made(corpus, store)
+    (corpus / "0.txt").write_text("changed")
+    with pytest.raises(UsageError, match="text that has changed since"):
+        made(corpus, store)
+
+
+def test_finished_shards_and_foreign_ones_are_never_written_over(corpus: Path) -> None:
+    store = MemoryStore()
+    made(corpus, store)
+    with pytest.raises(UsageError, match="finished token shards already"):
+        made(corpus, store)
+    foreign = MemoryStore()
+    foreign.put("000000.bin", b"mine")
+    with pytest.raises(UsageError, match="other shards"):
+        made(corpus, foreign)
+    assert objects(foreign) == {"000000.bin": b"mine"}
+
+
+def test_what_is_no_text_is_named_with_its_place(corpus: Path) -> None:
+    class Strict(ByteEncoder):
+        def encode(self, texts):
+            return [np.frombuffer(text.decode().encode(), np.uint8) for text in texts]
+
+    (corpus / "1.txt").write_bytes(b"fine\n" * 20 + b"\xff\xfe")
+    with pytest.raises(UsageError, match="is not UTF-8 text at byte 100") as raised:
+        tokenize(MemoryStore(), find_sources([str(corpus)]), Strict())
+    assert raised.value.where == str(corpus / "1.txt")
+
+
+def test_a_type_too_small_for_the_vocabulary_is_refused(corpus: Path) -> None:
+    encoder = ByteEncoder()
+    encoder.vocabulary = 70_000
+    with pytest.raises(UsageError, match="70000 tokens do not fit"):
+        tokenize(MemoryStore(), find_sources([str(corpus)]), encoder, "uint16")
