@@ -12,6 +12,7 @@ from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import Layout
 from diloco_cli.tasks.build import build_model, build_model_on_meta
+from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.names import bare_model, bare_name
 from diloco_cli.tensors.payload import Spec
 
@@ -73,7 +74,9 @@ def whole_state(run: RunSettings, layout: Layout, *, tied: bool) -> Naming:
 
 
 def _built(run: RunSettings, names: list[str]) -> dict[str, torch.Tensor]:
-    state = bare_model(build_model(run)).state_dict()
+    model = build_model(run)
+    check_frozen(run, model)
+    state = bare_model(model).state_dict()
     values = {bare_name(name): tensor for name, tensor in state.items()}
     return {name: values[name] for name in names}
 

@@ -17,6 +17,7 @@ from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import committed, load_versions
 from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import DEFAULT_SEQUENCE, build_model, shape_of
+from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.names import bare_model, bare_parameters
 
 LOGITS = "logits(tokens): [batch, length] int64 -> [batch, length, vocabulary]"
@@ -25,6 +26,7 @@ LOGITS = "logits(tokens): [batch, length] int64 -> [batch, length, vocabulary]"
 def load_model(run: RunFormat, state: RunState, store: Store, device: torch.device) -> nn.Module:
     """Built by the run's code, with the newest versions, ready to be evaluated."""
     model = build_model(run.settings).eval()
+    check_frozen(run.settings, model)
     load_versions(run, committed(run, state), store, bare_parameters(model))
     return model.to(device)
 

@@ -65,12 +65,14 @@ def vocabulary_of(run: RunSettings, tokenizer: Path | None, size: int) -> Vocabu
     neither is so."""
     if tokenizer is not None:
         return Words(tokenizer)
-    if run.data.preset == TEXT_DATA or size == BYTE_VOCABULARY:
+    reads_bytes = run.data.preset == TEXT_DATA or (run.data.text is not None and run.data.tokenizer is None)
+    if reads_bytes or size == BYTE_VOCABULARY:
         return Bytes()
+    folder = run.data.tokenizer or "FOLDER"
     raise UsageError(
-        f"the model has {size} tokens, and the run names no tokenizer that says what they are",
+        f"the model has {size} tokens, and no tokenizer is named here that says what they are",
         where="--tokenizer",
-        hint="--tokenizer FOLDER, with the tokenizer.json that the run's data was made with",
+        hint=f"--tokenizer {folder}, with the tokenizer.json that the run's data was made with",
     )
 
 

@@ -26,6 +26,7 @@ from diloco_cli.signing import learner_signer
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import background_store
+from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.training.replica import check_layout
 
 
@@ -56,6 +57,7 @@ def join(
         format_ = perform(read_format(bare.url, secret, (learner_signer(name),)), store, clock)
         check_operator(format_, bare.url, secret, LOG.warning)
         check_layout(format_, model)
+        check_frozen(format_.settings, model)
         known = _with_island(format_, store, clock, _newcomer(format_, run, name, model, given, batch_tokens))
         island = known.island(name)
         assert island is not None

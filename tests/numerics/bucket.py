@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.tasks.build import carried
+from diloco_cli.tasks.weights import carried
 from tests.numerics.harness import make_run
 
 ROOT = Path(__file__).resolve().parents[2]

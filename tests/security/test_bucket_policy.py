@@ -14,7 +14,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.launch.bucket_policy import Role, policy_of
 from diloco_cli.paths import templates_directory
 from diloco_cli.protocol.log.keys import offer_key
-from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.operations import Steps, Together
 from diloco_cli.virtual.world import Actor, World
 from tests.security.policies import Judge, Verb, verb_of
 from tests.security.signed import SignedFleet, signed_run
@@ -53,10 +53,11 @@ class PolicedWorld(World):
                 operation = steps.send(answer)
             except StopIteration as stop:
                 return stop.value
-            asked = verb_of(operation)
-            if asked is not None:
-                assert JUDGE.allows(role, name, *asked), f"{role} {name} may not {' '.join(asked)}"
-                self.done_by[role].add((asked[0], asked[1].partition("/")[0]))
+            for one in operation.operations if isinstance(operation, Together) else (operation,):
+                asked = verb_of(one)
+                if asked is not None:
+                    assert JUDGE.allows(role, name, *asked), f"{role} {name} may not {' '.join(asked)}"
+                    self.done_by[role].add((asked[0], asked[1].partition("/")[0]))
             answer = yield operation
 
 

@@ -28,7 +28,7 @@ from diloco_cli.plan.plan_file import plan_from_text
 from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, Inbox
 from diloco_cli.protocol.log.commit_log import fold, parse_format
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key, placed_key
-from diloco_cli.protocol.log.operations import Get, Steps
+from diloco_cli.protocol.log.operations import Get, Operation, Steps
 from diloco_cli.protocol.log.places import MAX_PLACES, PLACES_PER_LOOK, create_placed
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA
 from diloco_cli.protocol.log.wire import encode
@@ -42,6 +42,7 @@ from diloco_cli.tapes.files import read_tape
 from diloco_cli.tensors.payload import PayloadError, header_bytes, views
 from tests.forked import run_diloco
 from tests.security.parsers import AnsweringGcs
+from tests.unit.protocol.played import played
 from tests.unit.protocol.records import RUN, commit, genesis, offer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,14 +58,16 @@ def poll(store: MemoryStore, inbox: Inbox, now_s: float = 1.0) -> int:
 
 def read(store: MemoryStore, steps: Steps[Any]) -> int:
     """The number of requests."""
-    answer, requests = None, 0
-    try:
-        while True:
-            operation = steps.send(answer)
-            assert isinstance(operation, Get)
-            answer, requests = store.get(operation.key), requests + 1
-    except StopIteration:
-        return requests
+    requests = 0
+
+    def answer(operation: Operation) -> bytes | None:
+        nonlocal requests
+        assert isinstance(operation, Get)
+        requests += 1
+        return store.get(operation.key)
+
+    played(steps, answer)
+    return requests
 
 
 def inbox_of(store: MemoryStore) -> Inbox:

@@ -18,6 +18,7 @@ from diloco_cli.protocol.actors.ports import Merged
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log import commit_log as log
+from diloco_cli.protocol.log import snapshots
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, delta_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Now, Put, Sleep, Steps
@@ -87,8 +88,8 @@ class AlteredSnapshots(Syncer):
         written, self.last_snapshot = self.last_snapshot, FOR_EVER
         mine: bool = yield from super()._commit(draft)
         self.last_snapshot = written
-        if self.state.n - written >= log.SNAPSHOT_EVERY:
-            yield from log.write_snapshot(self.run, without_watermarks(self.state))
+        if self.state.n - written >= snapshots.SNAPSHOT_EVERY:
+            yield from snapshots.write_snapshot(self.run, without_watermarks(self.state))
             self.last_snapshot = self.state.n
         return mine
 

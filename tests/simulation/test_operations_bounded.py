@@ -12,7 +12,7 @@ import pytest
 from diloco_cli.config.settings import Link, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.island import Sizes
-from diloco_cli.protocol.log.operations import Operation
+from diloco_cli.protocol.log.operations import Operation, Together
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.rules.polling import MAX_REQUESTS
 from diloco_cli.virtual.world import Actor, World
@@ -43,10 +43,12 @@ class CountedWorld(World):
     asked: list[CountedOperations] = field(default_factory=list)
 
     def _hold(self, actor: Actor, operation: Operation) -> None:
-        key = getattr(operation, "key", None)
-        if key is not None:
-            verb = type(operation).__name__.lower()
-            self.asked.append(CountedOperations(self.now_s, actor.name or "fault", verb, key.partition("/")[0], key))
+        for one in operation.operations if isinstance(operation, Together) else (operation,):
+            key = getattr(one, "key", None)
+            if key is not None:
+                verb = type(one).__name__.lower()
+                counted = CountedOperations(self.now_s, actor.name or "fault", verb, key.partition("/")[0], key)
+                self.asked.append(counted)
         super()._hold(actor, operation)
 
 

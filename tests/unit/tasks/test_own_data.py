@@ -16,9 +16,10 @@ from diloco_cli.corpus.indexing import index_shards
 from diloco_cli.corpus.places import SHARDS_VARIABLE, data_places
 from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, RefusedError, UsageError
 from diloco_cli.store.open import open_store
-from diloco_cli.tasks.build import build_data, build_model, carried
+from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.check import check_own_data, check_task
 from diloco_cli.tasks.own_data import OwnTokens
+from diloco_cli.tasks.weights import carried
 from diloco_cli.training.replica import Replica
 from tests.tokenizer import write_tokenizer
 

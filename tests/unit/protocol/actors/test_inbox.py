@@ -10,9 +10,10 @@ import pytest
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, MAX_PORTIONS, Inbox
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key
-from diloco_cli.protocol.log.operations import Get
+from diloco_cli.protocol.log.operations import Get, Operation
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
+from tests.unit.protocol.played import played
 from tests.unit.protocol.records import RUN, applied, genesis, merge, offer
 
 
@@ -25,17 +26,18 @@ def inbox() -> Inbox:
 
 def emptied(inbox: Inbox, store: MemoryStore, offering: str = "") -> list[str]:
     """The keys that were asked for. `offering` has its next offer out as soon as somebody has looked in vain."""
-    asked, answer, steps = [], None, inbox.empty(genesis(), 1.0)
-    try:
-        while True:
-            operation = steps.send(answer)
-            assert isinstance(operation, Get)
-            asked.append(operation.key)
-            answer = store.get(operation.key)
-            if answer is None and offering and operation.key.startswith(f"offer/{offering}/"):
-                store.create(operation.key, b"{}")
-    except StopIteration:
-        return asked
+    asked: list[str] = []
+
+    def answer(operation: Operation) -> bytes | None:
+        assert isinstance(operation, Get)
+        asked.append(operation.key)
+        found = store.get(operation.key)
+        if found is None and offering and operation.key.startswith(f"offer/{offering}/"):
+            store.create(operation.key, b"{}")
+        return found
+
+    played(inbox.empty(genesis(), 1.0), answer)
+    return asked
 
 
 def test_whatever_lies_there_gets_a_outcome(inbox: Inbox) -> None:
