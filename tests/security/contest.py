@@ -115,6 +115,7 @@ class Contest(VirtualFleet):
         self.restart_every, self.outage_slots = restart_every, outage_slots
         self._restarts_at = restart_every or NEVER
         self.judge: HeldOutJudge | None = None
+        self.begins = 0 if strategy is None else strategy.begins
         hostile = [island.name for island in run.islands if island.name not in honest_of(run)]
         absent = () if honestly else tuple(hostile)
         super().__init__(run, lambda name, number: STEP_OF.get(name, STEP_S), evaluator=self._judge, absent=absent)
@@ -144,7 +145,7 @@ class Contest(VirtualFleet):
             4.0 * rounds * FRAGMENTS * SLOT_S,
         )
         assert self.judge is not None
-        score = judged(self.judge, self.commits)
+        score = judged(self.judge, self.commits, self.begins)
         score.reached = reached
         return score
 
@@ -159,13 +160,14 @@ def honest_tokens(run: RunFormat, state: RunState) -> float:
     return sum(state.learner(name).token_parameters for name in honest_of(run)) / parameters
 
 
-def judged(judge: HeldOutJudge, log: list[tuple[Commit, RunState]]) -> Score:
+def judged(judge: HeldOutJudge, log: list[tuple[Commit, RunState]], begins: int = 0) -> Score:
+    """Rises count from the slot on in which the attack `begins`: before it they are the young model's own."""
     score, before = Score(), None
     for commit, state in log:
         if isinstance(commit, Merge):
             loss = judge.loss(state.outputs)
             score.losses.append(loss)
-            score.rises.append(0.0 if before is None else loss / before - 1.0)
+            score.rises.append(0.0 if before is None or commit.slot < begins else loss / before - 1.0)
             score.applied += sum(item.learner.startswith(HOSTILE) for item in commit.inputs)
             before = loss
         elif isinstance(commit, Rollback):

@@ -140,7 +140,7 @@ class RealFleet:
     def score(self, rounds: int) -> Score:
         """Up to the merge that has all the honest tokens."""
         end = next((place for place, (_, state) in enumerate(self.log, 1) if self._reaches(state, rounds)), None)
-        score = judged(HeldOutJudge(self.run, self.store), self.log[:end])
+        score = judged(HeldOutJudge(self.run, self.store), self.log[:end], self.strategy.begins)
         score.reached = end is not None
         return score
 
