@@ -19,6 +19,7 @@ import diloco_cli
 from diloco_cli.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
+CALLBACKS = [f"diloco_cli.integrations.{library}" for library in ("lightning", "transformers")]  # need the libraries
 LATER = ["torch._dynamo", "pydantic.type_adapter"]  # what torch and typer import when something is called
 MAX_S = 240
 
@@ -47,7 +48,7 @@ def serve() -> None:
     """An order a line, answered by the exit status."""
     found = [module.name for module in pkgutil.walk_packages(diloco_cli.__path__, "diloco_cli.")]
     for name in [*found, *LATER]:
-        if not name.endswith("__main__"):
+        if not name.endswith("__main__") and name not in CALLBACKS:
             importlib.import_module(name)
     gc.freeze()
     for line in sys.stdin:
