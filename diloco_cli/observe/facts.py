@@ -19,7 +19,6 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER,
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
-from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.runtime.driver import Clock, perform
 from diloco_cli.signing import LOG, Unsigned, learner_signer
 from diloco_cli.store.parallel import answers
@@ -99,8 +98,7 @@ def read_facts(
 ) -> RunFacts:  # fmt: skip
     """`known`: an earlier state, so that only the newer commits are read; `reader`: likewise for events, of which it
     reads `most_batches` more."""
-    with CommitsAhead(store) as ahead:
-        state = perform(read_log(run, known), ahead, clock)
+    state = perform(read_log(run, known), store, clock)
     keyring = run.keyring.without(state.revoked)
     units = {island.name: heartbeat_key(island.name) for island in state.with_members(run).all_islands}
     # Standbys by name: launched, hosted or started by hand. A listing may lag, so this is for display alone.

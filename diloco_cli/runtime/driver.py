@@ -1,6 +1,6 @@
 """Performs protocol code on a real store: the one place where operations become calls.
 
-Operations that go together are calls of several threads, at most CONNECTIONS at a time in all of the process.
+Operations that go together are calls of several threads, at most CONNECTIONS at a time.
 
 `Lanes`: threads beside the training. Each performs its steps one after the other, in the order of handing in; what ends
 a lane ends the learner, whose clock raises it before its next operation.
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 CONNECTIONS = READERS
+CHECK_EVERY_S = 0.5  # while calls are on their way
 
 
 class Clock(Protocol):
@@ -61,9 +62,11 @@ class Side:
 
 
 def perform(
-    steps: Steps[Result], store: Store, clock: Clock, tries_once: Store | None = None, other: Side | None = None
-) -> Result:
-    """Run a protocol generator to its end. `tries_once`: see `Side`; `other`: the store of `There` operations."""
+    steps: Steps[Result], store: Store, clock: Clock, tries_once: Store | None = None, other: Side | None = None,
+    own: Connections | None = None,
+) -> Result:  # fmt: skip
+    """Run a protocol generator to its end. `tries_once`: see `Side`; `other`: the store of `There` operations; `own`:
+    connections that it shares with nobody, whose calls might hang."""
     home = Side(store, tries_once)
     answer: Any = None
     while True:
@@ -74,9 +77,8 @@ def perform(
             return result
         clock.check()
         if isinstance(operation, Together):
-            answer = connections().answers(
-                [partial(_perform_at, home, other, one, clock) for one in operation.operations]
-            )
+            calls = [partial(_perform_at, home, other, one, clock) for one in operation.operations]
+            answer = (own or connections()).answers(calls, clock.check)
         else:
             answer = _perform_at(home, other, operation, clock)
 
@@ -144,15 +146,16 @@ class Connections:
         self._lock = threading.Lock()
         self._threads = 0
 
-    def answers(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """The calls' answers, or the errors in their place, when all have ended."""
+    def answers(self, calls: Sequence[Callable[[], Any]], check: Callable[[], None] = lambda: None) -> list[Any]:
+        """The calls' answers, or the errors in their place, when all have ended. `check` is called now and then by the
+        thread that waits; if it raises, calls that have not begun are never made, and the others are left alone."""
         found: list[Any] = [None] * len(calls)
-        left = threading.Semaphore(0)
+        left, given_up = threading.Semaphore(0), threading.Event()
 
         def made(place: int) -> None:
             try:
-                found[place] = calls[place]()
-            except Exception as error:  # told to the steps that asked for this call
+                found[place] = None if given_up.is_set() else calls[place]()
+            except BaseException as error:  # told to the steps that asked for this call
                 found[place] = error
             finally:
                 left.release()
@@ -160,8 +163,13 @@ class Connections:
         self._grow(len(calls))
         for place in range(len(calls)):
             self._calls.put(partial(made, place))
-        for _ in calls:
-            left.acquire()
+        try:
+            for _ in calls:
+                while not left.acquire(timeout=CHECK_EVERY_S):
+                    check()
+        except BaseException:
+            given_up.set()
+            raise
         return found
 
     def _grow(self, wanted: int) -> None:

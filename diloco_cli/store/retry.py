@@ -34,7 +34,7 @@ FULL_DISK_PAUSE_S = 2.0
 GONE_AFTER_VARIABLE = "DILOCO_GONE_AFTER"
 GONE_AFTER_S = 600.0
 MAX_REASON = 200  # characters: it stands in a column of `status`
-BUDGET_BURST = 20
+BUDGET_BURST = 48  # as many calls as are on their way at a time
 BUDGET_PER_S = 2.0
 
 Kind = Literal["passing", "refused", "full", "gone", "lasting"]

@@ -26,7 +26,7 @@ from diloco_cli.protocol.regions.mirrors import RegionStoppedError
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, Home, RegionLink
 from diloco_cli.protocol.regions.relays import Tell
 from diloco_cli.runtime.daemon import say
-from diloco_cli.runtime.driver import Side, SystemClock, perform
+from diloco_cli.runtime.driver import Connections, Side, SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, background_store, retrying_text
@@ -142,11 +142,12 @@ class RegionService:
             raise TerminatedError("what is written here answers to another log than the run's")
 
     def _work(self, steps: Callable[[], Steps[None]], clock: SystemClock, trouble: Trouble) -> None:
+        own = Connections()  # calls to a region that does not answer must not keep home's from being made
         while True:
             try:
                 store, meter = self._open()
                 trouble.began(monotonic_s())
-                perform(steps(), self.store, clock, other=Side(store, meter))
+                perform(steps(), self.store, clock, other=Side(store, meter), own=own)
                 return
             except TerminatedError:
                 return

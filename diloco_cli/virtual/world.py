@@ -205,7 +205,7 @@ class World:
         call = calls[0] if len(calls) == 1 else min((call for call in calls if not call.done), key=_due_of)
         if call.answered or self._perform(actor, call):
             call.done = True
-        if actor.ended or actor.paused:
+        if actor.ended:
             return False
         left = [call.due_s for call in calls if not call.done]
         if left:

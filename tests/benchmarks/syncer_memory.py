@@ -3,7 +3,7 @@
 A real `diloco syncer` serves a run of one fragment on file://; M learners' offers with payloads of so many megabytes
 lie in the bucket together, and quorum M lets it merge all of them at once. Anonymous memory (RssAnon) is sampled from
 outside, all the time. Resident, as syncer/arithmetic.py says: the version (8 bytes a parameter); while merging the next
-version and its weights (2 bytes), and both as they are read back. The payloads on their way, at most 256 MB, do not
+version and its weights (2 bytes), and both as they are read back. The payloads on their way, at most 400 MB, do not
 count: they come before the next version is made.
 """
 

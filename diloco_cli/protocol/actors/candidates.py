@@ -33,7 +33,8 @@ from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 
 REASONS_TOLD = 3  # in one commit
 AHEAD_BYTES = 1 << 30  # of payloads that wait for later slots: on the syncer's disk
-AHEAD_AT_ONCE_BYTES = 64 << 20  # of them that one turn reads, for which the slot that is due may have to wait
+MAX_AHEAD = 256  # of them: each is an open file
+AHEAD_AT_ONCE_BYTES = 64 << 20  # that one turn reads, for which the due slot may have to wait; larger ones are not
 
 
 @dataclass(frozen=True)
@@ -119,24 +120,36 @@ class Loader:
     def forget(self) -> None:
         """Every fragment has another version, or what was read does not count any more."""
         self.loaded, self.ahead = {}, {}
+        self.measured.clear()
 
     def look_ahead(self, state: RunState) -> Steps[None]:
         """Read some of the payloads for the next slots. One that is not sound is read again when its slot is due."""
-        end, left = state.slot + self.run.num_fragments, AHEAD_BYTES - sum(self.ahead.values())
-        coming = [o for o in self.inbox.pending() if state.slot < o.slot < end and o.id not in self.ahead]
+        chosen = self._coming(state)
+        deltas = yield from together([load_delta(self.run, self.arithmetic, state, offer) for offer in chosen])
+        for offer, delta in zip(chosen, deltas, strict=True):
+            self.ahead[offer.id] = 0 if isinstance(delta, str) else offer.payload_bytes
+            if not isinstance(delta, str):
+                self.loaded[offer.id] = delta
+
+    def _coming(self, state: RunState) -> list[Offer]:
+        """The newest offer of each learner for each of the next slots, as many as may be read now; none for a fragment
+        whose version is not resident yet."""
+        newest: dict[tuple[int, str], Offer] = {}
+        for offer in self.inbox.pending():
+            if state.slot < offer.slot < state.slot + self.run.num_fragments:
+                rival = newest.setdefault((offer.slot, offer.learner), offer)
+                newest[offer.slot, offer.learner] = max(rival, offer, key=lambda o: (o.incarnation, o.seq))
+        left = min(AHEAD_AT_ONCE_BYTES, AHEAD_BYTES - sum(self.ahead.values()))
         chosen: list[Offer] = []
-        at_once = 0
-        for offer in sorted(coming, key=lambda o: (o.slot, o.id)):
-            at_once += offer.payload_bytes
-            if at_once > min(left, AHEAD_AT_ONCE_BYTES if chosen else left):
+        for _, offer in sorted(newest.items()):
+            resident = self.arithmetic.holds(offer.fragment, state.outputs[offer.fragment].state_digest)
+            if offer.id in self.ahead or not resident:
+                continue
+            left -= offer.payload_bytes
+            if left < 0 or len(self.ahead) + len(chosen) >= MAX_AHEAD:
                 break
             chosen.append(offer)
-        self.ahead |= {offer.id: offer.payload_bytes for offer in chosen}
-        for fragment in sorted({offer.fragment for offer in chosen}):
-            yield from make_resident(self.run, self.arithmetic, state.outputs[fragment], self.recover)
-        deltas = yield from together([load_delta(self.run, self.arithmetic, state, offer) for offer in chosen])
-        sound = zip(chosen, deltas, strict=True)
-        self.loaded |= {offer.id: delta for offer, delta in sound if not isinstance(delta, str)}
+        return chosen
 
     def _drop_false_claims(self, found: Candidates) -> bool:
         """Of offers that would be refused for their norm: nobody has measured it yet, and the log will remember it."""

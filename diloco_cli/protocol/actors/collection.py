@@ -32,12 +32,12 @@ from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, snapshot_at, snapshots_between
 from diloco_cli.protocol.log.state import RunState, faults_for_quarantine, quarantine_reason
-from diloco_cli.protocol.log.together import together
+from diloco_cli.protocol.log.together import MAX_AT_ONCE, together
 from diloco_cli.protocol.rules.divergence import needed_from
 
 KINDS = ("delta", "weights", "state", "inner", "snapshot", "event")
 PAGE = 256  # keys of one listing
-BATCH = 64  # deletions at a time
+BATCH = MAX_AT_ONCE - 1  # deletions at a time, beside one listing
 MAX_UNSOUND = 64  # snapshots passed over for one floor
 KEPT_MOMENTS = 4  # of each learner, the newest
 KEPT_BATCHES = 64  # of events of each unit, the newest

@@ -168,7 +168,8 @@ class Syncer:
         state = write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         key = weights_key(fragment, version, self.epoch, output.weights_digest)
         pulse = self.send_heartbeat((yield Now()))  # a model's first versions may take long
-        yield from together([state, write_and_read_back(key, merged.weights), pulse])
+        both_bytes = 2 * (len(merged.state) + len(merged.weights))  # in memory anyway
+        yield from together([pulse, state, write_and_read_back(key, merged.weights)], both_bytes)
         return output
 
     def _commit(self, draft: commits.Commit) -> Steps[bool]:

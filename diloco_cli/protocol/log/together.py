@@ -1,7 +1,7 @@
 """Several steps beside each other: an actor's decisions stay on one thread, its store operations do not wait for each
 other.
 
-In rounds: the next operation of every member goes out, and when all answers are there each member goes on to its next
+In rounds: the next operations of the members go out, and when all answers are there each of them goes on to its next
 one. So a member waits for the slowest of its round, and nothing depends on the order in which the store works.
 """
 
@@ -10,16 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from diloco_cli.errors import StoreError
 from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Steps, There, Together
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 
 Result = TypeVar("Result")
-MAX_BYTES_AT_ONCE = 256 << 20
-"""Of objects that are on their way at a time. One that is larger goes alone."""
+MAX_AT_ONCE = 48  # operations: as many as a process has connections
+MAX_BYTES_AT_ONCE = MAX_AT_ONCE * MAX_RECORD_BYTES
+"""Of objects that are on their way at a time, and of those that members hold between two operations. One that is larger
+goes alone."""
 
 
 def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONCE) -> Steps[list[Result]]:
-    """The members' results, in their order. If members fail, the others go on to their ends; then the error of the
-    first one in the members' order is raised."""
+    """The members' results, in their order. If members fail, the others go on to their ends, unless the process itself
+    ends; then the first error in the members' order is raised, one that is not the store's before any that is.
+
+    Who has begun goes on first, so that only as many members hold objects as are on their way."""
     results: list[Any] = [None] * len(members)
     errors: dict[int, Exception] = {}
     asked: dict[int, Operation] = {}
@@ -42,14 +48,25 @@ def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONC
     for place in range(len(members)):
         yield from send(place, None)
     while asked:
-        now, asked = asked, {}
-        for places in _portions(now, max_bytes):
-            answers = yield from _performed([now[place] for place in places])
-            for place, answer in zip(places, answers, strict=True):
-                yield from send(place, answer)
+        chosen = _first_portion(asked, max_bytes)
+        left = {place: operation for place, operation in asked.items() if place not in chosen}
+        places = [place for place in asked if place in chosen]
+        operations = [asked[place] for place in places]
+        asked.clear()
+        answers = yield from _performed(operations)
+        for at, place in enumerate(places):
+            answer, answers[at] = answers[at], None  # let go one by one
+            yield from send(place, answer)
+            del answer
+        asked.update(left)
     if errors:
-        raise errors[min(errors)]
+        raise _gravest(errors)
     return results
+
+
+def _gravest(errors: dict[int, Exception]) -> Exception:
+    rising = [errors[place] for place in sorted(errors)]
+    return next((error for error in rising if not isinstance(error, StoreError)), rising[0])
 
 
 def together_got(keys: Sequence[str], max_bytes: int) -> Steps[list[bytes | None]]:
@@ -71,18 +88,16 @@ def _performed(operations: list[Any]) -> Steps[list[Any]]:
         return [error]
 
 
-def _portions(asked: dict[int, Operation], max_bytes: int) -> list[list[int]]:
-    """The members' places, in portions that are on their way at a time."""
-    portions: list[list[int]] = []
-    left = 0
+def _first_portion(asked: dict[int, Operation], max_bytes: int) -> set[int]:
+    """The members' places whose operations go next."""
+    places: list[int] = []
+    left = max_bytes
     for place, operation in asked.items():
-        size = _size_bytes(operation)
-        if not portions or size > left:
-            portions.append([])
-            left = max(size, max_bytes)
-        portions[-1].append(place)
-        left -= size
-    return portions
+        left -= _size_bytes(operation)
+        if places and (left < 0 or len(places) == MAX_AT_ONCE):
+            break
+        places.append(place)
+    return set(places)
 
 
 def _size_bytes(operation: Operation) -> int:

@@ -18,10 +18,10 @@ from diloco_cli.plan.memory import (
     syncer_memory_gb,
 )
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_numbers, model_facts
+from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from tests.unit.plan.fleets import MODEL
 
 EMBEDDING = 1_000_000_000 - 12 * 16 * 2048**2
-
 
 HOW = Computing(num_fragments=24)
 
@@ -136,7 +136,7 @@ def test_host_and_syncer_memory_by_hand() -> None:
         (8 * small.parameters + (2 * (8 + 1) + 3 * 2) * fragment + 64e6) / 1e9
     )
     many = syncer_memory_gb(small, fragment, 16.0, 8.0, 1 << 20) - syncer_memory_gb(small, fragment, 16.0, 8.0, 0)
-    assert many == pytest.approx(((256 << 20) - 2 * fragment) / 1e9), "one at least, and no more than go at once"
+    assert many == pytest.approx((MAX_BYTES_AT_ONCE - 2 * fragment) / 1e9), "one at least, and no more than go at once"
 
 
 def test_a_host_whose_memory_is_unknown_is_not_refused() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from threading import Barrier, Event, Lock
+from threading import Barrier, Event, Lock, Thread
 
 import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.errors import TerminatedError
 from diloco_cli.protocol.log.operations import Create, Get, Now, Steps, Together
 from diloco_cli.protocol.log.together import together
 from diloco_cli.runtime.driver import Connections, Lanes, SystemClock, perform
@@ -122,3 +123,40 @@ def test_no_more_calls_than_connections_are_on_their_way() -> None:
         return now[0]
 
     assert len(Connections(3).answers([call] * 30)) == 30 and most[0] <= 3
+
+
+def test_calls_that_hang_keep_only_those_of_their_own_connections_waiting() -> None:
+    """As those to a region that does not answer, beside those to the home bucket."""
+    hang, region = Event(), Connections(4)
+    waiting = Thread(target=region.answers, args=([lambda: hang.wait(WITHIN_S)] * 8,))
+    waiting.start()
+    assert perform(together([get("a"), get("c")]), Rendezvous(2), CLOCK) == [b"a", b"c"]
+    assert waiting.is_alive()
+    hang.set()
+    waiting.join(WITHIN_S)
+
+
+def test_a_stop_ends_the_wait_for_calls_and_makes_none_that_has_not_begun() -> None:
+    hang, begun = Event(), list[int]()
+
+    def call() -> None:
+        begun.append(1)
+        hang.wait(WITHIN_S)
+
+    def check() -> None:
+        raise TerminatedError("SIGTERM")
+
+    narrow = Connections(2)
+    with pytest.raises(TerminatedError):
+        narrow.answers([call] * 6, check)
+    hang.set()
+    assert narrow.answers([lambda: "after them"] * 2) == ["after them"] * 2 and len(begun) == 2
+
+
+def test_whatever_ends_a_call_is_its_answer_and_its_connection_goes_on() -> None:
+    def leaves() -> None:
+        raise SystemExit(3)
+
+    narrow = Connections(1)
+    assert isinstance(narrow.answers([leaves, leaves])[1], SystemExit)
+    assert narrow.answers([lambda: 1]) == [1]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from diloco_cli.errors import StoreError
 from diloco_cli.protocol.log.operations import Create, Get, Now, Steps, There, Together, there
-from diloco_cli.protocol.log.together import together
+from diloco_cli.protocol.log.together import MAX_AT_ONCE, together
 
 
 def reads(*keys: str, max_bytes: int = 10) -> Steps[str]:
@@ -78,6 +79,28 @@ def test_objects_on_their_way_have_a_bound_in_bytes() -> None:
     found, portions = performed(together(members, max_bytes=100))
     assert found == ["A", "B", "C", "D", "E"]
     assert portions == [["a", "b"], ["c"], ["d"], ["e"]], "the largest goes alone"
+
+
+def test_who_has_begun_goes_on_first_so_that_few_hold_an_object() -> None:
+    members = [reads(*keys, max_bytes=60) for keys in (("a", "b"), ("c", "d"), ("e",))]
+    found, portions = performed(together(members, max_bytes=120))
+    assert found == ["AB", "CD", "E"] and portions == [["a", "c"], ["b", "d"], ["e"]]
+
+
+def test_no_more_operations_go_out_than_there_are_connections() -> None:
+    found, portions = performed(together([reads(str(number)) for number in range(100)]))
+    assert found == [str(number) for number in range(100)]
+    assert list(map(len, portions)) == [MAX_AT_ONCE, MAX_AT_ONCE, 100 - 2 * MAX_AT_ONCE]
+
+
+def test_an_error_of_the_store_does_not_hide_another() -> None:
+    def fails(error: Exception) -> Steps[None]:
+        yield Get("a", 10)
+        raise error
+
+    for errors in ([StoreError("503"), AssertionError()], [AssertionError(), StoreError("503")]):
+        with pytest.raises(AssertionError):
+            performed(together([fails(error) for error in errors]))
 
 
 def test_creates_count_by_their_data() -> None:
