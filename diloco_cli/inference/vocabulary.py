@@ -65,8 +65,8 @@ def vocabulary_of(run: RunSettings, tokenizer: Path | None, size: int) -> Vocabu
     neither is so."""
     if tokenizer is not None:
         return Words(tokenizer)
-    reads_bytes = run.data.preset == TEXT_DATA or (run.data.text is not None and run.data.tokenizer is None)
-    if reads_bytes or size == BYTE_VOCABULARY:
+    reads_bytes = run.data.preset == TEXT_DATA or run.data.text is not None or size == BYTE_VOCABULARY
+    if reads_bytes and run.data.tokenizer is None:
         return Bytes()
     folder = run.data.tokenizer or "FOLDER"
     raise UsageError(

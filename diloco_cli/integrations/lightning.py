@@ -19,16 +19,17 @@ class LightningCallback(pl.Callback):  # type: ignore[misc, unused-ignore]  # un
     """
 
     def __init__(self, island: LoopIsland, *, tokens: Callable[[Any], int]) -> None:
-        self.island, self._tokens = island, tokens
+        self.island, self._tokens, self._steps = island, tokens, 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        trainer.should_stop = trainer.should_stop or self.island.over
+        trainer.should_stop, self._steps = trainer.should_stop or self.island.over, trainer.global_step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         loss: torch.Tensor | None = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if self.island.step(tokens=self._tokens(batch), loss=loss):
+        before, self._steps = self._steps, trainer.global_step  # grows also where a GradScaler leaves a step out
+        if self.island.step(tokens=self._tokens(batch), loss=loss, skipped=self._steps > before):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -21,11 +21,12 @@ from torch.nn import functional as F
 
 from diloco_cli.config.run_file import load_run
 from diloco_cli.errors import UsageError
+from diloco_cli.export.naming import own_names
+from diloco_cli.export.write import export_file
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.runtime.driver import perform
 from diloco_cli.syncer.beginning import first_loss
-from diloco_cli.syncer.versions import export
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import carried
 from diloco_cli.tensors.names import bare_parameters
@@ -112,7 +113,8 @@ def test_adapters_alone_are_trained_and_exported_over_a_base_that_must_be_the_sa
     islands = tuple(replace(island, batch_tokens=256) for island in few.islands)
     run = replace(few, settings=settings, islands=islands, layout=layout_of(settings))
     store, _ = run_to_end(run)
-    assert export(run, perform(read_log(run), store, CLOCK), store, tmp_path / "adapters.safetensors")
+    state, path = perform(read_log(run), store, CLOCK), tmp_path / "adapters.safetensors"
+    assert export_file(run, state, store, path, own_names(run.layout))
     with safe_open(tmp_path / "adapters.safetensors", framework="pt") as file:
         assert all("lora_" in name for name in file.keys()), "adapters only"  # noqa: SIM118
     seeded = bare_parameters(build_model(settings))

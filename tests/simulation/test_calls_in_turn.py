@@ -94,5 +94,5 @@ def test_a_merge_takes_as_many_calls_in_turn_however_many_learners_there_are(lea
     payloads = [delta_key(*one, item.payload_digest) for one, item in zip(ids, merge.inputs, strict=True)]
     at_s, read_s = world.created_s[commit_key(merge.n)], world.read_s
     assert len(ids) == learners
-    assert at_s - min(read_s[offer_key(*one)] for one in ids) == 7.0
+    assert at_s - min(read_s[offer_key(*one)] for one in ids) == 6.0
     assert at_s - min(read_s[key] for key in payloads) == 3.0

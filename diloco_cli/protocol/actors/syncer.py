@@ -36,7 +36,7 @@ from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
-from diloco_cli.protocol.log.together import together
+from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE, together
 from diloco_cli.protocol.rules.divergence import response_to
 from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
 from diloco_cli.protocol.rules.pacing import Pacer
@@ -169,7 +169,8 @@ class Syncer:
         key = weights_key(fragment, version, self.epoch, output.weights_digest)
         pulse = self.send_heartbeat((yield Now()))  # a model's first versions may take long
         both_bytes = 2 * (len(merged.state) + len(merged.weights))  # in memory anyway
-        yield from together([pulse, state, write_and_read_back(key, merged.weights)], both_bytes)
+        steps = [pulse, state, write_and_read_back(key, merged.weights)]
+        yield from together(steps, max(both_bytes, MAX_BYTES_AT_ONCE))
         return output
 
     def _commit(self, draft: commits.Commit) -> Steps[bool]:

@@ -22,6 +22,7 @@ from diloco_cli.store.port import (
     StoreUnavailableError,
 )
 from diloco_cli.store.retry import (
+    BUDGET_BURST,
     MAX_REASON,
     RetryBudget,
     Retrying,
@@ -70,7 +71,7 @@ def test_a_store_that_fails_every_second_call_is_not_asked_twice_as_often_for_lo
     for _ in range(100):
         failing = FailingStore(StoreUnavailableError("503"))
         retrying.persist("get", lambda failing=failing: failing.get("k"))  # type: ignore[misc]
-    assert time.now_s - 100.0 >= (100 - 20) / 2.0 - 1  # 20 at once, then 2 a second
+    assert time.now_s - 100.0 >= (100 - BUDGET_BURST) / 2.0 - 1  # so many at once, then 2 a second
 
 
 def test_all_calls_together_end_with_the_time_that_is_left() -> None:

@@ -203,7 +203,7 @@ def test_what_stops_one_learner_is_told_and_counted_for_it_alone() -> None:
     running = structs.replace(head, phase="RUNNING")
     services = RegionServices(own, home, Home(lambda: running, lambda: 0.1), tell=told.append)
     services.start()
-    wait_until(lambda: services.heartbeats()[0].unheard)
+    wait_until(lambda: services.heartbeats()[0].unheard and not services.heartbeats()[0].behind)
     services.end(over=False)
     (heartbeat,) = services.heartbeats()
     assert list(heartbeat.unheard) == ["l1"] and claim in heartbeat.unheard["l1"]
