@@ -330,7 +330,9 @@ class Syncer:
             self.pacer.merged(offers, facts, (yield Now()))
             self.window_from_s = opens_s
             self.inbox.forget(candidates.offers)
-        self.loader.merged(fragment)
+            self.loader.merged(fragment)
+        else:
+            self.loader.forget()
         self.inbox.sort_out(self.state)
         self._go(SyncerState.SERVING)
         return True
