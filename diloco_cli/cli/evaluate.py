@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.consent import AllowCode, named_here
+from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.cli.export import at_head
 from diloco_cli.cli.generate import DeviceOption, TokenizerOption, causal_of
 from diloco_cli.cli.output import print_json, progress, table
 from diloco_cli.cli.run_argument import OpenRun, RunArgument, open_run
 from diloco_cli.environment import set_environment_default
 from diloco_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from diloco_cli.runtime.consent import NamedHere
 
 
 def evaluate(
@@ -33,12 +36,13 @@ def evaluate(
     device: str = DeviceOption,
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
     allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
 ) -> None:  # fmt: skip
     """Evaluate the newest committed parameters: the held-out loss, or with --tasks what lm-evaluation-harness says."""
     if tasks is None:
         if include_path is not None or tokenizer is not None:
             raise UsageError("--include-path and --tokenizer belong to tasks", hint="add --tasks NAME,...")
-        _say_loss(open_run(run), limit, device, as_json, allow_code)
+        _say_loss(open_run(run), limit, device, as_json, named_here(allow_code, allow_store))
         return
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
@@ -52,7 +56,7 @@ def evaluate(
     _say_tasks(open_run(run), names, include_path, limit, tokenizer, device, as_json, allow_code)
 
 
-def _say_loss(opened: OpenRun, limit: int | None, device: str, as_json: bool, allow_code: list[str]) -> None:
+def _say_loss(opened: OpenRun, limit: int | None, device: str, as_json: bool, here: NamedHere) -> None:
     from diloco_cli.inference.causal import load_model
     from diloco_cli.protocol.log.states import RunPhase
     from diloco_cli.runtime.consent import consented
@@ -61,12 +65,12 @@ def _say_loss(opened: OpenRun, limit: int | None, device: str, as_json: bool, al
     from diloco_cli.training.devices import choose_device
 
     where = choose_device(device)
-    run = consented(opened.format, opened.url, named_here(allow_code))
+    run = consented(opened.format, opened.url, here)
     with progress(f"evaluating the parameters of {opened.name}"):
         state, model = at_head(opened, lambda state: load_model(run, state, opened.store, where))
         factor = FINAL_FACTOR if state.phase is RunPhase.FINISHED else 1
         sequences = limit or run.settings.evaluation.sequences * factor
-        loss = held_out_loss(model, build_data(run.settings), sequences)
+        loss = held_out_loss(model, build_data(run.settings, ("held_out",)), sequences)
     finite = loss if abs(loss) < float("inf") else None
     if as_json:
         print_json("evaluate", _facts(opened, state.n) | {"loss": finite, "sequences": sequences})

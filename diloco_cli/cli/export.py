@@ -124,7 +124,7 @@ def _export_file(
 
     layout = opened.format.layout
     if kind is Kind.torch:
-        settings = consented(opened.format, opened.url, named_here(allow_code)).settings
+        settings = consented(opened.format, opened.url, named_here(allow_code), data=False).settings
         names = naming.whole_state(settings, layout, tied=True)
     else:
         names = naming.own_names(layout)

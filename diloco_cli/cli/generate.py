@@ -76,7 +76,7 @@ def causal_of(
     from diloco_cli.training.devices import choose_device
 
     where = choose_device(device)
-    run = consented(opened.format, opened.url, named_here(allow_code))
+    run = consented(opened.format, opened.url, named_here(allow_code), data=False)
     with progress(f"reading the parameters of {opened.name}"):
         state, model = at_head(opened, lambda state: load_model(run, state, opened.store, where))
     causal = Causal(run.settings, model)

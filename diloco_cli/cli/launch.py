@@ -59,19 +59,21 @@ def launch(
         _say_plan(plan, region)
         return
     from diloco_cli.cli.supervision import go_on
-    from diloco_cli.runtime.consent import NamedHere, named_in_files, search_last
+    from diloco_cli.runtime.consent import NamedHere, consented, named_in_files, search_last, stores_of
 
     hooks, folder = hooks_of(on_event, webhook), file.parent
     search_last(folder)
     with progress("reading the model") as shown:
         values = _values_of(plan, create_only)
-        opened = open_known_run(_created(plan, origins, region, values, shown))
+        known, is_new = _created(plan, origins, region, values, shown)
+        opened = open_known_run(known)
         if values is not None:
             _begin(opened, plan, values, shown)
-    if create_only:
-        _say_created(opened, as_json)
-        return
     named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
+    consented(opened.format, opened.url, named, stores_of(opened.format), code=False)
+    if create_only:
+        _say_created(opened, is_new, as_json)
+        return
     sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks))
 
 
@@ -99,9 +101,14 @@ def _planned(file: Path, region: str | None, overrides: list[str], create_only: 
 
 def _values_of(plan: Plan, begins: bool) -> Values | None:
     """Those with which the run begins, where they are brought, or where this command `begins` the run anyway."""
+    from diloco_cli.config.huggingface import check_weights
+    from diloco_cli.tasks.huggingface import folder_of
     from diloco_cli.tasks.weights import brought_values, seeded_values
 
     model = plan.run.model
+    folder = folder_of(model) if model.huggingface else None
+    if folder is not None:
+        check_weights(model, folder)
     if model.huggingface and model.brought is None:
         talk(f"{model.huggingface}: its architecture, with random weights")
     values = brought_values(plan.run)
@@ -127,15 +134,16 @@ def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> 
     opened.perform(begin(opened.format, versions, own_claim(), utc_now_text, nonce, loss))
 
 
-def _say_created(opened: OpenRun, as_json: bool) -> None:
+def _say_created(opened: OpenRun, is_new: bool, as_json: bool) -> None:
     from diloco_cli.cli.supervision import print_summary
+    from diloco_cli.launch.local_units import starts_everywhere
 
     if as_json:
         print_summary(opened, "launch", as_json)
         return
-    print(f"run {opened.name} is created, and has its first commit: {opened.url}")
-    print(f"anywhere: diloco syncer --run {opened.url}")
-    print(f"on each island: diloco learner --run {opened.url} --name NAME")
+    print(f"run {opened.name} {'is created' if is_new else 'exists already'}, and has its first commit: {opened.url}")
+    for line in starts_everywhere(opened.format, opened.url):
+        print(line)
 
 
 def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
@@ -148,8 +156,8 @@ def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
 
 def _created(
     plan: Plan, origins: dict[str, str], region: str | None, values: Values | None, shown: ProgressLine
-) -> KnownRun:
-    """The run in its bucket, new or from before."""
+) -> tuple[KnownRun, bool]:
+    """The run in its bucket, and whether it is new."""
     from diloco_cli.launch.new_run import (
         create_in_region,
         create_run,
@@ -193,14 +201,17 @@ def _created(
     known = remember_run(run.name, url)
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
-    return known
+    return known, how == "created"
 
 
 def _try_task(plan: Plan, fresh: RunFormat, shown: ProgressLine) -> None:
     """What is wrong with the model and its data is said here, before anything is written."""
+    from diloco_cli.config.own_loops import data_class_of
     from diloco_cli.tasks.check import check_own_data, check_task
 
-    batches = [island.batch_tokens for island in fresh.islands]
+    batches = [island.batch_tokens for island in fresh.islands if data_class_of(island.infra) is None]
+    if not batches:
+        return  # loops of their owners' draw data of their own
     about = check_own_data(fresh.settings, fresh.num_shards, max(batches))
     if about is not None:
         talk(about)

@@ -54,10 +54,7 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
     home = run.home_of(url)
     for island in run.islands:
         if island.infra != "local" and region in (None, island.region):
-            its = run.url_for(island.region, home)
-            yield from _begins(run, island, its)
-            if run.signing is not None:
-                yield f"  with a key of its own, made there: diloco key request {its} learner {island.name} FILE"
+            yield from _begins(run, island, run.url_for(island.region, home))
     syncers = None if run.settings.syncer.on_learners else syncer_region(run)
     regions = {island.region for island in run.islands} | ({syncers} if syncers else set())
     for other in sorted(regions - {region}) if region is not None else ():
@@ -67,7 +64,30 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
         yield f"region {other}{', with the syncer' if serves else ''}: unless it runs already: diloco resume {words}"
 
 
+def starts_everywhere(run: RunFormat, url: str) -> Iterator[str]:
+    """The same of a run of which nothing runs yet: its syncer, unless learners host it, and all its islands."""
+    home = run.home_of(url)
+    if not run.settings.syncer.on_learners:
+        words = _consent(run, home, stores=True)
+        yield f"the syncer, anywhere: diloco syncer --run {home}{words if run.regions else ''}"
+        if words and not run.regions and run.settings.model.is_built:
+            yield f"  with{words} where the model's code and its data are: then it has evaluations"
+        yield from _key_of(run, home, "syncer", "NAME")
+    for island in run.islands:
+        yield from _begins(run, island, run.url_for(island.region, home))
+
+
 def _begins(run: RunFormat, island: Island, url: str) -> Iterator[str]:
+    yield from _started(run, island, url)
+    yield from _key_of(run, url, "learner", island.name)
+
+
+def _key_of(run: RunFormat, url: str, role: str, name: str) -> Iterator[str]:
+    if run.signing is not None:
+        yield f"  with a key of its own, made there: diloco key request {url} {role} {name} FILE"
+
+
+def _started(run: RunFormat, island: Island, url: str) -> Iterator[str]:
     if data_class_of(island.infra) is not None:
         yield f'{island.name} ({island.infra}): in its own script: join("{url}", name="{island.name}", ...)'
         return

@@ -56,23 +56,26 @@ def named_in_files(run: RunSettings, inventory: Inventory | None) -> Allowance:
     return Allowance((), code_of(run), stores)
 
 
-def consented(run: RunFormat, url: str, here: NamedHere, stores: Iterable[str] = (), *, code: bool = True) -> RunFormat:
+def consented(
+    run: RunFormat, url: str, here: NamedHere, stores: Iterable[str] = (), *, code: bool = True, data: bool = True
+) -> RunFormat:  # fmt: skip
     """The run, whose code may run and whose data may be read from now on, and whose `stores` may be opened. `code`:
-    whether this process needs code and data; if not, they may still be used if this machine has consented. What was
-    named here is remembered. Raises RefusedError."""
-    stores, data = tuple(stores), data_places(run.settings.data)
-    named = FormatNames(format_digest(run), code_of(run.settings), _elsewhere((*stores, *data), url))
+    whether this process needs code and data; if not, they may still be used if this machine has consented. `data`:
+    whether it ever reads data; if not, no consent to them is asked for. What was named here is remembered. Raises
+    RefusedError."""
+    stores, places = tuple(stores), data_places(run.settings.data) if data else ()
+    named = FormatNames(format_digest(run), code_of(run.settings), _elsewhere((*stores, *places), url))
     if not named:
         return _allowed(run)
     known, folder = remembered(named.digest)
     allowance = known | here.allowance
-    runs = decide(replace(named, stores=data_elsewhere(run, url)), allowance).allowed
+    runs = decide(replace(named, stores=_elsewhere(places, url)), allowance).allowed
     needed = named if code else replace(named, code=(), stores=_elsewhere(stores, url))
     decision = decide(needed, allowance)
     if not decision.allowed:
         raise refusal(run, url, decision, named.digest, here.command)
     # what is beside one store is not beside each
-    noted = to_remember(replace(named, stores=(*stores, *data)), here.allowance)
+    noted = to_remember(replace(named, stores=(*stores, *places)), here.allowance)
     if noted:
         folder = here.folder or Path.cwd()
         remember(named.digest, run.name, known | noted, folder)

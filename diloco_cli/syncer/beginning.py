@@ -85,7 +85,7 @@ def first_loss(settings: RunSettings, values: Values) -> float:
     with torch.no_grad():
         for name, parameter in bare_parameters(model).items():
             parameter.copy_(values.get(name, parameter))
-    return held_out_loss(model, build_data(settings), settings.evaluation.sequences)
+    return held_out_loss(model, build_data(settings, ("held_out",)), settings.evaluation.sequences)
 
 
 def _published(fragment: int, version: Version, epoch: int) -> Steps[FragmentVersion]:

@@ -75,7 +75,9 @@ def test_a_folder_whose_weights_are_unsaid_missing_partial_or_misshapen_is_refus
     folder, pretrained = quickstart / "tiny", "model={huggingface: tiny, weights: pretrained}"
     LlamaForCausalLM(LlamaConfig(**CONFIG)).save_pretrained(folder, max_shard_size="8KB")
     (part,) = folder.glob("model-00001-of-*.safetensors")
-    assert "nothing says whether the run begins with them" in refused(diloco, tmp_path, "model={huggingface: tiny}")
+    numbers = "parameters: 0.3M, layers: 1, width: 16, sequence: 64"
+    for unsaid in ("model={huggingface: tiny}", f"model={{huggingface: tiny, {numbers}}}"):
+        assert "nothing says whether the run begins with them" in refused(diloco, tmp_path, unsaid)
     tensors = load_file(part)
     save_file({name: tensor[:1].clone() for name, tensor in tensors.items()}, part, metadata={"format": "pt"})
     assert f"of another shape: {min(tensors)}" in refused(diloco, tmp_path, pretrained)

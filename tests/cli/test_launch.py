@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.settings import DataSettings
+from diloco_cli.config.settings import DataSettings, ModelSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.local_units import devices_of, starts_elsewhere, threads_of, units_here
+from diloco_cli.launch.local_units import devices_of, starts_elsewhere, starts_everywhere, threads_of, units_here
+from diloco_cli.protocol.log.records import RegionStore
+from diloco_cli.signing import Signing
 from tests.cli.bucket import IOWA, NANO, RHINE
 from tests.cli.conftest import Diloco, copied, edit
 
@@ -53,6 +55,32 @@ def test_an_island_with_a_loop_of_its_owners_is_joined_in_a_script() -> None:
     assert names_here(None, islands=run.islands) == ["iowa", "syncer"]
     (said,) = starts_elsewhere(run, "gs://b/nano", None)
     assert said == 'rhine (loop/addressed): in its own script: join("gs://b/nano", name="rhine", ...)'
+
+
+def test_of_a_run_that_was_created_alone_everything_has_to_be_started() -> None:
+    url, islands = "gs://b/nano", (IOWA, replace(RHINE, infra="loop/addressed"))
+    assert [*starts_everywhere(replace(NANO, islands=islands), url)] == [
+        f"the syncer, anywhere: diloco syncer --run {url}",
+        f"iowa (local): start it there: diloco learner --run {url} --name iowa",
+        f'rhine (loop/addressed): in its own script: join("{url}", name="rhine", ...)',
+    ]
+
+
+def test_what_is_started_elsewhere_has_its_regions_store_its_consent_and_its_key() -> None:
+    data, model = DataSettings(tokens="gs://far/tokens"), ModelSettings(preset="gpt-pico")
+    run = replace(NANO, settings=replace(NANO.settings, data=data, model=model))
+    syncer, evaluates, *learners = starts_everywhere(run, "gs://b/nano")
+    assert syncer.endswith("diloco syncer --run gs://b/nano") and "--allow-code blake3-" in evaluates
+    assert len(learners) == 2 and all("--allow-code blake3-" in line for line in learners)
+    regions = (RegionStore("eu", "s3://eu/nano"),)
+    signed = replace(NANO, regions=regions, home_url="gs://b/nano", home_region="us", signing=Signing("0" * 64))
+    said = "\n".join(starts_everywhere(signed, "gs://b/nano"))
+    assert "diloco syncer --run gs://b/nano --allow-code blake3-" in said
+    assert "diloco learner --run s3://eu/nano --name rhine" in said
+    assert "diloco key request gs://b/nano syncer NAME FILE" in said
+    assert "diloco key request s3://eu/nano learner rhine FILE" in said
+    hosted = replace(NANO, settings=replace(NANO.settings, syncer=replace(NANO.settings.syncer, on_learners=True)))
+    assert not [line for line in starts_everywhere(hosted, "gs://b/nano") if "diloco syncer" in line]
 
 
 def test_cores_of_a_cpu_island_are_threads() -> None:

@@ -205,6 +205,16 @@ def test_a_process_that_needs_no_data_goes_on_without_them() -> None:
     assert not run.settings.consented, "it merges, and does not evaluate"
 
 
+def test_a_command_that_never_reads_data_asks_for_no_consent_to_them_and_notes_none() -> None:
+    run = reading(tokens="s3://far/tokens")
+    assert consented(run, URL, NOTHING, data=False).settings.consented
+    with pytest.raises(RefusedError, match="s3://far/tokens"):
+        consented(run, URL, NOTHING)
+    with_code = replace(run, settings=replace(run.settings, model=FOREIGN.settings.model))
+    with pytest.raises(RefusedError, match=r"names code: [^;]*width=3\); this machine"):
+        consented(with_code, URL, NOTHING, data=False)
+
+
 def test_the_tokenizer_of_a_bucket_s_text_is_a_place_too() -> None:
     run = reading(text="/data/a.txt", tokenizer="/home/them/tokenizer")
     with pytest.raises(RefusedError, match="file:///home/them/tokenizer"):
