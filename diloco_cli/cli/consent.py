@@ -29,7 +29,7 @@ def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path
     from diloco_cli.digests import is_digest
     from diloco_cli.protocol.rules.consent import Allowance
     from diloco_cli.runtime.consent import NamedHere
-    from diloco_cli.store.open import parse_url
+    from diloco_cli.store.open import real_url
 
     for code in codes:
         if not is_digest(code) and CODE.fullmatch(code) is None:
@@ -37,7 +37,7 @@ def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path
                 f"--allow-code {code!r}: must be a module, module:function, or the digest of a run's format",
                 hint="--allow-code package.module:function",
             )
-    allowance = Allowance(tuple(codes), (), tuple(str(parse_url(store)) for store in stores or ()))
+    allowance = Allowance(tuple(codes), (), tuple(real_url(store) for store in stores or ()))
     command = shlex.join(["diloco", *sys.argv[1:]])
     if run_file is None:
         return NamedHere(allowance, None, command)

@@ -11,7 +11,7 @@ from pathlib import Path
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.corpus.text import fixed_folder
 from diloco_cli.environment import environment_value
-from diloco_cli.store.open import parse_url
+from diloco_cli.store.open import real_url
 
 SHARDS_VARIABLE = "DILOCO_SHARDS"
 
@@ -21,11 +21,11 @@ def shards_here() -> str | None:
 
 
 def data_places(data: DataSettings) -> tuple[str, ...]:
-    """The URLs of all that is read because the settings name it."""
+    """The URLs of all that is read because the settings name it, as they are without symbolic links and `..`."""
     if data.args.get("digest") and shards_here():
         return ()
     if data.tokens:
-        return (str(parse_url(data.tokens)),)
+        return (real_url(data.tokens),)
     folders = [fixed_folder(data.text)] if data.text else []
     folders += [Path(data.tokenizer)] if data.text and data.tokenizer else []
-    return tuple(str(parse_url(str(folder))) for folder in folders)
+    return tuple(real_url(str(folder)) for folder in folders)

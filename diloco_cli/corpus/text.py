@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import NotFoundError
+from diloco_cli.errors import NotFoundError, UsageError
 
 PIECE_BYTES = 256 << 10  # of text that is tokenized at once; it ends at a line's end, where there is one
 MAGIC = "*?["
@@ -37,10 +37,12 @@ class TextPiece:
 
 def find_sources(patterns: Iterable[str]) -> list[TextFile]:
     """The files that these name: paths, patterns (** for any folders), or folders with all that is in them, save what
-    begins with a dot. Sorted by name; empty files are left out. Raises NotFoundError where one names no text."""
+    begins with a dot. Sorted by name; empty files are left out. Raises NotFoundError where one names no text,
+    UsageError where one leads out of its fixed folder, to which a machine may have consented."""
     found: list[TextFile] = []
     for pattern in patterns:
         root, paths = _matching(pattern)
+        _refuse_outside(pattern, paths)
         sources = [_source(path, root) for path in paths if path.is_file()]
         sources = [source for source in sources if source.size]
         if not sources:
@@ -96,6 +98,20 @@ def _matching(pattern: str) -> tuple[Path, list[Path]]:
     if not any(mark in pattern for mark in MAGIC):
         return Path(pattern).parent, [Path(pattern)] if Path(pattern).exists() else []
     return fixed_folder(pattern), [Path(path) for path in glob.glob(pattern, recursive=True)]
+
+
+def _refuse_outside(pattern: str, paths: list[Path]) -> None:
+    fixed = fixed_folder(pattern)
+    if ".." in Path(pattern).parts[len(fixed.parts) :]:
+        raise UsageError(f"{pattern!r} has '..' behind a wildcard", hint="write the pattern without it")
+    inside = os.path.realpath(fixed)
+    real = {path: Path(os.path.realpath(path)) for path in paths if path.is_file()}
+    outside = next((path for path in real if not real[path].is_relative_to(inside)), None)
+    if outside is not None:
+        raise UsageError(
+            f"{pattern!r} leads out of {fixed}: {outside} is, or lies behind, a symbolic link",
+            hint="name where the text itself lies, or copy it",
+        )
 
 
 def _source(path: Path, root: Path) -> TextFile:

@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.consent import Allowance, Consent, FormatNames, code_of, decide, to_remember
 from diloco_cli.runtime.files import read_json, write_json
-from diloco_cli.store.open import is_beside, parse_url
+from diloco_cli.store.open import is_beside, real_url
 
 FORMAT = 1
 
@@ -52,7 +52,7 @@ def stores_of(run: RunFormat) -> tuple[str, ...]:
 def named_in_files(run: RunSettings, inventory: Inventory | None) -> Allowance:
     """What a run file of this machine and its inventory name."""
     urls = [] if inventory is None else [inventory.store.url, *(region.store for region in inventory.regions.values())]
-    stores = (*(str(parse_url(url)) for url in urls if url is not None), *data_places(run.data))
+    stores = (*(real_url(url) for url in urls if url is not None), *data_places(run.data))
     return Allowance((), code_of(run), stores)
 
 
@@ -64,18 +64,19 @@ def consented(
     whether it ever reads data; if not, no consent to them is asked for. What was named here is remembered. Raises
     RefusedError."""
     stores, places = tuple(stores), data_places(run.settings.data) if data else ()
-    named = FormatNames(format_digest(run), code_of(run.settings), _elsewhere((*stores, *places), url))
+    elsewhere, data_there = _elsewhere(stores, url), data_elsewhere(run, url) if data else ()
+    named = FormatNames(format_digest(run), code_of(run.settings), (*elsewhere, *data_there))
     if not named:
         return _allowed(run)
     known, folder = remembered(named.digest)
     allowance = known | here.allowance
-    runs = decide(replace(named, stores=_elsewhere(places, url)), allowance).allowed
-    needed = named if code else replace(named, code=(), stores=_elsewhere(stores, url))
+    runs = decide(replace(named, stores=data_there), allowance).allowed
+    needed = named if code else replace(named, code=(), stores=elsewhere)
     decision = decide(needed, allowance)
     if not decision.allowed:
         raise refusal(run, url, decision, named.digest, here.command)
     # what is beside one store is not beside each
-    noted = to_remember(replace(named, stores=(*stores, *places)), here.allowance)
+    noted = to_remember(replace(named, stores=(*map(_real, stores), *places)), here.allowance)
     if noted:
         folder = here.folder or Path.cwd()
         remember(named.digest, run.name, known | noted, folder)
@@ -86,23 +87,35 @@ def consented(
 
 def refused_stores(run: RunFormat, url: str, stores: Iterable[str]) -> tuple[str, ...]:
     """Those of the `stores` that this machine has not consented to open."""
-    named = FormatNames(format_digest(run), stores=_elsewhere(stores, url))
-    return decide(named, remembered(named.digest)[0]).stores if named else ()
+    given_digest = format_digest(run)
+    allowance = remembered(given_digest)[0]
+    named = {store: FormatNames(given_digest, stores=_elsewhere([store], url)) for store in stores}
+    return tuple(store for store in named if not decide(named[store], allowance).allowed)
 
 
 def data_elsewhere(run: RunFormat, url: str) -> tuple[str, ...]:
-    """Where own data lie that are not beside the run at this URL."""
-    return _elsewhere(data_places(run.settings.data), url)
+    """Where own data lie that are not beside the run at this URL. Text and a tokenizer never are: what a bucket names
+    lies among this machine's files."""
+    data = run.settings.data
+    return _elsewhere(data_places(data), url) if data.tokens else data_places(data)
 
 
 def _elsewhere(stores: Iterable[str], url: str) -> tuple[str, ...]:
-    return tuple(store for store in stores if not _is_beside(store, url))
+    return tuple(_real(store) for store in stores if not _is_beside(store, url))
+
+
+def _real(store: str) -> str:
+    """Where it leads: a link or `..` below a store that was named may lead out of it."""
+    try:
+        return real_url(store)
+    except UsageError:  # it is no URL of a store
+        return store
 
 
 def _is_beside(store: str, url: str) -> bool:
     try:
         return is_beside(store, url)
-    except UsageError:  # it is no URL of a store
+    except UsageError:
         return False
 
 

@@ -124,12 +124,24 @@ def split_url(url: str) -> tuple[str, str]:
     return str(StoreUrl(parsed.scheme, parsed.place, outer)), name
 
 
+def real_url(url: str) -> str:
+    """Where it leads, normalised: a directory's without symbolic links and `..`."""
+    parsed = parse_url(url)
+    return str(StoreUrl("file", os.path.realpath(parsed.place)) if parsed.scheme == "file" else parsed)
+
+
 def is_beside(url: str, other: str) -> bool:
-    """Whether `url` lies in the same bucket as `other`, or in or below the directory that `other` lies in."""
-    one, two = parse_url(url), parse_url(other)
+    """Whether `url` lies in the same bucket as `other`; or below the directory `other`, or the one that this lies in.
+    Of that one's, hidden directories do not count; none do where it holds the user's home."""
+    one, two = parse_url(real_url(url)), parse_url(real_url(other))
     if one.scheme != "file" or two.scheme != "file":
         return (one.scheme, one.place) == (two.scheme, two.place)
-    return Path(os.path.normpath(one.place)).is_relative_to(os.path.normpath(Path(two.place).parent))
+    path, bucket = Path(one.place), Path(two.place).parent
+    if path.is_relative_to(two.place):
+        return True
+    if not path.is_relative_to(bucket) or Path(os.path.realpath(_without_tilde("~"))).is_relative_to(bucket):
+        return False
+    return not any(part.startswith(".") for part in path.relative_to(bucket).parts)
 
 
 def _allowed() -> str:

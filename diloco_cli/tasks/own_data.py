@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch
 
 from diloco_cli.config.settings import DataSettings, RunSettings
 from diloco_cli.corpus.cache import BlockCache
-from diloco_cli.corpus.encoders import tokenizer_digest
+from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
 from diloco_cli.corpus.index import BLOCK_BYTES, Index, read_index
 from diloco_cli.corpus.places import SHARDS_VARIABLE, shards_here
 from diloco_cli.corpus.shards import TokenShards
@@ -27,7 +28,7 @@ from diloco_cli.corpus.tokenizing import OnShard
 from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, UsageError
 from diloco_cli.paths import user_cache_directory
 from diloco_cli.store.open import open_store
-from diloco_cli.store.port import Store
+from diloco_cli.store.port import Store, StoreGoneError
 from diloco_cli.store.retry import RetryingStore
 from diloco_cli.units import format_count
 
@@ -108,17 +109,26 @@ def open_own_data(run: RunSettings, sequence: int, vocabulary: int | None) -> Ow
     return data
 
 
-def facts_of(run: RunSettings, data: OwnTokens) -> dict[str, Any]:
-    """What a run's format says of its data. Raises UsageError if another tokenizer made them than the run names."""
+def facts_of(run: RunSettings, data: OwnTokens, pretrained: Path | None = None) -> dict[str, Any]:
+    """What a run's format says of its data. `pretrained`: the folder of the model, if its weights know tokens already.
+    Raises UsageError if another tokenizer made them than the run names, or than the one in that folder."""
     index = data.shards.index
-    named = run.data.tokenizer and tokenizer_digest(run.data.tokenizer)
-    if named and named != index.tokenizer:
-        raise UsageError(
-            f"wrong tokenizer: the tokens were made by {_short(index.tokenizer)}, this one is {_short(named)}",
-            where=run.data.tokenizer,
-            hint=f"tokenize again: diloco data tokenize INPUT -o OUT --tokenizer {run.data.tokenizer}",
-        )
-    return {"digest": index.digest, "tokens": index.num_tokens, "vocabulary": index.vocabulary}
+    known = str(pretrained) if pretrained is not None and (pretrained / TOKENIZER).is_file() else None
+    for folder in filter(None, (run.data.tokenizer, known)):
+        wanted = tokenizer_digest(folder)
+        if wanted != index.tokenizer:
+            again = f"tokenize again: diloco data tokenize INPUT -o OUT --tokenizer {folder}"
+            raise UsageError(
+                f"wrong tokenizer: the tokens were made by {_maker(run.data, index)}, this one is {_short(wanted)}",
+                where=folder,
+                hint=f"--set data.tokenizer={folder}" if run.data.text else again,
+            )
+    return {
+        "digest": index.digest,
+        "tokens": index.num_tokens,
+        "vocabulary": index.vocabulary,
+        "tokenizer": index.tokenizer,
+    }
 
 
 def epochs_text(run: RunSettings, data: OwnTokens) -> str:
@@ -162,7 +172,16 @@ def _store_of(data: DataSettings) -> Store:
                 where=error.where,
                 hint=f"bring it to the same place; or make token shards of it, and name them: {SHARDS_VARIABLE}=FOLDER",
             ) from error
-    return RetryingStore(open_store(here or data.tokens or ""), PATIENCE_S)
+    place = here or data.tokens or ""
+    try:
+        return RetryingStore(open_store(place), PATIENCE_S)
+    except StoreGoneError as error:
+        bring = f"bring them to the same place; or name a copy, a folder or a URL: {SHARDS_VARIABLE}=FOLDER"
+        raise StoreGoneError(
+            f"the run's token shards are not on this machine: {error.message}",
+            where=error.where,
+            hint=bring if data.args.get("digest") else f"make them: diloco data tokenize FILES -o {error.where}",
+        ) from error
 
 
 def _refuse_changed(data: DataSettings, index: Index, where: str) -> None:
@@ -203,5 +222,11 @@ def _refuse_small(run: RunSettings, data: OwnTokens) -> None:
         )
 
 
-def _short(name: str | None) -> str:
-    return "none that is known" if name is None else name[: len("blake3-") + DIGEST_SHOWN]
+def _maker(data: DataSettings, index: Index) -> str:
+    if index.tokenizer is None:
+        return "none: they are the text's bytes" if data.text else "none that is known"
+    return _short(index.tokenizer)
+
+
+def _short(name: str) -> str:
+    return name[: len("blake3-") + DIGEST_SHOWN]

@@ -147,7 +147,9 @@ def carried(run: RunSettings, values: Values | None = None) -> RunSettings:
         model = replace(model, frozen_digest=_as_pinned(model.frozen_digest, frozen, "frozen"))
     run = run if model == run.model else replace(run, model=model)
     if run.data.is_own and not run.data.args:
-        run = replace(run, data=replace(run.data, args=own_data.facts_of(run, open_own_data(run))))
+        pretrained = huggingface.folder_of(model) if model.weights == "pretrained" else None
+        facts = own_data.facts_of(run, open_own_data(run), pretrained)
+        run = replace(run, data=replace(run.data, args=facts))
     return run
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.corpus import text as text_module
 from diloco_cli.corpus.text import TextFile, digest_of_sources, find_sources, fixed_folder, pieces
-from diloco_cli.errors import NotFoundError
+from diloco_cli.errors import NotFoundError, UsageError
 
 
 def corpus(folder: Path) -> Path:
@@ -41,6 +41,24 @@ def test_a_pattern_without_text_is_refused(tmp_path: Path, pattern: str, said: s
 def test_the_folder_before_a_pattern_is_what_a_machine_consents_to() -> None:
     assert fixed_folder("/data/corpus/**/*.txt") == Path("/data/corpus")
     assert fixed_folder("/data/a.txt") == Path("/data/a.txt")
+
+
+@pytest.mark.parametrize("pattern", ["*/../../secret/*.txt", "*", "**/*.txt", "b.*"])
+def test_no_pattern_leads_out_of_its_folder(tmp_path: Path, pattern: str) -> None:
+    """Neither by `..`, nor by a link, a folder named `*` included."""
+    shared = corpus(tmp_path / "shared")
+    secret = corpus(tmp_path / "secret")
+    (shared / "*").symlink_to(secret)
+    (shared / "b.md").symlink_to(secret / "b.txt")
+    (shared / "a.md").symlink_to(shared / "a.txt")
+    with pytest.raises(UsageError, match=r"behind a wildcard|leads out of"):
+        find_sources([str(shared / pattern)])
+    assert find_sources([f"{shared}/a*.md"]), "a link within it"
+
+
+def test_what_is_named_itself_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(corpus(tmp_path / "real"))
+    assert find_sources([str(tmp_path / "link")]) and find_sources([f"{tmp_path}/link/*.txt", f"{tmp_path}/link/b.txt"])
 
 
 def test_a_file_that_changed_gives_another_digest(tmp_path: Path) -> None:

@@ -194,6 +194,46 @@ def test_data_that_a_bucket_names_are_read_only_where_this_machine_named_them(da
     assert consented(run, URL, NOTHING).settings.consented, "it is remembered"
 
 
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        ({"text": "{}/shared/../secret/*.txt"}, "secret"),
+        ({"text": "{}/shared/link/*.txt"}, "secret"),
+        ({"text": "{}/shared/corpus/*.txt"}, "shared/corpus"),
+        ({"text": "{}/shared/run/*.txt", "tokenizer": "{}/shared/tokenizer"}, "shared/tokenizer"),
+        ({"tokens": "file://{}/shared/link"}, "secret"),
+        ({"tokens": "file://{}/shared/../secret"}, "secret"),
+        ({"tokens": "file://{}/shared/.ssh"}, "shared/.ssh"),
+    ],
+)
+def test_text_of_a_run_beside_it_and_what_leads_elsewhere_need_consent(
+    tmp_path: Path, data: dict[str, str], place: str
+) -> None:
+    secret, shared = tmp_path / "secret", tmp_path / "shared"
+    secret.mkdir()
+    shared.mkdir()
+    (shared / "link").symlink_to(secret)
+    run, url = reading(**{key: value.format(tmp_path) for key, value in data.items()}), (shared / "run").as_uri()
+    with pytest.raises(RefusedError, match=f"names stores elsewhere: .*{(tmp_path / place).as_uri()}"):
+        consented(run, url, NOTHING)
+    if place == "secret":
+        with pytest.raises(RefusedError):
+            consented(run, url, named(stores=(shared.as_uri(),)))
+    assert consented(run, url, NamedHere(named_in_files(run.settings, None))).settings.consented
+
+
+def test_tokens_beside_the_run_need_nothing_unless_the_users_home_lies_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, own = (reading(tokens=f"file://{tmp_path}/{place}") for place in ("tokens", "run/tokens"))
+    url = f"file://{tmp_path}/run"
+    assert consented(beside, url, NOTHING).settings.consented
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    with pytest.raises(RefusedError):
+        consented(beside, url, NOTHING)
+    assert consented(own, url, NOTHING).settings.consented
+
+
 def test_data_of_the_local_run_file_are_consented_to_and_those_beside_the_run_need_nothing() -> None:
     far = reading(tokens="s3://far/tokens")
     assert consented(far, URL, NamedHere(named_in_files(far.settings, None))).settings.consented

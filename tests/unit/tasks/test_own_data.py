@@ -16,6 +16,7 @@ from diloco_cli.corpus.indexing import index_shards
 from diloco_cli.corpus.places import SHARDS_VARIABLE, data_places
 from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, RefusedError, UsageError
 from diloco_cli.store.open import open_store
+from diloco_cli.store.port import StoreGoneError
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.check import check_own_data, check_task
 from diloco_cli.tasks.own_data import OwnTokens
@@ -167,6 +168,18 @@ def test_a_machine_without_the_text_is_told_how_to_have_it(tmp_path: Path, monke
     assert f"{SHARDS_VARIABLE}=FOLDER" in str(raised.value.hint)
     monkeypatch.setenv(SHARDS_VARIABLE, str(copy))
     assert build_data(fresh).batch(0, 1, 0, 256)[0].shape == (4, SEQUENCE)
+
+
+def test_a_machine_without_the_shards_is_told_so_too(tmp_path: Path) -> None:
+    run = shards_in(tmp_path / "here")
+    fresh = carried(run)
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises(StoreGoneError, match="token shards are not on this machine: no such directory") as raised:
+        build_data(fresh)
+    assert f"{SHARDS_VARIABLE}=FOLDER" in str(raised.value.hint)
+    with pytest.raises(StoreGoneError) as raised:
+        build_data(run)
+    assert f"diloco data tokenize FILES -o {tmp_path}/here" in str(raised.value.hint), "nothing is launched yet"
 
 
 def test_nothing_is_read_before_this_machine_s_consent(tmp_path: Path) -> None:

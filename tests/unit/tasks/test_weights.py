@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
+from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.errors import UsageError
 from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import build_model
@@ -26,6 +27,7 @@ from diloco_cli.tasks.weights import (
     given_values,
 )
 from diloco_cli.tensors.names import bare_parameters
+from tests.tokenizer import write_tokenizer
 from tests.unit.tasks.test_huggingface import CONFIGS, needs_transformers
 
 PRESET = RunSettings(name="x", model=ModelSettings(preset="gpt-pico"), data=DataSettings(preset="python-stdlib"))
@@ -75,6 +77,30 @@ def test_pretrained_weights_are_those_of_the_files_in_float32(tmp_path: Path, ki
         value.dtype == torch.float32 and torch.equal(value, theirs[name].float()) for name, value in found.items()
     )
     assert not all(torch.equal(value, ours[name]) for name, value in found.items())
+
+
+@needs_transformers
+def test_pretrained_weights_read_no_tokens_but_those_of_their_own_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither bytes nor another's; a folder without a tokenizer.json, random weights and the preset are not asked."""
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    run = folder_with(tmp_path / "base", "llama")
+    (tmp_path / "a.txt").write_text("a b c " * 9000)
+
+    def carries(tokenizer: str | None, **model: object) -> RunSettings:
+        own = DataSettings(text=f"{tmp_path}/a.txt", tokenizer=tokenizer, held_out=0.2)
+        return carried(replace(run, data=own, model=replace(run.model, **model)))  # type: ignore[arg-type]
+
+    assert carries(None).data.args["tokenizer"] is None
+    base = str(write_tokenizer(tmp_path / "base", ["a", "b", "c"]))
+    other = str(write_tokenizer(tmp_path / "other", ["c", "b", "a"]))
+    for tokenizer, made_by in ((None, "none: they are the text's bytes"), (other, "blake3-")):
+        with pytest.raises(UsageError, match=f"wrong tokenizer: the tokens were made by {made_by}") as caught:
+            carries(tokenizer)
+        assert caught.value.hint == f"--set data.tokenizer={base}"
+    assert carries(base).data.args["tokenizer"] == tokenizer_digest(base)
+    assert carries(None, weights="random") and carried(run)
 
 
 @needs_transformers
