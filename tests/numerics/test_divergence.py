@@ -100,7 +100,7 @@ def one_bad(monkeypatch: pytest.MonkeyPatch, evaluation: EvaluationSettings) -> 
     monkeypatch.setattr(norms, "CAP", 1e9)
     monkeypatch.setattr(directions, "OPPOSES", 1e9)
     return lived(
-        the_run(40, evaluation), lambda run, name: Flipped(run, 20.0, 16) if name == BAD else TensorWire(run)
+        the_run(40, evaluation), lambda run, name: Flipped(run, 60.0, 16) if name == BAD else TensorWire(run)
     )  # fmt: skip
 
 
