@@ -12,6 +12,7 @@ import torch
 from diloco_cli.config.huggingface import find_folder
 from diloco_cli.config.presets import MoEShape, ViTShape
 from diloco_cli.config.settings import RunSettings
+from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
 from diloco_cli.errors import UsageError
 from diloco_cli.export.folder import TOKENIZER_FILES
 from diloco_cli.export.naming import Naming, whole_state
@@ -53,9 +54,9 @@ def _refused(why: str) -> UsageError:
 
 
 def tokenizer_of(run: RunSettings, named: Path | None) -> Path | None:
-    """The folder of the tokenizer: as named here, else that of the run's data, else the one of the config that the run
-    was made from, if they lie below this directory or in the Hub's cache; a bucket's word for another place is not
-    followed. None: it has none. Raises UsageError if the named one holds none."""
+    """The folder of the tokenizer: as named here, else the one of the config that the run was made from, if that lies
+    below this directory or in the Hub's cache, and made the run's own data, if it has such; a bucket's word for another
+    place is not followed. None: there is none. Raises UsageError if the named one holds none."""
     if named is not None:
         if not _holds_one(named):
             raise UsageError(
@@ -64,14 +65,18 @@ def tokenizer_of(run: RunSettings, named: Path | None) -> Path | None:
                 hint="AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes one",
             )
         return named
-    data, model = _below_here(run.data.tokenizer), _below_here(run.model.huggingface)
-    found = None if model is None else find_folder(str(model), [Path.cwd()])
-    return next((folder for folder in (data, found) if folder is not None and _holds_one(folder)), None)
+    place = Path(run.model.huggingface or "..")
+    if place.is_absolute() or ".." in place.parts:
+        return None
+    found = find_folder(str(place), [Path.cwd()])
+    return found if found is not None and _holds_one(found) and _made_the_data(found, run) else None
 
 
-def _below_here(name: str | None) -> Path | None:
-    place = Path(name or "..")
-    return None if place.is_absolute() or ".." in place.parts else place
+def _made_the_data(folder: Path, run: RunSettings) -> bool:
+    """Beside weights that saw another one's tokens, or bytes, a tokenizer would be wrong without a word."""
+    if not run.data.is_own:
+        return True
+    return (folder / TOKENIZER).is_file() and tokenizer_digest(str(folder)) == run.data.args.get("tokenizer")
 
 
 def _holds_one(folder: Path) -> bool:

@@ -9,12 +9,11 @@ import pytest
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, delta_key, offer_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Steps, Together
+from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.virtual.faulty_calls import Fault
 from diloco_cli.virtual.world import Actor, World
 from tests.simulation.toy import ToyFleet, make_run
-
-LEARNERS = 8
 
 
 def operations(*keys: str) -> Together:
@@ -82,7 +81,7 @@ def merges_of(world: Timed) -> list[Commit]:
     return [commit for commit in found if commit.kind == "merge"]
 
 
-@pytest.mark.parametrize("learners", [1, 2, LEARNERS])
+@pytest.mark.parametrize("learners", [1, 8, MAX_AT_ONCE])
 def test_a_merge_takes_as_many_calls_in_turn_however_many_learners_there_are(learners: int) -> None:
     """From the first of a merge's offers that is read to the commit: the others with it, those behind them, payloads;
     state and weights are written, then read back; the commit."""

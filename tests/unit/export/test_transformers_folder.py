@@ -6,6 +6,7 @@ import errno
 import importlib.util
 import json
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from diloco_cli.cli.export import writing_to
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
+from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.errors import NoSpaceError, UsageError
 from diloco_cli.export import write
 from diloco_cli.export.huggingface import describe, tokenizer_of
@@ -155,6 +157,9 @@ def test_the_tokenizer_is_the_one_named_or_the_one_beside_the_config(
     assert tokenizer_of(relative, None) == tokenizer_of(absolute, folder) == folder
     assert tokenizer_of(absolute, None) is None and tokenizer_of(above, None) is None, "places that a bucket may name"
     assert tokenizer_of(RunSettings(name="x", model=ModelSettings(preset="gpt-pico")), None) is None
+    for digest, expected in ((tokenizer_digest(str(folder)), folder), ("another's", None), (None, None)):
+        data = DataSettings(text="corpus.txt", args={"tokenizer": digest})
+        assert tokenizer_of(replace(relative, data=data), None) == expected, "one that made the run's tokens"
 
 
 @with_transformers
