@@ -113,10 +113,15 @@ class _Teller:
 
 def _opened(place: str, create: bool = False) -> Store:
     from diloco_cli.store.open import open_store
+    from diloco_cli.store.port import StoreGoneError
 
     if create:
         open_store(place, create=True)
-    return foreground_store(place)
+    try:
+        return foreground_store(place)
+    except StoreGoneError as error:
+        error.hint = f"name a place with token shards, or make them: diloco data tokenize FILES -o {place}"
+        raise
 
 
 def _tell_index(command: str, store: Store, index: Index, as_json: bool, **more: Any) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.own_loops import DataClass, data_class, data_class_of, infra_of
-from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.errors import DilocoError, NotFoundError, UsageError
 from diloco_cli.learner.daemon import refuse_another_regions_bucket, region_here
 from diloco_cli.loop.exchange import LOG, LoopExchange
 from diloco_cli.loop.handover import LentTraining, keeps_nothing, saves_moments
@@ -24,7 +24,7 @@ from diloco_cli.runtime.known_operators import check_operator
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import learner_signer
 from diloco_cli.store.open import open_store, parse_url
-from diloco_cli.store.port import Store
+from diloco_cli.store.port import Store, StoreGoneError
 from diloco_cli.store.retry import background_store
 from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.training.replica import check_layout
@@ -50,7 +50,7 @@ def join(
     with _hinted():
         _refuse_several_ranks()
         _refuse_foreign(model, optimizer)
-        bare, given = open_store(run), None if data is None else data_class(data, "join(data=...)")
+        bare, given = _bucket_of(run), None if data is None else data_class(data, "join(data=...)")
         store, _ = background_store(bare, sleep_s, lambda: False, LOG.warning)
         clock = SystemClock(monotonic_s, sleep_s, lambda: None)
         secret = signing_secret()
@@ -68,6 +68,17 @@ def join(
             LOG.warning("%s: the state of %s is not saved; after a restart it begins anew", name, kind)
         training = LentTraining(known, model, optimizer, keeps_loader=declared == "stateful")
         return LoopIsland(LoopExchange(known, island, bare, training), optimizer, declared)
+
+
+def _bucket_of(run: str) -> Store:
+    try:
+        return open_store(run)
+    except StoreGoneError as error:
+        raise NotFoundError(
+            f"no run at {run}: {error}",
+            where="join(run)",
+            hint="a run's URL is what diloco launch prints, and diloco runs",
+        ) from error
 
 
 def _newcomer(

@@ -61,6 +61,7 @@ def test_shards_of_another_tool_get_an_index(
         (["tokenize", "corpus", "-o", "out", "--tokenizer", "corpus"], 4, "no tokenizer.json"),
         (["index", "corpus"], 4, "no .bin or .npy"),
         (["show", "nowhere"], 6, "no such directory"),
+        (["show", "nowhere"], 6, "diloco data tokenize FILES -o nowhere"),
         (["show", "http://x"], 2, "unknown store scheme"),
     ],
 )

@@ -79,10 +79,12 @@ def test_an_island_of_diloco_learner_is_refused() -> None:
     assert "hint: " in caught.value.__notes__[0]
 
 
-def test_a_run_that_is_not_there_is_said() -> None:
+@pytest.mark.parametrize("run", ["memory://nothing-here", "file:///nothing/here"])
+def test_a_run_that_is_not_there_is_said(run: str) -> None:
     model = Slope()
-    with pytest.raises(NotFoundError):
-        join("memory://nothing-here", name="a", model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    with pytest.raises(NotFoundError, match=f"no run at {run}") as caught:
+        join(run, name="a", model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    assert "diloco runs" in caught.value.__notes__[0]
 
 
 def test_state_that_is_not_saved_is_said_and_lost_on_a_restart(caplog: pytest.LogCaptureFixture) -> None:
