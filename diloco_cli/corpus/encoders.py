@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from diloco_cli.config.presets import BYTE_VOCABULARY
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.paths import install_hint
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 MAX_FILE_BYTES = 64 << 20
-BYTES = 256
 Tokens = npt.NDArray[Any]
 
 
@@ -37,7 +37,7 @@ class Encoder(Protocol):
 
 
 class ByteEncoder:
-    vocabulary = BYTES
+    vocabulary = BYTE_VOCABULARY
     digest: str | None = None
     end: tuple[int, ...] = (10,)  # a line's end
 

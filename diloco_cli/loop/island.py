@@ -13,7 +13,7 @@ import torch
 from diloco_cli.errors import DilocoError, FencedError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.loop.exchange import LoopExchange
 from diloco_cli.loop.loader_state import StatefulLoader
-from diloco_cli.loop.sampling import ShardSampler
+from diloco_cli.loop.sampler import ShardSampler
 from diloco_cli.protocol.actors.ports import Stepped
 
 if TYPE_CHECKING:
