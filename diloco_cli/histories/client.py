@@ -9,7 +9,7 @@ process wrote them. So here, as in `store/gcs.py`, every doubtful create is sett
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from itertools import islice, takewhile
 from typing import Any, TypeVar
 
@@ -47,21 +47,33 @@ class Client:
             except StopIteration as stop:
                 result: Result = stop.value
                 return result
-            if isinstance(operation, Together):
-                answer = yield from together([self._answered(one) for one in operation.operations])
+            kind = type(operation)
+            if kind is Now or kind is Sleep:
+                answer = yield operation
+            elif kind is Get:  # most operations are: without a generator of their own
+                try:
+                    answer = yield operation
+                except (StoreError, NoSpaceError) as error:
+                    answer = yield from self._persist(operation, error)
+            elif isinstance(operation, Together):
+                answer = yield from self._all_answered(operation)
             else:
                 answer = yield from self._perform(operation)
 
+    def _all_answered(self, operation: Together) -> Steps[list[Any]]:
+        """The answers, or errors in their place. Reads that all succeed at once need no more than that."""
+        if any(type(one) is not Get for one in operation.operations):
+            return (yield from together([self._answered(one) for one in operation.operations]))
+        answers: list[Any] = yield operation
+        if any(isinstance(answer, Exception) for answer in answers):
+            pairs = zip(operation.operations, answers, strict=True)
+            return (yield from together([self._settled(one, answer) for one, answer in pairs]))
+        return answers
+
     def _perform(self, operation: Operation) -> Steps[Any]:
-        kind = type(operation)
-        if kind is Now or kind is Sleep:
+        if type(operation) is Sleep:
             return (yield operation)
-        if kind is Get:
-            try:
-                return (yield operation)
-            except (StoreError, NoSpaceError) as error:
-                return (yield from self._persist(operation, error))
-        if kind is Put or (isinstance(operation, There) and type(operation.operation) is Put):
+        if type(operation) is Put or (isinstance(operation, There) and type(operation.operation) is Put):
             return (yield from self._put(operation))
         return (yield from self._persist(operation))
 
@@ -69,6 +81,15 @@ class Client:
         """The answer, or the error in its place."""
         try:
             return (yield from self._perform(operation))
+        except (StoreError, NoSpaceError) as error:
+            return error
+
+    def _settled(self, operation: Operation, answer: Any) -> Steps[Any]:
+        """The answer to a read, or the one to its repetitions if that is an error, or the error that is left."""
+        if not isinstance(answer, Exception):
+            return answer
+        try:
+            return (yield from self._persist(operation, answer))  # type: ignore[arg-type]
         except (StoreError, NoSpaceError) as error:
             return error
 
@@ -170,11 +191,7 @@ class Bucket:
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         check_prefix(prefix)
-        now_s, hidden = self._now_s(), self.listed_from_s
-        if len(self._sorted) != len(self.objects):  # those of a copy
-            self._sorted = sorted(self.objects)
-        found: Iterable[str] = self._sorted[bisect_left(self._sorted, max(prefix, f"{after}\0" if after else "")) :]
-        found = takewhile(lambda key: key.startswith(prefix), found)
+        now_s, hidden, found = self._now_s(), self.listed_from_s, self.keys(prefix, after)
         if not hidden and not self.listed_until_s:
             return list(islice(found, limit))
         shown = {key for key in found if hidden.get(key, now_s) <= now_s}
@@ -182,6 +199,13 @@ class Bucket:
             if until_s > now_s and key.startswith(prefix) and key > after:
                 shown.add(key)
         return sorted(shown)[:limit]
+
+    def keys(self, prefix: str, after: str = "") -> Iterator[str]:
+        """The keys with the prefix, beyond `after`, in their order; also those that a listing does not show yet."""
+        if len(self._sorted) != len(self.objects):  # those of a copy
+            self._sorted = sorted(self.objects)
+        first = bisect_left(self._sorted, max(prefix, f"{after}\0" if after else ""))
+        return takewhile(lambda key: key.startswith(prefix), self._sorted[first:])
 
     def put(self, key: str, data: bytes) -> None:
         if key not in self.objects:

@@ -14,7 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Any
+
+from msgspec import Struct
 
 from diloco_cli.protocol.actors.learner import Lane
 from diloco_cli.protocol.log.operations import (
@@ -39,8 +42,7 @@ LATENCY_S = 0.001  # of one store operation, on the virtual clock
 __all__ = ["LATENCY_S", "Actor", "Fault", "World"]
 
 
-@dataclass(slots=True)
-class Call:
+class Call(Struct):
     """An operation on its way: its effect is due at `due_s`; once it is `answered`, its `answer`, or the error
     `thrown` in its place, is. `spared`: no further fault hits it, because one has frozen its actor."""
 
@@ -93,8 +95,7 @@ class Actor:
         return any(call.thrown is not None for call in self.calls)
 
 
-def _due_of(call: Call) -> float:
-    return call.due_s
+_due_of = attrgetter("due_s")
 
 
 def _usual_latency(actor: Actor, operation: Operation) -> float:
@@ -202,15 +203,15 @@ class World:
     def _goes_on(self, actor: Actor) -> bool:
         """Let the call that is due take effect, or be answered; True once all are."""
         calls = actor.calls
-        call = calls[0] if len(calls) == 1 else min((call for call in calls if not call.done), key=_due_of)
+        left = calls if len(calls) == 1 else [call for call in calls if not call.done]
+        call = left[0] if len(left) == 1 else min(left, key=_due_of)
         if call.answered or self._perform(actor, call):
             call.done = True
-        if actor.ended:
-            return False
-        left = [call.due_s for call in calls if not call.done]
-        if left:
-            self._later(actor, min(left))
-        return not left
+            if len(left) == 1:
+                return not actor.ended
+        if not actor.ended:
+            self._later(actor, min([call.due_s for call in left if not call.done]))
+        return False
 
     def _hold(self, actor: Actor, operation: Operation) -> None:
         """Hold operations until their effects are due, or a sleep is over."""
