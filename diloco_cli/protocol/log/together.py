@@ -26,6 +26,8 @@ def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONC
     ends; then the first error in the members' order is raised, one that is not the store's before any that is.
 
     Who has begun goes on first, so that only as many members hold objects as are on their way."""
+    if len(members) == 1:  # most often, as for the log's next commit
+        return [(yield from members[0])]
     results: list[Any] = [None] * len(members)
     errors: dict[int, Exception] = {}
     asked: dict[int, Operation] = {}
@@ -36,7 +38,7 @@ def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONC
             while True:
                 failed = isinstance(answer, Exception)
                 operation = members[place].throw(answer) if failed else members[place].send(answer)
-                if not isinstance(operation, Now | Together):
+                if not isinstance(operation, (Now, Together)):  # a union would be made anew each time
                     asked[place] = operation
                     return
                 answer = yield operation
@@ -49,12 +51,11 @@ def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONC
         yield from send(place, None)
     while asked:
         chosen = _first_portion(asked, max_bytes)
-        left = {place: operation for place, operation in asked.items() if place not in chosen}
-        places = [place for place in asked if place in chosen]
-        operations = [asked[place] for place in places]
+        operations = [asked.pop(place) for place in chosen]
+        left = asked.copy()
         asked.clear()
         answers = yield from _performed(operations)
-        for at, place in enumerate(places):
+        for at, place in enumerate(chosen):
             answer, answers[at] = answers[at], None  # let go one by one
             yield from send(place, answer)
             del answer
@@ -88,7 +89,7 @@ def _performed(operations: list[Any]) -> Steps[list[Any]]:
         return [error]
 
 
-def _first_portion(asked: dict[int, Operation], max_bytes: int) -> set[int]:
+def _first_portion(asked: dict[int, Operation], max_bytes: int) -> list[int]:
     """The members' places whose operations go next."""
     places: list[int] = []
     left = max_bytes
@@ -97,15 +98,12 @@ def _first_portion(asked: dict[int, Operation], max_bytes: int) -> set[int]:
         if places and (left < 0 or len(places) == MAX_AT_ONCE):
             break
         places.append(place)
-    return set(places)
+    return places
 
 
 def _size_bytes(operation: Operation) -> int:
-    match operation:
-        case There(inner):
-            return _size_bytes(inner)
-        case Get(_, max_bytes):
-            return max_bytes
-        case Create(_, data) | Put(_, data):
-            return len(data)
-    return 0
+    if isinstance(operation, Get):
+        return operation.max_bytes
+    if isinstance(operation, There):
+        return _size_bytes(operation.operation)
+    return len(operation.data) if isinstance(operation, (Create, Put)) else 0
