@@ -8,6 +8,7 @@ Many simulated processes read one log. Results of the product's own code for the
     fold     a pure function of (state, bytes): the second process to fold the same bytes onto the same state object
              gets the object that the first one got; a state of another origin is folded anew
     verify   a signature that was made here, or found good or bad before, on the same text with the same key
+    digest   of the same bytes
 
 Repeated histories remember nothing, and must end with the same log (campaign.py).
 
@@ -26,7 +27,7 @@ from itertools import product
 from types import ModuleType
 from typing import Any
 
-from diloco_cli import ed25519
+from diloco_cli import digests, ed25519
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log import wire
 from diloco_cli.protocol.log.records import SCHEMA, RunFormat
@@ -59,6 +60,7 @@ def remembered() -> Iterator[None]:
         changes.enter_context(_everywhere("encode", wire.encode, encode))
         changes.enter_context(_everywhere("decode", wire.decode, decode))
         changes.enter_context(_everywhere("fold", log.fold, _remembered_fold()))
+        changes.enter_context(_everywhere("digest", digests.digest, cache(digests.digest)))
         changes.enter_context(_everywhere("signature", ed25519.signature, sign))
         changes.enter_context(_everywhere("is_signature", ed25519.is_signature, verify))
         yield

@@ -326,8 +326,7 @@ class Monitor:
 def _later_moments(key: str, bucket: Bucket) -> int:
     """How many newer saved moments of the same learner there are. (Those that its newest offer names may have been
     collected, if the learner saved that many since and published no offer. Then a restart warms up without moments.)"""
-    learner = key[: key.index("/", len("inner/")) + 1]
-    return sum(other > key for other in bucket.objects if other.startswith(learner))
+    return sum(1 for _ in bucket.keys(key[: key.index("/", len("inner/")) + 1], after=key))
 
 
 def check_folded(state: RunState, replayer: Replayer, run: RunFormat) -> None:
