@@ -40,11 +40,13 @@ from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, Snapshot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.signing import LOG, NOBODY, SignatureError, learner_signer
 from diloco_cli.store.port import BadKeyError, Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.payload import PayloadError
+from diloco_cli.tensors.stripes import use_threads
 
 TOLERANCE = 1e-6  # relative, of a norm
 
@@ -86,6 +88,7 @@ class LogVerifier:
 
     def __init__(self, store: Store, run: RunFormat) -> None:
         torch.set_num_threads(1)
+        use_threads(usable_cores())
         self.store, self.run = store, run
         self.arithmetic = TorchArithmetic(run)
         self.found = Replay()

@@ -1,9 +1,9 @@
-"""The syncer's arithmetic: makes a fragment's new version from deltas. Deterministic, on one thread.
+"""The syncer's arithmetic: makes a fragment's new version from deltas. The same bits on any number of threads.
 
 It keeps 8 bytes a parameter in memory: each fragment's newest parameters and momentum, as the same bytes as in the
 bucket. During a merge it also holds the fragment's next version and its weights, and both as read back. Encoded
 payloads of deltas wait on disk if there is a spool; beyond that a merge needs memory for the payloads that are being
-fetched (at most 400 MB, or one) and some chunks of 256 KB, for any number of learners and parameters.
+fetched (at most 400 MB, or one) and three blocks of 512 KB a thread, for any number of learners and parameters.
 """
 
 from __future__ import annotations

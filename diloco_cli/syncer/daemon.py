@@ -34,6 +34,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, consented, format_digest, stores_of
 from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
 from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
@@ -45,6 +46,7 @@ from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
 from diloco_cli.syncer.beginning import FromTheStart
 from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.regions import RegionServices, said_as_events
+from diloco_cli.tensors.stripes import use_threads
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 """The bytes of a damaged or lost state, made anew from the log (observe/rebuild.py); None where that cannot be done."""
@@ -76,7 +78,8 @@ def serve_run(
 def _serve_once(
     url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, here: NamedHere, unit: str, because: str
 ) -> int:
-    torch.set_num_threads(1)  # one thread: sums in one order, and cores for the learners
+    torch.set_num_threads(1)  # sums in one order
+    use_threads(usable_cores())
     meter, store, news, clock = opened(url, stop)
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model

@@ -19,8 +19,8 @@ int4 keeps two's complement nibbles in pages of 4096 elements: a byte's low nibb
 high nibble to the second, so that both halves are decoded as contiguous runs. A nibble is decoded as 16 times its value
 (which needs no sign extension), and the scale is a 16th.
 
-Encoding and decoding go through `CHUNK` elements at a time, in buffers that stay in the cache: temporaries of a
-fragment's size would cost more than the arithmetic.
+Encoding and decoding go through `BLOCK` elements at a time, in buffers that stay in the cache: temporaries of a
+fragment's size would cost more than the arithmetic. Several threads can do it, each with buffers of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ import torch
 
 from diloco_cli.errors import UsageError
 from diloco_cli.tensors.payload import Blank, Spec, views
+from diloco_cli.tensors.stripes import BLOCK, over_blocks
 
-CHUNK = 1 << 16  # elements: a multiple of every block and page; float32, it fits twice into an L2 cache
 INT8_BLOCK = 256
 INT4_BLOCK = 64
 PAGE = 4096
@@ -48,8 +48,8 @@ class Codec:
     """Encodes [n] float32 into named tensors and back. Deterministic.
 
     `reader(tensors)` gives read(start, room), which decodes room.numel() elements from `start` on: into `room`, unless
-    they are stored as float32 already; `start` is a multiple of CHUNK, `room` holds CHUNK elements or all that are
-    left. The returned tensor is for reading only.
+    they are stored as float32 already; `start` is a multiple of CHUNK, `room` holds a multiple of CHUNK elements or all
+    that are left. The returned tensor is for reading only. Several threads may read at once.
     """
 
     spec: Callable[[int], Spec]
@@ -59,11 +59,15 @@ class Codec:
     def decode(self, tensors: Tensors, out: torch.Tensor) -> None:
         """All of it into `out` [n] float32."""
         read = self.reader(tensors)
-        for start in range(0, out.numel(), CHUNK):
-            room = out[start : start + CHUNK]
-            found = read(start, room)
-            if found.data_ptr() != room.data_ptr():
-                room.copy_(found)
+
+        def decode(starts: range) -> None:
+            for start in starts:
+                room = out[start : start + BLOCK]
+                found = read(start, room)
+                if found.data_ptr() != room.data_ptr():
+                    room.copy_(found)
+
+        over_blocks(out.numel(), decode)
 
     def to_bytes(self, values: torch.Tensor) -> bytes:
         """[n] float32 on the CPU -> payload."""
@@ -79,6 +83,13 @@ class Codec:
 
 
 def _plain(dtype: torch.dtype) -> Codec:
+    def encode(values: torch.Tensor, tensors: Tensors) -> None:
+        def copy(starts: range) -> None:
+            for start in starts:
+                tensors["values"][start : start + BLOCK].copy_(values[start : start + BLOCK])
+
+        over_blocks(values.numel(), copy)
+
     def reader(tensors: Tensors) -> Read:
         values = tensors["values"]
         if dtype == torch.float32:
@@ -87,7 +98,7 @@ def _plain(dtype: torch.dtype) -> Codec:
 
     return Codec(
         spec=lambda n: {"values": (dtype, (n,))},
-        encode_into=lambda values, tensors: tensors["values"].copy_(values),
+        encode_into=encode,
         reader=reader,
     )
 
@@ -104,12 +115,14 @@ def _int4_spec(n: int) -> Spec:
 
 def _int8_encode(values: torch.Tensor, tensors: Tensors) -> None:
     """[n] float32 into the tensors of the spec."""
-    n = values.numel()
-    steps = _Steps(INT8_BLOCK, 127.0, torch.float32)
-    for start in range(0, n, CHUNK):
-        chunk = values[start : start + CHUNK]
-        quantised = steps.count(chunk, tensors["scales"][start // INT8_BLOCK :])
-        tensors["quantised"][start : start + CHUNK].copy_(quantised)
+
+    def encode(starts: range) -> None:
+        steps = _Steps(INT8_BLOCK, 127.0, torch.float32)
+        for start in starts:
+            quantised = steps.count(values[start : start + BLOCK], tensors["scales"][start // INT8_BLOCK :])
+            tensors["quantised"][start : start + BLOCK].copy_(quantised)
+
+    over_blocks(values.numel(), encode)
 
 
 def _int8_reader(tensors: Tensors) -> Read:
@@ -124,31 +137,34 @@ def _int8_reader(tensors: Tensors) -> Read:
 
 def _int4_encode(values: torch.Tensor, tensors: Tensors) -> None:
     """[n] float32 into the tensors of the spec."""
-    n = values.numel()
-    steps = _Steps(INT4_BLOCK, 7.0, torch.bfloat16)
-    nibbles, low = torch.empty(CHUNK, dtype=torch.int8), torch.empty(CHUNK // 2, dtype=torch.int8)
-    for start in range(0, n, CHUNK):
-        chunk = values[start : start + CHUNK]
-        quantised = nibbles[: chunk.numel()].copy_(steps.count(chunk, tensors["scales"][start // INT4_BLOCK :]))
-        for first, second, packed in _pages(quantised, tensors["packed"][start // 2 :]):
-            room = low[: first.numel()].view(first.shape)
-            torch.bitwise_and(first, LOW, out=room)
-            torch.bitwise_left_shift(second, 4, out=packed[..., : second.shape[-1]])
-            packed[..., second.shape[-1] :] = 0
-            packed.bitwise_or_(room)
+
+    def encode(starts: range) -> None:
+        steps = _Steps(INT4_BLOCK, 7.0, torch.bfloat16)
+        nibbles, low = torch.empty(BLOCK, dtype=torch.int8), torch.empty(BLOCK // 2, dtype=torch.int8)
+        for start in starts:
+            block = values[start : start + BLOCK]
+            quantised = nibbles[: block.numel()].copy_(steps.count(block, tensors["scales"][start // INT4_BLOCK :]))
+            for first, second, packed in _pages(quantised, tensors["packed"][start // 2 :]):
+                room = low[: first.numel()].view(first.shape)
+                torch.bitwise_and(first, LOW, out=room)
+                torch.bitwise_left_shift(second, 4, out=packed[..., : second.shape[-1]])
+                packed[..., second.shape[-1] :] = 0
+                packed.bitwise_or_(room)
+
+    over_blocks(values.numel(), encode)
 
 
 def _int4_reader(tensors: Tensors) -> Read:
     packed, scales = tensors["packed"], tensors["scales"]
-    nibbles, own_scales = torch.empty(CHUNK // 2, dtype=torch.int8), torch.empty(CHUNK // INT4_BLOCK)
 
     def read(start: int, out: torch.Tensor) -> torch.Tensor:
+        nibbles = torch.empty(out.numel() // 2 + 1, dtype=torch.int8)
         for first, second, both in _pages(out, packed[start // 2 :]):
             room = nibbles[: both.numel()].view(both.shape)
             first.copy_(torch.bitwise_left_shift(both, 4, out=room))
             second.copy_(torch.bitwise_and(both, HIGH, out=room)[..., : second.shape[-1]])
         blocks = -(-out.numel() // INT4_BLOCK)
-        sixteenths = own_scales[:blocks].copy_(scales[start // INT4_BLOCK :][:blocks]).mul_(1 / 16)
+        sixteenths = scales[start // INT4_BLOCK :][:blocks].float().mul_(1 / 16)
         return _scale(out, sixteenths, INT4_BLOCK)
 
     return read
@@ -173,7 +189,7 @@ class _Steps:
 
     def __init__(self, block: int, most: float, dtype: torch.dtype) -> None:
         self.block, self.most, self.dtype = block, most, dtype
-        self._padded, self._counted = torch.empty(CHUNK), torch.empty(CHUNK)
+        self._padded, self._counted = torch.empty(BLOCK), torch.empty(BLOCK)
 
     def count(self, values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """[n] whole numbers as float32, valid until the next call; the blocks' steps go into `scales`."""

@@ -55,13 +55,10 @@ def delta_formats(layout: Layout, sync: SyncSettings) -> list[DeltaFormat]:
 
 def anchored_anew(delta: Read, base: Read, current: torch.Tensor) -> Read:
     """A delta from an older base, relative to the current version: delta + (current - base), chunk by chunk."""
-    own = torch.empty(0)
 
     def read(start: int, room: torch.Tensor) -> torch.Tensor:
-        nonlocal own
-        own = own if own.numel() >= room.numel() else torch.empty_like(room)
-        size = room.numel()
-        moved = torch.sub(current[start : start + size], base(start, own[:size]), out=own[:size])
+        own = torch.empty_like(room)
+        moved = torch.sub(current[start : start + room.numel()], base(start, own), out=own)
         return torch.add(delta(start, room), moved, out=room)
 
     return read

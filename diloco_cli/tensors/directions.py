@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 
 from diloco_cli.digests import digest
-from diloco_cli.tensors.codecs import CHUNK, Read
+from diloco_cli.tensors.codecs import Read
+from diloco_cli.tensors.stripes import CHUNK
 
 SAMPLED_CHUNKS, SAMPLED_VALUES = 16, 4096
 FEWEST = 3

@@ -7,9 +7,10 @@
 Learners' deltas are nearly orthogonal, so a plain mean of M equal norms shrinks like 1 / sqrt(M); RDA keeps the norm at
 the weighted mean of norms. Where directions cancel, RDA falls back to Avg.
 
-A merge reads its deltas chunk by chunk from their payloads and adds them up in float32, in the order in which they are
-given: no whole decoded delta is held, and a replay gives the same bits. Norms are known before: a learner publishes
-those of its payload, or they are measured. The merge checks published norms, and names a delta that has other ones.
+A merge reads its deltas block by block from their payloads and adds them up in float32, in the order in which they are
+given: no whole decoded delta is held, and a replay gives the same bits, on any number of threads. Norms are known
+before: a learner publishes those of its payload, or they are measured. The merge checks published norms, and names a
+delta that has other ones.
 
 Outer optimizers: how a merged delta moves the syncer's parameters. Delta is old minus new, so it is a gradient.
 
@@ -21,7 +22,7 @@ SGD:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
@@ -31,17 +32,19 @@ import torch
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.layout import Fragment
-from diloco_cli.tensors.codecs import CHUNK, Read
+from diloco_cli.tensors.codecs import Read
 from diloco_cli.tensors.norms import (
     PRECISE,
     QUICK,
     Cut,
     NormMeter,
     Norms,
+    Piece,
     agree,
     measured_norms,
     spans,
 )
+from diloco_cli.tensors.stripes import BLOCK, over_blocks
 
 MergeRule = Literal["rda", "avg"]
 TINY = float(torch.finfo(torch.float32).tiny)  # shorter deltas count as zero: 1 / norm would not be finite
@@ -61,7 +64,7 @@ def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
 
 @dataclass(frozen=True)
 class DeltaSource:
-    """One learner's delta: `read` decodes a chunk of it, `norms` [num_norms] are finite. `claimed`: the norms are the
+    """One learner's delta: `read` decodes a part of it, `norms` [num_norms] are finite. `claimed`: the norms are the
     learner's claim and not checked yet. `scale` shortens the delta, or each part that has a norm. `made`: the norm of
     the delta as its learner made it, where it was re-anchored since; `own` reads that. `payload`: its digest."""
 
@@ -79,11 +82,21 @@ class DeltaSource:
         return float(np.linalg.norm(self.norms)) if self.made is None else self.made
 
 
+Use = Callable[[int, torch.Tensor], None]
+
+
+class _Rooms:
+    """The buffers of one thread, which stay in its cache."""
+
+    def __init__(self) -> None:
+        self.decoded, self.sum, self.out = (torch.empty(BLOCK) for _ in range(3))
+
+
 class Merging:
     """One merge of one fragment. Sources of weight 0 take no part; the weights' sum must be positive.
 
-    After the last of `chunks`, `unsound` has the reasons why sources must not be merged, by index: then the yielded
-    chunks are invalid. With `compare`, `agreement` is the mean cosine between two sources' deltas (None for one alone):
+    After `each`, `unsound` has the reasons why sources must not be merged, by index: then the blocks that were used are
+    invalid. With `compare`, `agreement` is the mean cosine between two sources' deltas (None for one alone):
 
         sum_i r_i^2 (|sum_m a_mi d_mi|^2 - sum_m a_mi^2) / sum_i r_i^2 ((sum_m a_mi)^2 - sum_m a_mi^2)
 
@@ -111,66 +124,82 @@ class Merging:
         self._scales = np.stack([np.broadcast_to(source.scale, cut.num_norms) for source in self._sources])
         self._means = list(np.array(self._shares)[:, None] * self._scales)
         self._meters = [NormMeter(cut) if source.claimed else None for source in self._sources]
-        self._room, self._sum, self._out = (torch.empty(CHUNK) for _ in range(3))
         self.unsound: dict[int, str] = {}
         self.agreement: float | None = None
 
-    def chunks(self, directions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """(start, merged chunk) over the fragment, in order. The caller may overwrite the chunk until the next one;
-        `directions` [n] float32 is working memory, whose part up to the end of the chunk is no longer used.
-        """
-        return self._average() if self.rule == "avg" else self._rda(directions)
+    def each(self, directions: torch.Tensor, use: Use) -> None:
+        """Call use(start, merged block) for every block of the fragment, which it may overwrite; several at the same
+        time. `directions` [n] float32 is working memory, of which a block that is used is no longer needed."""
+        self._average(use) if self.rule == "avg" else self._rda(directions, use)
 
     # -- the two rules ------------------------------------------------------------------------------------------
 
-    def _average(self) -> Iterator[tuple[int, torch.Tensor]]:
+    def _average(self, use: Use) -> None:
         length = NormMeter(self.cut)
-        for index, start in enumerate(self.cut.starts()):
-            merged = self._add_up(index, self._means, self._meters)
-            if self.compare:
-                length.add(index, merged)
-            yield start, merged
-        self._conclude(np.stack(self._means) * self._norms, length.norms, np.ones(self.cut.num_norms))
 
-    def _rda(self, directions: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        def average(starts: range) -> None:
+            rooms = _Rooms()
+            for start in starts:
+                merged = self._add_up(start, self._means, self._meters, rooms)
+                if self.compare:
+                    length.add(start, merged)
+                use(start, merged)
+
+        over_blocks(self.cut.size, average)
+        agreed = length.norms if self.compare else np.zeros(self.cut.num_norms)
+        self._conclude(np.stack(self._means) * self._norms, agreed, np.ones(self.cut.num_norms))
+
+    def _rda(self, directions: torch.Tensor, use: Use) -> None:
         norms = self._norms
         shares = np.array(self._shares)[:, None]
         moves = norms > TINY
-        units = np.where(moves, shares / np.where(moves, norms, 1.0), 0.0)
+        units = list(np.where(moves, shares / np.where(moves, norms, 1.0), 0.0))
         radius = (shares * self._scales * norms).sum(axis=0)
         length = NormMeter(self.cut)
-        for index, start in enumerate(self.cut.starts()):
-            summed = self._add_up(index, list(units), self._meters)
-            length.add(index, summed)
-            directions[start : start + CHUNK].copy_(summed)
+
+        def direct(starts: range) -> None:
+            rooms = _Rooms()
+            for start in starts:
+                summed = self._add_up(start, units, self._meters, rooms)
+                length.add(start, summed)
+                directions[start : start + BLOCK].copy_(summed)
+
+        over_blocks(self.cut.size, direct)
         self._conclude(np.where(moves, shares, 0.0), length.norms, radius)
         if not self.unsound:
-            yield from self._stretch(directions, radius, length.norms)
+            self._stretch(directions, radius, length.norms, use)
 
-    def _stretch(self, directions: torch.Tensor, radius: Norms, length: Norms) -> Iterator[tuple[int, torch.Tensor]]:
+    def _stretch(self, directions: torch.Tensor, radius: Norms, length: Norms, use: Use) -> None:
         """The second pass: directions to their radius; the mean itself where they cancelled each other."""
         cancelled = (length < CANCELLED) & (radius > 0)
         factors = np.where(length > TINY, radius / np.where(length > TINY, length, 1.0), 0.0)
         factors[cancelled] = 0.0
-        for index, start in enumerate(self.cut.starts()):
-            stretched = _stretched(self.cut, index, directions[start : start + CHUNK], factors, self._out)
-            if any(cancelled[piece.first : piece.first + piece.rows].any() for piece in self.cut.chunks[index]):
-                means = [np.where(cancelled, mean, 0.0) for mean in self._means]
-                stretched.add_(self._add_up(index, means, [None] * len(means)))
-            yield start, stretched
+        means = [np.where(cancelled, mean, 0.0) for mean in self._means] if cancelled.any() else []
+
+        def stretch(starts: range) -> None:
+            rooms = _Rooms()
+            for start in starts:
+                pieces, block = self.cut.block(start), directions[start : start + BLOCK]
+                stretched = _stretched(pieces, block, factors, rooms.out)
+                if any(cancelled[piece.first : piece.first + piece.rows].any() for piece in pieces):
+                    stretched.add_(self._add_up(start, means, [None] * len(means), rooms))
+                use(start, stretched)
+
+        over_blocks(self.cut.size, stretch)
 
     # -- what both share ----------------------------------------------------------------------------------------
 
-    def _add_up(self, index: int, factors: list[Norms], meters: Sequence[NormMeter | None]) -> torch.Tensor:
-        """Chunk number `index` of sum_m factor_m delta_m, with a factor for each norm."""
-        start = index * CHUNK
-        size = min(CHUNK, self.cut.size - start)
-        summed = self._sum[:size].zero_()
+    def _add_up(
+        self, start: int, factors: list[Norms], meters: Sequence[NormMeter | None], rooms: _Rooms
+    ) -> torch.Tensor:
+        """The block from `start` on of sum_m factor_m delta_m, with a factor for each norm."""
+        size = min(BLOCK, self.cut.size - start)
+        summed = rooms.sum[:size].zero_()
         for source, factor, meter in zip(self._sources, factors, meters, strict=True):
-            values = source.read(start, self._room[:size])
+            values = source.read(start, rooms.decoded[:size])
             if meter is not None:
-                meter.add(index, values)
-            for piece in self.cut.chunks[index]:
+                meter.add(start, values)
+            for piece in self.cut.block(start):
                 if piece.rows == 1:
                     piece.of(summed).add_(piece.of(values), alpha=float(factor[piece.first]))
                 else:
@@ -191,14 +220,14 @@ class Merging:
             self.agreement = max(-1.0, min(1.0, cosine))
 
 
-def _stretched(cut: Cut, index: int, chunk: torch.Tensor, factors: Norms, room: torch.Tensor) -> torch.Tensor:
-    out = room[: chunk.numel()]
-    for piece in cut.chunks[index]:
+def _stretched(pieces: list[Piece], block: torch.Tensor, factors: Norms, room: torch.Tensor) -> torch.Tensor:
+    out = room[: block.numel()]
+    for piece in pieces:
         if piece.rows == 1:
-            torch.mul(piece.of(chunk), float(factors[piece.first]), out=piece.of(out))
+            torch.mul(piece.of(block), float(factors[piece.first]), out=piece.of(out))
         else:
             by_row = torch.from_numpy(factors[piece.first : piece.first + piece.rows]).float()
-            torch.mul(piece.of(chunk), by_row[:, None], out=piece.of(out))
+            torch.mul(piece.of(block), by_row[:, None], out=piece.of(out))
     return out
 
 
@@ -227,17 +256,22 @@ def outer_step(
 
 
 def apply_merge(settings: OuterSettings, merging: Merging, before: Pair, after: Pair) -> bool:
-    """Merge and step chunk by chunk, from (parameters, momentum buffer) of [n] into others; whether all results are
+    """Merge and step block by block, from (parameters, momentum buffer) of [n] into others; whether all results are
     finite. The results are invalid if `merging.unsound` has entries."""
     finite = True
-    for start, delta in merging.chunks(after[1]):
-        chunk = slice(start, start + CHUNK)
-        moved = (after[0][chunk], after[1][chunk])
-        outer_step(settings, before[0][chunk], before[1][chunk], delta, *moved)
-        finite = finite and _finite(moved[0])  # a buffer that is not finite makes parameters that are not
+
+    def step(start: int, delta: torch.Tensor) -> None:
+        nonlocal finite
+        block = slice(start, start + BLOCK)
+        moved = (after[0][block], after[1][block])
+        outer_step(settings, before[0][block], before[1][block], delta, *moved)
+        if not _finite(moved[0]):  # a buffer that is not finite makes parameters that are not
+            finite = False
+
+    merging.each(after[1], step)
     return finite
 
 
-def _finite(chunk: torch.Tensor) -> bool:
+def _finite(block: torch.Tensor) -> bool:
     """By its sum: much faster than looking at each value. A float32 sum may overflow, so then again in float64."""
-    return isfinite(float(chunk.sum())) or isfinite(float(chunk.sum(dtype=torch.float64)))
+    return isfinite(float(block.sum())) or isfinite(float(block.sum(dtype=torch.float64)))

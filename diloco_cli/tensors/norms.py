@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from diloco_cli.layout import Fragment
-from diloco_cli.tensors.codecs import CHUNK, Read
+from diloco_cli.tensors.codecs import Read
+from diloco_cli.tensors.stripes import BLOCK, CHUNK, over_blocks
 
 Granularity = Literal["fragment", "tensor", "row"]
 Norms = npt.NDArray[np.float64]
@@ -29,8 +30,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Piece:
-    """The part of a span in one chunk: `rows` whole rows of `width`, or a part of one row. `start` counts from the
-    chunk's beginning; its norms have the numbers from `first` on."""
+    """The part of a span in one chunk or block: `rows` whole rows of `width`, or a part of one row. `start` counts from
+    its beginning; its norms have the numbers from `first` on."""
 
     start: int
     rows: int
@@ -61,7 +62,7 @@ def spans(fragment: Fragment, granularity: Granularity) -> list[Span]:
 
 
 class Cut:
-    """Spans that cover a fragment of `size` elements without a gap, cut into chunks."""
+    """Spans that cover a fragment of `size` elements without a gap, cut into chunks for sums, blocks for the rest."""
 
     def __init__(self, covering: list[Span]) -> None:
         self.size = sum(span.rows * span.width for span in covering)
@@ -69,57 +70,75 @@ class Cut:
         self.firsts = np.cumsum([0] + [span.rows for span in covering[:-1]])
         self.sizes = np.array([float(span.rows * span.width) for span in covering])
         self.rows = np.array([span.rows for span in covering])
-        self.chunks: list[list[Piece]] = [[] for _ in range(-(-self.size // CHUNK))]
-        first = 0
-        for span in covering:
-            self._add(span, first)
-            first += span.rows
+        self.chunks = _pieces(covering, self.size, CHUNK)
+        self._blocks = _pieces(covering, self.size, BLOCK)
 
-    def starts(self) -> range:
-        return range(0, self.size, CHUNK)
+    def block(self, start: int) -> list[Piece]:
+        return self._blocks[start // BLOCK]
 
-    def _add(self, span: Span, first: int) -> None:
+
+def _pieces(covering: list[Span], size: int, length: int) -> list[list[Piece]]:
+    """Of each part of `length` elements of the fragment."""
+    parts: list[list[Piece]] = [[] for _ in range(-(-size // length))]
+    first = 0
+    for span in covering:
         at, row, left = span.start, 0, span.width
         while row < span.rows:
-            room = CHUNK - at % CHUNK
+            room = length - at % length
             whole = min(room // span.width, span.rows - row) if left == span.width else 0
             rows, width = (whole, span.width) if whole else (1, min(room, left))
-            self.chunks[at // CHUNK].append(Piece(at % CHUNK, rows, width, first + row))
+            parts[at // length].append(Piece(at % length, rows, width, first + row))
             at += rows * width
             left = span.width if whole or width == left else left - width
             row += whole if whole else left == span.width
+        first += span.rows
+    return parts
 
 
 class NormMeter:
-    """Adds up squares, chunk by chunk: float32 within one piece (quick) or float64, float64 over pieces."""
+    """Adds up squares: float32 within one piece of a chunk (quick) or float64, float64 over the chunks in their order.
+    Several threads may add, each chunk once."""
 
     def __init__(self, cut: Cut, *, precise: bool = False) -> None:
         self.cut, self.precise = cut, precise
-        self._squares = np.zeros(cut.num_norms)
+        self._found: list[Norms] = [np.zeros(0)] * len(cut.chunks)
 
-    def add(self, index: int, values: torch.Tensor) -> None:
-        """Chunk number `index` of the fragment, float32."""
-        for piece in self.cut.chunks[index]:
-            part = piece.of(values)
-            if piece.rows == 1 and not self.precise:
-                self._squares[piece.first] += float(torch.dot(part, part))
-            else:
-                rows = part.view(piece.rows, piece.width)
-                norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64 if self.precise else None)
-                self._squares[piece.first : piece.first + piece.rows] += norms.double().square_().numpy()
+    def add(self, start: int, values: torch.Tensor) -> None:
+        """The fragment's elements from `start`, a multiple of CHUNK, on: whole chunks, or to the end."""
+        for offset in range(0, values.numel(), CHUNK):
+            index, chunk = (start + offset) // CHUNK, values[offset : offset + CHUNK]
+            found = [self._squares(piece, chunk) for piece in self.cut.chunks[index]]
+            self._found[index] = found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _squares(self, piece: Piece, chunk: torch.Tensor) -> Norms:
+        part = piece.of(chunk)
+        if piece.rows == 1 and not self.precise:
+            return np.array([float(torch.dot(part, part))])
+        rows = part.view(piece.rows, piece.width)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64 if self.precise else None)
+        found: Norms = norms.double().square_().numpy()
+        return found
 
     @property
     def norms(self) -> Norms:
         """[num_norms]; not finite where the values are not, or where their squares overflow."""
-        found: Norms = np.sqrt(self._squares)
-        return found
+        squares = np.zeros(self.cut.num_norms)
+        for pieces, found in zip(self.cut.chunks, self._found, strict=True):
+            squares[pieces[0].first : pieces[0].first + len(found)] += found  # no norm has two pieces in one chunk
+        norms: Norms = np.sqrt(squares)
+        return norms
 
 
 def measured_norms(cut: Cut, read: Read) -> Norms:
     """[num_norms] float64: exact up to rounding for every finite float32."""
-    meter, room = NormMeter(cut, precise=True), torch.empty(CHUNK)
-    for index, start in enumerate(cut.starts()):
-        meter.add(index, read(start, room[: min(CHUNK, cut.size - start)]))
+    meter = NormMeter(cut, precise=True)
+
+    def measure(starts: range) -> None:
+        room = torch.empty(BLOCK)
+        for start in starts:
+            meter.add(start, read(start, room[: min(BLOCK, cut.size - start)]))
+
+    over_blocks(cut.size, measure)
     return meter.norms
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.benchmarks import codecs, durable, merge
+from tests.benchmarks import all_cores, codecs, durable, merge
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # as in the benchmarks
 SIZE = 1 << 17
@@ -58,3 +58,8 @@ def test_the_codec_benchmark_measures_real_deltas() -> None:
 def test_e3m0_rounds_to_powers_of_two_of_the_blocks_largest() -> None:
     values = torch.tensor([8.0, -5.9, 6.1, 0.13, 0.06, 0.0])
     assert codecs.e3m0(values).tolist() == [8.0, -4.0, 8.0, 0.125, 0.0, 0.0]
+
+
+def test_merging_on_all_cores_is_timed_beside_add_() -> None:
+    lines = all_cores.scaling({"int8": merge.bench("int8", SIZE)}, threads=2, rounds=1)
+    assert len(lines) == 4 and lines[2].endswith(("yes", "NO"))

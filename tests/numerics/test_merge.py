@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diloco_cli.layout import Fragment, TensorSlot
-from diloco_cli.tensors.codecs import CHUNK, Read, codec
+from diloco_cli.tensors.codecs import Read, codec
 from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging
 from diloco_cli.tensors.norms import Cut, Granularity, Span, evened, measured_norms, spans
 from diloco_cli.tensors.payload import views
+from diloco_cli.tensors.stripes import BLOCK, CHUNK
 
 SHAPES = [("bias", (5,)), ("matrix", (4, 6)), ("stack", (2, 3, 2))]
 GRANULARITIES: list[Granularity] = ["fragment", "tensor", "row"]
@@ -58,17 +59,16 @@ def merge(
     """One fragment's merged delta, [n] float32, from [n] float32 deltas."""
     cut = Cut(spans(fragment, granularity if rule == "rda" else "fragment"))
     sources = [DeltaSource(read, measured_norms(cut, read)) for read in map(reader_of, deltas)]
-    return all_chunks(Merging(rule, cut, sources, weights))
+    return all_blocks(Merging(rule, cut, sources, weights))
 
 
 def reader_of(delta: Tensor) -> Read:
     return lambda start, room: delta[start : start + room.numel()]
 
 
-def all_chunks(merging: Merging) -> Tensor:
+def all_blocks(merging: Merging) -> Tensor:
     merged = torch.empty(merging.cut.size)
-    for start, chunk in merging.chunks(merged):
-        merged[start : start + CHUNK].copy_(chunk)
+    merging.each(torch.empty_like(merged), lambda start, block: merged[start : start + BLOCK].copy_(block))
     return merged
 
 
@@ -330,21 +330,22 @@ def test_a_merge_reads_payloads_as_if_they_had_been_decoded(name: str, granulari
     reads = [codec(name).reader(payload) for payload in payloads]
     sources = [DeltaSource(read, measured_norms(cut, read), claimed=True) for read in reads]
     merging = Merging("rda", cut, sources, [1.0, 2.0, 0.5])
-    found = all_chunks(merging)
+    found = all_blocks(merging)
     assert not merging.unsound
     assert torch.equal(found, merge("rda", granularity, fragment, decoded, [1.0, 2.0, 0.5]))
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("at", [0, 3])
-def test_a_wrong_norm_anywhere_is_found_and_nothing_is_yielded_by_rda(rule: MergeRule, at: int) -> None:
+def test_a_wrong_norm_anywhere_is_found_and_nothing_is_used_of_rda(rule: MergeRule, at: int) -> None:
     cut = Cut(spans(LARGE[1], "tensor"))
     read = reader_of(torch.randn(cut.size, generator=torch.Generator().manual_seed(1)))
     norms = measured_norms(cut, read)
     norms[at] *= 1.001
     merging = Merging(rule, cut, [DeltaSource(read, norms, claimed=True), DeltaSource(read, norms)], [1.0, 1.0])
-    yielded = list(merging.chunks(torch.empty(cut.size)))
-    assert merging.unsound == {0: "bad_norms"} and (rule == "avg" or not yielded)
+    used: list[int] = []
+    merging.each(torch.empty(cut.size), lambda start, _: used.append(start))
+    assert merging.unsound == {0: "bad_norms"} and (rule == "avg" or not used)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -357,7 +358,7 @@ def test_a_scaled_source_counts_as_its_scaled_delta(rule: MergeRule, granularity
         read = reader_of(delta)
         return DeltaSource(read, measured_norms(cut, read), scale=scale)
 
-    found = all_chunks(Merging(rule, cut, [source(a, 1.0), source(b, 0.25)], [1.0, 3.0]))
+    found = all_blocks(Merging(rule, cut, [source(a, 1.0), source(b, 0.25)], [1.0, 3.0]))
     assert close(found, merge(rule, granularity, FRAGMENT, [a, b / 4], [1.0, 3.0]), 1e-6)
 
 
@@ -386,7 +387,7 @@ def test_a_source_that_is_scaled_tensor_by_tensor_counts_as_that_delta(rule: Mer
         block(span, shorter).mul_(factor)
     reads = [reader_of(a), reader_of(b)]
     sources = [DeltaSource(read, measured_norms(cut, read)) for read in reads]
-    found = all_chunks(Merging(rule, cut, [sources[0], replace(sources[1], scale=factors)], [1.0, 3.0]))
+    found = all_blocks(Merging(rule, cut, [sources[0], replace(sources[1], scale=factors)], [1.0, 3.0]))
     assert close(found, merge(rule, "tensor", FRAGMENT, [a, shorter], [1.0, 3.0]), 1e-6)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diloco_cli.tensors.codecs import CHUNK, Read
+from diloco_cli.tensors.codecs import Read
 from diloco_cli.tensors.directions import PARTNERS, SAMPLED_CHUNKS, agreements
+from diloco_cli.tensors.stripes import CHUNK
 
 
 def reader_of(delta: torch.Tensor) -> Read:

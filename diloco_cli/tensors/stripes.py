@@ -1,0 +1,42 @@
+"""A vector's blocks, worked on by several threads.
+
+Torch's own threads wait for each other in every operation: on a busy machine that costs more than it gains. Here each
+thread takes whole stripes of blocks, and waits for nothing. A block's values and the pieces of its sums do not depend
+on the number of threads, so neither do the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+CHUNK = 1 << 16  # elements that are added up in one sum: a multiple of every codec's block and page
+BLOCK = 2 * CHUNK  # elements that a thread works on at a time; float32, it fits twice into an L2 cache
+STRIPES_A_THREAD = 4  # a thread that is late holds up the others for a fraction of the work
+FEWEST_BLOCKS = 8  # less is done sooner than threads are started
+
+
+class _Process:
+    threads = 1
+
+
+def use_threads(count: int) -> None:
+    """How many threads work on a vector in this process, from now on; 1 at first. More than one need a process in
+    which torch has one thread: sums on several of torch's threads depend on their number."""
+    _Process.threads = max(1, count)
+
+
+def over_blocks(size: int, work: Callable[[range], None]) -> None:
+    """Call work(starts of blocks) for stripes that cover `size` elements, each block once, several at the same time."""
+    blocks = -(-size // BLOCK)
+    threads = _Process.threads
+    if threads == 1 or blocks < FEWEST_BLOCKS:
+        work(range(0, size, BLOCK))
+        return
+    stripe = -(-blocks // (threads * STRIPES_A_THREAD)) * BLOCK
+    with ThreadPoolExecutor(threads, initializer=torch.get_num_threads) as pool:  # else its BLAS takes all cores
+        stripes = [range(start, min(start + stripe, size), BLOCK) for start in range(0, size, stripe)]
+        for _ in pool.map(work, stripes):
+            pass  # an error of one of them is raised here

@@ -1,0 +1,70 @@
+"""Any number of threads makes the same bits: of payloads, norms and merges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from diloco_cli.config.settings import OuterSettings, SyncSettings
+from diloco_cli.digests import digest
+from diloco_cli.layout import Fragment, TensorSlot
+from diloco_cli.tensors import stripes
+from diloco_cli.tensors.codecs import CODECS, codec
+from diloco_cli.tensors.delta import DeltaFormat
+from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging, apply_merge
+from diloco_cli.tensors.norms import Granularity, measured_norms
+from diloco_cli.tensors.stripes import BLOCK, CHUNK, over_blocks, use_threads
+
+ROWS, TAIL = 9 * BLOCK // 1024 + 3, 18_942  # a tail that torch's own threads do not touch, but its BLAS does
+FRAGMENT = Fragment((TensorSlot("m", (ROWS, 1024), 0), TensorSlot("v", (TAIL,), ROWS * 1024)), False)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_of_torch() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    use_threads(1)
+    torch.set_num_threads(before)
+
+
+def merged_bits(name: str, granularity: Granularity, rule: MergeRule, threads: int) -> list[str]:
+    use_threads(threads)
+    sync = SyncSettings(granularity=granularity, merge=rule)
+    form, generator = DeltaFormat(codec(name), FRAGMENT, sync), torch.Generator().manual_seed(5)
+    size = form.cut.size
+    payloads = [form.encode(torch.randn(size, generator=generator)) for _ in range(3)]
+    opened = [form.open(payload) for payload in payloads]
+    sources = [DeltaSource(read, norms, claimed=True) for read, norms in opened if norms is not None]
+    merging = Merging(rule, form.cut, sources, [1.0, 2.0, 0.5], compare=True)
+    before = (torch.randn(size, generator=generator), torch.randn(size, generator=generator))
+    after = (torch.zeros(size), torch.zeros(size))
+    assert apply_merge(OuterSettings("nesterov", 0.7, 0.9), merging, before, after) and not merging.unsound
+    measured = measured_norms(form.cut, opened[0][0])
+    parts = [*payloads, *(tensor.numpy().tobytes() for tensor in after), measured.tobytes()]
+    return [*map(digest, parts), repr(merging.agreement)]
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("rule", ["avg", "rda"])
+def test_any_number_of_threads_makes_the_same_bits(name: str, rule: MergeRule) -> None:
+    granularity: Granularity = "row" if name == "int8" else "tensor"
+    alone = merged_bits(name, granularity, rule, 1)
+    assert all(merged_bits(name, granularity, rule, threads) == alone for threads in (2, 7))
+
+
+def test_every_block_is_worked_on_once_whatever_the_number_of_threads() -> None:
+    for size in (0, 1, CHUNK, 8 * BLOCK, 100 * BLOCK + 1):
+        for threads in (1, 2, 5):
+            use_threads(threads)
+            seen: list[int] = []
+            over_blocks(size, seen.extend)
+            assert sorted(seen) == list(range(0, size, BLOCK))
+
+
+def test_an_error_in_one_thread_is_raised() -> None:
+    use_threads(2)
+    with pytest.raises(ZeroDivisionError):
+        over_blocks(stripes.FEWEST_BLOCKS * BLOCK, lambda starts: 1 // min(starts.start, 0))
