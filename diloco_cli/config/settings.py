@@ -344,10 +344,11 @@ class RegionSettings:
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """The home bucket and prefix: it holds the commit log."""
+    """The home bucket and prefix: it holds the commit log. `link`: that of the syncer's machine to it."""
 
     url: str
     region: str | None = None
+    link: Link = field(default_factory=Link)
 
 
 @dataclass(frozen=True)

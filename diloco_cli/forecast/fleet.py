@@ -8,15 +8,17 @@ from datetime import UTC, datetime
 from itertools import count
 from typing import Any
 
+from diloco_cli.config.settings import Link
 from diloco_cli.errors import DilocoError, FencedError, UsageError
 from diloco_cli.faults.scenario import FaultKind
 from diloco_cli.faults.timetable import SYNCER, Draws, Injection, Unit
 from diloco_cli.forecast.arithmetic import TraceArithmetic
 from diloco_cli.forecast.island import Condition, NamedPayloads, Sizes, Stalls, VirtualLearner, VirtualTraining
+from diloco_cli.forecast.syncer_side import SyncerSide
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.protocol.log.operations import Create, Operation, Steps
+from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
@@ -42,7 +44,10 @@ class Hardware:
 @dataclass
 class SimulatedFleet:
     """All units of one run. The same arguments give the same history, to the byte. `injected`: how many faults
-    happened; `without_effect`: those that changed nothing, and why."""
+    happened; `without_effect`: those that changed nothing, and why.
+
+    `latency_s`: of the syncer's calls, and of those of islands without an `rtt`; `syncer_link`: that of the syncer's
+    machine; `merge_s`: the arithmetic of one merge."""
 
     run: RunFormat
     sizes: Sizes
@@ -51,6 +56,7 @@ class SimulatedFleet:
     seed: int = 0
     merge_s: float = 0.0
     latency_s: float = LATENCY_S
+    syncer_link: Link = Link()
     world: World = field(default_factory=World)
     log: list[str] = field(default_factory=list)
     injected: int = 0
@@ -60,6 +66,7 @@ class SimulatedFleet:
         refuse_impossible_faults(self.faults)
         self._numbers = count()
         self.conditions = {island.name: Condition(island, self.sizes) for island in self.run.islands}
+        self.side = SyncerSide(self.sizes, self.world.store, self.latency_s, self.merge_s, self.syncer_link)
         self.incarnations: dict[str, list[Actor]] = {}
         self.syncers: list[Actor] = []
         self.state = RunState()
@@ -240,10 +247,12 @@ class SimulatedFleet:
     # -- the world's questions ----------------------------------------------------------------------------------
 
     def _latency_s(self, actor: Actor, operation: Operation) -> float:
-        if actor.name in self.conditions:
-            return self.latency_s + self.conditions[actor.name].transfer_s(operation, self.world.now_s)
-        merging = isinstance(operation, Create) and operation.key.startswith("state/") and self.state.n >= 0
-        return self.latency_s + (self.merge_s if merging else 0.0)
+        condition = self.conditions.get(actor.name)
+        if condition is None:
+            return self.side.call_s(operation, self.world.now_s, self.state.n >= 0)
+        rtt_s = condition.island.link.rtt_s
+        call_s = self.latency_s if rtt_s is None else rtt_s
+        return call_s + condition.transfer_s(operation, self.world.now_s)
 
     def _unreachable_until_s(self, actor: Actor) -> float:
         return self._cut_off_until_s.get(actor.name, 0.0)

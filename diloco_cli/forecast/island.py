@@ -17,16 +17,19 @@ from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, St
 from diloco_cli.protocol.log.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat
 
 MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
+STATE_BITS = 64.0  # of one parameter: itself and its momentum
 BITS = 8.0
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes on the wire: of each fragment's delta and weights, and of the inner optimizer's moments."""
+    """Bytes on the wire: of each fragment's delta and weights, of the inner optimizer's moments, and of each fragment's
+    state, which only the syncer writes and reads (empty: not simulated)."""
 
     delta: tuple[float, ...]
     weights: tuple[float, ...]
     moments: float
+    state: tuple[float, ...] = ()
 
 
 def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
@@ -37,6 +40,7 @@ def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
         delta=tuple(n * bits_of[sync.codec] / BITS for n in parameters),
         weights=tuple(n * bits_of[sync.weights_codec] / BITS for n in parameters),
         moments=moments,
+        state=tuple(n * STATE_BITS / BITS for n in parameters),
     )
 
 
