@@ -199,7 +199,17 @@ def _memory(plan: Plan) -> list[str]:
     syncer = f"{format_size(needs.memory_gb * GB)}, {links}, {needs.merge_percent:.0f} % of its time merging"
     each = host_bytes(plan.run.sync, plan.run.train.inner.name == "adamw")
     kept = f"on the host that commands an island, beside its devices: {each} bytes a parameter and what is on its way"
-    return [*lines, *_labelled("hosts", f"{host} {kept}; the syncer: {syncer}"), *_labelled("disk", _disk(plan))]
+    lines += _labelled("hosts", f"{host} {kept}; the syncer: {syncer}")
+    return [*lines, *_labelled("syncer", _syncer(plan)), *_labelled("disk", _disk(plan))]
+
+
+def _syncer(plan: Plan) -> str:
+    """The shortest slot that the syncer holds, and what it is spent on."""
+    needs = plan.syncer
+    parts = {"calls": needs.calls_s, "bytes": needs.bytes_s, "its processor": needs.processor_s}
+    spent = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in parts.items())
+    busy = f"{needs.busy_percent:.2g} % of a slot of {format_duration(plan.schedule.slot_s)}"
+    return f"a merge takes {format_duration(needs.fastest_slot_s)}, {busy} ({spent}); up to {needs.max_islands:,} islands"
 
 
 def _disk(plan: Plan) -> str:

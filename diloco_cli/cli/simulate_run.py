@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from diloco_cli.forecast.run import Price
     from diloco_cli.plan.plan import Plan
     from diloco_cli.protocol.log.records import RunFormat
+    from diloco_cli.protocol.rules.capacity import SyncerMachine
 
 DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
 MAX_DAYS = 30.0
@@ -44,6 +45,7 @@ class _Subject:
     not_charged: tuple[str, ...]
     warnings: tuple[str, ...]
     slot_s: float
+    machine: SyncerMachine
     plan: Plan | None
     folder: Path
 
@@ -59,8 +61,8 @@ def run(
 ) -> None:
     """What a run would do: goodput, participation, stalls, bytes, money. Nothing is trained.
 
-    The run's own syncer and learners' books decide, on a simulated bucket, over the links and with the failures that
-    the inventory states (an existing run states none), and with the faults of a scenario on top.
+    The run's own syncer and learners' books decide, on a simulated bucket, over the links, with the latencies and the
+    failures that the inventory states (an existing run states none), and with the faults of a scenario on top.
     """
     found = _subject(subject)
     story = _scenario(scenario)
@@ -79,7 +81,7 @@ def run(
         def watch(fleet: SimulatedFleet) -> None:
             shown.share = lambda: min(1.0, fleet.world.now_s / seconds)
 
-        fleet = simulated(found.run, found.hardware, faults, number, seconds, watch)
+        fleet = simulated(found.run, found.hardware, faults, number, seconds, found.machine, watch)
     warnings = (*found.warnings, *_warnings(story, faults, number))
     outcome = report(fleet, found.prices, found.not_charged, warnings)
     wall_s = monotonic_s() - started_s
@@ -97,6 +99,7 @@ def run(
 def _subject(text: str) -> _Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
     from diloco_cli.forecast.run import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
+    from diloco_cli.plan.syncer_pace import guessed_machine, machine_of
 
     path = Path(text)
     if path.is_file():
@@ -106,14 +109,15 @@ def _subject(text: str) -> _Subject:
         plan = read_plan(path, [])
         made = run_of_plan(plan, "simulated", __version__)
         return _Subject(
-            made, hardware_of_plan(plan), prices_of_plan(plan), not_charged(plan), (), plan.schedule.slot_s, plan,
-            path.parent,
+            made, hardware_of_plan(plan), prices_of_plan(plan), not_charged(plan), (), plan.schedule.slot_s,
+            machine_of(plan.inventory), plan, path.parent,
         )  # fmt: skip
     if text.endswith((".json", ".yaml", ".yml")):
         raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
-    existing = open_run(text).format
+    opened = open_run(text)
+    existing, machine = opened.format, guessed_machine(opened.url)
     slot_s = min(i.local_steps * i.step_s for i in existing.islands) / existing.num_fragments
-    return _Subject(existing, {}, {}, (), (OF_AN_EXISTING_RUN,), slot_s, None, Path())
+    return _Subject(existing, {}, {}, (), (OF_AN_EXISTING_RUN,), slot_s, machine, None, Path())
 
 
 def _scenario(text: str | None) -> Scenario | None:

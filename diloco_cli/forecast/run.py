@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from diloco_cli.config.settings import Link
 from diloco_cli.faults.timetable import Injection
 from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
 from diloco_cli.forecast.island import Condition, sizes_of
@@ -13,10 +14,11 @@ from diloco_cli.plan.candidates import crossing_of, egress_per_gb
 from diloco_cli.plan.goodput import restart_s
 from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.schedule import syncer_s
+from diloco_cli.plan.syncer_pace import merging_of
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.rules.capacity import SyncerMachine, merge_time
 from diloco_cli.units import format_duration
 
 GB = 1e9
@@ -138,18 +140,22 @@ def simulated(
     faults: Sequence[Injection],
     seed: int,
     within_s: float,
+    machine: SyncerMachine,
     on_start: Callable[[SimulatedFleet], object] = lambda fleet: None,
 ) -> SimulatedFleet:
-    """Simulate a run for `within_s` of virtual time, or to its end. `on_start` gets the fleet, and can see how far it
-    is."""
+    """Simulate a run for `within_s` of virtual time, or to its end. `machine`: the syncer's. `on_start` gets the fleet,
+    and can see how far it is."""
     mean_fragment = run.layout.num_parameters / run.num_fragments
+    work = merging_of(mean_fragment, len(run.islands), run.settings.sync)
     fleet = SimulatedFleet(
         run=run,
         sizes=sizes_of(run, CODEC_BITS),
         hardware=hardware,
         faults=tuple(faults),
         seed=seed,
-        merge_s=syncer_s(mean_fragment, len(run.islands), run.settings.sync),
+        merge_s=merge_time(work, machine).processor_s,
+        latency_s=machine.call_s,
+        syncer_link=Link(machine.up_bps, machine.down_bps),
     )
     on_start(fleet)
     fleet.run_for(within_s)

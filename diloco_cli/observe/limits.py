@@ -8,11 +8,13 @@ from diloco_cli.observe.look import Look
 from diloco_cli.observe.unit_states import STEPS
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.states import SyncerState
-from diloco_cli.units import format_count
+from diloco_cli.protocol.rules.capacity import Spent, measured_slot
+from diloco_cli.units import format_count, format_duration
 
 SLOW_BELOW = 0.8
 BLOCKED_PERCENT = 20.0
 GRACE_SHARE = 0.25  # of the time between two merges
+CROWDED_SHARE = 0.8  # of a slot: a syncer that needs more limits the run
 
 
 def limit_of(look: Look) -> str:
@@ -24,7 +26,7 @@ def limit_of(look: Look) -> str:
     if look.missing:
         return f"missing: {', '.join(look.missing)}"
     causes = [_of_learner(name, said) for name, said in heard.items()]
-    return next(filter(None, causes), "") or _of_merges(look)
+    return next(filter(None, causes), "") or _of_syncer(look) or _of_merges(look)
 
 
 def _of_learner(name: str, said: LearnerHeartbeat) -> str:
@@ -36,6 +38,28 @@ def _of_learner(name: str, said: LearnerHeartbeat) -> str:
     if said.blocked_percent > BLOCKED_PERCENT:
         return f"{name} spends {said.blocked_percent:.0f}% of its time on the exchange"
     return ""
+
+
+def pace_of_syncer(look: Look) -> tuple[Spent, float] | None:
+    """What a slot takes the syncer, by its own measurements, and the slot of the learners that offer, in seconds; None
+    before its first merge."""
+    merges, heard, window = look.facts.state.metrics.recent_merges, look.facts.syncer, look.facts.state.window
+    if heard is None or not merges or heard.heartbeat.call_s <= 0:
+        return None
+    said = heard.heartbeat
+    slot_s = window.slot_s if window is not None and window.slot_s > 0 else look.expected_s
+    spent = measured_slot(said.call_s, said.bytes_s, said.processor_s, len(merges[-1].participants), slot_s)
+    return spent, slot_s
+
+
+def _of_syncer(look: Look) -> str:
+    """Whether the syncer is nearly as slow as the slots, or slower."""
+    pace = pace_of_syncer(look)
+    if pace is None or pace[0].seconds < CROWDED_SHARE * pace[1]:
+        return ""
+    spent, slot_s = pace
+    share = f"{100 * spent.seconds / slot_s:.0f}% of its slot of {format_duration(slot_s)}"
+    return f"the syncer is limited by {spent.limit}: {share}"
 
 
 def _of_merges(look: Look) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from diloco_cli.escaping import escaped
 from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.observe.lines import STYLE_OF, StyledLine, flowing, plain, styled, wrapped
-from diloco_cli.observe.status import MirrorStatus, Status
+from diloco_cli.observe.status import MirrorStatus, Status, SyncerStatus
 from diloco_cli.observe.unit_table import unit_table
 from diloco_cli.units import format_count, format_duration, format_size
 
@@ -117,10 +117,21 @@ def rest_lines(status: Status, width: int | None) -> list[StyledLine]:
     """What else there is to know: a loss that jumped, the regions' buckets, whom the run trusts."""
     texts = [f"loss: {escaped(status.divergence)}"] if status.divergence and status.state != "PAUSED" else []
     lines = [StyledLine(text, "yellow") for line in texts for text in wrapped(line, width)]
+    lines += [StyledLine(text) for text in flowing(syncer_parts(status.syncer), width, "    ")]
     for mirror in status.mirrors:
         style = "" if mirror.state == "FOLLOWS" else "yellow"
         lines += [StyledLine(text, style) for text in flowing(mirror_parts(mirror), width, "    ")]
     return lines + [StyledLine(text, "dim") for text in wrapped(status.trust, width) if text]
+
+
+def syncer_parts(syncer: SyncerStatus | None) -> list[str]:
+    """What limits the syncer, and the share of a slot that it needs; nothing while that is not measured."""
+    if syncer is None or syncer.busy_percent is None or syncer.slot_s is None:
+        return []
+    parts = {"calls": syncer.calls_s, "bytes": syncer.bytes_s, "processor": syncer.processor_s}
+    spent = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in parts.items() if seconds is not None)
+    share = f"the syncer needs {syncer.busy_percent:.2g}% of its slot of {format_duration(syncer.slot_s)}"
+    return [f"{share}, most of it for {syncer.limit}", spent]
 
 
 def mirror_parts(mirror: MirrorStatus) -> list[str]:

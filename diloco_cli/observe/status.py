@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from diloco_cli.events.event import Event
 from diloco_cli.events.read import newest, unhealed_errors
 from diloco_cli.observe.facts import RunFacts, moment
 from diloco_cli.observe.local import Local
+from diloco_cli.observe.limits import pace_of_syncer
 from diloco_cli.observe.look import Look
 from diloco_cli.observe.own_loops import own_loop_note
 from diloco_cli.observe.unit_states import LOST, LOST_S, SUSPECT_S, aged
@@ -62,7 +63,8 @@ class LearnerStatus:
 @dataclass(frozen=True)
 class SyncerStatus:
     """`unit`: `syncer`, or the standby that took over. `note`: its failing call to the store, or what it states as the
-    reason for what it does."""
+    reason for what it does. `limit`: what limits its pace (calls, bytes, processor), as measured, and `busy_percent` of
+    a slot of `slot_s` that they take it; None before the first merge."""
 
     state: str
     epoch: int
@@ -70,6 +72,12 @@ class SyncerStatus:
     heard_s: float | None
     unit: str = "syncer"
     note: str = ""
+    limit: str | None = None
+    busy_percent: float | None = None
+    slot_s: float | None = None
+    calls_s: float | None = None
+    bytes_s: float | None = None
+    processor_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -298,7 +306,13 @@ def _syncer(look: Look) -> SyncerStatus | None:
         return None
     said, state = heard.heartbeat, look.syncer or ""
     note = (said.retrying or said.reason) if look.facts.state.phase == RunPhase.RUNNING else ""  # else it is stale
-    return SyncerStatus(state, look.facts.state.epoch, said.host, heard.age_s, said.unit, note)
+    found = SyncerStatus(state, look.facts.state.epoch, said.host, heard.age_s, said.unit, note)
+    pace = pace_of_syncer(look)
+    if pace is None:
+        return found
+    spent, slot_s = pace
+    busy_percent = 100 * spent.seconds / slot_s
+    return replace(found, limit=spent.limit, busy_percent=busy_percent, slot_s=slot_s, **asdict(spent))
 
 
 def _standbys(facts: RunFacts) -> list[StandbyStatus]:

@@ -12,8 +12,8 @@ from diloco_cli.plan.link import GUESSED_RTT_S
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE, STORAGE_PRICE
 from diloco_cli.plan.plan import Assumption, Mark
-from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, SYNCER_BPS
 from diloco_cli.plan.speed import shares_cores
+from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, SYNCER_BPS, machine_of
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 
 MAX_NAMES = 6
@@ -29,7 +29,7 @@ def assumptions(
     guesses.append("islands fail independently of each other")
     if searched:
         guesses.append(f"the search takes a doubling of H beyond 50 to cost {100 * PER_DOUBLING:.0f} % of the tokens")
-    guesses.append(f"the syncer's machine reads and writes {format_bandwidth(SYNCER_BPS)} to and from the bucket")
+    guesses += _of_the_syncer(inventory)
     if any(island.price_per_h or island.egress_per_gb for island in islands):
         guesses.append(
             f"requests {1e6 * CLASS_A_PRICE:g} a million writes, {1e6 * CLASS_B_PRICE:g} a million reads;"
@@ -84,6 +84,15 @@ def _of_the_inventory(islands: Sequence[IslandSettings], inventory: Inventory) -
         (f"no restart given, taken as {restart}", [i for i in failing if i.restart_s is None]),
         ("no price given, taken as free", [i for i in islands if priced and not i.price_per_h]),
     )
+
+
+def _of_the_syncer(inventory: Inventory) -> list[str]:
+    """Of its machine's link to the bucket, `store.link`, what is not given."""
+    link, machine = inventory.store.link, machine_of(inventory)
+    guesses = [] if link.rtt_s is not None else [f"takes {format_duration(machine.call_s)} for a call to the store"]
+    verbs = [verb for verb, given in (("reads", link.down_bps), ("writes", link.up_bps)) if given is None]
+    guesses += [f"{' and '.join(verbs)} {format_bandwidth(SYNCER_BPS)}"] if verbs else []
+    return [f"the syncer's machine {' and '.join(guesses)} (store.link in the inventory)"] if guesses else []
 
 
 def _of_the_model(run: RunSettings, model: ModelFacts) -> list[str]:

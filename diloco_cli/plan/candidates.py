@@ -17,6 +17,8 @@ from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption, Excluded
 from diloco_cli.plan.runnable import obstacle
 from diloco_cli.plan.speed import island_speed, num_devices, shares_of_the_local_machine
+from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, machine_of
+from diloco_cli.protocol.rules.capacity import SyncerMachine
 
 RECOMPUTING = 3 / 4  # a forward pass is a third of a step without it, and is done twice
 
@@ -36,7 +38,8 @@ class Candidate:
     """An island with its values that do not depend on other islands. `assumption`: the source of its speed; `busy`: the
     share of its accelerators that a batch of whole sequences keeps busy; `share`: the part of its speed that other
     islands on the same machine leave; `egress_per_gb`: the price of the data that it sends; `recomputing`: the part
-    of its speed that is left where the backward pass computes activations again; `obstacle`: why it cannot train."""
+    of its speed that is left where the backward pass computes activations again; `obstacle`: why it cannot train;
+    `syncer`: the machine that merges its deltas, the same for all."""
 
     island: IslandSettings
     assumption: Assumption
@@ -51,6 +54,7 @@ class Candidate:
     crossing: Crossing | None = None
     recomputing: float = 1.0
     obstacle: Excluded | None = None
+    syncer: SyncerMachine = GUESSED_MACHINE
 
     @property
     def can_train(self) -> bool:
@@ -107,6 +111,7 @@ def _candidate(
         egress_per_gb=egress_per_gb(island, inventory),
         crossing=crossing_of(island, inventory),
         obstacle=obstacle(island, batch_tokens, inventory, model),
+        syncer=machine_of(inventory),
     )
 
 

@@ -14,7 +14,6 @@ from diloco_cli.plan.memory import USABLE, with_micro_batch
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Excluded, Goal
-from diloco_cli.plan.schedule import syncer_load
 from diloco_cli.plan.search import score
 from diloco_cli.units import format_bandwidth, format_duration
 
@@ -149,13 +148,13 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
     change = 100 * (other.tokens_per_s / fleet.tokens_per_s - 1)
     if then > (score(fleet, run, model, goal) or 0.0):
         return Excluded(name, f"the search, which tries only so many sets, left it: with it {change:+.2f} % tokens/s")
-    but = _worth_less(fleet, other, model) if change > 0 else ""
+    but = _worth_less(fleet, other) if change > 0 else ""
     return Excluded(name, f"the plan is better without it: with it {change:+.2f} % tokens/s{but}")
 
 
-def _worth_less(fleet: Fleet, other: Fleet, model: ModelFacts) -> str:
+def _worth_less(fleet: Fleet, other: Fleet) -> str:
     """Why a fleet with more tokens a second scores lower."""
-    if syncer_load(model.parameters, len(other.kept), other.schedule.round_s) > 1:
+    if other.syncer_load > 1:
         return ", but the syncer could not merge that many in a round"
     if other.schedule.grace_s <= 0 < fleet.schedule.grace_s:
         return ", but no grace window: merges of few islands"

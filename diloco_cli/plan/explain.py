@@ -14,7 +14,7 @@ from diloco_cli.plan.explain_island import MERGING, Explanation, explain_island,
 from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
+from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S
 from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 
@@ -52,7 +52,7 @@ def _schedule(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
     slot, exchange = short(s.slot_s), short(s.exchange_s)
     yield say("round T", "H x the fastest step", f"{s.sync_every} * {short(fleet.kept[0].step_s)}", s.round_s, "s")
     yield say("slot", "T / fragments", f"{short(s.round_s)} / {s.fragments}", s.slot_s, "s")
-    numbers = merging_numbers(s.fragment_parameters, len(fleet.kept), sync)
+    numbers = merging_numbers(s.fragment_parameters, len(fleet.kept), sync, fleet.kept[0].syncer)
     yield say("merging", MERGING, numbers, s.merge_s, "s")
     transfer = max(flow.transfer_s for flow in fleet.flows)
     numbers = f"{short(transfer)} + {short(s.quorum_s)} + {short(s.merge_s)}"
@@ -113,6 +113,11 @@ def _syncer(plan: Plan) -> Iterator[Explanation]:
     yield say("up", "(state + weights) / T", f"({state}) / {round_s} / 1e6", needs.up_mbps, "Mbps")
     numbers = f"100 * {total} * {count} / {short(MERGE_PARAMETERS_PER_S)} / {round_s}"
     yield say("merging", "N x islands / parameters merged a second / T", numbers, needs.merge_percent, "%")
+    formula = "calls in turn, with those made now and then, + bytes over its link + merging"
+    numbers = " + ".join(map(short, (needs.calls_s, needs.bytes_s, needs.processor_s)))
+    yield say("shortest slot", formula, numbers, needs.fastest_slot_s, "s")
+    numbers = f"100 * {short(needs.fastest_slot_s)} / {short(s.slot_s)}"
+    yield say("busy", "shortest slot / slot", numbers, needs.busy_percent, "%")
 
 
 def _money(plan: Plan) -> Iterator[Explanation]:

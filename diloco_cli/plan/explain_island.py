@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,9 @@ from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_IN_FLIGHT, Flow
 from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
 from diloco_cli.plan.plan import Plan, PlannedIsland
-from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S, STATE_BITS, SYNCER_BPS
 from diloco_cli.plan.speed import default_mfu, host_gflops, num_devices, peak_tflops
+from diloco_cli.plan.syncer_pace import STATE_BITS, kept_at_pace, most_rounds
+from diloco_cli.protocol.rules.capacity import SyncerMachine, calls_of_merge
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,26 @@ def short(value: float) -> str:
     return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
-MERGING = "fragment x (islands / parameters merged a second + (deltas + state and weights, twice) / syncer's bandwidth)"
+MERGING = (
+    "fragment x (islands / parameters merged a second + (deltas + version) / syncer's download + version / its upload)"
+    " + calls in turn x a call"
+)
 
 
-def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings) -> str:
-    """The syncer's time for a fragment of `parameters` parameters."""
-    bits = f"{num_islands} * {CODEC_BITS[sync.codec]:g} + 2 * ({STATE_BITS} + {CODEC_BITS[sync.weights_codec]:g})"
-    merged = f"{num_islands} / {short(MERGE_PARAMETERS_PER_S)}"
-    return f"{short(parameters)} * ({merged} + ({bits}) / {short(SYNCER_BPS)})"
+def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings, machine: SyncerMachine) -> str:
+    """The syncer's time for a fragment of `parameters` parameters. A version: state and weights."""
+    version = f"({STATE_BITS} + {CODEC_BITS[sync.weights_codec]:g})"
+    read = f"({num_islands} * {CODEC_BITS[sync.codec]:g} + {version}) / {short(machine.down_bps or math.inf)}"
+    written = f"{version} / {short(machine.up_bps or math.inf)}"
+    merged = f"{num_islands} / {short(machine.parameters_per_s)}"
+    calls = f"{calls_of_merge(num_islands)} * {short(machine.call_s)}"
+    return f"{short(parameters)} * ({merged} + {read} + {written}) + {calls}"
+
+
+def waiting_numbers(plan: Plan) -> str:
+    """How long an offer waits at the syncer for its slot."""
+    spent, slot = short(plan.syncer.fastest_slot_s), short(plan.schedule.slot_s)
+    return f"min(1, {spent} / {slot}) * max({slot}, {spent})"
 
 
 def explain_island(
@@ -139,9 +153,9 @@ def _exchange(plan: Plan, candidate: Candidate, flow: Flow, num_islands: int) ->
     formula = "largest fragment x bits / bandwidth, up and down, + round trips"
     yield say("transfer", formula, numbers, flow.transfer_s, "s")
     mean = link.fragments_of(sync, plan.model).mean
-    merging = merging_numbers(mean, num_islands, sync)
-    numbers = f"{_transfer_numbers(candidate, mean, sync)} + {short(s.quorum_s)} + {merging}"
-    yield say("in flight", "transfer of the mean fragment + quorum + merging", numbers, flow.in_flight_s, "s")
+    merging = merging_numbers(mean, num_islands, sync, candidate.syncer)
+    numbers = f"{_transfer_numbers(candidate, mean, sync)} + {short(s.quorum_s)} + {waiting_numbers(plan)} + {merging}"
+    yield say("in flight", "transfer of the mean fragment + quorum + waiting + merging", numbers, flow.in_flight_s, "s")
 
 
 def _transfer_numbers(candidate: Candidate, parameters: float, sync: SyncSettings) -> str:
@@ -231,12 +245,16 @@ def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Fl
         (f"min(1, {flow.local_steps} * {short(island.step_s)} / {short(s.round_s)})", "in time"),
         (f"{short(s.slot_s)} / ({short(s.slot_s)} + max(0, {short(exchange)} - {short(hidden)}))", "busy"),
     ]
-    share = flow.in_flight_s / s.round_s
-    if plan.run.sync.mixing not in KEEPS_IN_FLIGHT:
-        kept = f"(1 - {short(flow.in_flight_s)} / {short(s.round_s)})"
-        if share > MAX_IN_FLIGHT:
-            kept = f"{1 - MAX_IN_FLIGHT} * {MAX_IN_FLIGHT} * {short(s.round_s)} / {short(flow.in_flight_s)}"
+    load, sync = plan.syncer.fastest_slot_s / s.slot_s, plan.run.sync
+    served_s = s.round_s * max(1.0, load)
+    if sync.mixing not in KEEPS_IN_FLIGHT:
+        kept = f"(1 - {short(flow.in_flight_s)} / {short(served_s)})"
+        if flow.in_flight_s / served_s > MAX_IN_FLIGHT:
+            kept = f"{1 - MAX_IN_FLIGHT} * {MAX_IN_FLIGHT} * {short(served_s)} / {short(flow.in_flight_s)}"
         parts.append((kept, "not in flight"))
+    if kept_at_pace(sync, load) < 1:
+        most = 1 if sync.adoption == "at_tau" else most_rounds(sync) / 2
+        parts.append((f"{most:g} / {short(load)}", "at the syncer's pace"))
     if mtbf_s is not None:
         at_risk = s.round_s / 2 + hidden
         parts.append((short(candidate.availability), "availability"))

@@ -10,20 +10,19 @@ from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.plan import goodput
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import Fleet, Flow
-from diloco_cli.plan.link import CODEC_BITS, FULL, MBPS, link_warnings, load_of_round, need_of_round, traffic_mbps
-from diloco_cli.plan.memory import Fit, host_memory_gb, how_on, syncer_memory_gb, with_overlap
+from diloco_cli.plan.link import MBPS, link_warnings, load_of_round, need_of_round, traffic_mbps
+from diloco_cli.plan.memory import Fit, host_memory_gb, how_on, with_overlap
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs, up_gb_per_day
-from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Stage, SyncerNeeds
+from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Stage
 from diloco_cli.plan.practical import horizon_warnings, step_warnings
 from diloco_cli.plan.runnable import not_launched
-from diloco_cli.plan.schedule import STATE_BITS, SYNCER_BPS, fragment_offsets, schedule_warnings, syncer_load
+from diloco_cli.plan.schedule import fragment_offsets, schedule_warnings
 from diloco_cli.plan.speed import num_devices, speed_warnings
-from diloco_cli.units import format_bandwidth
+from diloco_cli.plan.syncer_needs import syncer_needs, syncer_warnings
 
 LATE_STEP = 1.5  # a step longer than this many rounds makes its island miss merges
 IDLE_ACCELERATORS = 0.9  # a batch that keeps a smaller share of them busy gets a warning
-CROWDED_SYNCER = 80.0  # percent of the syncer's time; merging that takes more gets a warning
 MAX_LISTED = 16  # islands up to which P(at least k) is listed for every k
 DAY_S = 86_400.0
 
@@ -48,7 +47,7 @@ def assemble(
     if fleet.schedule.fragments < run.sync.fragments:
         unit, count = "layers" if run.sync.layout == "layers" else "tensors", fleet.schedule.fragments
         warnings.append(f"the model has too few {unit} for {run.sync.fragments} fragments: there will be {count}")
-    warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs)
+    warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs, fleet, model)
     warnings += _cold_start_warnings(fleet, run, model)
     prediction = predict(fleet, money, run, model)
     warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)
@@ -225,33 +224,3 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
         present_probabilities=tuple(present) if len(availabilities) <= MAX_LISTED else (),
         waterfall=stages,
     )
-
-
-def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
-    """The syncer reads every island's delta once a round, and writes state and weights."""
-    sync, round_s, islands = fleet.sync, fleet.schedule.round_s, len(fleet.kept)
-    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
-    need = need_of_round(model, sync.codec, sync.weights_codec)
-    written_bits = model.parameters * STATE_BITS + need.down_bits
-    return SyncerNeeds(
-        memory_gb=syncer_memory_gb(model, fleet.schedule.fragment_parameters, up_bits, down_bits, islands),
-        down_mbps=(islands * need.up_bits + written_bits) / round_s / MBPS,
-        up_mbps=written_bits / round_s / MBPS,
-        merge_percent=100 * syncer_load(model.parameters, islands, round_s),
-    )
-
-
-def syncer_warnings(needs: SyncerNeeds) -> list[str]:
-    warnings: list[str] = []
-    if needs.merge_percent > CROWDED_SYNCER:
-        warnings.append(
-            f"the syncer would spend {needs.merge_percent:.0f} % of its time merging: fewer islands, or a longer round"
-            " (--set sync.every=...)"
-        )
-    for way, mbps in (("down", needs.down_mbps), ("up", needs.up_mbps)):
-        if mbps * MBPS > FULL * SYNCER_BPS:
-            warnings.append(
-                f"the syncer needs {format_bandwidth(mbps * MBPS)} {way}, and a link of {format_bandwidth(SYNCER_BPS)}"
-                " is guessed: fewer islands, a smaller codec, or a longer round (--set sync.every=...)"
-            )
-    return warnings

@@ -4,7 +4,8 @@ For island i with step t_i, in a round T = H x fastest step:
 
     after idle       r_i x min(1, H_i t_i / T)                   H_i = round(T / t_i)
     after link       x slot / (slot + the part of exchange_i that overlap x slot does not hide)
-                     x (1 - in flight_i / T)                     except with `mixing: rebase`, which keeps it
+                     x (1 - in flight_i / T')                    except with `mixing: rebase`, which keeps it
+                     x what can be merged at the syncer's pace   T' = T, or longer: see plan/syncer_pace.py
     after failures   x availability x MTBF / (MTBF + at risk)    at risk = T / 2 + overlap x slot
                      x share in which it need not stand still    see goodput.waiting
 
@@ -25,7 +26,9 @@ from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.link import fragments_of, transfer_s
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule
-from diloco_cli.plan.schedule import local_steps, make_schedule, syncer_load, syncer_s
+from diloco_cli.plan.schedule import local_steps, make_schedule
+from diloco_cli.plan.syncer_pace import kept_at_pace, spent_a_slot, syncer_s, waiting_s
+from diloco_cli.protocol.rules.capacity import Spent
 
 KEEPS_IN_FLIGHT = ("rebase", "adaptive")  # modes of `sync.mixing` that keep the progress made during an exchange
 MAX_IN_FLIGHT = 0.75  # of a round
@@ -55,14 +58,24 @@ class Flow:
 
 
 @dataclass(frozen=True)
+class AtSyncer:
+    """How long the mean fragment is at the syncer, its waiting included; the syncer's time for a slot, in slots."""
+
+    seconds: float
+    load: float
+
+
+@dataclass(frozen=True)
 class Fleet:
-    """Islands that take part, fastest step first, under `sync`. `flows[i]` belongs to `kept[i]`."""
+    """Islands that take part, fastest step first, under `sync`. `flows[i]` belongs to `kept[i]`. `syncer`: what a slot
+    takes the syncer, at the least."""
 
     kept: tuple[Candidate, ...]
     sync: SyncSettings
     schedule: Schedule
     flows: tuple[Flow, ...]
     quorum_probability: float
+    syncer: Spent
     tokens_per_s: float = field(init=False)
     effective_tokens_per_s: float = field(init=False)
 
@@ -72,20 +85,30 @@ class Fleet:
         object.__setattr__(self, "tokens_per_s", total)
         object.__setattr__(self, "effective_tokens_per_s", valued)
 
+    @property
+    def syncer_load(self) -> float:
+        """Beyond 1 merges come so many times as slowly as planned."""
+        return self.syncer.seconds / self.schedule.slot_s
+
 
 def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
     """Evaluate these islands (fastest step first) under these settings."""
     fragments = fragments_of(sync, model)
     transfers = [transfer_s(c.island.link, fragments.largest, sync.codec, sync.weights_codec) for c in kept]
-    schedule = make_schedule(sync, fragments, [c.step_s for c in kept], transfers)
+    machine = kept[0].syncer
+    schedule = make_schedule(sync, fragments, [c.step_s for c in kept], transfers, machine)
+    spent = spent_a_slot(model.parameters, fragments.count, len(kept), sync, machine, schedule.slot_s)
+    busy_s = waiting_s(schedule.slot_s, spent.seconds) + syncer_s(fragments.mean, len(kept), sync, machine)
+    at_syncer = AtSyncer(busy_s, spent.seconds / schedule.slot_s)
     availabilities = [c.availability for c in kept]
     rates = [0.0 if c.island.mtbf_s is None else 1.0 / c.island.mtbf_s for c in kept]
     moving = goodput.waiting(sync.quorum, availabilities, rates, drift_s(sync, schedule)).moving
     flows = tuple(
-        _flow(c, transfer, schedule, sync, model.parameters, fragments.mean, len(kept), share)
+        _flow(c, transfer, schedule, sync, at_syncer, fragments.mean, len(kept), share)
         for c, transfer, share in zip(kept, transfers, moving, strict=True)
     )
-    return Fleet(tuple(kept), sync, schedule, flows, goodput.probability_at_least(sync.quorum, availabilities))
+    enough = goodput.probability_at_least(sync.quorum, availabilities)
+    return Fleet(tuple(kept), sync, schedule, flows, enough, spent)
 
 
 def drift_s(sync: SyncSettings, schedule: Schedule) -> float:
@@ -100,7 +123,7 @@ def _flow(
     transfer: float,
     schedule: Schedule,
     sync: SyncSettings,
-    parameters: int,
+    at_syncer: AtSyncer,
     mean: float,
     num_islands: int,
     moving: float,
@@ -113,10 +136,10 @@ def _flow(
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
     after_link = after_idle * busy_share(schedule.slot_s, hidden_s, exchange_s)
     sent_s = transfer_s(link, mean, sync.codec, sync.weights_codec)
-    in_flight_s = sent_s + schedule.quorum_s + syncer_s(mean, num_islands, sync)
+    in_flight_s, load = sent_s + schedule.quorum_s + at_syncer.seconds, at_syncer.load
     if sync.mixing not in KEEPS_IN_FLIGHT:
-        after_link *= kept_in_flight(in_flight_s / round_s)
-    load = syncer_load(parameters, num_islands, round_s)
+        after_link *= kept_in_flight(in_flight_s / (round_s * max(1.0, load)))
+    after_link *= kept_at_pace(sync, load)
     kept = goodput.kept_work(candidate.island, round_s / 2 + hidden_s)
     return Flow(
         local_steps=steps,

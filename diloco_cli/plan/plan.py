@@ -7,6 +7,7 @@ from typing import Literal
 
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.protocol.rules.capacity import Limit
 
 Verdict = Literal["feasible", "feasible with warnings"]  # "infeasible" is an error, not a plan
 Mark = Literal["guessed", "catalogue", "measured"]
@@ -138,12 +139,22 @@ class Schedule:
 
 @dataclass(frozen=True)
 class SyncerNeeds:
-    """What the syncer's machine must have: memory, its own link, and the share of its time that merging takes."""
+    """What the syncer's machine must have: memory, its own link, and the share of its time that merging takes.
+
+    `fastest_slot_s`: the shortest slot that it can hold, the sum of what calls, bytes and its processor take; `limit`:
+    the one that takes most; `busy_percent` of the slot; `max_islands`: how many it carries at this slot."""
 
     memory_gb: float
     down_mbps: float
     up_mbps: float
     merge_percent: float
+    fastest_slot_s: float = 0.0
+    calls_s: float = 0.0
+    bytes_s: float = 0.0
+    processor_s: float = 0.0
+    limit: Limit = "calls"
+    busy_percent: float = 0.0
+    max_islands: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,11 @@ import math
 from collections.abc import Sequence
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.plan.link import CODEC_BITS, FragmentSizes
+from diloco_cli.plan.link import FragmentSizes
 from diloco_cli.plan.plan import Schedule
+from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, syncer_s
+from diloco_cli.protocol.rules.capacity import SyncerMachine
 from diloco_cli.protocol.rules.quorum import grace_seconds
-
-MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
-SYNCER_BPS = 10e9  # guessed: rate at which a machine near the bucket reads from it, or writes to it, bits per second
-STATE_BITS = 64  # of a parameter: itself and its momentum, float32
 
 
 def local_steps(round_s: float, step_s: float) -> int:
@@ -21,8 +19,9 @@ def local_steps(round_s: float, step_s: float) -> int:
 
 
 def make_schedule(
-    sync: SyncSettings, fragments: FragmentSizes, step_s: Sequence[float], transfer_s: Sequence[float]
-) -> Schedule:
+    sync: SyncSettings, fragments: FragmentSizes, step_s: Sequence[float], transfer_s: Sequence[float],
+    machine: SyncerMachine = GUESSED_MACHINE,
+) -> Schedule:  # fmt: skip
     """`step_s` and `transfer_s` per island taking part.
 
     xi_slack = tau x slot - exchange and grace <= gamma x xi_slack, at most one slot (arXiv 2604.21428,
@@ -31,7 +30,7 @@ def make_schedule(
     """
     round_s = sync.every * min(step_s)
     slot_s = round_s / fragments.count
-    merging_s = syncer_s(fragments.largest, len(step_s), sync)
+    merging_s = syncer_s(fragments.largest, len(step_s), sync, machine)
     waiting_s = quorum_s(sync.quorum, step_s)
     exchange_s = max(transfer_s) + waiting_s + merging_s
     if sync.overlap == "auto":
@@ -75,19 +74,6 @@ def max_overlap(num_fragments: int) -> int:
 def quorum_s(quorum: int, step_s: Sequence[float]) -> float:
     """Offers appear at the ends of steps: the K-th may come one step of its island after the first."""
     return 0.0 if quorum == 1 else sorted(step_s)[quorum - 1]
-
-
-def syncer_s(parameters: float, num_islands: int, sync: SyncSettings) -> float:
-    """Seconds that a fragment of `parameters` spends at the syncer: every island's delta is read, all are merged, state
-    and weights are written and, before the commit, read back."""
-    read_bits = num_islands * CODEC_BITS[sync.codec]
-    written_bits = STATE_BITS + CODEC_BITS[sync.weights_codec]
-    return parameters * (num_islands / MERGE_PARAMETERS_PER_S + (read_bits + 2 * written_bits) / SYNCER_BPS)
-
-
-def syncer_load(parameters: float, num_islands: int, round_s: float) -> float:
-    """The share of its time in which the syncer merges; beyond 1 rounds get longer. `parameters`: the whole model's."""
-    return parameters * num_islands / MERGE_PARAMETERS_PER_S / round_s
 
 
 def schedule_warnings(schedule: Schedule) -> list[str]:

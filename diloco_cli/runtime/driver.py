@@ -30,6 +30,7 @@ from diloco_cli.protocol.log.operations import (
     There,
     Together,
 )
+from diloco_cli.runtime.spending import Spending
 from diloco_cli.store.parallel import READERS
 from diloco_cli.store.port import Store
 
@@ -63,24 +64,32 @@ class Side:
 
 def perform(
     steps: Steps[Result], store: Store, clock: Clock, tries_once: Store | None = None, other: Side | None = None,
-    own: Connections | None = None,
+    own: Connections | None = None, spending: Spending | None = None,
 ) -> Result:  # fmt: skip
     """Run a protocol generator to its end. `tries_once`: see `Side`; `other`: the store of `There` operations; `own`:
-    connections that it shares with nobody, whose calls might hang."""
+    connections that it shares with nobody, whose calls might hang; `spending`: what its calls take is told to it."""
     home = Side(store, tries_once)
     answer: Any = None
+    now_s = clock.now_s() if spending is not None else 0.0
     while True:
         try:
             operation = steps.send(answer)
         except StopIteration as stop:
             result: Result = stop.value
             return result
+        if spending is not None:
+            now_s, before_s = clock.now_s(), now_s
+            spending.computed(now_s - before_s)
         clock.check()
         if isinstance(operation, Together):
             calls = [partial(_perform_at, home, other, one, clock) for one in operation.operations]
             answer = (own or connections()).answers(calls, clock.check)
         else:
             answer = _perform_at(home, other, operation, clock)
+        if spending is not None:
+            now_s, before_s = clock.now_s(), now_s
+            if not isinstance(operation, Now | Sleep):
+                spending.called(operation, answer, now_s - before_s)
 
 
 def _perform_at(home: Side, other: Side | None, operation: Operation, clock: Clock) -> Any:

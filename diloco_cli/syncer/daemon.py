@@ -36,6 +36,7 @@ from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.runtime.spending import Spending
 from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.open import open_store
@@ -84,7 +85,7 @@ def _serve_once(
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
-    evaluator = _evaluator(run, url)
+    evaluator, spending = _evaluator(run, url), Spending()
     syncer = Syncer(
         run,
         claim,
@@ -92,7 +93,7 @@ def _serve_once(
         evaluator,
         time_text=utc_now_text,
         nonce=nonce,
-        on_commit=lambda state, commit: _log_commit(run, state, commit),
+        on_commit=lambda state, commit: _note_commit(run, state, commit, spending),
         recover=lambda output: rebuild(run, store, output),
         because=because,
     )
@@ -102,13 +103,14 @@ def _serve_once(
     mirrors = _earlier_mirrors(_last_heartbeat(run, store))
     regions = RegionServices(run, store, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
     read_after_relays(syncer, regions.links)
-    syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, counts_of(_last_heartbeat(run, store)))
+    earlier = counts_of(_last_heartbeat(run, store))
+    syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, earlier, spending)
     news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
     regions.start()
     over = False
     try:
         with discarding_leftovers([url, *run.region_urls]):
-            state = perform(serving(syncer), store, clock, tries_once=meter)
+            state = perform(serving(syncer), store, clock, tries_once=meter, spending=spending)
         if state.phase == RunPhase.STOPPED and not syncer.epoch:
             say(f"{utc_now_text()} run {run.name} is stopped; to go on with it: diloco resume {run.name}")
         over = True
@@ -152,8 +154,9 @@ def _earlier_mirrors(data: bytes | None) -> tuple[MirrorHeartbeat, ...]:
 
 
 def _heartbeat_facts(
-    meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices, earlier: dict[str, int]
-) -> Any:
+    meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices, earlier: dict[str, int],
+    spending: Spending,
+) -> Any:  # fmt: skip
     """This process's own figures for the syncer's heartbeat; counts go on from `earlier`, the syncer's before."""
     process = psutil.Process()
 
@@ -167,6 +170,7 @@ def _heartbeat_facts(
             "writes": counts.num_writes + earlier.get("writes", 0),
             "memory_bytes": process.memory_info().rss,
             "retrying": retrying_text(store),
+            **spending.facts(),
             "mirrors": [to_plain(heartbeat) for heartbeat in regions.heartbeats()],
         }
 
@@ -184,6 +188,12 @@ def _say_goodbye(syncer: Syncer, store: Store) -> None:
     if syncer.epoch and syncer.doing is not SyncerState.FENCED:
         syncer.doing = moved(SYNCER_STATES, syncer.doing, SyncerState.DONE)
         _heartbeat_unless_it_fails(syncer, store, SystemClock(monotonic_s, sleep_s, lambda: None))
+
+
+def _note_commit(run: RunFormat, state: RunState, commit: Commit, spending: Spending) -> None:
+    if isinstance(commit, Merge):
+        spending.merged()
+    _log_commit(run, state, commit)
 
 
 def _log_commit(run: RunFormat, state: RunState, commit: Commit) -> None:

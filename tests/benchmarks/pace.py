@@ -22,6 +22,7 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.rules.capacity import Merging, SyncerMachine
 from tests.benchmarks.measure import machine
 
 CASES = ((8, 1.0, 3000), (16, 1.0, 3000), (32, 1.0, 3000), (64, 2.0, 3000), (256, 5.0, 500))
@@ -30,6 +31,7 @@ CALL_S = 0.04
 LINK_BPS = 1e9
 UPLOAD_SHARE, MERGE_SHARE = 0.2, 0.05  # of a slot
 WARM_UP = 4 * FRAGMENTS  # merges
+NEAR_S, WEIGHTS_SHARE = 0.005, 0.2  # of a learner's call; of a version: bf16 beside float32 with momentum
 MAX_SLOTS, LEAST_INPUTS, MAX_GROWTH = 1.05, 0.95, 1.1
 
 
@@ -48,7 +50,7 @@ class PaceFound:
         return self.slots <= MAX_SLOTS and self.inputs >= LEAST_INPUTS and flat
 
 
-def make_run(learners: int, slot_s: float) -> RunFormat:
+def make_run(learners: int, slot_s: float, rtt_s: float = CALL_S) -> RunFormat:
     step_s, every = slot_s / STEPS_A_SLOT, STEPS_A_SLOT * FRAGMENTS
     settings = RunSettings(
         name="pace",
@@ -56,7 +58,7 @@ def make_run(learners: int, slot_s: float) -> RunFormat:
         sync=SyncSettings(every=every, fragments=FRAGMENTS),
         retention=RetentionSettings(rounds=8, grace_s=30.0),
     )
-    link = Link(up_bps=LINK_BPS, down_bps=LINK_BPS)
+    link = Link(up_bps=LINK_BPS, down_bps=LINK_BPS, rtt_s=rtt_s)
     islands = tuple(
         Island(f"l{i:04d}", "far", BATCH_TOKENS, every, BATCH_TOKENS / step_s, step_s, link=link)
         for i in range(learners)
@@ -79,6 +81,44 @@ def play(learners: int, slot_s: float, merges: int) -> PaceFound:
     read = (decode(Commit, world.store.get(commit_key(n)) or b"", "log") for n in range(fleet.state.n + 1))
     inputs = [len(commit.inputs) for commit in read if commit.kind == "merge"][WARM_UP:]
     return PaceFound((at_s[2] - at_s[0]) / (merges - WARM_UP) / slot_s, mean(inputs) / learners, (kept[1], kept[2]))
+
+
+@dataclass(frozen=True)
+class Syncing:
+    """Learners near a bucket that is far from the syncer: `call_s` and `bps` are the syncer's own, `merge_s` the
+    arithmetic of one merge."""
+
+    learners: int
+    slot_s: float
+    call_s: float
+    delta_bytes: float = 0.0
+    version_bytes: float = 0.0
+    bps: float | None = None
+    merge_s: float = 0.0
+
+    @property
+    def work(self) -> Merging:
+        return Merging(self.learners, self.merge_s, self.delta_bytes, self.version_bytes)
+
+    @property
+    def machine(self) -> SyncerMachine:
+        return SyncerMachine(self.call_s, self.bps, self.bps, float(self.learners))
+
+
+def served_every(case: Syncing, merges: int = 40) -> float:
+    """Seconds from merge to merge, once everybody has joined, in virtual time."""
+    run = make_run(case.learners, case.slot_s, NEAR_S)
+    weights, state = WEIGHTS_SHARE * case.version_bytes, (1 - WEIGHTS_SHARE) * case.version_bytes
+    sizes = Sizes((case.delta_bytes,) * FRAGMENTS, (weights,) * FRAGMENTS, 0.0, (state,) * FRAGMENTS)
+    link = Link(case.bps, case.bps)
+    fleet = SimulatedFleet(run, sizes, {}, merge_s=case.merge_s, latency_s=case.call_s, syncer_link=link)
+    fleet.start()
+    at_s = []
+    for target in (WARM_UP, WARM_UP + merges):
+        if not fleet.world.run(lambda: fleet.state.merges >= target, 1e5):  # noqa: B023
+            raise RuntimeError(f"no {target} merges by {fleet.world.now_s:.0f} s: {fleet.state.merges}")
+        at_s.append(fleet.world.now_s)
+    return (at_s[1] - at_s[0]) / merges
 
 
 def case_of(text: str) -> tuple[int, float, int]:

@@ -83,7 +83,8 @@ class MirrorHeartbeat:
 @dataclass(frozen=True)
 class SyncerHeartbeat:
     """What a syncer or a standby states. `unit`: `syncer` or the standby's name. `heartbeats`: how many it has sent;
-    `slowest_s`: the longest recent time between two of them, on its own clock."""
+    `slowest_s`: the longest recent time between two of them, on its own clock. `call_s`: a call to the store, in the
+    mean; `bytes_s`, `processor_s`: of a recent merge, its bytes beyond the calls, and its computation (0: not known)."""
 
     state: str
     epoch: int
@@ -100,6 +101,9 @@ class SyncerHeartbeat:
     slowest_s: float = 0.0
     mirrors: tuple[MirrorHeartbeat, ...] = ()
     writes: int = 0
+    call_s: float = 0.0
+    bytes_s: float = 0.0
+    processor_s: float = 0.0
 
 
 @dataclass

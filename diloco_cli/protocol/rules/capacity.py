@@ -103,6 +103,11 @@ def with_upkeep(merge: Spent, call_s: float, learners: int, slot_s: float) -> Sp
     return replace(merge, calls_s=merge.calls_s + upkeep_s)
 
 
+def measured_slot(call_s: float, bytes_s: float, processor_s: float, learners: int, slot_s: float) -> Spent:
+    """The shortest slot, of what a syncer measures: a call, and the bytes and the processor of a merge."""
+    return with_upkeep(Spent(calls_of_merge(learners) * call_s, bytes_s, processor_s), call_s, learners, slot_s)
+
+
 def _upkeep_calls(learners: int, seconds: float, slot_s: float) -> float:
     """In turn, in a turn of so many seconds, in the mean."""
     requests = REQUEST_CALLS * min(1.0, seconds / requests_every_s(slot_s))

@@ -36,17 +36,22 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
+from diloco_cli.plan.syncer_pace import machine_of
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.operations import Get
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.rules.capacity import SyncerMachine
 from diloco_cli.tapes.needs import needs_of
 from diloco_cli.tapes.recorder import record
+from diloco_cli.virtual.world import Actor
 from tests.unit.plan import fleets
 
 STEP_S, BATCH = 0.1, 100
 SLOT_S = 6 * STEP_S
 FRAGMENT_BYTES = 1_000_000 * 2  # a million parameters in bf16
+NEAR = SyncerMachine(0.001, None, None, 1.6e9)
 
 
 def make_run(
@@ -71,7 +76,7 @@ def make_run(
 def play(
     run: RunFormat, *faults: Injection, within_s: float = 200.0, seed: int = 0
 ) -> tuple[RunForecast, SimulatedFleet]:
-    fleet = simulated(run, {}, faults, seed, within_s)
+    fleet = simulated(run, {}, faults, seed, within_s, NEAR)
     return report(fleet, {"l0": Price(per_h=3600.0, egress_per_gb=1.0)}), fleet
 
 
@@ -192,7 +197,7 @@ def test_damaged_deltas_are_refused_and_the_run_goes_on() -> None:
 
 def test_failures_of_the_hardware_come_from_the_seed() -> None:
     run, hardware = make_run(seconds=60.0), {"l0": Hardware(mtbf_s=15.0, restart_s=4.0)}
-    first, second, other = (report(simulated(run, hardware, (), seed, 60.0), {}) for seed in (1, 1, 2))
+    first, second, other = (report(simulated(run, hardware, (), seed, 60.0, NEAR), {}) for seed in (1, 1, 2))
     assert first == second != other
     assert first.islands[0].incarnations > 1 and first.islands[1].incarnations == 1
 
@@ -331,7 +336,8 @@ PAYING = (
 def of_plan(inventory: Inventory, rounds: int = 40) -> tuple[Plan, RunForecast, SimulatedFleet]:
     """So many rounds of a plan with four fragments."""
     plan = make_plan(fleets.with_sync(fragments=4), inventory, fleets.MODEL)
-    fleet = simulated(run_of_plan(plan, "simulated", "test"), {}, (), 0, rounds * plan.schedule.round_s)
+    made, machine = run_of_plan(plan, "simulated", "test"), machine_of(plan.inventory)
+    fleet = simulated(made, {}, (), 0, rounds * plan.schedule.round_s, machine)
     return plan, report(fleet, prices_of_plan(plan), not_charged(plan)), fleet
 
 
@@ -351,10 +357,18 @@ def test_a_plans_run_costs_what_the_plan_says() -> None:
     assert mirrored.islands[1].cost == pytest.approx(14.0 * mirrored.simulated_s / 3600)
 
 
-def test_a_plans_syncer_takes_as_long_as_the_plan_says() -> None:
+def test_a_plans_syncer_has_the_processor_the_link_and_the_calls_of_the_plan() -> None:
     plan, _, played = of_plan(fleets.fleet(*PAYING), rounds=1)
-    fragments = run_of_plan(plan, "simulated", "test").layout.fragments
-    share = (
-        fleets.MODEL.parameters / len(fragments) / plan.schedule.fragment_parameters
-    )  # the plan's is the largest one
-    assert played.merge_s == pytest.approx(share * plan.schedule.merge_s)
+    assert played.merge_s == pytest.approx(plan.syncer.processor_s)
+    assert played.latency_s == 0.05 and played.syncer_link == Link(10e9, 10e9)
+    near = replace(plan.inventory, store=replace(plan.inventory.store, link=Link(20e9, None, 0.02)))
+    _, _, played = of_plan(near, rounds=1)
+    assert played.latency_s == 0.02 and played.syncer_link == Link(20e9, 10e9)
+
+
+def test_an_islands_calls_take_its_rtt_and_others_those_of_the_syncer() -> None:
+    run = make_run(learners=2)
+    islands = (replace(run.islands[0], link=Link(rtt_s=0.11)), replace(run.islands[1], link=Link()))
+    fleet = simulated(replace(run, islands=islands), {}, (), 0, 1.0, SyncerMachine(0.04, None, None, 1.6e9))
+    calls = [fleet._latency_s(Actor(name, iter(())), Get("hint", 9)) for name in ("l0", "l1", "syncer")]  # type: ignore[arg-type]
+    assert calls == pytest.approx([0.11, 0.04, 0.04])

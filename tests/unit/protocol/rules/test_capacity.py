@@ -1,0 +1,95 @@
+"""How large a run one syncer carries: by hand, and against the product's syncer in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from diloco_cli.protocol.rules.capacity import (
+    Limit,
+    Merging,
+    Spent,
+    SyncerMachine,
+    calls_of_merge,
+    measured_slot,
+    merge_time,
+    most_learners,
+    shortest_slot,
+)
+from tests.benchmarks.pace import Syncing, served_every
+
+WORK = Merging(learners=8, parameters=1e6, delta_bytes=2e6, version_bytes=1e7)
+FAR = SyncerMachine(0.04, 1e9, 2e9, 1e9)
+
+
+def test_a_merge_is_its_calls_its_bytes_and_its_processor_one_after_the_other() -> None:
+    spent = merge_time(WORK, FAR)
+    assert spent.calls_s == pytest.approx(6 * 0.04)
+    assert spent.bytes_s == pytest.approx(8 * (8 * 2e6 + 1e7) / 2e9 + 8 * 1e7 / 1e9)
+    assert spent.processor_s == pytest.approx(8 * 1e6 / 1e9)
+    assert spent.limit == "calls" and spent.seconds == pytest.approx(0.24 + 0.104 + 0.08 + 0.008)
+
+
+def test_learners_calls_go_together_up_to_the_number_of_connections() -> None:
+    assert [calls_of_merge(learners) for learners in (1, 48, 49, 96, 97)] == [6, 6, 9, 9, 12]
+
+
+@pytest.mark.parametrize(
+    ("machine", "limit"),
+    [
+        (replace(FAR, call_s=1.0), "calls"),
+        (replace(FAR, up_bps=1e8, call_s=0.001), "bytes"),
+        (replace(FAR, parameters_per_s=1e6), "processor"),
+    ],
+)
+def test_what_takes_most_of_a_slot_is_the_limit(machine: SyncerMachine, limit: Limit) -> None:
+    assert shortest_slot(WORK, machine, 1.0).limit == limit
+
+
+def test_calls_made_now_and_then_count_once_a_turn_at_most() -> None:
+    """Short turns: 2 calls for requests, one for incarnations, each a second; a heartbeat each 3 s. In turns of more
+    than three seconds all of them come once a turn."""
+    bare = SyncerMachine(0.01, None, None, 1e30)
+    short = shortest_slot(WORK, bare, 0.1).seconds
+    assert short == pytest.approx(0.06 / (1 - 0.01 * (3 + 1 / 3)))
+    assert shortest_slot(WORK, replace(bare, call_s=1.0), 0.1).seconds == pytest.approx(6 + 2 + 1 + 1)
+
+
+def test_the_largest_number_of_learners_is_the_last_that_keeps_to_the_slot() -> None:
+    for slot_s in (0.4, 1.0, 5.0):
+        most = most_learners(WORK, FAR, slot_s)
+        assert shortest_slot(replace(WORK, learners=most), FAR, slot_s).seconds <= slot_s
+        assert shortest_slot(replace(WORK, learners=most + 1), FAR, slot_s).seconds > slot_s
+    assert most_learners(WORK, FAR, 0.1) == 0
+
+
+def test_more_learners_never_take_less() -> None:
+    found = [shortest_slot(replace(WORK, learners=n), FAR, 1.0).seconds for n in range(1, 200)]
+    assert all(fewer < more for fewer, more in pairwise(found))
+
+
+def test_what_a_syncer_measures_gives_the_same_slot() -> None:
+    spent = merge_time(WORK, FAR)
+    measured = measured_slot(FAR.call_s, spent.bytes_s, spent.processor_s, WORK.learners, 0.5)
+    assert measured == shortest_slot(WORK, FAR, 0.5)
+    assert Spent(0.1, 0.3, 0.2).limit == "bytes"
+
+
+@pytest.mark.parametrize(
+    ("case", "limit"),
+    [
+        (Syncing(8, 1.0, 0.04), None),
+        (Syncing(8, 0.2, 0.04), "calls"),
+        (Syncing(4, 0.25, 0.16), "calls"),
+        (Syncing(60, 0.4, 0.04), "calls"),
+        (Syncing(4, 0.2, 0.005, delta_bytes=2e7, version_bytes=1e8, bps=4e9), "bytes"),
+        (Syncing(4, 0.2, 0.005, merge_s=0.5), "processor"),
+    ],
+)
+def test_the_products_syncer_merges_at_the_pace_of_the_model(case: Syncing, limit: Limit | None) -> None:
+    """Within 5 %: at every slot where it holds that, and as often as the model says where it does not."""
+    spent = shortest_slot(case.work, case.machine, case.slot_s)
+    assert (spent.limit if spent.seconds > case.slot_s else None) == limit
+    assert served_every(case) == pytest.approx(max(case.slot_s, spent.seconds), rel=0.05)
