@@ -208,8 +208,10 @@ def _syncer(plan: Plan) -> str:
     needs = plan.syncer
     parts = {"calls": needs.calls_s, "bytes": needs.bytes_s, "its processor": needs.processor_s}
     spent = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in parts.items())
-    busy = f"{needs.busy_percent:.2g} % of a slot of {format_duration(plan.schedule.slot_s)}"
-    return f"a merge takes {format_duration(needs.fastest_slot_s)}, {busy} ({spent}); up to {needs.max_islands:,} islands"
+    percent = f"{needs.busy_percent:.0f}" if needs.busy_percent >= 10 else f"{needs.busy_percent:.2g}"
+    busy = f"{percent} % of a slot of {format_duration(plan.schedule.slot_s)}"
+    most = f"up to {needs.max_islands:,} islands" if needs.max_islands else "too long for any island"
+    return f"a merge takes {format_duration(needs.fastest_slot_s)}, {busy} ({spent}); {most}"
 
 
 def _disk(plan: Plan) -> str:

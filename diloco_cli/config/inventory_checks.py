@@ -110,6 +110,12 @@ def check_inventory(inventory: Inventory, places: Places) -> None:
     _check_islands(inventory, places)
     _check_machines(inventory, places)
     _check_regions(inventory, places)
+    if inventory.store.link.emulate:
+        raise UsageError(
+            "store.link is the syncer's own link, which is not emulated",
+            where=places.of("store.link.emulate", places.tree.where),
+            hint="leave `emulate` out of it; the link of an island can be emulated",
+        )
 
 
 def _check_sizes(inventory: Inventory, where: str) -> None:

@@ -24,7 +24,8 @@ Entry = tuple[str, str]  # key and value as they are written
 def inventory_to_text(inventory: Inventory, comments: Mapping[str, str], head: str = "") -> str:
     """`comments` by the path of a key: {"islands.iowa.tokens_per_s": "measured"}; `head`: the comment at the top."""
     lines = [f"# {line}" for line in head.splitlines()]
-    lines += [f"version: {inventory.version}", f"store: {_flow(_given(inventory.store))}"]
+    store = _commented(f"store: {_flow(_given(inventory.store))}", comments.get("store"))
+    lines += [f"version: {inventory.version}", store]
     if inventory.regions:
         lines.append("regions:")
         lines += [f"  {name}: {_flow(_given(region))}" for name, region in inventory.regions.items()]

@@ -56,7 +56,7 @@ class SimulatedFleet:
     seed: int = 0
     merge_s: float = 0.0
     latency_s: float = LATENCY_S
-    syncer_link: Link = Link()
+    syncer_link: Link = field(default_factory=Link)
     world: World = field(default_factory=World)
     log: list[str] = field(default_factory=list)
     injected: int = 0

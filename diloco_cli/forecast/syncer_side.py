@@ -1,4 +1,4 @@
-"""The syncer's calls in virtual time: how long each takes, with its bytes over the syncer's own link, and its arithmetic.
+"""The syncer's calls in virtual time: how long each takes, with its bytes over the syncer's link, and its arithmetic.
 
 The simulated bucket holds only the names of payloads and versions; their true sizes take the time.
 """

@@ -130,7 +130,7 @@ def syncer_parts(syncer: SyncerStatus | None) -> list[str]:
         return []
     parts = {"calls": syncer.calls_s, "bytes": syncer.bytes_s, "processor": syncer.processor_s}
     spent = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in parts.items() if seconds is not None)
-    share = f"the syncer needs {syncer.busy_percent:.2g}% of its slot of {format_duration(syncer.slot_s)}"
+    share = f"the syncer needs {syncer.busy_percent:.0f}% of its slot of {format_duration(syncer.slot_s)}"
     return [f"{share}, most of it for {syncer.limit}", spent]
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from diloco_cli.events.event import Event
 from diloco_cli.events.read import newest, unhealed_errors
 from diloco_cli.observe.facts import RunFacts, moment
-from diloco_cli.observe.local import Local
 from diloco_cli.observe.limits import pace_of_syncer
+from diloco_cli.observe.local import Local
 from diloco_cli.observe.look import Look
 from diloco_cli.observe.own_loops import own_loop_note
 from diloco_cli.observe.unit_states import LOST, LOST_S, SUSPECT_S, aged

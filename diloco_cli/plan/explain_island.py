@@ -256,7 +256,7 @@ def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Fl
         most = 1 if sync.adoption == "at_tau" else most_rounds(sync) / 2
         parts.append((f"{most:g} / {short(load)}", "at the syncer's pace"))
     if mtbf_s is not None:
-        at_risk = s.round_s / 2 + hidden
+        at_risk = served_s / 2 + hidden
         parts.append((short(candidate.availability), "availability"))
         parts.append((f"{short(mtbf_s)} / ({short(mtbf_s)} + {short(at_risk)})", "kept"))
     if flow.moving < 1:

@@ -6,7 +6,7 @@ For island i with step t_i, in a round T = H x fastest step:
     after link       x slot / (slot + the part of exchange_i that overlap x slot does not hide)
                      x (1 - in flight_i / T')                    except with `mixing: rebase`, which keeps it
                      x what can be merged at the syncer's pace   T' = T, or longer: see plan/syncer_pace.py
-    after failures   x availability x MTBF / (MTBF + at risk)    at risk = T / 2 + overlap x slot
+    after failures   x availability x MTBF / (MTBF + at risk)    at risk = T' / 2 + overlap x slot
                      x share in which it need not stand still    see goodput.waiting
 
 While a quorum is missing nothing is merged, also after a skipped slot: learners step on up to the drift bound and then
@@ -140,7 +140,8 @@ def _flow(
     if sync.mixing not in KEEPS_IN_FLIGHT:
         after_link *= kept_in_flight(in_flight_s / (round_s * max(1.0, load)))
     after_link *= kept_at_pace(sync, load)
-    kept = goodput.kept_work(candidate.island, round_s / 2 + hidden_s)
+    late = max(1.0, load)
+    kept = goodput.kept_work(candidate.island, late * round_s / 2 + hidden_s)
     return Flow(
         local_steps=steps,
         transfer_s=transfer,
@@ -149,7 +150,7 @@ def _flow(
         after_idle=after_idle,
         after_link=after_link,
         after_failures=after_link * candidate.availability * kept * moving,
-        quality=quality_share(sync, steps * max(1.0, load), schedule.grace_s, num_islands),
+        quality=quality_share(sync, steps * late, schedule.grace_s, num_islands) / late,
         moving=moving,
     )
 
@@ -169,7 +170,8 @@ def kept_in_flight(share: float) -> float:
 def quality_share(sync: SyncSettings, local_steps: float, grace_s: float, num_islands: int) -> float:
     """The worth of a token in (0, 1], relative to short rounds in bf16. Without this factor the search would always
     choose the coarsest codec and the longest round; predictions do not include it. `local_steps`: between two merges of
-    a fragment; more than planned if the syncer cannot keep up."""
+    a fragment; more than planned if the syncer cannot keep up. (Then the search takes tokens to be worth less still:
+    windows, overlap and memory are planned for slots that the syncer does not hold.)"""
     doublings = max(0.0, log2(local_steps / FREE_STEPS))
     cost = PER_DOUBLING * doublings + CODEC_COST[sync.codec] + CODEC_COST[sync.weights_codec]
     if num_islands > 1 and sync.quorum < num_islands and grace_s <= 0:

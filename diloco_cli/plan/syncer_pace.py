@@ -1,7 +1,7 @@
 """The syncer in a plan: its machine, the slots that it holds, and what is merged where slots are shorter.
 
-Beyond its capacity (protocol/rules/capacity.py) a syncer merges at its own pace, so rounds get longer: islands train on,
-and offer later what they have trained since. Of that is lost
+Beyond its capacity (protocol/rules/capacity.py) a syncer merges at its own pace, so rounds get longer: islands train
+on, and offer later what they have trained since. Of that is lost
 
     in flight   more of it: an offer waits for its slot, up to one merge, and for its own merge
     at_tau      everything beyond the syncer's pace: islands wait for each merge

@@ -77,7 +77,11 @@ def measured(found: Measurements, inventory: Inventory) -> MachineEntry:
         shares = tuple(rounded(share) for share in found.crowding.shares())
         local = LocalMachine(found.machine.cores, shares)
         comments["local.crowding"] = "measured: speed of each of 1, 2, ... busy cores over that of one alone"
-    return MachineEntry(dataclasses.replace(inventory, islands=islands, local=local), comments)
+    store = inventory.store
+    if found.store is not None and any(island.infra == "local" for island in islands):  # launched here, with the syncer
+        store = dataclasses.replace(store, link=_link(found.store))
+        comments["store"] = "link: measured, one object after the other; the syncer's, if it runs here"
+    return MachineEntry(dataclasses.replace(inventory, store=store, islands=islands, local=local), comments)
 
 
 def figures(found: Measurements) -> list[str]:
@@ -122,13 +126,13 @@ def _island(found: Measurements, island: IslandSettings, comments: dict[str, str
         )
         island = dataclasses.replace(island, tokens_per_s=rounded(count * speed.median))
     if found.store is not None and island.infra == "local" and not island.link.emulate:
-        up_bps, down_bps, rtt_s = (
-            rounded(s.median) for s in (found.store.up_bps, found.store.down_bps, found.store.rtt_s)
-        )
-        link = Link(up_bps, down_bps, rtt_s)
         comments[f"{path}.link"] = "measured, one object after the other"
-        island = dataclasses.replace(island, link=link)
+        island = dataclasses.replace(island, link=_link(found.store))
     return island
+
+
+def _link(found: StoreSpeed) -> Link:
+    return Link(*(rounded(spread.median) for spread in (found.up_bps, found.down_bps, found.rtt_s)))
 
 
 def _devices(found: Measurements) -> dict[str, Device]:

@@ -105,7 +105,7 @@ class Syncing:
         return SyncerMachine(self.call_s, self.bps, self.bps, float(self.learners))
 
 
-def served_every(case: Syncing, merges: int = 40) -> float:
+def served_every(case: Syncing, merges: int = 24) -> float:
     """Seconds from merge to merge, once everybody has joined, in virtual time."""
     run = make_run(case.learners, case.slot_s, NEAR_S)
     weights, state = WEIGHTS_SHARE * case.version_bytes, (1 - WEIGHTS_SHARE) * case.version_bytes
@@ -114,7 +114,7 @@ def served_every(case: Syncing, merges: int = 40) -> float:
     fleet = SimulatedFleet(run, sizes, {}, merge_s=case.merge_s, latency_s=case.call_s, syncer_link=link)
     fleet.start()
     at_s = []
-    for target in (WARM_UP, WARM_UP + merges):
+    for target in (2 * FRAGMENTS, 2 * FRAGMENTS + merges):
         if not fleet.world.run(lambda: fleet.state.merges >= target, 1e5):  # noqa: B023
             raise RuntimeError(f"no {target} merges by {fleet.world.now_s:.0f} s: {fleet.state.merges}")
         at_s.append(fleet.world.now_s)

@@ -13,6 +13,7 @@ from msgspec import structs
 from diloco_cli.events.event import Event
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.local import Local, LocalUnit, full_disk
+from diloco_cli.observe.render import status_lines
 from diloco_cli.observe.status import status_of
 from diloco_cli.observe.unit_states import LOST_S, UNIT_STATES
 from diloco_cli.observe.verdict import MEANINGS, State, verdict_of
@@ -31,7 +32,7 @@ def learner_says(spoken: RunFacts, name: str, state: str, age_s: float = 1.0) ->
     return replace(spoken, learners={**spoken.learners, name: Heard(replace(HEARTBEAT, state=state), age_s)})
 
 
-def syncer_says(spoken: RunFacts, age_s: float = 1.0, **changes: str) -> RunFacts:
+def syncer_says(spoken: RunFacts, age_s: float = 1.0, **changes: Any) -> RunFacts:
     return replace(spoken, syncer=Heard(replace(SYNCER, **changes), age_s))  # type: ignore[arg-type]
 
 
@@ -345,6 +346,26 @@ def test_a_pace_below_four_fifths_of_the_best_sustained_one_is_slow_and_says_wha
     assert retries.limit == "the syncer's store: put fails for 3 s: 503"
     assert verdict_of(facts(paced(0, 100.0, best=0.0))).state == State.MERGING, "nothing to compare with"
     assert verdict_of(facts(paced(5_500, 100.0, of=3))).state == State.MERGING, "a guest took part then, and has left"
+
+
+def test_a_syncer_that_needs_most_of_its_slot_limits_the_run() -> None:
+    """Of two learners it needs 6 calls, and some beside, for each slot of 40 s."""
+    everybody = tuple(structs.replace(merge, participants=("iowa", "rhine")) for merge in MERGES)
+    run = facts(measured(recent_merges=everybody))
+    late = syncer_says(run, call_s=4.0, bytes_s=1.0, processor_s=0.5)
+    assert verdict_of(late).limit == "the syncer is limited by calls: 104% of its slot of 40 s"
+    found = status_of(late).syncer
+    assert found is not None and (found.limit, found.calls_s, found.bytes_s) == ("calls", 40.0, 1.0)
+    assert found.busy_percent == pytest.approx(100 * 41.5 / 40)
+    busy = syncer_says(run, call_s=0.04, bytes_s=3.0, processor_s=35.0)
+    assert verdict_of(busy).limit.startswith("the syncer is limited by processor: 96% of its slot")
+    idle = status_of(syncer_says(run, call_s=0.04, bytes_s=3.0, processor_s=0.5))
+    assert "syncer" not in idle.limit
+    assert idle.syncer is not None and idle.syncer.limit == "bytes" and idle.syncer.slot_s == 40.0
+    shown = "\n".join(line.text for line in status_lines(idle))
+    assert "the syncer needs 10% of its slot of 40 s, most of it for bytes" in shown
+    unmeasured = status_of(run).syncer
+    assert unmeasured is not None and unmeasured.busy_percent is None
 
 
 def test_the_grace_and_the_exchange_are_limits_too() -> None:

@@ -83,7 +83,7 @@ def test_what_a_syncer_measures_gives_the_same_slot() -> None:
         (Syncing(8, 1.0, 0.04), None),
         (Syncing(8, 0.2, 0.04), "calls"),
         (Syncing(4, 0.25, 0.16), "calls"),
-        (Syncing(60, 0.4, 0.04), "calls"),
+        pytest.param(Syncing(60, 0.4, 0.04), "calls", marks=pytest.mark.long),
         (Syncing(4, 0.2, 0.005, delta_bytes=2e7, version_bytes=1e8, bps=4e9), "bytes"),
         (Syncing(4, 0.2, 0.005, merge_s=0.5), "processor"),
     ],

@@ -1,0 +1,105 @@
+"""A plan whose syncer cannot hold its slots says so, says what to change, and predicts what a simulated run shows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from diloco_cli.config.settings import Inventory, Link, RunSettings, StoreSettings, SyncSettings, TrainSettings
+from diloco_cli.forecast.run import report, run_of_plan, simulated
+from diloco_cli.plan.model_facts import facts_from_numbers
+from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.planner import make_plan
+from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, kept_at_pace, machine_of, waiting_s
+from tests.unit.plan.fleets import island
+
+SMALL = facts_from_numbers(1_000_000, 8, 64, 64)
+LARGE = facts_from_numbers(400_000_000, 16, 1024, 64)
+NEAR = Link(up_bps=10e9, down_bps=10e9, rtt_s=0.005)
+RUN = RunSettings("paced", train=TrainSettings(tokens=10**9), sync=SyncSettings(every=16, fragments=8))
+
+
+def inventory_of(count: int = 4, **link: float) -> Inventory:
+    """Islands of a step of 0.1 s; the syncer's own link to its bucket."""
+    islands = tuple(island(f"i{n}", batch=6400, link=NEAR, tokens_per_s=64_000.0) for n in range(count))
+    return Inventory(StoreSettings("gs://bucket", link=Link(**link)), islands)
+
+
+def planned(inventory: Inventory, run: RunSettings = RUN, model: object = SMALL) -> Plan:
+    return make_plan(run, inventory, model)  # type: ignore[arg-type]
+
+
+def warned(plan: Plan) -> list[str]:
+    return [warning for warning in plan.warnings if warning.startswith("the syncer")]
+
+
+def test_a_syncer_that_keeps_pace_is_described_and_not_warned_about() -> None:
+    needs = planned(inventory_of(rtt_s=0.005)).syncer
+    assert needs.limit == "calls" and needs.busy_percent == pytest.approx(100 * needs.fastest_slot_s / 0.2)
+    assert needs.fastest_slot_s == pytest.approx(needs.calls_s + needs.bytes_s + needs.processor_s)
+    assert needs.max_islands > 4 and not warned(planned(inventory_of(rtt_s=0.005)))
+
+
+@pytest.mark.parametrize(
+    ("inventory", "model", "limit", "hint"),
+    [
+        (inventory_of(rtt_s=0.04), SMALL, "calls", r"store\.link\.rtt"),
+        (inventory_of(rtt_s=0.001, up_bps=2e9, down_bps=2e9), LARGE, "bytes", "its link.*store.link"),
+    ],
+)
+def test_what_a_warning_names_is_enough(inventory: Inventory, model: object, limit: str, hint: str) -> None:
+    plan = planned(inventory, model=model)
+    assert plan.syncer.limit == limit and plan.syncer.busy_percent > 100
+    (warning,) = warned(plan)
+    assert "cannot hold slots" in warning and re.search(hint, warning)
+    for key, value in re.findall(r"--set sync\.(every|fragments)=(\d+)", warning):
+        changed = replace(RUN, sync=replace(RUN.sync, **{key: int(value)}))
+        assert not warned(planned(inventory, changed, model)), key
+
+
+def test_a_nearly_busy_syncer_is_warned_about_before_it_is_late() -> None:
+    (warning,) = warned(planned(inventory_of(rtt_s=0.027)))
+    assert warning.startswith("the syncer needs ") and "--set sync.every=" in warning
+
+
+@pytest.mark.parametrize("rtt_s", [0.01, 0.04, 0.16])
+def test_a_simulated_run_shows_the_pace_that_the_plan_predicts(rtt_s: float) -> None:
+    """Merges within 5 %, merged tokens within 15 %, at half of what the syncer holds and beyond it."""
+    plan = planned(inventory_of(rtt_s=rtt_s))
+    served_s = max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
+    made = run_of_plan(plan, "simulated", "test")
+    played = [simulated(made, {}, (), 0, slots * served_s, machine_of(plan.inventory)) for slots in (20, 60)]
+    first, whole = (report(fleet, {}) for fleet in played)
+    seconds = whole.simulated_s - first.simulated_s
+    assert seconds / (whole.merges - first.merges) == pytest.approx(served_s, rel=0.05)
+    merged = (whole.tokens - first.tokens) / seconds
+    assert merged == pytest.approx(plan.prediction.tokens_per_s, rel=0.15)
+
+
+def test_beyond_its_pace_less_is_merged() -> None:
+    """Where islands train on, what is in flight longer; where they wait for each merge, all beyond its pace."""
+    free = planned(inventory_of(rtt_s=0.005))
+    late = [planned(inventory_of(rtt_s=rtt_s)) for rtt_s in (0.04, 0.16, 0.4)]
+    rates = [plan.prediction.tokens_per_s / free.prediction.tokens_per_s for plan in late]
+    assert max(rates) < 0.95 and rates[-1] < 0.5
+    waiting = replace(RUN, sync=replace(RUN.sync, adoption="at_tau", mixing="rebase"))
+    stands = planned(inventory_of(rtt_s=0.16), waiting)
+    assert stands.prediction.goodput <= 0.2 / stands.syncer.fastest_slot_s
+
+
+def test_what_is_kept_depends_on_whether_islands_wait() -> None:
+    going_on, waiting = SyncSettings(), SyncSettings(adoption="at_tau")
+    assert [kept_at_pace(going_on, load) for load in (0.5, 1.0, 8.0)] == [1.0, 1.0, 1.0]
+    assert kept_at_pace(going_on, 16.0) == 0.25  # an offer holds 8 rounds at most, on average half of that
+    assert kept_at_pace(waiting, 2.0) == 0.5
+    assert [waiting_s(1.0, spent_s) for spent_s in (0.1, 1.0, 3.0)] == pytest.approx([0.1, 1.0, 3.0])
+
+
+def test_the_machine_is_what_the_inventory_states_and_a_guess_elsewhere() -> None:
+    assert machine_of(inventory_of()) == GUESSED_MACHINE
+    stated = machine_of(inventory_of(rtt_s=0.0, up_bps=1e9))
+    assert (stated.call_s, stated.up_bps, stated.down_bps) == (0.0, 1e9, GUESSED_MACHINE.down_bps)
+    folder = Inventory(StoreSettings("file:///runs"), inventory_of().islands)
+    assert machine_of(folder).call_s == 0.001

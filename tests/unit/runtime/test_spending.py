@@ -1,0 +1,91 @@
+"""What a syncer measures of its merges: on a clock of the test, with calls that take as long as they are said to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, Together
+from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.spending import LARGE_BYTES, Spending
+from diloco_cli.store.memory import MemoryStore
+
+CALL_S, BYTES_S, WORK_S = 0.04, 0.3, 0.2
+LARGE = bytes(LARGE_BYTES)
+
+
+class SlowStore(MemoryStore):
+    """Calls take time on the clock; those with large objects more of it."""
+
+    def __init__(self, clock: ToldClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def create(self, key: str, data: bytes) -> Any:
+        self._clock.at_s += CALL_S + (BYTES_S if len(data) >= LARGE_BYTES else 0.0)
+        return super().create(key, data)
+
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        found = super().get(key, max_bytes)
+        self._clock.at_s += CALL_S + (BYTES_S if found and len(found) >= LARGE_BYTES else 0.0)
+        return found
+
+
+class ToldClock:
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def sleep_s(self, seconds: float) -> None:
+        self.at_s += seconds
+
+    def check(self) -> None: ...
+
+
+def performed(*merges: list[Operation]) -> Spending:
+    """A syncer that works for a while between any two operations, and rests after each merge."""
+    clock, spending = ToldClock(), Spending()
+
+    def steps() -> Steps[None]:
+        for operations in merges:
+            for operation in operations:
+                yield operation
+                clock.at_s += WORK_S
+            spending.merged()
+            yield Sleep(100.0)
+            yield Now()
+
+    perform(steps(), SlowStore(clock), clock, spending=spending)
+    return spending
+
+
+def test_calls_bytes_and_the_processor_are_told_apart() -> None:
+    merge: list[Operation] = [Get("offer", 9), Create("state", LARGE), Get("state", LARGE_BYTES), Create("commit", b"")]
+    found = performed(merge).facts()
+    assert found["call_s"] == pytest.approx(CALL_S)
+    between_calls_s = 3 * WORK_S  # what follows the commit is for the next merge
+    assert found["bytes_s"] == pytest.approx(2 * BYTES_S) and found["processor_s"] == pytest.approx(between_calls_s)
+
+
+def test_a_rest_is_neither_and_later_merges_count_by_themselves() -> None:
+    small: list[Operation] = [Get("offer", 9), Put("hint", b"x")]
+    found = performed(*[small] * 60).facts()
+    assert found["bytes_s"] == 0.0 and found["processor_s"] == pytest.approx(2 * WORK_S)
+
+
+def test_objects_that_go_together_count_by_their_sum() -> None:
+    spending = Spending()
+    half = LARGE[: LARGE_BYTES // 2]
+    spending.called(Get("offer", 9), None, CALL_S)
+    spending.called(Together((Get("a", 9), Create("b", half))), [half, None], CALL_S + BYTES_S)
+    spending.merged()
+    assert spending.facts() == pytest.approx({"call_s": CALL_S, "bytes_s": BYTES_S, "processor_s": 0.0})
+
+
+def test_nothing_is_said_before_the_first_merge() -> None:
+    spending = Spending()
+    spending.called(Get("offer", 9), None, CALL_S)
+    assert spending.facts() == {}
