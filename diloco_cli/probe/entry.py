@@ -132,7 +132,7 @@ def _island(found: Measurements, island: IslandSettings, comments: dict[str, str
 
 
 def _link(found: StoreSpeed) -> Link:
-    return Link(*(rounded(spread.median) for spread in (found.up_bps, found.down_bps, found.rtt_s)))
+    return Link(rounded(found.up_bps.median), rounded(found.down_bps.median), rounded(found.rtt_s.median))
 
 
 def _devices(found: Measurements) -> dict[str, Device]:

@@ -45,6 +45,14 @@ def test_a_relative_store_lies_beside_the_inventory(tmp_path):
     assert inventory.regions["there"].store == "gs://far/runs"
 
 
+def test_the_syncers_link_belongs_to_the_store_and_is_never_emulated(tmp_path):
+    stated = HEAD.replace("region: here}", "region: here, link: {up: 5 Gbps, rtt: 20 ms}}", 1)
+    assert load(tmp_path, stated + ISLAND).store.link == Link(5e9, None, 0.02)
+    with pytest.raises(UsageError, match="is not emulated") as caught:
+        load(tmp_path, stated.replace("rtt: 20 ms", "emulate: true") + ISLAND)
+    assert caught.value.where is not None and ":1" in caught.value.where
+
+
 def test_hosts_count_as_nodes(tmp_path):
     text = HEAD + "  - {name: a, region: here, accelerators: RTX-4090:1, infra: ssh, hosts: 'box[1-2]'}\n"
     island = load(tmp_path, text).islands[0]

@@ -114,6 +114,17 @@ def test_a_measured_link_replaces_the_one_given_but_not_an_emulated_one():
     assert [island.link for island in entry.inventory.islands] == [Link(2e9, 3e9, 0.005), emulated.link]
 
 
+def test_the_syncers_link_is_measured_where_it_is_launched(tmp_path):
+    store = StoreSpeed(exactly(2e9), exactly(3e9), exactly(0.005))
+    here = IslandSettings("a", "here", Accelerators("cpu", 1))
+    entry = measured(Measurements(CORES, {}, store=store), run_of(here))
+    assert entry.inventory.store.link == Link(2e9, 3e9, 0.005)
+    (tmp_path / "i.yaml").write_text(inventory_to_text(entry.inventory, entry.comments))
+    assert load_inventory(tmp_path / "i.yaml").store.link == Link(2e9, 3e9, 0.005)
+    far = replace(here, infra="slurm/gpu")
+    assert measured(Measurements(CORES, {}, store=store), run_of(far)).inventory.store.link == Link()
+
+
 def test_the_share_of_the_peak_that_a_known_card_reaches_is_written_down(tmp_path):
     found = Measurements(CARDS, {"bf16": exactly(741.75), "fp32": exactly(50.0)})
     entry = new_inventory(found, "pod", "here", "gs://bucket/runs")
