@@ -14,7 +14,7 @@ from diloco_cli.plan.candidates import crossing_of, egress_per_gb
 from diloco_cli.plan.goodput import restart_s
 from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.syncer_pace import merging_of
+from diloco_cli.plan.syncer_pace import work_of
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
@@ -146,7 +146,7 @@ def simulated(
     """Simulate a run for `within_s` of virtual time, or to its end. `machine`: the syncer's. `on_start` gets the fleet,
     and can see how far it is."""
     mean_fragment = run.layout.num_parameters / run.num_fragments
-    work = merging_of(mean_fragment, len(run.islands), run.settings.sync)
+    work = work_of(mean_fragment, len(run.islands), run.settings.sync)
     fleet = SimulatedFleet(
         run=run,
         sizes=sizes_of(run, CODEC_BITS),

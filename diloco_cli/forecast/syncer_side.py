@@ -11,6 +11,7 @@ from diloco_cli.config.settings import Link
 from diloco_cli.forecast.island import Sizes, SizesWire, fragment_of
 from diloco_cli.protocol.log.keys import read_delta_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.store.port import Store
 
 
@@ -46,5 +47,5 @@ class SyncerSide:
         return sizes[version[0]] if sizes else 0.0
 
     def _delta_bytes(self, key: str) -> float:
-        payload = self.store.get(key) if read_delta_key(key) is not None else None
+        payload = self.store.get(key, MAX_RECORD_BYTES) if read_delta_key(key) is not None else None
         return 0.0 if not payload else self.sizes.delta[fragment_of(payload)]

@@ -8,7 +8,7 @@ from diloco_cli.observe.look import Look
 from diloco_cli.observe.unit_states import STEPS
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.states import SyncerState
-from diloco_cli.protocol.rules.capacity import Spent, measured_slot
+from diloco_cli.protocol.rules.capacity import SlotTime, measured_slot
 from diloco_cli.units import format_count, format_duration
 
 SLOW_BELOW = 0.8
@@ -40,7 +40,7 @@ def _of_learner(name: str, said: LearnerHeartbeat) -> str:
     return ""
 
 
-def pace_of_syncer(look: Look) -> tuple[Spent, float] | None:
+def pace_of_syncer(look: Look) -> tuple[SlotTime, float] | None:
     """What a slot takes the syncer, by its own measurements, and the slot of the learners that offer, in seconds; None
     before its first merge."""
     merges, heard, window = look.facts.state.metrics.recent_merges, look.facts.syncer, look.facts.state.window

@@ -28,7 +28,7 @@ from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule
 from diloco_cli.plan.schedule import local_steps, make_schedule
 from diloco_cli.plan.syncer_pace import kept_at_pace, spent_a_slot, syncer_s, waiting_s
-from diloco_cli.protocol.rules.capacity import Spent
+from diloco_cli.protocol.rules.capacity import SlotTime
 
 KEEPS_IN_FLIGHT = ("rebase", "adaptive")  # modes of `sync.mixing` that keep the progress made during an exchange
 MAX_IN_FLIGHT = 0.75  # of a round
@@ -75,7 +75,7 @@ class Fleet:
     schedule: Schedule
     flows: tuple[Flow, ...]
     quorum_probability: float
-    syncer: Spent
+    syncer: SlotTime
     tokens_per_s: float = field(init=False)
     effective_tokens_per_s: float = field(init=False)
 

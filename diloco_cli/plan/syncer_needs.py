@@ -10,7 +10,7 @@ from diloco_cli.plan.link import CODEC_BITS, MBPS, known_codecs, need_of_round
 from diloco_cli.plan.memory import syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import SyncerNeeds
-from diloco_cli.plan.syncer_pace import STATE_BITS, merging_of, spent_a_slot, syncer_load
+from diloco_cli.plan.syncer_pace import STATE_BITS, work_of, spent_a_slot, syncer_load
 from diloco_cli.protocol.rules.capacity import most_learners
 from diloco_cli.units import format_duration
 
@@ -24,7 +24,7 @@ def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     need = need_of_round(model, sync.codec, sync.weights_codec)
     written_bits = model.parameters * STATE_BITS + need.down_bits
-    merging = merging_of(model.parameters / s.fragments, islands, sync)
+    merging = work_of(model.parameters / s.fragments, islands, sync)
     return SyncerNeeds(
         memory_gb=syncer_memory_gb(model, s.fragment_parameters, up_bits, down_bits, islands),
         down_mbps=(islands * need.up_bits + written_bits) / s.round_s / MBPS,

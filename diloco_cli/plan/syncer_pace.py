@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from diloco_cli.config.settings import Inventory, SyncSettings
 from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S
-from diloco_cli.protocol.rules.capacity import Merging, Spent, SyncerMachine, merge_time, shortest_slot
+from diloco_cli.protocol.rules.capacity import MergeWork, SlotTime, SyncerMachine, merge_time, shortest_slot
 
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
 SYNCER_BPS = 10e9  # guessed: rate at which a machine near the bucket reads from it, or writes to it, bits per second
@@ -40,23 +40,23 @@ def guessed_machine(url: str) -> SyncerMachine:
     return replace(GUESSED_MACHINE, call_s=FOLDER_CALL_S) if is_folder else GUESSED_MACHINE
 
 
-def merging_of(parameters: float, num_islands: int, sync: SyncSettings) -> Merging:
+def work_of(parameters: float, num_islands: int, sync: SyncSettings) -> MergeWork:
     """The merge of a fragment of `parameters` parameters."""
     version_bits = STATE_BITS + CODEC_BITS[sync.weights_codec]
-    return Merging(num_islands, parameters, parameters * CODEC_BITS[sync.codec] / 8, parameters * version_bits / 8)
+    return MergeWork(num_islands, parameters, parameters * CODEC_BITS[sync.codec] / 8, parameters * version_bits / 8)
 
 
 def syncer_s(parameters: float, num_islands: int, sync: SyncSettings, machine: SyncerMachine) -> float:
     """Seconds that a fragment of `parameters` spends at the syncer: every island's delta is read, all are merged, state
     and weights are written and, before the commit, read back."""
-    return merge_time(merging_of(parameters, num_islands, sync), machine).seconds
+    return merge_time(work_of(parameters, num_islands, sync), machine).seconds
 
 
 def spent_a_slot(
     parameters: int, fragments: int, num_islands: int, sync: SyncSettings, machine: SyncerMachine, slot_s: float
-) -> Spent:
+) -> SlotTime:
     """What the syncer needs for a slot, in the mean over fragments. `parameters`: the whole model's."""
-    return shortest_slot(merging_of(parameters / fragments, num_islands, sync), machine, slot_s)
+    return shortest_slot(work_of(parameters / fragments, num_islands, sync), machine, slot_s)
 
 
 def syncer_load(parameters: float, num_islands: int, round_s: float) -> float:

@@ -30,16 +30,18 @@ MAX_CORES = 4  # of a learner: so small a model gains nothing from more
 
 @dataclass(frozen=True)
 class FirstModel:
-    """What a kind of accelerator trains in `long_s` as planned; tokens of one of its steps, steps of a round."""
+    """What a kind of accelerator trains in `long_s` as planned; tokens of one of its steps, steps of a round for each
+    accelerator, and at least."""
 
     preset: str
     batch_tokens: int
     every: int
     long_s: float
+    least_every: int = 1
 
 
 MODELS = {CPU: FirstModel("gpt-nano", 1024, 40, 60.0), MPS: FirstModel("gpt-micro", 4096, 40, 60.0)}
-ON_CUDA = FirstModel("gpt-small", 16_384, 50, 180.0)
+ON_CUDA = FirstModel("gpt-small", 16_384, 50, 180.0, 100)  # a syncer needs longer slots than half as many steps give
 
 
 def first_inventory(machine: MachineFacts, matrix: dict[str, Spread]) -> MachineEntry:
@@ -66,7 +68,7 @@ def first_run(template: str, machine: MachineFacts, tokens_per_s: float | None =
     """The template's text with a model that fits, and with a length of minutes once the speed is planned. (A machine
     that does other things too takes longer.)"""
     model = MODELS.get(machine.accelerators.name, ON_CUDA)
-    every = model.every * machine.accelerators.count  # many learners on one machine load its disk
+    every = max(model.least_every, model.every * machine.accelerators.count)  # learners on one machine load its disk
     text = _with(template, "model: {preset", model.preset)
     text = _with(text, "  batch_tokens", str(model.batch_tokens))
     text = _with(text, "  every", str(every))

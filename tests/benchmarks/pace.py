@@ -22,7 +22,7 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import decode
-from diloco_cli.protocol.rules.capacity import Merging, SyncerMachine
+from diloco_cli.protocol.rules.capacity import MergeWork, SyncerMachine
 from tests.benchmarks.measure import machine
 
 CASES = ((8, 1.0, 3000), (16, 1.0, 3000), (32, 1.0, 3000), (64, 2.0, 3000), (256, 5.0, 500))
@@ -97,8 +97,8 @@ class Syncing:
     merge_s: float = 0.0
 
     @property
-    def work(self) -> Merging:
-        return Merging(self.learners, self.merge_s, self.delta_bytes, self.version_bytes)
+    def work(self) -> MergeWork:
+        return MergeWork(self.learners, self.merge_s, self.delta_bytes, self.version_bytes)
 
     @property
     def machine(self) -> SyncerMachine:

@@ -7,8 +7,8 @@ A syncer serves one slot after the other. For a merge of M learners' deltas it n
     bytes       (M deltas + a version) / down + a version / up      a version: state and weights, read back once
     processor   M x parameters of a fragment / parameters of one learner merged a second
 
-and these add up, since none of it is done beside another where the syncer is behind. `Spent` is also what a syncer has
-measured of itself (runtime/spent.py). Pure; `plan`, `simulate run` and `status` use it.
+and these add up, since none of it is done beside another where the syncer is behind. `SlotTime` is also what a syncer
+has measured of itself (runtime/spending.py). Pure; `plan`, `simulate run` and `status` use it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SyncerMachine:
 
 
 @dataclass(frozen=True)
-class Merging:
+class MergeWork:
     """The work of one merge: of `parameters` parameters, from so many learners' deltas. `version_bytes`: of the state
     and the weights together."""
 
@@ -54,7 +54,7 @@ class Merging:
 
 
 @dataclass(frozen=True)
-class Spent:
+class SlotTime:
     """The seconds that one slot takes a syncer, by what takes them."""
 
     calls_s: float
@@ -77,21 +77,21 @@ def calls_of_merge(learners: int) -> int:
     return CALLS_EACH * ceil(learners / MAX_AT_ONCE) + CALLS_OF_A_MERGE
 
 
-def merge_time(work: Merging, machine: SyncerMachine) -> Spent:
+def merge_time(work: MergeWork, machine: SyncerMachine) -> SlotTime:
     """One merge, from the first offer that is found to the commit."""
     down = BITS * (work.learners * work.delta_bytes + work.version_bytes) / machine.down_bps if machine.down_bps else 0
     up = BITS * work.version_bytes / machine.up_bps if machine.up_bps else 0.0
     processor_s = work.learners * work.parameters / machine.parameters_per_s
-    return Spent(calls_of_merge(work.learners) * machine.call_s, down + up, processor_s)
+    return SlotTime(calls_of_merge(work.learners) * machine.call_s, down + up, processor_s)
 
 
-def shortest_slot(work: Merging, machine: SyncerMachine, slot_s: float) -> Spent:
+def shortest_slot(work: MergeWork, machine: SyncerMachine, slot_s: float) -> SlotTime:
     """What the shortest slot that this syncer can hold is spent on. `slot_s`: the learners' slot, by which it chooses
     how often it looks for what comes rarely."""
     return with_upkeep(merge_time(work, machine), machine.call_s, work.learners, slot_s)
 
 
-def with_upkeep(merge: Spent, call_s: float, learners: int, slot_s: float) -> Spent:
+def with_upkeep(merge: SlotTime, call_s: float, learners: int, slot_s: float) -> SlotTime:
     """A merge and the calls that a syncer makes now and then beside it: heartbeats, looks for operators' requests, for
     a successor, for new incarnations. A turn makes each at most once, so the longer its turns, the fewer of them."""
     seconds, upkeep_s = merge.seconds, 0.0
@@ -103,9 +103,9 @@ def with_upkeep(merge: Spent, call_s: float, learners: int, slot_s: float) -> Sp
     return replace(merge, calls_s=merge.calls_s + upkeep_s)
 
 
-def measured_slot(call_s: float, bytes_s: float, processor_s: float, learners: int, slot_s: float) -> Spent:
+def measured_slot(call_s: float, bytes_s: float, processor_s: float, learners: int, slot_s: float) -> SlotTime:
     """The shortest slot, of what a syncer measures: a call, and the bytes and the processor of a merge."""
-    return with_upkeep(Spent(calls_of_merge(learners) * call_s, bytes_s, processor_s), call_s, learners, slot_s)
+    return with_upkeep(SlotTime(calls_of_merge(learners) * call_s, bytes_s, processor_s), call_s, learners, slot_s)
 
 
 def _upkeep_calls(learners: int, seconds: float, slot_s: float) -> float:
@@ -115,7 +115,7 @@ def _upkeep_calls(learners: int, seconds: float, slot_s: float) -> float:
     return requests + incarnations + min(1.0, seconds / HEARTBEAT_EVERY_S)
 
 
-def most_learners(work: Merging, machine: SyncerMachine, slot_s: float) -> int:
+def most_learners(work: MergeWork, machine: SyncerMachine, slot_s: float) -> int:
     """The largest M whose merges keep to this slot, MAX_LEARNERS at most; 0 if not even one learner's do."""
 
     def holds(learners: int) -> bool:

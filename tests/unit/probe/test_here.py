@@ -49,7 +49,7 @@ def test_without_an_accelerator_two_learners_share_the_cores(cores: int, each: i
 def test_every_accelerator_is_an_island(count: int, tmp_path: Path) -> None:
     plan = planned(machine(Accelerators("H100-SXM", count), 64, memory_gb=80.0), tmp_path)
     assert [island.accelerators for island in plan.islands] == ["H100-SXM:1"] * count
-    assert plan.run.model.preset == "gpt-small" and plan.run.sync.every == 50 * count
+    assert plan.run.model.preset == "gpt-small" and plan.run.sync.every == max(100, 50 * count)
     assert plan.verdict == "feasible", plan.warnings
 
 

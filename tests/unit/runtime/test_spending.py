@@ -15,7 +15,7 @@ CALL_S, BYTES_S, WORK_S = 0.04, 0.3, 0.2
 LARGE = bytes(LARGE_BYTES)
 
 
-class SlowStore(MemoryStore):
+class TimedStore(MemoryStore):
     """Calls take time on the clock; those with large objects more of it."""
 
     def __init__(self, clock: ToldClock) -> None:
@@ -58,7 +58,7 @@ def performed(*merges: list[Operation]) -> Spending:
             yield Sleep(100.0)
             yield Now()
 
-    perform(steps(), SlowStore(clock), clock, spending=spending)
+    perform(steps(), TimedStore(clock), clock, spending=spending)
     return spending
 
 

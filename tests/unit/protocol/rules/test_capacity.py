@@ -9,8 +9,8 @@ import pytest
 
 from diloco_cli.protocol.rules.capacity import (
     Limit,
-    Merging,
-    Spent,
+    MergeWork,
+    SlotTime,
     SyncerMachine,
     calls_of_merge,
     measured_slot,
@@ -20,7 +20,7 @@ from diloco_cli.protocol.rules.capacity import (
 )
 from tests.benchmarks.pace import Syncing, served_every
 
-WORK = Merging(learners=8, parameters=1e6, delta_bytes=2e6, version_bytes=1e7)
+WORK = MergeWork(learners=8, parameters=1e6, delta_bytes=2e6, version_bytes=1e7)
 FAR = SyncerMachine(0.04, 1e9, 2e9, 1e9)
 
 
@@ -74,7 +74,7 @@ def test_what_a_syncer_measures_gives_the_same_slot() -> None:
     spent = merge_time(WORK, FAR)
     measured = measured_slot(FAR.call_s, spent.bytes_s, spent.processor_s, WORK.learners, 0.5)
     assert measured == shortest_slot(WORK, FAR, 0.5)
-    assert Spent(0.1, 0.3, 0.2).limit == "bytes"
+    assert SlotTime(0.1, 0.3, 0.2).limit == "bytes"
 
 
 @pytest.mark.parametrize(
