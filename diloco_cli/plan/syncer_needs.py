@@ -10,7 +10,7 @@ from diloco_cli.plan.link import CODEC_BITS, MBPS, known_codecs, need_of_round
 from diloco_cli.plan.memory import syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import SyncerNeeds
-from diloco_cli.plan.syncer_pace import STATE_BITS, work_of, spent_a_slot, syncer_load
+from diloco_cli.plan.syncer_pace import STATE_BITS, spent_a_slot, syncer_load, work_of
 from diloco_cli.protocol.rules.capacity import most_learners
 from diloco_cli.units import format_duration
 
