@@ -100,11 +100,10 @@ def _serve_once(
     syncer.evaluations = FromTheStart(run, evaluator)
     bare = open_store(url)
     events = EventWriter(bare)
-    mirrors = _earlier_mirrors(_last_heartbeat(run, store))
+    mirrors = _earlier_mirrors(before := _last_heartbeat(run, store))
     regions = RegionServices(run, store, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
     read_after_relays(syncer, regions.links)
-    earlier = counts_of(_last_heartbeat(run, store))
-    syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, earlier, spending)
+    syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, counts_of(before), spending)
     news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
     regions.start()
     over = False
