@@ -31,6 +31,8 @@ def opposition_after(known: dict[str, float], commit: Commit) -> dict[str, float
         return known
     after = dict(known)
     for name, agrees in stated.items():
+        if agrees >= AGAINST and name not in after:  # nothing to add, nor to pay back
+            continue
         change = FLIP if agrees <= FLIPS else max(-PAID_BACK, AGAINST - agrees)
         after[name] = round(min(MOST, max(0.0, after.get(name, 0.0) + change)), 6)
     return {name: one for name, one in after.items() if one > 0}

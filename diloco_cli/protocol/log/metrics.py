@@ -107,14 +107,24 @@ def _merge_note(commit: commits.Merge, tokens: int) -> MergeNote:
 def _noted(notes: tuple[Note, ...], commit: commits.Commit) -> tuple[Note, ...]:
     """The notes after one more commit. Refusals of one learner for one reason, within SUMMED_UP_S, are one note, and so
     are skips: there may be many, and other notes must stay."""
-    for outcome in commit.outcomes:
-        if outcome.reason not in QUIET_OUTCOMES:
-            notes = _summed_up(notes, Note(commit.time, REFUSED, outcome.learner, outcome.reason, since=commit.time))
+    for (learner, reason), count in _refusals(commit)[-RECENT_NOTES:]:  # earlier ones would be pushed out
+        note = Note(commit.time, REFUSED, learner, reason, since=commit.time)
+        notes = _summed_up(notes, replace(note, count=count))
     for unit, text in _own_notes(commit):
         note = Note(commit.time, commit.kind, unit, text)
         is_skip = commit.kind == SKIP
         notes = _summed_up(notes, replace(note, since=commit.time)) if is_skip else (*notes, note)
     return notes
+
+
+def _refusals(commit: commits.Commit) -> list[tuple[tuple[str, str], int]]:
+    """How often each learner was refused for each reason that is told, in the order of the last times."""
+    counts: dict[tuple[str, str], int] = {}
+    for outcome in commit.outcomes:
+        if outcome.reason not in QUIET_OUTCOMES:
+            what = outcome.learner, outcome.reason
+            counts[what] = counts.pop(what, 0) + 1
+    return list(counts.items())
 
 
 def _summed_up(notes: tuple[Note, ...], note: Note) -> tuple[Note, ...]:
@@ -123,7 +133,7 @@ def _summed_up(notes: tuple[Note, ...], note: Note) -> tuple[Note, ...]:
         is_same = (known.kind, known.unit) == (note.kind, note.unit) and (known.text == note.text or known.kind == SKIP)
         if is_same and _is_soon(known, note.time):
             others = tuple(other for other in notes if other is not known)
-            return (*others, replace(note, count=known.count + 1, since=known.since))
+            return (*others, replace(note, count=known.count + note.count, since=known.since))
     return (*notes, note)
 
 

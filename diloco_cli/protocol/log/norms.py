@@ -111,6 +111,12 @@ def upper_median(values: Iterable[float]) -> float | None:
     return rising[len(rising) // 2] if rising else None
 
 
+def median_without(rising: list[float], own: float) -> float:
+    """The upper median of a sorted list of at least two without one value that is in it."""
+    middle = (len(rising) - 1) // 2
+    return rising[middle + 1] if own <= rising[middle] else rising[middle]
+
+
 def norms_after(norms: Norms, commit: Commit, num_fragments: int) -> Norms:
     """The memory after one more commit. All code that judges norms uses this function."""
     if isinstance(commit, Quarantine | Readmit):

@@ -120,6 +120,36 @@ class RunFormat:
         """All islands of the run: those of the launch, then those that joined."""
         return self.islands + self.members
 
+    def grown(self, members: tuple[Island, ...]) -> RunFormat:
+        """The run with these islands that have joined. The newest answer is remembered: it is asked for once an offer,
+        and there may be thousands of islands."""
+        if members is self.members:
+            return self
+        newest = self._grown[0]
+        if newest is None or newest.members is not members:
+            newest = self if members == self.members else replace(self, members=members)
+            self._grown[0] = newest
+        return newest
+
+    @cached_property
+    def _grown(self) -> list[RunFormat | None]:
+        return [None]
+
+    @cached_property
+    def launched(self) -> frozenset[str]:
+        """The names of the islands of the launch."""
+        return frozenset(island.name for island in self.islands)
+
+    @cached_property
+    def most_local_steps(self) -> int:
+        """Of an island of the launch, in a round."""
+        return max(island.local_steps for island in self.islands)
+
+    @cached_property
+    def largest_batch_tokens(self) -> int:
+        """Of an island of the launch."""
+        return max(island.batch_tokens for island in self.islands)
+
     @property
     def num_shards(self) -> int:
         """The number of streams that the data is divided into; it never changes."""

@@ -7,16 +7,19 @@ follows, rules/rejudging.py who is blamed). Whether an evaluation has jumped is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import sqrt
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diloco_cli.protocol.log import commits
-from diloco_cli.protocol.log.norms import longest, upper_median
+from diloco_cli.protocol.log.norms import longest, median_without
+from diloco_cli.protocol.log.records import MergedOffer
 
 GOOD_KEPT = 5
 LONG = 2.0  # times the median norm of a merge's other deltas, for the steps that each holds
+CERTAIN = 1 - 1e-9  # so that no rounding decides
 COMPANY = 3  # deltas of a merge, from which on one can be long beside the others
 
 
@@ -127,13 +130,31 @@ def _long(merge: commits.Merge) -> dict[str, float]:
     deltas say nothing of each other: a short one must not make the other look long."""
     if len(merge.inputs) < COMPANY:
         return {}
-    found = {}
+    found, lengths = {}, _Lengths(merge.inputs)
     for item in merge.inputs:
-        others = (other for other in merge.inputs if other is not item)
-        usual = upper_median(longest(other.norm, other.steps, item.steps) for other in others)
+        usual = lengths.usual(item)
         if usual and item.norm > LONG * usual:
             found[item.learner] = item.norm / usual
     return found
+
+
+class _Lengths:
+    """The lengths of a merge's deltas, each for the steps that another one holds. They are computed once for each
+    number of steps, and only where a delta can be long: one per square root of a step is never above its `longest`."""
+
+    def __init__(self, inputs: Sequence[MergedOffer]) -> None:
+        self._inputs = inputs
+        self._rising: dict[int, list[float]] = {}
+        by_root = sorted(item.norm / sqrt(item.steps) for item in inputs)
+        self._least = CERTAIN * LONG * by_root[(len(by_root) - 1) // 2]
+
+    def usual(self, item: MergedOffer) -> float | None:
+        """The upper median of the other deltas' lengths; None where this one is not beyond LONG times it."""
+        if item.norm <= self._least * sqrt(item.steps):
+            return None
+        if item.steps not in self._rising:
+            self._rising[item.steps] = sorted(longest(one.norm, one.steps, item.steps) for one in self._inputs)
+        return median_without(self._rising[item.steps], item.norm)
 
 
 def _most(known: dict[str, float], more: dict[str, float]) -> dict[str, float]:

@@ -14,8 +14,9 @@ learning rate) may have each fragment's deltas refused for their norm for two ro
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+from functools import cached_property
+from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from diloco_cli.protocol.log.directions import opposition_after
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.norms import Norms, norms_after
-from diloco_cli.protocol.log.records import FragmentVersion, Island, OfferId, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Outcome, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.log.states import RunPhase, phase_after
 from diloco_cli.protocol.log.wire import RecordError
@@ -43,6 +44,7 @@ HOSTILE = frozenset({
     "non_finite", "bad_norms", "norm_cap",
 })  # fmt: skip
 ROLLBACKS_KEPT = 16
+Item = TypeVar("Item", MergedOffer, Outcome)
 
 
 def faults_after(faults: float, commit: commits.Commit, learner: str) -> float:
@@ -52,7 +54,11 @@ def faults_after(faults: float, commit: commits.Commit, learner: str) -> float:
         return 0
     num_applied = sum(item.learner == learner for item in commit.inputs)
     num_hostile = sum(outcome.learner == learner and outcome.reason in HOSTILE for outcome in commit.outcomes)
-    return max(0.0, faults - num_applied * PAID_BACK) + num_hostile
+    return _faults(faults, num_applied, num_hostile)
+
+
+def _faults(before: float, num_applied: int, num_hostile: int) -> float:
+    return max(0.0, before - num_applied * PAID_BACK) + num_hostile
 
 
 def faults_for_quarantine(num_fragments: int) -> int:
@@ -63,7 +69,7 @@ def quarantine_reason(faults: float) -> str:
     return f"{faults:.0f} offers too many that no honest learner makes"
 
 
-class Applied(Struct, frozen=True):
+class Applied(Struct, frozen=True, gc=False):
     """The last offer of one learner that a merge applied to one fragment."""
 
     base: int
@@ -107,7 +113,7 @@ class Window(Struct, frozen=True):
     grace_s: float
 
 
-class RunState(Struct, frozen=True):
+class RunState(Struct, frozen=True, dict=True):
     """Everything that commits 0..n say. `token_parameters` = sum over applied offers of tokens x parameters of the
     fragment, as an integer, so that no rounding ever enters the token count. Offers whose merge a rollback has undone
     no longer count in it; the counts of merges, skips and offers include them.
@@ -154,7 +160,7 @@ class RunState(Struct, frozen=True):
 
     def with_members(self, run: RunFormat) -> RunFormat:
         """The run with the islands that have joined it so far."""
-        return run if run.members == self.members else dataclasses.replace(run, members=self.members)
+        return run.grown(self.members)
 
     def tokens(self, layout: Layout) -> int:
         """Merged tokens: sum over applied offers of tokens x (parameters of the fragment / all parameters)."""
@@ -162,7 +168,11 @@ class RunState(Struct, frozen=True):
 
     def version(self, fragment: int, version: int) -> FragmentVersion | None:
         """A version that is still known for re-anchoring; None if it is not."""
-        return next((o for o in self.history if o.fragment == fragment and o.version == version), None)
+        return self._versions.get((fragment, version))
+
+    @cached_property
+    def _versions(self) -> dict[tuple[int, int], FragmentVersion]:
+        return {(output.fragment, output.version): output for output in reversed(self.history)}
 
     def learner(self, name: str) -> LearnerRecord:
         return self.learners.get(name, _UNHEARD_OF)
@@ -280,20 +290,32 @@ def _check_outputs(state: RunState, commit: commits.Commit, num_fragments: int) 
 def _settle_outcomes(state: RunState, commit: commits.Commit) -> RunState:
     if not commit.inputs and not commit.outcomes:
         return state
-    settled: list[OfferId] = [(i.learner, i.incarnation, i.seq) for i in commit.inputs]
-    settled += [(f.learner, f.incarnation, f.seq) for f in commit.outcomes]
+    applied = _by_learner(commit.inputs)
+    refused = _by_learner(commit.outcomes)
     learners = dict(state.learners)
-    for name in sorted({learner for learner, _, _ in settled}):
-        mine = [(incarnation, seq) for learner, incarnation, seq in settled if learner == name]
-        learners[name] = _settle(state.learner(name), mine)
-        refused = learners[name].refused + sum(outcome.learner == name for outcome in commit.outcomes)
-        faults = faults_after(learners[name].faults, commit, name)
-        learners[name] = replace(learners[name], refused=refused, faults=faults)
+    for name in sorted(applied.keys() | refused.keys()):
+        merged, outcomes = applied.get(name, ()), refused.get(name, ())
+        known = learners.get(name, _UNHEARD_OF)
+        known = _settle(known, [(item.incarnation, item.seq) for item in (*merged, *outcomes)])
+        if outcomes or known.faults:
+            num_hostile = sum(outcome.reason in HOSTILE for outcome in outcomes)
+            faults = _faults(known.faults, len(merged), num_hostile)
+            known = replace(known, refused=known.refused + len(outcomes), faults=faults)
+        learners[name] = known
     return replace(state, learners=learners)
+
+
+def _by_learner(items: Iterable[Item]) -> dict[str, list[Item]]:
+    found: dict[str, list[Item]] = {}
+    for item in items:
+        found.setdefault(item.learner, []).append(item)
+    return found
 
 
 def _settle(known: LearnerRecord, offers: list[tuple[int, int]]) -> LearnerRecord:
     """The first outcome of any offer of a newer incarnation raises the floor."""
+    if offers == [(known.floor, known.next_seq)] and not known.settled:  # the usual case, and thousands of them
+        return replace(known, next_seq=known.next_seq + 1)
     floor = max(incarnation for incarnation, _ in offers)
     if floor > known.floor:
         known = replace(known, floor=floor, next_seq=0, settled=())

@@ -112,7 +112,7 @@ def max_ahead(run: RunFormat) -> int:
 def max_steps(run: RunFormat) -> int:
     """The most inner steps that an offer can hold: the drift bound limits the steps, staleness the age of the base."""
     sync = run.settings.sync
-    longest = max(sync.every, *(island.local_steps for island in run.islands))
+    longest = max(sync.every, run.most_local_steps)
     return (sync.drift_rounds + sync.staleness_rounds + 2) * longest
 
 
@@ -126,8 +126,8 @@ def round_steps(run: RunFormat, learner: str) -> int:
 def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int) -> float:
     """What a delta's tokens weigh (rules/merging.py). An island that has joined states its batch itself, and a batch
     weighs by its square: so it counts for no more than the largest of the launch."""
-    if all(island.name != learner for island in run.islands):
-        tokens = min(tokens, steps * max(island.batch_tokens for island in run.islands))
+    if learner not in run.launched:
+        tokens = min(tokens, steps * run.largest_batch_tokens)
     return token_weight(tokens, steps, run.settings.sync.weight)
 
 

@@ -29,7 +29,7 @@ from functools import cache
 from math import ceil, inf
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.log.norms import FOLLOWS, FragmentNorms, longest, merged_length, upper_median
+from diloco_cli.protocol.log.norms import FOLLOWS, FragmentNorms, longest, median_without, merged_length, upper_median
 from diloco_cli.protocol.rules.merging import bounded_weights
 
 CAP = 8.0
@@ -86,7 +86,7 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     verdicts = []
     for delta, steps in zip(deltas, counted, strict=True):
         usual, _, rising = measures(delta.steps)
-        others = _median_without(rising, delta.norm) if rising else None
+        others = median_without(rising, delta.norm) if rising else None
         by_another = len(by_name) == 1 and delta.learner not in by_name
         unjudged = (by_another and company) or delta.learner in known.trusted
         refused = _refusal(delta, None if unjudged else usual, others)
@@ -94,7 +94,7 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
             verdicts.append(DeltaVerdict(refused=refused))
             continue
         _, settled, rising = measures(steps)
-        others = _median_without(rising, longest(delta.norm, delta.steps, steps)) if rising else None
+        others = median_without(rising, longest(delta.norm, delta.steps, steps)) if rising else None
         verdicts.append(DeltaVerdict(_scale(delta, None if unjudged else settled, others, sync)))
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
     weights = bounded_weights([_weight(deltas[place], counted[place]) for place in fit], sync.max_share)
@@ -118,7 +118,7 @@ def counted_steps(known: FragmentNorms, deltas: Sequence[JudgedDelta]) -> list[i
         return [delta.steps for delta in deltas]
     counted = []
     for delta in deltas:
-        others = _median_without(rounds, delta.steps / delta.round_steps) if len(deltas) > 1 else 1.0
+        others = median_without(rounds, delta.steps / delta.round_steps) if len(deltas) > 1 else 1.0
         counted.append(min(delta.steps, ceil(max(1.0, others) * delta.round_steps)))
     return counted
 
@@ -153,12 +153,6 @@ def _weight(delta: JudgedDelta, counted: int) -> float:
 
 def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
     return [longest(norm, steps, in_steps) for norm, steps in measured]
-
-
-def _median_without(rising: list[float], own: float) -> float:
-    """The upper median of a sorted list of at least two without one value that is in it."""
-    middle = (len(rising) - 1) // 2
-    return rising[middle + 1] if own <= rising[middle] else rising[middle]
 
 
 def _refusal(delta: JudgedDelta, usual: float | None, others: float | None) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from diloco_cli.protocol.log.stability import GOOD_KEPT, Evaluated, Rejudging
+from diloco_cli.protocol.log.norms import longest, upper_median
+from diloco_cli.protocol.log.stability import GOOD_KEPT, LONG, Evaluated, Rejudging
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from tests.unit.protocol.log.test_interventions import after_merges
@@ -152,3 +154,19 @@ def test_steps_explain_a_longer_delta() -> None:
 def test_of_two_deltas_none_is_long() -> None:
     """Or a hostile learner could make an honest one look long beside a short delta of its own."""
     assert merge(genesis(), applied("l0", 0, norm=1.0), applied("l1", 0, norm=0.01)).stability.long == {}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_long_is_what_the_median_of_all_other_deltas_says(seed: int) -> None:
+    rng = random.Random(seed)
+    steps = [rng.choice([1, 2, 4, 7, 8]) for _ in range(rng.randint(3, 40))]
+    inputs = [
+        applied(f"l{place:02}", norm=many**0.5 * rng.choice([1.0, 1.1, 2.0, 2.2, 5.0]), steps=many, tokens=4 * many)
+        for place, many in enumerate(steps)
+    ]
+    expected = {}
+    for item in inputs:
+        usual = upper_median(longest(one.norm, one.steps, item.steps) for one in inputs if one is not item)
+        if usual and item.norm > LONG * usual:
+            expected[item.learner] = item.norm / usual
+    assert merge(genesis(), *inputs).stability.long == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -199,3 +200,21 @@ def test_a_syncer_that_finds_a_damaged_log_says_so_and_nothing_of_a_successor() 
     with pytest.raises(RecordError, match="not a commit"):
         perform(syncer.serve(), store, clock)
     assert syncer.doing == "READING"
+
+
+def test_a_run_that_has_grown_is_the_same_for_every_offer_and_another_for_other_members() -> None:
+    joined = replace(RUN.islands[0], name="joined")
+    state = RunState(members=(joined,))
+    grown = state.with_members(RUN)
+    assert grown is state.with_members(RUN) and grown is state.with_members(grown)
+    assert [island.name for island in grown.all_islands] == ["l0", "l1", "joined"]
+    assert RunState(members=(joined, replace(joined, name="later"))).with_members(RUN).island("later") is not None
+    assert RunState().with_members(RUN) is RUN
+
+
+def test_refusals_of_one_learner_in_one_commit_are_one_note_and_only_the_newest_learners_are_told() -> None:
+    outcomes = tuple(Outcome(f"l{place // 3:02}", 1, place % 3, 0, "late") for place in range(3 * 2 * RECENT_NOTES))
+    notes = follow(genesis(), "refuse", outcomes=outcomes).metrics.notes
+    assert [(note.unit, note.count) for note in notes] == [
+        (f"l{n:02}", 3) for n in range(RECENT_NOTES, 2 * RECENT_NOTES)
+    ]
