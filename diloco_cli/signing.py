@@ -155,9 +155,11 @@ class Checksummed(Unsigned):
         self._run_id = run_id.encode()
 
     def sign(self, role: str, key: str, body: bytes) -> bytes:
-        return b'%b,"sum":"%b"}' % (body[:-1], self._sum(key, body))
+        head, *lines = body.split(b"\n", 1)
+        return b"\n".join([b'%b,"sum":"%b"}' % (head[:-1], self._sum(key, head)), *lines])
 
     def signature(self, role: str, key: str, data: bytes) -> Signature | None:
+        data = _signed_line(role, data)
         start = len(data) - _SUM_BYTES
         tail = _SUM.fullmatch(data, start) if start > 0 else None
         fits = tail is not None and tail[1] == self._sum(key, data[:start] + b"}")
@@ -201,11 +203,13 @@ class Keyring(Unsigned):
         if len(body) <= len("{}") or not body.endswith(b"}"):
             raise ValueError("only a record that is an object with fields can be signed")
         grant = self.grants[signer]
-        code = signature(grant.private, _record_text(self.run_id, signer, key, body))
+        head, *lines = body.split(b"\n", 1)
+        code = signature(grant.private, _record_text(self.run_id, signer, key, head))
         tail = f',"signature":"{signer}:{public_key(grant.private)}:{grant.certificate}:{code}"}}'
-        return body[:-1] + tail.encode()
+        return b"\n".join([head[:-1] + tail.encode(), *lines])
 
     def signature(self, role: str, key: str, data: bytes) -> Signature | None:
+        data = _signed_line(role, data)
         start = data.rfind(b',"signature":', max(0, len(data) - MAX_TAIL_BYTES))
         tail = _TAIL.fullmatch(data, start) if start > 0 else None
         if tail is None:
@@ -242,6 +246,12 @@ class Keyring(Unsigned):
 
 
 UNSIGNED = Unsigned()
+
+
+def _signed_line(role: str, data: bytes) -> bytes:
+    """What a record's signature or checksum covers: the first line of a long commit, which names the digests of the
+    others (protocol/log/parts.py); all of any other record."""
+    return data.partition(b"\n")[0] if role == LOG else data
 
 
 def body_of(data: bytes) -> bytes:

@@ -21,6 +21,7 @@ from diloco_cli.protocol.log.keys import (
     request_key,
     snapshot_key,
 )
+from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim, Request, RequestKind
 from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
 from diloco_cli.protocol.log.state import RunState
@@ -150,7 +151,7 @@ class Forger(Outsider):
             return
         n = self.draw.whole(0, replayer.n - 1)
         commit = bucket.objects.get(commit_key(n), b"")
-        body = encode(Snapshot(RunState(n=n), digest(commit), self.history.run.run_id))
+        body = encode(Snapshot(RunState(n=n), commit_digest(commit), self.history.run.run_id))
         self.forge_once(bucket, LOG, snapshot_key(n), body)
         self.overwrite(HEAD_HINT_KEY, encode(HeadHint(n)))
 

@@ -15,7 +15,7 @@ from typing import Literal
 from diloco_cli.histories.integers import numbers
 from diloco_cli.histories.replayer import BLAME, FLOODER, Plain, Replayer, expect, is_poisoner
 from diloco_cli.histories.stream import Stream
-from diloco_cli.protocol.log.state import HOSTILE, PAID_BACK, faults_for_quarantine
+from diloco_cli.protocol.log.faults import HOSTILE, PAID_BACK, faults_for_quarantine
 
 Tactic = Literal["always", "absent", "in turn", "burst", "ratchet", "flipped"]
 """When its deltas are too long: always; while no syncer lives; every second one; many in a row now and then; ever more,

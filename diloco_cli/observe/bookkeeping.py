@@ -26,9 +26,9 @@ from diloco_cli.protocol.log.commits import (
     Stop,
 )
 from diloco_cli.protocol.log.directions import opposes, opposition_after
+from diloco_cli.protocol.log.faults import faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.norms import NOTHING, Norms, norms_after
 from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.state import faults_after, faults_for_quarantine
 from diloco_cli.protocol.rules.eligibility import max_steps, offered_weight, round_steps
 from diloco_cli.protocol.rules.merging import rebase_of_next
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge

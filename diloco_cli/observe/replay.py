@@ -34,6 +34,7 @@ from diloco_cli.protocol.log.keys import (
     state_key,
     weights_key,
 )
+from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, Snapshot
@@ -111,7 +112,7 @@ class LogVerifier:
             previous = self.digests[-1] if self.digests else ""
             chained = commit.n == self.found.commits and commit.previous == previous
             self._expect(chained, f"{key}: hash chain broken: it does not follow the commit before it")
-            self.digests.append(digest(data))
+            self.digests.append(commit_digest(data))
             self._replay_commit(commit, key)
             self.found.commits += 1
         else:

@@ -19,10 +19,11 @@ from diloco_cli.paths import user_cache_directory
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
+from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
-from diloco_cli.report.history import NOTABLE, CommitLine, Mark, RunHistory
+from diloco_cli.report.history import NOTABLE, CommitLine, CommitPart, Mark, RunHistory
 from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.runtime.files import make_directory, write_whole
 from diloco_cli.store.port import Store
@@ -33,6 +34,7 @@ ROUTINE = frozenset({"merged", "refused", "skipped"})
 VERSION = 2  # of the kept files; others are read anew
 MAX_KEPT_BYTES = 64 << 20
 _line = msgspec.json.Decoder(CommitLine).decode
+_part = msgspec.json.Decoder(CommitPart).decode
 Progress = Callable[[int, int], None]
 
 
@@ -74,16 +76,25 @@ def _add(history: RunHistory, n: int, data: bytes | None) -> None:
         history.digest = ""
         return
     try:
-        line = _line(data)
+        line = _read(data)
         if history.digest and (line.previous != history.digest or line.n != n):
             raise DataCheckError("the hash chain is broken", where=commit_key(n), hint=VERIFY)
-        s = history.add(line, digest(data))
+        s = history.add(line, commit_digest(data))
     except (msgspec.MsgspecError, IndexError, OverflowError, RecursionError) as error:
         raise DataCheckError(f"not a commit: {error}", where=commit_key(n), hint=VERIFY) from error
     if line.kind in NOTABLE or line.jumped:
         for event in events_of(metrics_after(Metrics(), decode(Commit, data, commit_key(n)), 0)):
             if event.kind not in ROUTINE:
                 history.mark(Mark(s, event.kind, event.unit, event.text))
+
+
+def _read(data: bytes) -> CommitLine:
+    """All of a commit, also of a long one (protocol/log/parts.py)."""
+    head, *parts = data.split(b"\n")
+    line = _line(head)
+    for part in map(_part, parts):
+        line.inputs, line.outcomes = line.inputs + part.inputs, line.outcomes + part.outcomes
+    return line
 
 
 def _kept(path: Path, run: RunFormat, state: RunState) -> RunHistory | None:
@@ -104,7 +115,7 @@ def _kept(path: Path, run: RunFormat, state: RunState) -> RunHistory | None:
 def _continues(store: Store, history: RunHistory) -> bool:
     """Whether the log goes on from what was kept: a bucket may have been restored from an older copy."""
     data = store.get(commit_key(history.n), MAX_RECORD_BYTES)
-    return data is None or digest(data) == history.digest
+    return data is None or commit_digest(data) == history.digest
 
 
 def _keep(path: Path, history: RunHistory) -> None:

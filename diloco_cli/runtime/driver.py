@@ -110,8 +110,10 @@ def _perform_on(side: Side, operation: Operation, clock: Clock) -> Any:
 
 def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
     match operation:
-        case Get(key, max_bytes):
+        case Get(key, max_bytes, 0):
             return store.get(key, max_bytes)
+        case Get(key, max_bytes, start):
+            return store.get_range(key, start, start + max_bytes)
         case Create(key, data):
             return store.create(key, data)
         case Put(key, data):

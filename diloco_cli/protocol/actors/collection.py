@@ -21,6 +21,7 @@ from collections import deque
 
 from diloco_cli.protocol.log.commit_log import state_after
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
+from diloco_cli.protocol.log.faults import faults_for_quarantine, quarantine_reason
 from diloco_cli.protocol.log.keys import (
     read_delta_key,
     read_event_key,
@@ -31,7 +32,7 @@ from diloco_cli.protocol.log.keys import (
 from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, snapshot_at, snapshots_between
-from diloco_cli.protocol.log.state import RunState, faults_for_quarantine, quarantine_reason
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import MAX_AT_ONCE, together
 from diloco_cli.protocol.rules.divergence import needed_from
 

@@ -54,12 +54,12 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
 
     An island of the launch may start before the syncer that resumes the run. An island that joined later raises
     UsageError if the run has been stopped, or has ended, since its admission."""
-    state = yield from read_log(run)
+    state = yield from read_log(run, learner=learner)
     if all(island.name != learner for island in run.islands):
         refuse_unless_running(run, state)
     while not state.outputs:
         yield Sleep(WAIT_FOR_GENESIS_S)
-        state = yield from read_log(run, state)
+        state = yield from read_log(run, state, learner)
     refuse_revoked(run, state, learner_signer(learner))
     known = state.learner(learner)
     keyring = run.keyring.without(state.revoked)
@@ -70,7 +70,9 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     settled = [known.next_seq if number == known.floor else 0 for number in earlier]
     newest = yield from together([_newest_offer(keyring, learner, *one) for one in zip(earlier, settled, strict=True)])
     offers = [offer for offer in newest if offer is not None]
-    head = (yield from read_log(run, state)) if offers else state  # an earlier process may have gone on for long
+    head = state
+    if offers:  # an earlier process may have gone on for long
+        head = yield from read_log(run, state, learner)
     inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
     data_start = max([known.data_end, *(offer.data_end for offer in offers)])
     return Joined(incarnation, state, data_start, inner, head.n)

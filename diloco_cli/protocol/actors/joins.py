@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from diloco_cli.protocol.log.commit_log import read_signed
 from diloco_cli.protocol.log.keys import JOINS, join_key, read_join_key
 from diloco_cli.protocol.log.operations import List, Steps
 from diloco_cli.protocol.log.records import Island, Join, RunFormat
+from diloco_cli.protocol.log.signed import read_signed
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.signing import Unsigned, learner_signer

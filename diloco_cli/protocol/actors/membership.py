@@ -21,11 +21,12 @@ from dataclasses import replace
 from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors.joins import JoinQueue
-from diloco_cli.protocol.log.commit_log import create_signed, read_log, refuse_revoked
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.commits import Membership
 from diloco_cli.protocol.log.keys import is_name, join_key
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import Island, Join, RunFormat
+from diloco_cli.protocol.log.signed import create_signed
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import encode

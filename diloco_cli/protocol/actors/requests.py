@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import takewhile
 
-from diloco_cli.protocol.log.commit_log import LOOKS
 from diloco_cli.protocol.log.keys import request_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.places import create_placed, read_placed
 from diloco_cli.protocol.log.records import Request, RequestKind, RunFormat
+from diloco_cli.protocol.log.signed import LOOKS
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import RecordError, decode, encode

@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count, takewhile
 
 from msgspec import structs
 
-from diloco_cli.digests import digest
 from diloco_cli.ed25519 import public_key
 from diloco_cli.errors import FencedError, NotFoundError, RefusedError, UsageError
 from diloco_cli.protocol.log.certificates import own_keyring
@@ -20,8 +20,11 @@ from diloco_cli.protocol.log.keys import (
     commit_key,
     is_name,
 )
-from diloco_cli.protocol.log.operations import Create, Get, Steps
+from diloco_cli.protocol.log.narrowed import NarrowState, apply_own, narrowed
+from diloco_cli.protocol.log.operations import Get, Steps
+from diloco_cli.protocol.log.parts import commit_digest, head_line
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, SCHEMA, RunFormat
+from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_own, read_signed
 from diloco_cli.protocol.log.snapshots import (
     SNAPSHOT_EVERY,
     TRIES,
@@ -32,7 +35,14 @@ from diloco_cli.protocol.log.snapshots import (
 )
 from diloco_cli.protocol.log.state import RunState, apply
 from diloco_cli.protocol.log.together import together
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.protocol.log.wire import (
+    MAX_RECORD_BYTES,
+    RecordError,
+    decode,
+    decode_own,
+    encode,
+    told_in,
+)
 from diloco_cli.signing import (
     KEY_HINT,
     LOG,
@@ -40,12 +50,11 @@ from diloco_cli.signing import (
     Checksummed,
     Keyring,
     Secret,
+    Signature,
     SignatureError,
-    Unsigned,
     body_of,
     short_key,
 )
-from diloco_cli.store.port import Created
 
 RESTORE_HINT = (
     "the bucket's owner puts back the earlier version that the bucket keeps, or a region's copy; if there is none and"
@@ -55,7 +64,6 @@ FORMAT_HINT = (
     "it never changes during a run: the bucket's owner puts back its first version, or a region's copy; nothing of the"
     " run starts without it"
 )
-LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
 AHEAD = 64  # commits that are read at a time by who is far behind
@@ -171,52 +179,48 @@ def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
     return None if data is None else fold(run, state, data)
 
 
-def read_signed(keyring: Unsigned, signer: str, key: str, at: str | None = None, same: int = 2) -> Steps[bytes | None]:
-    """A record's bytes. Bytes that are not authentic may have been damaged in the read: they are read again until they
-    are authentic, or the same `same` times in a row. `at`: where the record lies, if not under the key that it is
-    signed for (places.py)."""
-    at = at or key
-    data: bytes | None = yield Get(at, MAX_RECORD_BYTES)
-    equal = 1
-    for _ in range(LOOKS - 1):
-        if data is None or equal == same or keyring.authenticates(signer, key, data):
-            break
-        before, data = data, (yield Get(at, MAX_RECORD_BYTES))
-        equal = equal + 1 if data == before else 1
-    return data
-
-
-def create_signed(
-    keyring: Unsigned, signer: str, key: str, mine: bytes, at: str | None = None, same: int = 2
-) -> Steps[bytes]:
-    """Create a record, and return the bytes that then lie under the key: `mine`, or the record that was there before.
-    The bytes in the store's answer may be damaged, so others than `mine` are checked and read again. `at`, `same`: see
-    read_signed."""
-    answer = yield Create(at or key, mine)
-    if isinstance(answer, Created):
-        return mine
-    if answer.data == mine or keyring.authenticates(signer, key, answer.data):
-        return bytes(answer.data)
-    return (yield from read_signed(keyring, signer, key, at, same)) or bytes(answer.data)
-
-
 def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     """One more record's bytes, checked and applied. Raises SignatureError where they are not what a syncer wrote."""
     key = commit_key(state.n + 1)
+    by = _written_by(run, key, data)
+    with _restorable():
+        commit = decode(Commit, data, key, SCHEMA)
+    return apply(state, commit, commit_digest(data), run.layout, kept_versions(run), by)
+
+
+def fold_own(run: RunFormat, state: RunState, data: bytes, learner: str) -> RunState:
+    """As `fold`, from what `read_own` reads."""
+    if not isinstance(state, NarrowState) and told_in(head_line(data)) is None:
+        return fold(run, state, data)
+    key = commit_key(state.n + 1)
+    by = _written_by(run, key, data)
+    with _restorable():
+        commit = decode_own(data, key, learner, SCHEMA)
+    mine = narrowed(state, learner)
+    return apply_own(mine, commit, commit_digest(data), run.layout, kept_versions(run), by)
+
+
+def _written_by(run: RunFormat, key: str, data: bytes) -> Signature:
     by = run.keyring.signature(LOG, key, data)
     if by is None:
         what = f"this commit {run.keyring.wrong}; the log cannot go on behind it"
         raise SignatureError(what, where=key, hint=RESTORE_HINT)
+    return by
+
+
+@contextmanager
+def _restorable() -> Iterator[None]:
+    """Errors in a commit's record say what can be done."""
     try:
-        commit = decode(Commit, data, key, SCHEMA)
+        yield
     except RecordError as error:
         error.hint = error.hint or RESTORE_HINT
         raise
-    return apply(state, commit, digest(data), run.layout, kept_versions(run), by)
 
 
-def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
-    """The log to its end: from the state `known`, or from the newest valid snapshot, or from commit 0.
+def read_log(run: RunFormat, known: RunState | None = None, learner: str | None = None) -> Steps[RunState]:
+    """The log to its end: from the state `known`, or from the newest valid snapshot, or from commit 0. For a `learner`
+    it is read as far as that one needs it, and its state may be a NarrowState.
 
     If the hint is lost or old, or its snapshot damaged, more than LONG_WAY commits follow; then newer snapshots are
     looked for, once. So a log of any age opens with a bounded number of reads. A snapshot does not count whose key the
@@ -230,9 +234,9 @@ def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
         try:
             for wanted in _portions():
                 most = min(wanted, far - state.n) if state.n < far else wanted
-                read = yield from commits_beyond(run, state.n, most)
+                read = yield from commits_beyond(run, state.n, most, learner)
                 for data in read:
-                    state = fold(run, state, data)
+                    state = fold(run, state, data) if learner is None else fold_own(run, state, data, learner)
                 if len(read) < most:
                     break
                 newer = (yield from newest_snapshot(trusting, state.n)) if state.n == far else None
@@ -254,11 +258,14 @@ def _portions() -> Iterator[int]:
     yield from (min(AHEAD, 1 << doubled) for doubled in count())
 
 
-def commits_beyond(run: RunFormat, n: int, most: int) -> Steps[list[bytes]]:
-    """The records of the commits n+1 to n+`most`, read at the same time, up to the first that is not there."""
-    read = yield from together(
-        [read_signed(run.keyring, LOG, commit_key(number)) for number in range(n + 1, n + 1 + most)]
-    )
+def commits_beyond(run: RunFormat, n: int, most: int, learner: str | None = None) -> Steps[list[bytes]]:
+    """The records of the commits n+1 to n+`most`, read at the same time, up to the first that is not there; of long
+    ones for a `learner` what it needs."""
+    keys = [commit_key(number) for number in range(n + 1, n + 1 + most)]
+    if learner is None:
+        read = yield from together([read_signed(run.keyring, LOG, key) for key in keys])
+    else:
+        read = yield from together([read_own(run.keyring, key, learner) for key in keys])
     return list(takewhile(lambda data: data is not None, read))  # type: ignore[arg-type]
 
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from diloco_cli.errors import TryAgainError
-from diloco_cli.protocol.log.commit_log import create_signed
 from diloco_cli.protocol.log.keys import epoch_key
 from diloco_cli.protocol.log.operations import Get, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.signed import create_signed
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.signing import LOG

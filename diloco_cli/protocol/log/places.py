@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.log.commit_log import LOOKS, create_signed, read_signed
 from diloco_cli.protocol.log.epochs import CLAIMS_TRIED, REACH, furthest
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key, placed_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim
+from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_signed
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import Unsigned, learner_signer
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diloco_cli.digests import digest
 from diloco_cli.protocol.log.keys import HEAD_HINT_KEY, commit_key, read_snapshot_key, snapshot_key
 from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
+from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import together_got
@@ -87,7 +87,7 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
         return None
     same = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.schema == SCHEMA
     same = same and signed.public in ("", snapshot.state.epoch_key)
-    return snapshot.state if same and snapshot.commit_digest == digest(commit) else None
+    return snapshot.state if same and snapshot.commit_digest == commit_digest(commit) else None
 
 
 def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:

@@ -1,15 +1,6 @@
 """The log, folded: all readers of the same commits have the same state.
 
 `apply` is the only way to change the state, one commit at a time; it is a pure function of the state and the record.
-
-Quarantine: a learner with many bad offers is kept out by a commit until an operator readmits it. Every bad offer is
-refused in any case, so a quarantine protects no parameter. It keeps the syncer from counting, awaiting and reading a
-learner that cannot be trusted, and `status` shows it. Each refusal for a reason in HOSTILE is one fault, and each offer
-that a merge applied takes PAID_BACK of one back: good offers between bad ones clear nobody, and what happens to an
-honest learner now and then adds up to nothing. As many faults as three rounds have offers give a quarantine of the
-learner and of all its later incarnations. The number is so high because harmless changes (momentum wiped, another
-learning rate) may have each fragment's deltas refused for their norm for two rounds. A readmitted learner begins with
-0 faults.
 """
 
 from __future__ import annotations
@@ -25,6 +16,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.authority import AuthorityError, contradiction
 from diloco_cli.protocol.log.directions import opposition_after
+from diloco_cli.protocol.log.faults import HOSTILE, faults_after, faults_with
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.norms import Norms, norms_after
@@ -34,39 +26,8 @@ from diloco_cli.protocol.log.states import RunPhase, phase_after
 from diloco_cli.protocol.log.wire import RecordError
 from diloco_cli.signing import NOBODY, Signature
 
-FEWEST_FAULTS = 8
-ROUNDS_OF_FAULTS = 3  # more than the norms need to begin anew (norms.py)
-PAID_BACK = 1 / 16  # of a fault, by each merged offer; exact in binary
-# Reasons that no honest learner causes. A bad signature is not one: a forged offer must not quarantine the learner that
-# it names. Offers that are late, old, overlapping or superseded come from every learner now and then.
-HOSTILE = frozenset({
-    "bad_record", "bad_claim", "wrong_base", "missing_payload", "wrong_size", "digest_mismatch", "bad_payload",
-    "non_finite", "bad_norms", "norm_cap",
-})  # fmt: skip
 ROLLBACKS_KEPT = 16
 Item = TypeVar("Item", MergedOffer, Outcome)
-
-
-def faults_after(faults: float, commit: commits.Commit, learner: str) -> float:
-    """A learner's faults after one more commit, from its offers that the commit refuses and applies. All code that
-    counts faults uses this function."""
-    if isinstance(commit, commits.Quarantine | commits.Readmit) and commit.learner == learner:
-        return 0
-    num_applied = sum(item.learner == learner for item in commit.inputs)
-    num_hostile = sum(outcome.learner == learner and outcome.reason in HOSTILE for outcome in commit.outcomes)
-    return _faults(faults, num_applied, num_hostile)
-
-
-def _faults(before: float, num_applied: int, num_hostile: int) -> float:
-    return max(0.0, before - num_applied * PAID_BACK) + num_hostile
-
-
-def faults_for_quarantine(num_fragments: int) -> int:
-    return max(FEWEST_FAULTS, ROUNDS_OF_FAULTS * num_fragments)
-
-
-def quarantine_reason(faults: float) -> str:
-    return f"{faults:.0f} offers too many that no honest learner makes"
 
 
 class Applied(Struct, frozen=True, gc=False):
@@ -81,7 +42,7 @@ class Applied(Struct, frozen=True, gc=False):
 
 class LearnerRecord(Struct, frozen=True):
     """What the log says of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
-    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `faults`: see the top of this module;
+    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `faults`: see faults.py;
     `quarantined`: the commit of its quarantine, None if it is not quarantined."""
 
     floor: int = 0
@@ -174,6 +135,10 @@ class RunState(Struct, frozen=True, dict=True):
     def _versions(self) -> dict[tuple[int, int], FragmentVersion]:
         return {(output.fragment, output.version): output for output in reversed(self.history)}
 
+    def knows(self, name: str) -> bool:
+        """Whether what the log says of this learner is in this state; one learner's own may lack it (narrowed.py)."""
+        return True
+
     def learner(self, name: str) -> LearnerRecord:
         return self.learners.get(name, _UNHEARD_OF)
 
@@ -209,6 +174,20 @@ def apply(
 
     `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
     """
+    state = advanced(state, commit, digest, layout, kept_versions, by)
+    return replace(
+        state,
+        norms=norms_after(state.norms, commit, len(layout.fragments)),
+        opposition=opposition_after(state.opposition, commit),
+        metrics=metrics_after(state.metrics, commit, state.tokens(layout)),
+        stability=stability_after(state.stability, commit, _merged(state) if commit.kind == "rollback" else {}),
+    )
+
+
+def advanced(
+    state: RunState, commit: commits.Commit, digest: str, layout: Layout, kept_versions: int, by: Signature
+) -> RunState:
+    """As `apply`, without what is remembered of all learners' deltas, and for people."""
     wrong = contradiction(state.epoch, state.epoch_key, state.revoked, commit, by)
     if wrong is not None:
         raise AuthorityError(f"this {commit.kind} {wrong}", commit_key(commit.n))
@@ -218,15 +197,7 @@ def apply(
     if commit.request is not None:
         state = replace(state, next_request=commit.request + 1)
     state = _folded(_settle_outcomes(state, commit), commit, layout)
-    state = _adopt_outputs(state, commit.outputs, kept_versions)
-    norms, opposition = (
-        norms_after(state.norms, commit, len(layout.fragments)),
-        opposition_after(state.opposition, commit),
-    )
-    state = replace(state, norms=norms, opposition=opposition)
-    metrics = metrics_after(state.metrics, commit, state.tokens(layout))
-    stability = stability_after(state.stability, commit, _merged(state) if commit.kind == "rollback" else {})
-    return replace(state, metrics=metrics, stability=stability)
+    return _adopt_outputs(state, commit.outputs, kept_versions)
 
 
 def _merged(state: RunState) -> dict[str, int]:
@@ -299,7 +270,7 @@ def _settle_outcomes(state: RunState, commit: commits.Commit) -> RunState:
         known = _settle(known, [(item.incarnation, item.seq) for item in (*merged, *outcomes)])
         if outcomes or known.faults:
             num_hostile = sum(outcome.reason in HOSTILE for outcome in outcomes)
-            faults = _faults(known.faults, len(merged), num_hostile)
+            faults = faults_with(known.faults, len(merged), num_hostile)
             known = replace(known, refused=known.refused + len(outcomes), faults=faults)
         learners[name] = known
     return replace(state, learners=learners)
@@ -342,12 +313,11 @@ def _merge(state: RunState, commit: commits.Merge, layout: Layout) -> RunState:
             merges=known.merges + 1,
             data_end=max(known.data_end, item.data_end),
         )
-    tokens = sum(item.tokens for item in commit.inputs)
     return replace(
         state,
         slot=state.slot + 1,
         learners=learners,
-        token_parameters=state.token_parameters + tokens * parameters,
+        token_parameters=state.token_parameters + commit.merged_tokens * parameters,
         merges=state.merges + 1,
         fruitless=0,
         window=Window(commit.opens_s, commit.slot_s, commit.grace_s),
@@ -355,6 +325,8 @@ def _merge(state: RunState, commit: commits.Merge, layout: Layout) -> RunState:
 
 
 def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.Readmit) -> RunState:
+    if not state.knows(commit.learner):
+        return state
     known, keeps_out = state.learner(commit.learner), isinstance(commit, commits.Quarantine)
     blamed = isinstance(commit, commits.Quarantine) and commit.evaluated is not None  # kept out for faults before, too
     if (known.quarantined is None) != keeps_out and not blamed:
@@ -366,8 +338,8 @@ def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.R
 
 def _revoke(state: RunState, commit: commits.Revoke) -> RunState:
     learners = dict(state.learners)
-    if commit.learner is not None and commit.floor > state.learner(commit.learner).floor:
-        known = state.learner(commit.learner)
+    known = state.learner(commit.learner) if commit.learner is not None and state.knows(commit.learner) else None
+    if commit.learner is not None and known is not None and commit.floor > known.floor:
         learners[commit.learner] = replace(known, floor=commit.floor, next_seq=0, settled=())
     return replace(state, revoked={commit.key: commit.n} | state.revoked, learners=learners)
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar, Union, cast
 
 import msgspec
 
 from diloco_cli.config.codec import MAX_DEPTH, from_plain, has_huge_integer, is_deep, to_plain
 from diloco_cli.errors import DataCheckError, DilocoError
+from diloco_cli.protocol.log.commits import Commit, OwnMerge, own
+from diloco_cli.protocol.log.parts import Parts, divided, of_one, parts_of, reunited
 from diloco_cli.protocol.log.records import RunFormat, not_consented
 from diloco_cli.signing import MAX_TAIL_BYTES, body_of
 from diloco_cli.store.port import HOLDER_BYTES
@@ -34,13 +36,17 @@ class RecordError(DataCheckError):
 def encode(record: object) -> bytes:
     """Canonical JSON: sorted keys, no spaces, ASCII; equal records give equal bytes. A lone surrogate (as in a file's
     name that is not UTF-8) is written as U+FFFD. Raises ValueError for NaN."""
-    data = _canonical(_plain(record)).encode()
-    if b"\\ud" in data:
-        data = _canonical(_as_text(json.loads(data))).encode()
+    plain = _plain(record)
+    data = b"\n".join(divided(plain, _line)) if isinstance(record, Commit) else _line(plain)
     max_bytes = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
     if len(data) > max_bytes:
         raise RecordError(f"{len(data)} bytes, more than the {max_bytes} allowed in a record")
     return data
+
+
+def _line(plain: Any) -> bytes:
+    data = _canonical(plain).encode()
+    return _canonical(_as_text(json.loads(data))).encode() if b"\\ud" in data else data
 
 
 def _plain(record: object) -> Any:
@@ -63,22 +69,71 @@ def _as_text(value: Any) -> Any:
 def decode(kind: type[Record], data: bytes, where: str, schema: int | None = None) -> Record:
     """Bytes to a record of type `kind`, or of the subclass that their tag names. Unknown keys from newer writers are
     ignored; wrong types are refused, and so is a record whose own `schema` is newer than `schema`."""
-    plain, is_canonical = _parsed(data, where)
-    if schema is not None:  # first: a newer version may write in another way
-        _refuse_newer(plain.get("schema"), schema, where)
-    _require_canonical(is_canonical, where)
+    head, *lines = data.split(b"\n") if issubclass(kind, Commit) else [data]
+    plain = _head(head, where, schema, len(data))
     try:
         if kind is RunFormat:
             return cast("Record", not_consented(from_plain(RunFormat, plain, strict=False)))
+        if lines or ("parts" in plain and issubclass(kind, Commit)):
+            plain = reunited(plain, lines, partial(_part, where=where))
         return cast("Record", msgspec.convert(plain, _written_as(cast("Any", kind)), str_keys=True))
     except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:
         raise RecordError(f"not a {kind.__name__.lower()}: {error}", where=where) from error
 
 
+def decode_own(data: bytes, where: str, learner: str, schema: int) -> Commit:
+    """A commit as one learner needs it, without the inputs and outcomes of all others, from the whole record or, if it
+    is a long one, from its head and the part in which that learner's are. Raises RecordError."""
+    head, *lines = data.split(b"\n")
+    if told_in(head) is None:
+        return own(decode(Commit, data, where, schema), learner)
+    plain = _head(head, where, schema, len(data))
+    try:
+        parts = parts_of(plain)
+        mine = of_one(plain, learner, lines, partial(_part, where=where))
+        if plain.get("kind") != "merge":
+            return cast("Commit", msgspec.convert(mine, _written_as(Commit), str_keys=True))
+        mine |= {"inputs": mine.get("inputs", []), "all_tokens": parts.tokens, "step_s": parts.step_s}
+        return msgspec.convert(mine, OwnMerge, str_keys=True)
+    except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:
+        raise RecordError(f"not a long commit: {error}", where=where) from error
+
+
+def has_its_parts(data: bytes) -> bool:
+    """Whether these are one line, or a long commit's head with the very parts that it names."""
+    head, *lines = data.split(b"\n")
+    parts = told_in(head)
+    return not lines if parts is None else parts.are(lines)
+
+
+def told_in(head: bytes) -> Parts | None:
+    """What a commit's head says of its parts; None: it is a whole commit, or no commit."""
+    if b'"parts":' not in head:  # a quote within a text is escaped
+        return None
+    try:
+        return parts_of(_parse(body_of(head)))
+    except (msgspec.MsgspecError, ValueError, AttributeError):
+        return None
+
+
+def _head(line: bytes, where: str, schema: int | None, num_bytes: int) -> Any:
+    plain, is_canonical = _parsed(line, where, num_bytes)
+    if schema is not None:  # first: a newer version may write in another way
+        _refuse_newer(plain.get("schema"), schema, where)
+    _require_canonical(is_canonical, where)
+    return plain
+
+
+def _part(line: bytes, where: str) -> dict[str, Any]:
+    plain, is_canonical = _parsed(line, where)
+    _require_canonical(is_canonical, where)
+    return plain
+
+
 @cache
 def _written_as(kind: type[Any]) -> Any:
     """The types that a record of this kind may have: the subclasses of a base of tagged types, else the kind itself."""
-    is_base = issubclass(kind, msgspec.Struct) and kind.__struct_config__.tag_field and kind.__subclasses__()
+    is_base = kind.__mro__[1] is msgspec.Struct and kind.__struct_config__.tag_field and kind.__subclasses__()
     return Union[tuple(kind.__subclasses__())] if is_base else kind  # noqa: UP007
 
 
@@ -98,11 +153,12 @@ def decode_plain(data: bytes, where: str) -> dict[str, Any]:
     return plain
 
 
-def _parsed(data: bytes, where: str) -> tuple[dict[str, Any], bool]:
+def _parsed(data: bytes, where: str, num_bytes: int = 0) -> tuple[dict[str, Any], bool]:
     """The object, and whether its bytes are what `encode` makes of it. A parser alone would keep the last of two equal
-    keys and say nothing."""
-    if len(data) > MAX_RECORD_BYTES:
-        raise RecordError(f"{len(data)} bytes, more than the {MAX_RECORD_BYTES} allowed in a record", where=where)
+    keys and say nothing. `num_bytes`: of all lines, where these are one of several."""
+    num_bytes = max(num_bytes, len(data))
+    if num_bytes > MAX_RECORD_BYTES:
+        raise RecordError(f"{num_bytes} bytes, more than the {MAX_RECORD_BYTES} allowed in a record", where=where)
     body = body_of(data)
     try:
         plain = _parse(body)

@@ -28,7 +28,7 @@ from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.merging import READS
-from diloco_cli.protocol.log.commit_log import fold, read_signed, trusting_none_of
+from diloco_cli.protocol.log.commit_log import fold, trusting_none_of
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     HEAD_HINT_KEY,
@@ -39,6 +39,7 @@ from diloco_cli.protocol.log.keys import (
 )
 from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.signed import read_signed
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, HeadHint, newest_snapshot, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase

@@ -10,7 +10,6 @@ import pytest
 
 from diloco_cli.protocol.actors.requests import ask, pending_requests
 from diloco_cli.protocol.log.commit_log import (
-    create_signed,
     fold,
     is_whole,
     next_commit,
@@ -22,6 +21,7 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, offer_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, Offer, RunFormat
+from diloco_cli.protocol.log.signed import create_signed
 from diloco_cli.protocol.log.snapshots import snapshot_at, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode

@@ -13,9 +13,10 @@ from diloco_cli.observe.bookkeeping import Books
 from diloco_cli.protocol.actors.collection import is_garbage, next_floor, to_quarantine
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.commit_log import fold
+from diloco_cli.protocol.log.faults import HOSTILE, faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.keys import delta_key, snapshot_key, state_key, weights_key
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
-from diloco_cli.protocol.log.state import HOSTILE, RunState, apply, faults_after, faults_for_quarantine
+from diloco_cli.protocol.log.state import RunState, apply
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.protocol.rules.eligibility import REASONS, refusal
 from diloco_cli.protocol.rules.merging import mixing_of
