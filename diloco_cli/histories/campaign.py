@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 
 from diloco_cli.errors import UsageError
 from diloco_cli.histories.history import History
+from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.memo import no_garbage_collection
 from diloco_cli.histories.options import NemesisKind, Options, drawn_options
 from diloco_cli.histories.outcome import Actors, HistoryResult
@@ -149,7 +149,7 @@ def _again(seed: int, options: Options, outcome: HistoryResult, script: Script |
 
 
 def _without_times(data: bytes) -> dict[str, Any]:
-    return {key: value for key, value in json.loads(data).items() if key not in OF_WALLS}
+    return {key: value for key, value in in_one(data).items() if key not in OF_WALLS}
 
 
 def swept_options(seed: int) -> Options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
 from diloco_cli.histories.client import Bucket
-from diloco_cli.histories.monitor import check_folded
+from diloco_cli.histories.monitor import check_folded, check_own
 from diloco_cli.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
 from diloco_cli.histories.participation import Attendances
 from diloco_cli.histories.processes import MAX_DRIFT, Process
@@ -13,6 +13,7 @@ from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
 from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, watch_every_s
 from diloco_cli.runtime.driver import perform
@@ -186,7 +187,11 @@ def check_restart(history: Scene, replayer: Replayer) -> None:
     for objects in (history.bucket.objects, history.bucket.objects, _without_hints(history.bucket.objects)):
         copy = Bucket()
         copy.objects = objects
-        check_folded(perform(read_log(history.run), copy, _Still()), replayer, history.run)
+        whole = perform(read_log(history.run), copy, _Still())
+        check_folded(whole, replayer, history.run)
+        for name in whole.learners:  # of a log that is read from heads and parts
+            mine = perform(read_log(history.run, RunState(), name), copy, _Still())
+            check_own(whole, mine, name)
 
 
 class _Still:

@@ -25,6 +25,7 @@ from diloco_cli.histories.replayer import FLOODER, POISONER
 from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import LONG_WAY
+from diloco_cli.protocol.log.parts import HEAD_BYTES, PART_ENTRIES, WHOLE_ENTRIES
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY
 from diloco_cli.signing import Checksummed, Secret
@@ -57,6 +58,7 @@ OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, FLIPPED_SHARE, POISONED_MERGES = 0.08, 0.25, (16, 60)
+LONG_COMMITS_SHARE = 0.5
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -112,6 +114,8 @@ class Options:
     poisoner: Tactic | None = None
     forger: bool = False
     flooder: bool = False
+    whole_entries: int = WHOLE_ENTRIES
+    head_bytes: int = HEAD_BYTES
 
     @property
     def slot_s(self) -> float:
@@ -149,6 +153,9 @@ class Options:
             "SNAPSHOT_EVERY": self.snapshot_every,
             "LONG_WAY": LONG_WAY // SNAPSHOT_EVERY * self.snapshot_every,
             "FEWEST_FAULTS": self.fewest_faults,
+            "WHOLE_ENTRIES": self.whole_entries,
+            "PART_ENTRIES": min(PART_ENTRIES, max(1, self.whole_entries)),
+            "HEAD_BYTES": self.head_bytes,
             "POLLS_A_SLOT": POLLS_A_SLOT,
             "POLL_BOUNDS_S": POLL_BOUNDS_S,
         }
@@ -163,7 +170,8 @@ class Options:
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
             f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
-            f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}; "
+            f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}, "
+            f"commits whole up to {self.whole_entries} entries, heads of {self.head_bytes} bytes; "
             f"{signed}faults of calls: {calls}; others: {others}{hostile}"
         )
 
@@ -225,7 +233,18 @@ def drawn_options(seed: int) -> Options:
 
 def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
-    return _with_outsiders(_with_poisoner(_with_keys(_with_harm(options, seed), seed), seed), seed)
+    options = _with_long_commits(_with_harm(options, seed), seed)
+    return _with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed)
+
+
+def _with_long_commits(options: Options, seed: int) -> Options:
+    """In half of the histories few learners make a commit long, and not every head is read at once."""
+    draw = Stream(seed, "long commits")
+    if not draw.chance(LONG_COMMITS_SHARE):
+        return options
+    return replace(
+        options, whole_entries=draw.choice((0, 1, 2)), head_bytes=draw.choice((1000, 1400, 1400, 1700, HEAD_BYTES))
+    )
 
 
 def _with_keys(options: Options, seed: int) -> Options:

@@ -15,7 +15,6 @@ It takes in commits one by one as they appear, or reads a bucket from its beginn
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from diloco_cli.histories.integers import (
     state_bytes,
     weights_bytes,
 )
+from diloco_cli.histories.lines import head_of, in_one
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.port import Store
 
@@ -61,8 +61,7 @@ class ViolationError(AssertionError):
 @lru_cache(maxsize=PARSED)
 def plain(data: bytes) -> Plain:
     """A record as plain JSON. The same bytes give the same object, so nobody may change it."""
-    record: Plain = json.loads(data)
-    return record
+    return in_one(data)
 
 
 def signed_by(record: Plain) -> tuple[str, str]:
@@ -185,7 +184,7 @@ class Replayer:
         expect((commit["n"], commit["previous"]) == (n, self.previous), "1", f"the chain breaks at commit {n}")
         self._epoch(commit)
         self._signer(commit)
-        self.n, self.previous = n, digest(data)
+        self.n, self.previous = n, digest(head_of(data))
         self.kinds.append(commit["kind"])
         expect("finish" not in self.kinds[:-1], "1", f"a {commit['kind']} after the run had finished")
         stopped = self.kinds[-2:-1] == ["stop"] and commit["kind"] != "epoch_start"

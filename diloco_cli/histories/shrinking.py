@@ -6,12 +6,12 @@ same invariant breaks.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.options import REGION, Options
 from diloco_cli.histories.outcome import HistoryResult, Moment
 from diloco_cli.histories.script import Script
@@ -37,7 +37,7 @@ def _said(key: str, data: bytes) -> str:
     if kind not in ("commit", "offer"):
         return ""
     try:
-        record = json.loads(data)
+        record = in_one(data)
     except ValueError:
         return ": damaged"
     return f": {_commit(record) if kind == 'commit' else _offer(record)}"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from diloco_cli.histories.lines import in_one
 from diloco_cli.store.port import Store
 
 
 def commits_of(store: Store) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     while (data := store.get(f"commit/{len(found):012d}.json")) is not None:
-        found.append(json.loads(data))
+        found.append(in_one(data))
     assert len(store.list("commit/", limit=100_000)) == len(found), "a commit beyond a gap"
     return found

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from diloco_cli.histories.campaign import lived
+from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.options import Options, drawn_options
 from diloco_cli.histories.outcome import HistoryResult
 from diloco_cli.histories.script import CallFault, NemesisEvent, Script
@@ -33,7 +33,7 @@ def harmed(*calls: CallFault, kinds: tuple[str, ...] = ("harm",), **changes: Any
     """Harm is done after about 10 merges. The result, and what the log says beside merges."""
     events = tuple(NemesisEvent(2.0, kind, BAD, MANY) for kind in kinds)  # type: ignore[arg-type]
     result = lived(SEED, options(**changes), script=Script(calls, events))
-    return result, [json.loads(data) for data in result.log if b'"kind":"merge"' not in data]
+    return result, [in_one(data) for data in result.log if b'"kind":"merge"' not in data]
 
 
 def of(kind: str, log: list[Any]) -> list[Any]:

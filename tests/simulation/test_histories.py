@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -28,6 +27,7 @@ from diloco_cli.histories.campaign import (
     work_of,
 )
 from diloco_cli.histories.history import History
+from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.options import (
     BATCH_TOKENS,
     LONG_MERGES,
@@ -88,7 +88,7 @@ def sample() -> list[int]:
 
 def shown(options: Options, outcome: HistoryResult) -> set[str]:
     """What did happen in a history."""
-    commits = [json.loads(data) for data in outcome.log]
+    commits = [in_one(data) for data in outcome.log]
     kinds = {commit["kind"] for commit in commits}
     inputs = [item for commit in commits for item in commit.get("inputs", [])]
     facts = {
@@ -119,7 +119,7 @@ def drained(outcome: HistoryResult) -> Iterator[str]:
     for _, what, key in outcome.tail:
         words = what.split()
         if key.startswith("commit/"):
-            newest = json.loads(outcome.objects[key])["kind"]
+            newest = in_one(outcome.objects[key])["kind"]
         elif len(words) > 4 and words[3] == "leave":
             asked.add(words[4])
         elif what.endswith("left with status 0") and words[0].split(".")[0] in asked and newest not in OVER:
@@ -135,7 +135,7 @@ def test_a_sample_of_seeds_breaks_nothing_and_shows_everything() -> None:
         assert outcome.violation is None, stories(swarm(range(seed, seed + 1)))
         totals.add(outcome)
         seen |= shown(options, outcome)
-        commits = [json.loads(data) for data in outcome.log]
+        commits = [in_one(data) for data in outcome.log]
         kinds |= {commit["kind"] for commit in commits}
         reasons += "".join(commit["reason"] for commit in commits if commit["kind"] == "epoch_start")
     assert seen == set(DRAWN)
@@ -176,7 +176,7 @@ def test_the_sweeps_points_are_every_operation_of_every_role_before_and_after_it
     learners = {f"l{i}" for i in range(options.learners)}
     assert {point.actor.split(".")[0] for point in points} == {"syncer", "n0", "operator"} | learners
     assert {"syncer.1", "syncer.2"} <= {point.actor for point in points}, "one serves, the other stands by"
-    assert {"gc_floor", "membership", "rollback"} <= {json.loads(data)["kind"] for data in outcome.log}
+    assert {"gc_floor", "membership", "rollback"} <= {in_one(data)["kind"] for data in outcome.log}
     assert Counter(point.fault.kind for point in points) == {
         Fault.CRASH: outcome.operations,
         Fault.CRASH_AFTER: outcome.operations,

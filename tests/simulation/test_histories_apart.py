@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from diloco_cli.histories.campaign import lived
 from diloco_cli.histories.history import History
+from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.options import REGION, Options, drawn_options
 from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.histories.shrinking import told
@@ -29,7 +29,7 @@ def quiet(seed: int) -> Options:
 def test_both_take_part_and_the_regions_bucket_shows_the_whole_log() -> None:
     outcome = History(3, quiet(3)).live()
     assert outcome.violation is None
-    inputs = [item["learner"] for data in outcome.log for item in json.loads(data).get("inputs", [])]
+    inputs = [item["learner"] for data in outcome.log for item in in_one(data).get("inputs", [])]
     assert inputs.count("l0") >= 2 and inputs.count("l1") >= 2
     far = {key.removeprefix(f"{REGION}/") for key in outcome.objects if key.startswith(f"{REGION}/")}
     assert sum(key.startswith("commit/") for key in far) == outcome.commits

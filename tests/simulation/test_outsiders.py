@@ -3,7 +3,6 @@ them, switched off, is caught by the same histories."""
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 from diloco_cli import signing
 from diloco_cli.digests import digest
 from diloco_cli.histories.campaign import lived
+from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.options import Options, drawn_options
 from diloco_cli.histories.replayer import FLOODER
 from diloco_cli.protocol.actors import collection, inbox, joins, requests
@@ -52,7 +52,7 @@ def test_they_change_nothing_and_hold_nobody_up(forger: bool, flooder: bool) -> 
         assert outcome.violation is None, (seed, outcome.violation)
         forged = [text.split()[3] for _, text, _ in outcome.tail if text.startswith("a forger wrote")]
         written.update(key.partition("/")[0] for key in forged)
-        outcomes = [item for data in outcome.log for item in json.loads(data)["outcomes"]]
+        outcomes = [item for data in outcome.log for item in in_one(data)["outcomes"]]
         written[FLOODER] += sum(item["learner"] == FLOODER for item in outcomes)
     assert (written[FLOODER] > 100) == flooder, "it is heard, and refused"
     kinds = {"incarnation", "offer", "request", "join", "epoch", "snapshot"} if forger else set()

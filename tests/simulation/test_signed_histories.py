@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 
@@ -11,6 +10,7 @@ import pytest
 from diloco_cli.errors import RefusedError
 from diloco_cli.histories.campaign import lived
 from diloco_cli.histories.key_events import STOLEN_NONCE
+from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.options import OF_KEYS, Options, drawn_options, run_of, with_key
 from diloco_cli.protocol.log import state
 from diloco_cli.signing import LOG, OPERATOR, Keyring, learner_signer
@@ -51,7 +51,7 @@ def test_keys_are_replaced_and_revoked_and_what_a_thief_of_old_ones_writes_count
     for seed in range(40):
         outcome = lived(seed, with_thieves(seed))
         assert outcome.violation is None, (seed, outcome.violation)
-        seen.update(json.loads(data)["kind"] for data in outcome.log)
+        seen.update(in_one(data)["kind"] for data in outcome.log)
         seen.update(text.split()[1] for _, text, _ in outcome.tail if text.startswith("a thief wrote"))
         assert not any(STOLEN_NONCE.encode() in data for data in outcome.log)
     assert seen["revoke"] >= 40 and seen["thief"] >= 10

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from diloco_cli.histories.campaign import swarm
+from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.memo import tuned
 from diloco_cli.histories.options import drawn_options
 from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import MAX_EXACT, RunFormat
+from diloco_cli.protocol.log.state import RunState
 
 SEEDS = range(40)
 
@@ -49,3 +51,26 @@ def test_a_constant_that_no_module_has_is_an_error() -> None:
     with pytest.raises(AttributeError, match="SNAPSHOTS_NEVER"), tuned(SNAPSHOT_EVERY=3, SNAPSHOTS_NEVER=3):
         raise NotImplementedError
     assert log.SNAPSHOT_EVERY > 3
+
+
+def test_learners_of_histories_read_heads_and_parts_and_go_on_with_a_narrow_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folded, read = Counter[str](), Counter[str]()
+    fold_own = log.fold_own
+    get_range = Bucket.get_range
+
+    def counted(run: RunFormat, state: RunState, data: bytes, learner: str) -> RunState:
+        after = fold_own(run, state, data, learner)
+        folded[type(after).__name__] += 1
+        return after
+
+    def ranged(self: Bucket, key: str, start: int, end: int) -> bytes | None:
+        read[key.partition("/")[0]] += 1
+        return get_range(self, key, start, end)
+
+    monkeypatch.setattr(log, "fold_own", counted)
+    monkeypatch.setattr(Bucket, "get_range", ranged)
+    assert not swarm(SEEDS).violations
+    print(dict(folded), dict(read))
+    assert min(folded["NarrowState"], folded["RunState"]) > len(SEEDS) and read["commit"] > len(SEEDS)
