@@ -17,7 +17,8 @@ import torch
 
 from diloco_cli.config.settings import DataSettings, RunSettings
 from diloco_cli.corpus.cache import BlockCache
-from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
+from diloco_cli.corpus.encoders import tokenizer_digest
+from diloco_cli.corpus.hub import TOKENIZER
 from diloco_cli.corpus.index import BLOCK_BYTES, Index, read_index
 from diloco_cli.corpus.places import SHARDS_VARIABLE, shards_here
 from diloco_cli.corpus.shards import TokenShards
