@@ -148,14 +148,13 @@ def check_layout(run: RunFormat, model: nn.Module) -> None:
 
 def _first_difference(run: RunFormat, facts: list[ParameterFact]) -> str:
     """The first tensor that differs, in the model's order, with its shape in the run and here."""
-    there = {tensor.name: list(tensor.shape) for fragment in run.layout.fragments for tensor in fragment.tensors}
-    here = {fact.name: list(fact.shape) for fact in facts}
-    other = [name for name in dict.fromkeys([*here, *there]) if there.get(name) != here.get(name)]
+    wanted = {tensor.name: str(list(tensor.shape)) for part in run.layout.fragments for tensor in part.tensors}
+    built = {fact.name: str(list(fact.shape)) for fact in facts}
+    other = [name for name in {**built, **wanted} if wanted.get(name) != built.get(name)]
     if not other:
         return "its tensors have the same names and shapes, but other types or another order"
-    wanted, found = (str(shapes.get(other[0], "missing")) for shapes in (there, here))
-    more = f"; {len(other) - 1} more differ" if len(other) > 1 else ""
-    return f"{other[0]} is {wanted} in the run and {found} here{more}"
+    first, more = other[0], f"; {len(other) - 1} more differ" if len(other) > 1 else ""
+    return f"{first} is {wanted.get(first, 'missing')} in the run and {built.get(first, 'missing')} here{more}"
 
 
 def _has_tensors_of(run: RunFormat, facts: list[ParameterFact]) -> bool:

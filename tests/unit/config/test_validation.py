@@ -120,7 +120,7 @@ def test_islands_that_are_still_to_be_formed_are_left_to_the_plan(tmp_path: Path
 
 
 def test_loops_of_ones_own_alone_host_no_syncer(tmp_path: Path) -> None:
-    run, origins = load(tmp_path, "syncer: {on_learners: true}")
+    run, origins = load(tmp_path, "\nsyncer: {on_learners: true}\n")
     own = [replace(island, infra="loop/addressed") for island in islands(2).islands]
     refuse_together(run, origins, replace(islands(2), islands=(own[0], islands(2).islands[1])), 21, "run.yaml")
     with pytest.raises(UsageError, match="nobody would serve the run: loops of your own") as refused:
