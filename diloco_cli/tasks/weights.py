@@ -22,7 +22,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
 from diloco_cli.tasks import huggingface, own_data
 from diloco_cli.tasks.build import build_model, build_model_on_meta, open_own_data
-from diloco_cli.tasks.misfits import misshapen, refuse_other_model
+from diloco_cli.tasks.mismatches import misshapen, refuse_other_model
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.names import bare_parameters
 
