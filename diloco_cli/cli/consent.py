@@ -26,6 +26,7 @@ AllowStore = typer.Option([], "--allow-store", metavar="URL", help="Let a bucket
 
 def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path | None = None) -> NamedHere:
     """What was named on the command line, and in a run file of this machine with its inventory."""
+    from diloco_cli.corpus.places import HUB
     from diloco_cli.digests import is_digest
     from diloco_cli.protocol.rules.consent import Allowance
     from diloco_cli.runtime.consent import NamedHere
@@ -37,7 +38,9 @@ def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path
                 f"--allow-code {code!r}: must be a module, module:function, or the digest of a run's format",
                 hint="--allow-code package.module:function",
             )
-    allowance = Allowance(tuple(codes), (), tuple(real_url(store) for store in stores or ()))
+    allowance = Allowance(
+        tuple(codes), (), tuple(store if store.startswith(HUB) else real_url(store) for store in stores or ())
+    )
     command = shlex.join(["diloco", *sys.argv[1:]])
     if run_file is None:
         return NamedHere(allowance, None, command)

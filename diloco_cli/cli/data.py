@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -10,17 +10,20 @@ import typer
 from diloco_cli.cli.operators import JsonOption
 from diloco_cli.cli.output import ProgressLine, print_json, progress, talk
 from diloco_cli.cli.run_argument import foreground_store
+from diloco_cli.environment import set_environment_default
+from diloco_cli.errors import UsageError
 from diloco_cli.units import format_count, format_size
 
 if TYPE_CHECKING:
     from diloco_cli.corpus.index import Index, Shard
-    from diloco_cli.corpus.text import TextFile
-    from diloco_cli.corpus.tokenizing import Tokenized
+    from diloco_cli.corpus.tokenizing import Documents, Tokenized
     from diloco_cli.store.port import Store
 
 Dtype = Literal["uint16", "uint32"]
 PlaceArgument = typer.Argument(..., metavar="PATH|URL", help="The folder of the shards, or gs:// or s3://.")
-TokenizerOption = typer.Option(None, "--tokenizer", metavar="FOLDER", help="With a Hugging Face tokenizer.json.")
+TokenizerOption = typer.Option(
+    None, "--tokenizer", metavar="FOLDER|NAME", help="Folder of a Hugging Face tokenizer.json, or its name on the Hub."
+)
 DtypeOption = typer.Option(None, "--dtype", help="uint16 or uint32 for each token.")
 
 data = typer.Typer(help="Token shards: your own data.", no_args_is_help=True, rich_markup_mode=None)
@@ -28,29 +31,61 @@ data = typer.Typer(help="Token shards: your own data.", no_args_is_help=True, ri
 
 @data.command("tokenize")
 def tokenize(
-    inputs: list[str] = typer.Argument(..., metavar="INPUT...", help="Text files, folders, or 'patterns/**/*.txt'."),
+    inputs: list[str] | None = typer.Argument(
+        None, metavar="[INPUT...]", help="Text files, folders, or 'patterns/**/*.txt'."
+    ),
     output: str = typer.Option(..., "-o", "--output", metavar="PATH|URL", help="Where the shards go."),
-    tokenizer: Path | None = TokenizerOption,
+    tokenizer: str | None = TokenizerOption,
+    dataset: str | None = typer.Option(
+        None, "--dataset", metavar="FOLDER|NAME", help="Instead of files: a Hugging Face dataset, NAME@REVISION too."
+    ),
+    config: str | None = typer.Option(None, "--config", help="Of the dataset, if it has several."),
+    split: str = typer.Option("train", "--split", help="Of the dataset."),
+    column: str = typer.Option("text", "--column", help="Of the dataset, with the text."),
     dtype: Dtype | None = DtypeOption,
     as_json: bool = JsonOption,
 ) -> None:
     """Make token shards of text: its bytes, or by a tokenizer. The same command goes on after it was interrupted."""
     from diloco_cli.corpus.encoders import encoder_of
-    from diloco_cli.corpus.text import find_sources
     from diloco_cli.corpus.tokenizing import tokenize as make
 
-    sources = find_sources(inputs)
-    encoder = encoder_of(None if tokenizer is None else str(tokenizer))
+    encoder = encoder_of(tokenizer)
+    sources, what = _rows(dataset, config, split, column, inputs) if dataset else _files(inputs)
     store = _opened(output, create=True)
-    with progress(f"tokenizing {len(sources)} files") as line:
+    with progress(f"tokenizing {what}") as line:
         index = make(store, sources, encoder, dtype, on_shard=_Teller(sources, line))
     _tell_index("data tokenize", store, index, as_json)
+
+
+def _files(inputs: list[str] | None) -> tuple[Documents, str]:
+    from diloco_cli.corpus.text import find_sources
+
+    if not inputs:
+        hint = "name text files, or --dataset FOLDER|NAME"
+        raise UsageError("there is nothing to tokenize", hint=hint)
+    found = find_sources(inputs)
+    return found, f"{len(found)} files"
+
+
+def _rows(
+    dataset: str, config: str | None, split: str, column: str, inputs: list[str] | None
+) -> tuple[Documents, str]:  # fmt: skip
+    from diloco_cli.corpus.dataset import open_dataset
+
+    if inputs:
+        hint = "tokenize files and a dataset one after the other, each with its own -o"
+        raise UsageError(f"--dataset {dataset} and {inputs[0]}: one of them", hint=hint)
+    if not sys.stderr.isatty():
+        set_environment_default("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    rows = open_dataset(dataset, config, split, column)
+    talk(f"{rows.name}: {rows.num_rows:,} rows of {split}")
+    return rows, f"{rows.num_rows:,} rows"
 
 
 @data.command("index")
 def index(
     place: str = PlaceArgument,
-    tokenizer: Path | None = TokenizerOption,
+    tokenizer: str | None = TokenizerOption,
     dtype: Dtype | None = DtypeOption,
     as_json: bool = JsonOption,
 ) -> None:
@@ -58,7 +93,7 @@ def index(
     from diloco_cli.corpus.encoders import encoder_of
     from diloco_cli.corpus.indexing import index_shards
 
-    encoder = None if tokenizer is None else encoder_of(str(tokenizer))
+    encoder = None if tokenizer is None else encoder_of(tokenizer)
     store, read = _opened(place), 0
     with progress("reading the shards") as line:
 
@@ -98,15 +133,12 @@ def show(
 class _Teller:
     """Says of each finished shard how far the work has come."""
 
-    def __init__(self, sources: list[TextFile], line: ProgressLine) -> None:
-        self._before = [0]
-        for source in sources:
-            self._before.append(self._before[-1] + source.size)
-        self._line = line
+    def __init__(self, sources: Documents, line: ProgressLine) -> None:
+        self._sources, self._line = sources, line
 
     def __call__(self, shard: Shard, made: Tokenized) -> None:
         whole = (made.file, made.offset) == (0, 0)
-        share = 1.0 if whole else (self._before[made.file] + made.offset) / self._before[-1]
+        share = 1.0 if whole else self._sources.share(made.file, made.offset)
         self._line.share = lambda: share
         talk(f"{shard.name}: {format_count(shard.tokens)} tokens, {share:.0%} of the text")
 

@@ -32,7 +32,7 @@ def evaluate(
         None, "--limit", min=1, help="So many examples of each task, or held-out sequences. Default: all, or as the run"
         " evaluates.",
     ),
-    tokenizer: Path | None = TokenizerOption,
+    tokenizer: str | None = TokenizerOption,
     device: str = DeviceOption,
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
     allow_code: list[str] = AllowCode,
@@ -80,7 +80,7 @@ def _say_loss(opened: OpenRun, limit: int | None, device: str, as_json: bool, he
 
 
 def _say_tasks(
-    opened: OpenRun, names: list[str], folder: Path | None, limit: int | None, tokenizer: Path | None, device: str,
+    opened: OpenRun, names: list[str], folder: Path | None, limit: int | None, tokenizer: str | None, device: str,
     as_json: bool, allow_code: list[str],
 ) -> None:  # fmt: skip
     from diloco_cli.inference.harness import evaluate_tasks

@@ -52,8 +52,8 @@ def export(
     max_shard_size: str | None = typer.Option(
         None, "--max-shard-size", metavar="SIZE", help=f"With --to hf: of one file. Default: {MAX_SHARD_SIZE}."
     ),
-    tokenizer: Path | None = typer.Option(
-        None, "--tokenizer", metavar="FOLDER", help="With --to hf: the tokenizer to put into the folder."
+    tokenizer: str | None = typer.Option(
+        None, "--tokenizer", metavar="FOLDER|NAME", help="With --to hf: the tokenizer to put into the folder."
     ),
     tape: Path | None = typer.Option(
         None,
@@ -140,9 +140,10 @@ def _export_file(
 
 
 def _export_folder(
-    run: str | None, output: Path | None, dtype: Dtype, max_shard_bytes: int, tokenizer: Path | None, yes: bool,
+    run: str | None, output: Path | None, dtype: Dtype, max_shard_bytes: int, tokenizer: str | None, yes: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
+    from diloco_cli.corpus.hub import tokenizer_folder
     from diloco_cli.export import huggingface, write
     from diloco_cli.export.folder import refuse_folder
 
@@ -153,7 +154,7 @@ def _export_folder(
     refuse_folder(folder, yes)
     settings, layout = opened.format.settings, opened.format.layout
     described = huggingface.describe(settings, layout, write.DTYPES[dtype])
-    words = huggingface.tokenizer_of(settings, tokenizer)
+    words = huggingface.tokenizer_of(settings, None if tokenizer is None else tokenizer_folder(tokenizer))
     if words is not None:
         talk(f"with the tokenizer of {words}")
     with writing_to(folder), progress(f"reading the parameters of {opened.name}"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -24,8 +23,9 @@ if TYPE_CHECKING:
 
 MAX_SEED = 2**63 - 1
 TokenizerOption = typer.Option(
-    None, "--tokenizer", metavar="FOLDER", help="Folder of a Hugging Face tokenizer. Default: bytes, where they fit."
-)
+    None, "--tokenizer", metavar="FOLDER|NAME",
+    help="Folder of a Hugging Face tokenizer, or its name on the Hub. Default: bytes, where they fit.",
+)  # fmt: skip
 DeviceOption = typer.Option("cpu", "--device", help="Where to compute.", autocompletion=complete.devices)
 
 
@@ -38,7 +38,7 @@ def generate(
     seed: int | None = typer.Option(
         None, "--seed", min=0, max=MAX_SEED, help="The same text again. Default: another each time."
     ),
-    tokenizer: Path | None = TokenizerOption,
+    tokenizer: str | None = TokenizerOption,
     device: str = DeviceOption,
     as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
     allow_code: list[str] = AllowCode,
@@ -67,7 +67,7 @@ def generate(
 
 
 def causal_of(
-    opened: OpenRun, tokenizer: Path | None, device: str, allow_code: list[str]
+    opened: OpenRun, tokenizer: str | None, device: str, allow_code: list[str]
 ) -> tuple[int, Causal, Vocabulary]:
     """The number of the newest commit, its model, and how text is written for it."""
     from diloco_cli.inference.causal import Causal, load_model

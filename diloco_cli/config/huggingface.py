@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from diloco_cli.config.codec import parse_object
+from diloco_cli.config.hub import snapshot
 from diloco_cli.config.settings import ModelSettings
-from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError, suggestion
 
 CONFIG = "config.json"
@@ -76,18 +76,7 @@ def find_folder(name: str, folders: Iterable[Path], revision: str | None = None)
             if revision is not None:
                 raise UsageError(f"model.revision: {folder / name} is a folder, and has none", where="model.revision")
             return folder / name
-    cached = _hub_cache() / f"models--{name.replace('/', '--')}"
-    try:
-        commit = (cached / "refs" / (revision or "main")).read_text().strip()
-    except OSError:
-        commit = revision or ""
-    snapshot = cached / "snapshots" / commit
-    return snapshot if commit and (snapshot / CONFIG).is_file() else None
-
-
-def commit_of(folder: Path) -> str | None:
-    """The commit of a snapshot in the Hub's cache; None for any other folder."""
-    return folder.name if folder.parent.name == "snapshots" else None
+    return snapshot(name, revision, CONFIG)
 
 
 def check_weights(model: ModelSettings, folder: Path) -> None:
@@ -124,14 +113,6 @@ def _missing_files(folder: Path) -> list[str]:
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise UsageError("has no weight_map from names to files", where=str(folder / INDEX))
     return [file for file in sorted(set(files.values())) if not (folder / file).is_file()]
-
-
-def _hub_cache() -> Path:
-    """The folder of huggingface_hub's downloads."""
-    if (cache := environment_value("HF_HUB_CACHE")) is not None:
-        return Path(cache)
-    home = environment_value("HF_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
 
 
 def facts_of_config(config: Config, where: str) -> HuggingFaceFacts:

@@ -1,4 +1,4 @@
-"""Where a run file's own data lie, and what may stand beside them; nothing is opened."""
+"""Where a run file's own data lie, and what may stand beside them; nothing is read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from diloco_cli.config.build import Origins
+from diloco_cli.config.hub import is_hub_name
 from diloco_cli.config.presets import MODEL_PRESETS, ViTShape
 from diloco_cli.config.settings import DataSettings, RunSettings
 from diloco_cli.config.store_url import URL, normalise_store_url
@@ -26,7 +27,7 @@ def placed(run: RunSettings, folder: Path, origins: Origins) -> RunSettings:
 
 
 def _local(data: DataSettings, key: str, folder: Path, origins: Origins) -> str | None:
-    """An absolute path or pattern on this machine."""
+    """An absolute path or pattern on this machine; of a tokenizer that is not here, its name on the Hub."""
     path: str | None = getattr(data, key)
     if path is None:
         return None
@@ -36,7 +37,8 @@ def _local(data: DataSettings, key: str, folder: Path, origins: Origins) -> str 
             where=origins.get(f"data.{key}"),
             hint="diloco data tokenize FILES -o gs://BUCKET/PREFIX, then data: {tokens: gs://BUCKET/PREFIX}",
         )
-    return os.path.normpath(folder.absolute() / Path(path).expanduser())
+    place = os.path.normpath(folder.absolute() / Path(path).expanduser())
+    return path if key == "tokenizer" and is_hub_name(path) and not Path(place).is_dir() else place
 
 
 def check_own_data(run: RunSettings, where: str) -> None:

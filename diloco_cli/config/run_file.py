@@ -140,7 +140,7 @@ HINTS: dict[type, str] = {
     ModelSettings: f"a model is one of: preset: {' | '.join(MODEL_PRESETS)}; entrypoint: module:function (and args);"
     " huggingface: NAME or folder; or parameters, layers, width, sequence (for `plan` and `simulate` alone)",
     DataSettings: f"data are one of: preset: {' | '.join(DATA_PRESETS)}; entrypoint: module:function (and args);"
-    " tokens: URL or folder of token shards; text: 'FOLDER/**/*.txt' (and tokenizer: FOLDER)",
+    " tokens: URL or folder of token shards; text: 'FOLDER/**/*.txt' (and tokenizer: FOLDER or NAME)",
 }
 
 

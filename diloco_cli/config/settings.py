@@ -50,10 +50,11 @@ class ModelSettings:
 @dataclass(frozen=True)
 class DataSettings:
     """A preset, a user's `module:function`, token shards at a URL (`tokens`), or text files (`text`: a path or pattern)
-    as bytes or by the `tokenizer` in a folder. `shards`: into how many streams it is divided for good; None: one for
-    each island of the launch. Islands that are to join later need a stream of their own each. `held_out`: the share of
-    own tokens that is never trained on. `cache_bytes`: of a bucket's shards, on this machine's disk. `args` are an
-    entrypoint's; in the format of a run with own tokens, what their index says (tasks/own_data.py)."""
+    as bytes or by the `tokenizer` in a folder, or of a name on the Hub. `shards`: into how many streams it is divided
+    for good; None: one for each island of the launch. Islands that are to join later need a stream of their own each.
+    `held_out`: the share of own tokens that is never trained on. `cache_bytes`: of a bucket's shards, on this machine's
+    disk. `args` are an entrypoint's; in the format of a run with own tokens, what their index says
+    (tasks/own_data.py)."""
 
     preset: str | None = None
     entrypoint: str | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from diloco_cli.config.build import Origins
+from diloco_cli.config.own_loops import data_class_of
 from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import UsageError
@@ -53,6 +54,12 @@ def refuse_together(
             "sync.quorum",
             f"{run.sync.quorum} islands can never take part, the inventory has {count}; allowed: 1 to {count}",
             f"--set sync.quorum={count}",
+        )
+    if run.syncer.on_learners and all(data_class_of(island.infra) for island in inventory.islands):
+        place.refuse(
+            "syncer.on_learners",
+            "nobody would serve the run: loops of your own train all its islands, and no diloco learner hosts a syncer",
+            "--set syncer.on_learners=false",
         )
     if run.data.shards is not None and run.data.shards < count:
         place.refuse(

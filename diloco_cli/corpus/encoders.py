@@ -1,4 +1,4 @@
-"""From text to tokens: byte by byte, or by a Hugging Face tokenizer in a local folder.
+"""From text to tokens: byte by byte, or by a Hugging Face tokenizer in a folder or of a name on the Hub.
 
 Only the folder's `tokenizer.json` is used, which is data: no code of a tokenizer is ever run. The package `tokenizers`
 comes with the extra `hf`.
@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from diloco_cli.config.presets import BYTE_VOCABULARY
+from diloco_cli.corpus.hub import TOKENIZER, TOKENIZER_CONFIG, tokenizer_folder
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.paths import install_hint
 
-TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 MAX_FILE_BYTES = 64 << 20
 Tokens = npt.NDArray[Any]
 
@@ -62,13 +62,14 @@ class FolderEncoder:
         return [np.asarray(each.ids, np.uint32) for each in found]
 
 
-def encoder_of(folder: str | None) -> Encoder:
-    return ByteEncoder() if folder is None else FolderEncoder(Path(folder))
+def encoder_of(tokenizer: str | None) -> Encoder:
+    """By the tokenizer in this folder, or of this name on the Hub; None: bytes. Raises NotFoundError, UsageError."""
+    return ByteEncoder() if tokenizer is None else FolderEncoder(tokenizer_folder(tokenizer))
 
 
-def tokenizer_digest(folder: str) -> str:
-    """Of a folder's tokenizer, without loading it. Raises NotFoundError if it has none."""
-    return digest(_read(Path(folder)))
+def tokenizer_digest(tokenizer: str) -> str:
+    """Of the tokenizer in a folder or of a name, without loading it. Raises NotFoundError if there is none."""
+    return digest(_read(tokenizer_folder(tokenizer)))
 
 
 def _read(folder: Path) -> bytes:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diloco_cli.config.hub import is_hub_name
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.corpus.text import fixed_folder
 from diloco_cli.environment import environment_value
 from diloco_cli.store.open import real_url
 
 SHARDS_VARIABLE = "DILOCO_SHARDS"
+HUB = "hf://"  # before a name on the Hugging Face Hub, where a machine consents to places
 
 
 def shards_here() -> str | None:
@@ -26,6 +28,12 @@ def data_places(data: DataSettings) -> tuple[str, ...]:
         return ()
     if data.tokens:
         return (real_url(data.tokens),)
-    folders = [fixed_folder(data.text)] if data.text else []
-    folders += [Path(data.tokenizer)] if data.text and data.tokenizer else []
-    return tuple(real_url(str(folder)) for folder in folders)
+    if not data.text:
+        return ()
+    return (real_url(str(fixed_folder(data.text))), *([_place_of(data.tokenizer)] if data.tokenizer else []))
+
+
+def _place_of(tokenizer: str) -> str:
+    """A name on the Hub is looked for in the working directory first."""
+    on_hub = is_hub_name(tokenizer) and not Path(tokenizer).is_dir()
+    return f"{HUB}{tokenizer}" if on_hub else real_url(tokenizer)

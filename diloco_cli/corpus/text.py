@@ -27,7 +27,8 @@ class TextFile:
 
 @dataclass(frozen=True)
 class TextPiece:
-    """`text` of a file; the next piece begins at byte `end` of file number `file`. `is_last`: of its file."""
+    """`text` of a document, as of a file; the next piece begins at byte `end` of document number `file`. `is_last`: of
+    its document."""
 
     file: int
     text: bytes
@@ -35,11 +36,29 @@ class TextPiece:
     is_last: bool
 
 
-def find_sources(patterns: Iterable[str]) -> list[TextFile]:
+class TextFiles(list[TextFile]):
+    """Text files, each a document: `Documents` to tokenize."""
+
+    def identity(self) -> str:
+        return digest_of_sources(self)
+
+    def pieces(self, number: int, offset: int) -> Iterator[TextPiece]:
+        return pieces(self, number, offset)
+
+    def where(self, number: int) -> str:
+        return str(self[number].path)
+
+    def share(self, number: int, offset: int) -> float:
+        """Of all text, how much lies before byte `offset` of file `number`."""
+        sizes = [source.size for source in self]
+        return (sum(sizes[:number]) + offset) / sum(sizes)
+
+
+def find_sources(patterns: Iterable[str]) -> TextFiles:
     """The files that these name: paths, patterns (** for any folders), or folders with all that is in them, save what
     begins with a dot. Sorted by name; empty files are left out. Raises NotFoundError where one names no text,
     UsageError where one leads out of its fixed folder, to which a machine may have consented."""
-    found: list[TextFile] = []
+    found = TextFiles()
     for pattern in patterns:
         root, paths = _matching(pattern)
         _refuse_outside(pattern, paths)
@@ -72,14 +91,15 @@ def pieces(sources: list[TextFile], file: int = 0, offset: int = 0) -> Iterator[
         with sources[number].path.open("rb") as stream:
             stream.seek(offset)
             while data := stream.read(PIECE_BYTES):
-                end = len(data) if len(data) < PIECE_BYTES else _cut(data)
+                end = len(data) if len(data) < PIECE_BYTES else end_of_piece(data)
                 offset += end
                 stream.seek(offset)
                 yield TextPiece(number, data[:end], offset, offset >= sources[number].size)
         offset = 0
 
 
-def _cut(data: bytes) -> int:
+def end_of_piece(data: bytes) -> int:
+    """Where to cut: behind the last line's end, or else between two characters."""
     line = data.rfind(b"\n") + 1
     if line:
         return line

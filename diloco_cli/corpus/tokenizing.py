@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from diloco_cli.corpus.index import (
     dtype_for,
     encode_index,
 )
-from diloco_cli.corpus.text import TextFile, TextPiece, digest_of_sources, pieces
+from diloco_cli.corpus.text import TextPiece
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.store.leftovers import discard_leftovers_at
@@ -35,12 +35,30 @@ from diloco_cli.store.port import Store
 PROGRESS_KEY = "tokenizing.json"
 SUFFIX = ".bin"
 SHARD_BYTES = 64 << 20
-AT_ONCE = 32  # pieces that a tokenizer gets together: it uses all cores
+AT_ONCE_BYTES = 8 << 20  # of pieces that a tokenizer gets together: it uses all cores
+
+
+class Documents(Protocol):
+    """What is tokenized, in an order of its own: text files, or the rows of a dataset."""
+
+    def identity(self) -> str:
+        """The same as long as the same documents come in the same order."""
+        ...
+
+    def pieces(self, number: int, offset: int) -> Iterator[TextPiece]:
+        """All text from byte `offset` of document `number` on, in pieces that do not depend on where one began."""
+        ...
+
+    def where(self, number: int) -> str: ...
+
+    def share(self, number: int, offset: int) -> float:
+        """How much of all lies before byte `offset` of document `number`, from 0 to 1."""
+        ...
 
 
 @dataclass(frozen=True)
 class Tokenized:
-    """`work`: the digest of what is tokenized and how. The next shard begins at byte `offset` of file `file`."""
+    """`work`: the digest of what is tokenized and how. The next shard begins at byte `offset` of document `file`."""
 
     work: str
     shards: tuple[Shard, ...] = ()
@@ -52,16 +70,16 @@ OnShard = Callable[[Shard, Tokenized], None]
 
 
 def tokenize(
-    store: Store, sources: list[TextFile], encoder: Encoder, dtype: str | None = None,
+    store: Store, sources: Documents, encoder: Encoder, dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES, on_shard: OnShard = lambda shard, progress: None,
 ) -> Index:  # fmt: skip
-    """The index of the finished shards in `store`. Raises UsageError if the store holds other work, if a file is no
-    UTF-8 text, or if tokens do not fit `dtype`."""
+    """The index of the finished shards in `store`. Raises UsageError if the store holds other work, if a document is
+    no UTF-8 text, if there is nothing in any, or if tokens do not fit `dtype`."""
     dtype = dtype or dtype_for(encoder.vocabulary)
     if encoder.vocabulary > 1 << (8 * ITEM_BYTES[dtype]):
         raise UsageError(f"--dtype {dtype}: {encoder.vocabulary} tokens do not fit", hint="--dtype uint32")
     refuse_finished(store)
-    progress = _begun(store, f"{digest_of_sources(sources)} {encoder.digest} {dtype} {shard_bytes}")
+    progress = _begun(store, f"{sources.identity()} {encoder.digest} {dtype} {shard_bytes}")
     pending: list[Tokens] = []
     held, wanted = 0, shard_bytes // ITEM_BYTES[dtype]
     for piece, tokens in _encoded(sources, encoder, progress):
@@ -74,6 +92,8 @@ def tokenize(
     if held:
         progress = _kept(store, progress, pending, dtype, None)
         on_shard(progress.shards[-1], progress)
+    if not progress.shards:
+        raise UsageError("there is no text in it", where=sources.where(0))
     index = Index(dtype, encoder.vocabulary, progress.shards, encoder.digest)
     store.put(INDEX_KEY, encode_index(index))
     store.delete(PROGRESS_KEY)
@@ -116,11 +136,10 @@ def _begun(store: Store, work: str) -> Tokenized:
     return found
 
 
-def _encoded(sources: list[TextFile], encoder: Encoder, begin: Tokenized) -> Iterator[tuple[TextPiece, Tokens]]:
+def _encoded(sources: Documents, encoder: Encoder, begin: Tokenized) -> Iterator[tuple[TextPiece, Tokens]]:
     """Each piece with its tokens, and with what ends its document."""
     end = np.asarray(encoder.end, np.uint32)
-    remaining = pieces(sources, begin.file, begin.offset)
-    while some := list(islice(remaining, AT_ONCE)):
+    for some in _together(sources.pieces(begin.file, begin.offset)):
         try:
             found = encoder.encode([piece.text for piece in some])
         except UnicodeDecodeError as error:
@@ -129,15 +148,27 @@ def _encoded(sources: list[TextFile], encoder: Encoder, begin: Tokenized) -> Ite
             yield piece, np.concatenate([tokens, end]) if piece.is_last else tokens
 
 
-def _no_text(sources: list[TextFile], some: list[TextPiece]) -> UsageError:
+def _together(pieces: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:
+    some: list[TextPiece] = []
+    held = 0
+    for piece in pieces:
+        some.append(piece)
+        held += len(piece.text)
+        if held >= AT_ONCE_BYTES:
+            yield some
+            some, held = [], 0
+    if some:
+        yield some
+
+
+def _no_text(sources: Documents, some: list[TextPiece]) -> UsageError:
     for piece in some:
         try:
             piece.text.decode()
         except UnicodeDecodeError as error:
             place = piece.end - len(piece.text) + error.start
-            where = str(sources[piece.file].path)
             hint = "leave the file out, or convert it: iconv -f latin1 -t utf-8"
-            return UsageError(f"is not UTF-8 text at byte {place}", where=where, hint=hint)
+            return UsageError(f"is not UTF-8 text at byte {place}", where=sources.where(piece.file), hint=hint)
     raise AssertionError("every piece is text")
 
 

@@ -12,7 +12,8 @@ import torch
 from diloco_cli.config.huggingface import find_folder
 from diloco_cli.config.presets import MoEShape, ViTShape
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
+from diloco_cli.corpus.encoders import tokenizer_digest
+from diloco_cli.corpus.hub import TOKENIZER
 from diloco_cli.errors import UsageError
 from diloco_cli.export.folder import TOKENIZER_FILES
 from diloco_cli.export.naming import Naming, whole_state

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import RunSettings
+from diloco_cli.corpus.encoders import tokenizer_digest
+from diloco_cli.corpus.hub import TOKENIZER, tokenizer_folder
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import install_hint
 
@@ -43,36 +45,45 @@ class Bytes:
 
 
 class Words:
-    """Those of a tokenizer's folder; no code from it is run, and nothing is fetched."""
+    """Those of a tokenizer's folder; no code from it is run. `bare`: nothing is put around a text, and one begins where
+    another has ended: as in token shards that were made of text here."""
 
     size: int | None = None
 
-    def __init__(self, folder: Path) -> None:
-        self._tokenizer = _tokenizer(folder)
+    def __init__(self, folder: Path, bare: bool = False) -> None:
+        self._tokenizer, self._bare = _tokenizer(folder), bare
         self.end: int | None = self._tokenizer.eos_token_id
-        begins = (self._tokenizer.bos_token_id, self.end, 0)
+        first = self._tokenizer.bos_token_id
+        begins = (self.end, first, 0) if bare else (first, self.end, 0)
         self.begin: int = next(token for token in begins if token is not None)
 
     def encode(self, text: str, whole: bool = True) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=whole)]
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=whole and not self._bare)]
 
     def decode(self, tokens: list[int]) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-def vocabulary_of(run: RunSettings, tokenizer: Path | None, size: int) -> Vocabulary:
+def vocabulary_of(run: RunSettings, tokenizer: str | None, size: int) -> Vocabulary:
     """As named; else bytes, for a model that was trained on bytes or knows nothing else. Raises UsageError where
-    neither is so."""
+    neither is so, and for another tokenizer than the one that made the run's own data."""
     if tokenizer is not None:
-        return Words(tokenizer)
+        folder, made_by = tokenizer_folder(tokenizer), run.data.args.get("tokenizer") if run.data.is_own else None
+        if made_by is not None and (folder / TOKENIZER).is_file() and tokenizer_digest(str(folder)) != made_by:
+            raise UsageError(
+                "wrong tokenizer: the run's data were made by another one",
+                where=f"--tokenizer {tokenizer}",
+                hint=f"--tokenizer {run.data.tokenizer or 'FOLDER'}, with the tokenizer.json of digest {made_by}",
+            )
+        return Words(folder, bare=made_by is not None)
     reads_bytes = run.data.preset == TEXT_DATA or run.data.text is not None or size == BYTE_VOCABULARY
     if reads_bytes and run.data.tokenizer is None:
         return Bytes()
-    folder = run.data.tokenizer or "FOLDER"
+    known = run.data.tokenizer or "FOLDER"
     raise UsageError(
         f"the model has {size} tokens, and no tokenizer is named here that says what they are",
         where="--tokenizer",
-        hint=f"--tokenizer {folder}, with the tokenizer.json that the run's data was made with",
+        hint=f"--tokenizer {known}, with the tokenizer.json that the run's data was made with",
     )
 
 

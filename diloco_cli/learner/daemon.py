@@ -183,7 +183,8 @@ def _learn(
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
     learner = Learner(
         run, island.name, own_claim(island.ranks), training, wire, nonce, lanes.start, facts, stop.is_set,
-        lambda: not stop.is_due(), lambda: facts.heartbeat(training.replica.passed) | traffic(meter, store, earlier),
+        lambda: not stop.is_due(),
+        lambda: facts.heartbeat(training.replica.passed, training.replica.data_s) | traffic(meter, store, earlier),
         lanes.news.set,
     )  # fmt: skip
 

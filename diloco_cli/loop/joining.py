@@ -26,7 +26,7 @@ from diloco_cli.signing import learner_signer
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store, StoreGoneError
 from diloco_cli.store.retry import background_store
-from diloco_cli.tasks.weights import check_frozen
+from diloco_cli.tasks.weights import check_frozen, unchecked_frozen
 from diloco_cli.training.replica import check_layout
 
 
@@ -58,6 +58,8 @@ def join(
         check_operator(format_, bare.url, secret, LOG.warning)
         check_layout(format_, model)
         check_frozen(format_.settings, model)
+        if (unchecked := unchecked_frozen(format_.settings, model)) is not None:
+            LOG.warning("%s: %s", name, unchecked)
         known = _with_island(format_, store, clock, _newcomer(format_, run, name, model, given, batch_tokens))
         island = known.island(name)
         assert island is not None

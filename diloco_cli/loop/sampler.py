@@ -7,8 +7,10 @@ from typing import Protocol
 
 from torch.utils.data import Sampler
 
+from diloco_cli.corpus.shuffle import BlockShuffle
 from diloco_cli.errors import UsageError
-from diloco_cli.tasks.data import ShuffledEpochs
+
+AT_ONCE = 256  # samples whose places are computed together
 
 
 class Reader(Protocol):
@@ -21,7 +23,8 @@ class Reader(Protocol):
 
 
 class ShardSampler(Sampler[int]):
-    """Indices below `size`, in the order of `ShuffledEpochs`: sample n of the shard begins at token n * tokens_each.
+    """Indices below `size`, shuffled anew each epoch in constant memory; each shard draws its part of an epoch's order.
+    Sample n of the shard begins at token n * tokens_each.
 
     A new iteration begins at the island's position of then: what a loader had fetched ahead for an iteration that was
     left is drawn again. It ends with the run.
@@ -30,7 +33,11 @@ class ShardSampler(Sampler[int]):
     def __init__(self, reader: Reader, size: int, tokens_each: int, seed: int) -> None:
         if size < 1 or tokens_each < 1:
             raise UsageError(f"{size} samples of {tokens_each} tokens: both must be at least 1", where="island.sampler")
-        self._reader, self._tokens_each, self._order = reader, tokens_each, ShuffledEpochs(size, seed)
+        if size < reader.num_shards:
+            raise UsageError(
+                f"{size} samples are fewer than the run's {reader.num_shards} shards", where="island.sampler"
+            )
+        self._reader, self._tokens_each, self._order = reader, tokens_each, BlockShuffle(size, 1, seed)
 
     def __iter__(self) -> Iterator[int]:
         reader = self._reader
@@ -42,5 +49,8 @@ class ShardSampler(Sampler[int]):
                 hint="count every sample as tokens_each tokens in island.step(tokens=...)",
             )
         while not reader.over:
-            yield self._order[number * reader.num_shards + reader.shard]
-            number += 1
+            for index in self._order.shard(reader.shard, reader.num_shards, number, AT_ONCE).tolist():
+                if reader.over:
+                    return
+                yield index
+            number += AT_ONCE

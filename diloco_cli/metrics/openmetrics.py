@@ -127,6 +127,9 @@ METRICS: tuple[Metric, ...] = (
     _of_learners("diloco_learner_in_last_merges", "Of the last ten merges, with it.", lambda one: one.in_last_10),
     _of_learners("diloco_learner_behind", "Versions that a learner has not adopted yet.", lambda one: one.behind),
     _of_learners("diloco_learner_loss", "Training loss of a learner, nats per token.", lambda one: one.loss),
+    _of_learners(
+        "diloco_learner_data_percent", "Of a learner's steps, spent waiting for data.", lambda one: one.data_percent
+    ),
     Metric("diloco_learner_bytes", "counter", "Over a learner's link since the launch.", _learner_bytes),
     Metric("diloco_region_behind_commits", "gauge", "How far a region's bucket is behind.", _behind),
 )

@@ -13,6 +13,7 @@ from diloco_cli.units import format_count, format_duration
 
 SLOW_BELOW = 0.8
 BLOCKED_PERCENT = 20.0
+DATA_PERCENT = 5.0
 GRACE_SHARE = 0.25  # of the time between two merges
 CROWDED_SHARE = 0.8  # of a slot: a syncer that needs more limits the run
 
@@ -37,6 +38,8 @@ def _of_learner(name: str, said: LearnerHeartbeat) -> str:
         return f"{name} trains at {format_count(said.tokens_per_s)} tok/s, usually at {usual}"
     if said.blocked_percent > BLOCKED_PERCENT:
         return f"{name} spends {said.blocked_percent:.0f}% of its time on the exchange"
+    if (said.data_percent or 0.0) > DATA_PERCENT:
+        return f"{name} waits for its data {said.data_percent:.0f}% of its steps' time"
     return ""
 
 

@@ -41,7 +41,7 @@ class LastMerge:
 @dataclass(frozen=True)
 class LearnerStatus:
     """`attendance` has a mark for each of the last 10 merges, the newest last: `#` took part, `.` did not; `in_last_10`
-    counts them."""
+    counts them. `data_percent`: of its steps' time, what they waited for data; None: not known."""
 
     name: str
     region: str
@@ -58,6 +58,7 @@ class LearnerStatus:
     up_bytes: int
     down_bytes: int
     note: str
+    data_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -281,6 +282,7 @@ def _learner(look: Look, island: Island) -> LearnerStatus:
         up_bytes=heartbeat.up_bytes,
         down_bytes=heartbeat.down_bytes,
         note=own_loop_note(island, _note(look, island.name, known, heartbeat)),
+        data_percent=heartbeat.data_percent,
     )
 
 

@@ -24,7 +24,8 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class LearnerRow:
-    """`participation`: of the run's merges, those in which it took part. Bytes are its own statement; 0: not heard."""
+    """`participation`: of the run's merges, those in which it took part. Bytes are its own statement; 0: not heard.
+    `data_percent`: of its steps' time, what they waited for data, by its own statement; None: not known."""
 
     name: str
     region: str
@@ -35,6 +36,7 @@ class LearnerRow:
     restarts: int
     up_bytes: int
     down_bytes: int
+    data_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ def _learner(learner: LearnerStatus, history: RunHistory, tokens: int) -> Learne
         restarts=0 if took is None else took.restarts,
         up_bytes=learner.up_bytes,
         down_bytes=learner.down_bytes,
+        data_percent=learner.data_percent,
     )
 
 

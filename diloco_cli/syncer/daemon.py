@@ -44,8 +44,8 @@ from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
-from diloco_cli.syncer.beginning import FromTheStart
 from diloco_cli.syncer.evaluation import EvaluatorProcess
+from diloco_cli.syncer.first_commit import FromTheStart
 from diloco_cli.syncer.regions import RegionServices, said_as_events
 from diloco_cli.tensors.stripes import use_threads
 

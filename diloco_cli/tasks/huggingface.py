@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diloco_cli.config.huggingface import check_weights, commit_of, find_folder, sequence_of
+from diloco_cli.config.hub import commit_of
+from diloco_cli.config.huggingface import check_weights, find_folder, sequence_of
 from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import install_hint
-from diloco_cli.tasks.misfits import misshapen, refuse_other_model
+from diloco_cli.tasks.mismatches import misshapen, refuse_other_model
 
 WHERE = "model.huggingface"
 LOADED = frozenset({"auto_map", "custom_pipelines", "quantization_config", "_name_or_path", "_commit_hash"})

@@ -17,10 +17,11 @@ import torch
 
 from diloco_cli.config.settings import DataSettings, RunSettings
 from diloco_cli.corpus.cache import BlockCache
-from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
+from diloco_cli.corpus.encoders import tokenizer_digest
+from diloco_cli.corpus.hub import TOKENIZER
 from diloco_cli.corpus.index import BLOCK_BYTES, Index, read_index
 from diloco_cli.corpus.places import SHARDS_VARIABLE, shards_here
-from diloco_cli.corpus.shards import TokenShards
+from diloco_cli.corpus.shards import HELD_BLOCKS, Place, TokenShards
 from diloco_cli.corpus.shuffle import BlockShuffle, Numbers
 from diloco_cli.corpus.split import Split
 from diloco_cli.corpus.text_shards import shards_of_text
@@ -34,6 +35,7 @@ from diloco_cli.units import format_count
 
 PATIENCE_S = 120.0  # a bucket that does not answer for so long ends the process, which is started again
 DIGEST_SHOWN = 16
+MOST_KEPT = 4 * HELD_BLOCKS  # blocks that were fetched ahead and are not asked for again
 Batch = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -46,6 +48,7 @@ class OwnTokens:
         block = -(-BLOCK_BYTES // (sequence * shards.index.item_bytes))
         self._order = BlockShuffle(self.split.train, block, seed)
         self._ahead = threading.Thread()
+        self._kept: set[Place] = set()
 
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
         """(tokens, targets), each [batch_tokens / sequence, sequence] int64, from `position` tokens of the shard on."""
@@ -66,7 +69,14 @@ class OwnTokens:
 
     def _read_ahead(self, numbers: Numbers) -> None:
         """Beside the training, what a batch half a window later needs comes from the bucket into the local cache."""
-        places = self.shards.blocks_at(numbers * self.sequence, self.sequence + 1)
+        places = [
+            place
+            for place in self.shards.blocks_at(numbers * self.sequence, self.sequence + 1)
+            if place not in self._kept
+        ]
+        if not places:  # as for most batches: those of a window share its blocks, and a thread costs milliseconds
+            return
+        self._kept = {*places} if len(self._kept) > MOST_KEPT else self._kept | {*places}
 
         def fetch() -> None:
             with suppress(DilocoError):  # raised where the blocks are read

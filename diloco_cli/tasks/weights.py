@@ -22,7 +22,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
 from diloco_cli.tasks import huggingface, own_data
 from diloco_cli.tasks.build import build_model, build_model_on_meta, open_own_data
-from diloco_cli.tasks.misfits import misshapen, refuse_other_model
+from diloco_cli.tasks.mismatches import misshapen, refuse_other_model
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.names import bare_parameters
 
@@ -143,7 +143,7 @@ def carried(run: RunSettings, values: Values | None = None) -> RunSettings:
     if values is not None and model.brought is not None:
         model = replace(model, weights_digest=_as_pinned(model.weights_digest, digest_of_values(values), "weights"))
     frozen = frozen_digest_of(run)
-    if frozen is not None or model.frozen_digest is not None:
+    if run.model.is_built and (frozen is not None or model.frozen_digest is not None):
         model = replace(model, frozen_digest=_as_pinned(model.frozen_digest, frozen, "frozen"))
     run = run if model == run.model else replace(run, model=model)
     if run.data.is_own and not run.data.args:
@@ -181,6 +181,17 @@ def check_frozen(run: RunSettings, model: torch.nn.Module) -> None:
             where="model.frozen_digest",
             hint="use the same base weights on every island",
         )
+
+
+def unchecked_frozen(run: RunSettings, model: torch.nn.Module) -> str | None:
+    """What to tell of frozen parameters that nobody compares: of a run whose creator had no code to build them."""
+    frozen = _frozen(model)
+    if run.model.is_built or run.model.frozen_digest is not None or not frozen:
+        return None
+    return (
+        f"{len(frozen)} frozen tensors are not compared between islands, as the run does not have their digest; a new"
+        f" run compares them with: --set model.frozen_digest={digest_of_values(frozen)}"
+    )
 
 
 def _frozen(model: torch.nn.Module) -> Values:

@@ -11,6 +11,7 @@ from math import isfinite
 import torch
 from torch import nn
 
+from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.layout import ParameterFact, make_layout
@@ -46,6 +47,7 @@ class Replica:
 
     `micro_batch_tokens`: tokens of one forward and backward pass; None: as the settings say, with auto the whole batch.
     `gradient_norm` is that of the last step, before clipping; `passed`: the share of the batch that was computed.
+    `data_s`: how long its steps have waited for their batches, all together; not the first, which opens the data.
     `before_update` is called before the optimizer changes anything.
     """
 
@@ -57,6 +59,7 @@ class Replica:
     device: torch.device = CPU
     gradient_norm: float = field(default=0.0, init=False)
     passed: float = field(default=0.0, init=False)
+    data_s: float | None = field(default=None, init=False)
     micro_batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
@@ -113,7 +116,9 @@ class Replica:
         differentiated and returned. An auxiliary term of the model is weighted likewise; it is trained on but is no
         part of the loss that is returned. A batch of one micro-batch is computed as it is.
         """
+        asked_s = monotonic_s()
         batch, micro = self.data.batch(self.shard, self.num_shards, position, batch_tokens), self.micro_batch_tokens
+        self.data_s = 0.0 if self.data_s is None else self.data_s + monotonic_s() - asked_s
         self.passed = 0.0
         losses = [self._pass(part, share) for part, share in micro_batches(batch, batch_tokens, micro)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
@@ -134,11 +139,22 @@ def check_layout(run: RunFormat, model: nn.Module) -> None:
     facts = parameter_facts(model)
     if not _has_tensors_of(run, facts):
         raise UsageError(
-            "the model built here has other tensors (names, shapes, types or order) than the run's layout",
+            f"the model built here is not the run's: {_first_difference(run, facts)}",
             where="FORMAT.json",
             hint="use the same version of the model's code on every island",
         )
     check_frozen(run.settings, model)
+
+
+def _first_difference(run: RunFormat, facts: list[ParameterFact]) -> str:
+    """The first tensor that differs, in the model's order, with its shape in the run and here."""
+    wanted = {tensor.name: str(list(tensor.shape)) for part in run.layout.fragments for tensor in part.tensors}
+    built = {fact.name: str(list(fact.shape)) for fact in facts}
+    other = [name for name in {**built, **wanted} if wanted.get(name) != built.get(name)]
+    if not other:
+        return "its tensors have the same names and shapes, but other types or another order"
+    first, more = other[0], f"; {len(other) - 1} more differ" if len(other) > 1 else ""
+    return f"{first} is {wanted.get(first, 'missing')} in the run and {built.get(first, 'missing')} here{more}"
 
 
 def _has_tensors_of(run: RunFormat, facts: list[ParameterFact]) -> bool:

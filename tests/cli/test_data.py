@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -10,7 +12,10 @@ import numpy as np
 import pytest
 
 from diloco_cli.cli.schemas import schema
-from tests.cli.conftest import Diloco, called, copied, edit
+from diloco_cli.environment import environment_with
+from tests.cli.conftest import ROOT, Diloco, called, copied, edit
+from tests.hub_cache import COMMIT, prepared_dataset, snapshot_in
+from tests.tokenizer import write_tokenizer
 
 TEXT = "".join(f"line {number} says {number * number}\n" for number in range(6000))
 
@@ -99,3 +104,41 @@ def test_launch_refuses_data_that_do_not_fit_before_it_writes_anything(
     done = diloco("launch", "own/run.yaml", *words, DILOCO_HOME=str(here / "home"))
     assert done.returncode == status and said in done.stderr and "hint:" in done.stderr, done.stderr
     assert not (folder / "bucket").exists() and "Traceback" not in done.stderr
+
+
+def offline(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`diloco data tokenize` with a Hub's cache in `here`, and no network to be used: read when `datasets` is
+    imported, hence a process of its own."""
+    variables = {"HF_HOME": str(here / "hf"), "HF_HUB_OFFLINE": "1", "DILOCO_HOME": str(here / "home")}
+    return subprocess.run(
+        [sys.executable, "-m", "diloco_cli", "data", "tokenize", *words], cwd=here, capture_output=True, text=True,
+        env=environment_with(**variables, PYTHONPATH=str(ROOT)), check=False,
+    )  # fmt: skip
+
+
+def test_a_dataset_and_a_tokenizer_of_names_are_taken_from_the_hub_s_cache(here: Path) -> None:
+    prepared_dataset(here / "hf", "maker/rows", ["a b", "b"])
+    write_tokenizer(snapshot_in(here / "hf", "maker/words"), ["a", "b"])
+    words = ("--dataset", "maker/rows", "--tokenizer", "maker/words", "-o", "tokens")
+    made = offline(here, *words)
+    assert made.returncode == 0, made.stderr
+    assert f"maker/rows@{COMMIT}: 2 rows of train" in made.stderr and "100% of the text" in made.stderr
+    assert (here / "tokens" / "000000.bin").read_bytes() == np.array([2, 3, 1, 3, 1], "<u2").tobytes()
+    other = offline(here, *words[:1], "maker/rows@v2", *words[2:-1], "again")
+    assert other.returncode == 2 and f"--dataset maker/rows@{COMMIT}" in other.stderr
+    nowhere = offline(here, "--dataset", "maker/none", "-o", "again")
+    assert nowhere.returncode == 4 and "HF_HUB_OFFLINE is set" in nowhere.stderr
+    assert "load it once where there is a network" in nowhere.stderr
+
+
+def test_files_or_a_dataset_are_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert called(monkeypatch, "data", "tokenize", "-o", "out") == 2
+    assert "there is nothing to tokenize" in capsys.readouterr().err
+    assert called(monkeypatch, "data", "tokenize", "corpus", "--dataset", "x", "-o", "out") == 2
+    assert "one of them" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert called(monkeypatch, "data", "tokenize", "--dataset", "corpus", "-o", "out") == 2
+    said = capsys.readouterr().err
+    assert "datasets is not installed here" in said and "[datasets]" in said

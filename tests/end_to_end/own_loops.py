@@ -11,8 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
+from diloco_cli.corpus.shuffle import BlockShuffle
 from diloco_cli.protocol.log.commit_log import parse_format
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
@@ -84,13 +83,9 @@ def own_loop(place: Playground, url: str, tokens: int, file: str = "run.yaml") -
 
 
 def expected(shard: int, num_shards: int, position: int, tokens: int, seed: int) -> list[int]:
-    """The samples of a shard from `position` on, by the definition alone: epoch by epoch a permutation from the seed,
-    dealt to the shards in turn."""
-    found = []
-    for number in range(position // SEQUENCE, (position + tokens) // SEQUENCE):
-        epoch, index = divmod(number * num_shards + shard, SAMPLES)
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-        found.append(int(torch.randperm(SAMPLES, generator=generator)[index]))
+    """The samples of a shard from `position` on: its part of each epoch's order, which the seed gives."""
+    order = BlockShuffle(SAMPLES, 1, seed)
+    found: list[int] = order.shard(shard, num_shards, position // SEQUENCE, tokens // SEQUENCE).tolist()
     return found
 
 

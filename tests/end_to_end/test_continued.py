@@ -26,7 +26,7 @@ from diloco_cli.export.write import export_file
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.runtime.driver import perform
-from diloco_cli.syncer.beginning import first_loss
+from diloco_cli.syncer.first_commit import first_loss
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import carried
 from diloco_cli.tensors.names import bare_parameters

@@ -1,12 +1,12 @@
 """A run over token shards in a bucket, with kills, a joiner and a leaver: python -m tests.studies.own_data --mb 1024
 
 Shards go into the GCS fake of the contract suite; three learners of `diloco launch` train a model of a few numbers on
-real batches of them, a fourth joins and is told to leave again, and two learners and the syncer are killed on the way.
-Every sequence begins with its own number. Afterwards the log is read as plain JSON, apart from the product's books: of
-each learner's positions, which counted (once a fragment, or it is a violation), which were offered and discarded, and
-which are in no offer (lost with a process, or dropped at the drift bound); and whether the sequences that counted are
-those that the learners' models saw. The cache on the disk is measured all the while. Ends with a row for README.md, and
-with status 1 if anything was violated.
+real batches of them, with `--real` a small transformer; a fourth joins and is told to leave again, and two learners and
+the syncer are killed on the way. Every sequence begins with its own number. Afterwards the log is read as plain JSON,
+apart from the product's books (data_books.py): what became of each position, and whether the sequences that counted are
+those that the learners' models saw. The cache on the disk is measured all the while, and each learner states how long
+its steps waited for their data. Ends with a row for README.md, one for each cause of what is in no offer, and with
+status 1 if anything was violated.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,43 +38,35 @@ from diloco_cli.corpus.shuffle import BlockShuffle
 from diloco_cli.corpus.split import Split
 from diloco_cli.store.gcs import GCSStore
 from tests.contract.fake_gcs import FakeGCS
+from tests.studies.data_books import DataBooks, read_data_books
 from tests.studies.launched import inventory_of
 from tests.studies.toy_runs import FRAGMENTS, ROOT
+from tests.studies.toy_task import NUMBER_TOKENS
 
 NAME = "own"
 LEARNERS, JOINER = ("l0", "l1", "l2"), "l3"
 SHARDS = len(LEARNERS) + 1
 SEQUENCE, EVERY, HELD_OUT, SEED = 256, 16, 0.01, 0
-STEP_S = 0.1
+STEP_S = 0.1  # of the model that is none
 CACHE_BYTES = 64_000_000
 SHARD_BYTES = 32 << 20
 WITHIN_S = 3000.0
 HEADER = (
-    "| shards | of the data | kills | merged twice | applied | discarded | in no offer (longest, steps) | largest"
-    " cache | s | violations |\n|---|---|---|---|---|---|---|---|---|---|"
+    "| shards | of the data | kills | merged twice | applied | discarded | given up by living learners | lost with"
+    " processes (longest, steps) | waiting for data | largest cache | s | violations |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|---|"
 )
-Range = tuple[int, int]
-
-
-@dataclass
-class DataBooks:
-    """What an own reading of the log finds; positions are in tokens of a learner's stream, summed over fragments."""
-
-    applied: int = 0
-    twice: int = 0
-    discarded: int = 0
-    lost: int = 0
-    longest_lost: int = 0
-    ranges: dict[int, list[Range]] = field(default_factory=lambda: defaultdict(list))  # of fragment 0, by stream
-    violations: list[str] = field(default_factory=list)
+CAUSES = "| learner, incarnation | why in no offer | tokens | longest, steps |\n|---|---|---|---|"
+MOST_WAITING_PERCENT = 1.0  # of a real trainer's steps
 
 
 def sequences_of_a_shard(first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """[count x SEQUENCE] tokens; each sequence begins with its number, low bits first."""
-    tokens = np.zeros((count, SEQUENCE), "<u2")
+    """[count x SEQUENCE] tokens below 256; each sequence begins with the four bytes of its number, the lowest first,
+    and counts on from there."""
     numbers = np.arange(first, first + count)
-    tokens[:, 0], tokens[:, 1] = numbers & 0xFFFF, numbers >> 16
-    tokens[:, 2:] = numbers[:, None] % BYTE_VOCABULARY
+    tokens = ((numbers[:, None] + np.arange(SEQUENCE)) % BYTE_VOCABULARY).astype("<u2")
+    for place in range(NUMBER_TOKENS):
+        tokens[:, place] = numbers >> (8 * place) & 0xFF
     return tokens.reshape(-1)
 
 
@@ -93,7 +84,10 @@ def write_shards(store: GCSStore, num_bytes: int) -> int:
 class DisturbedRun:
     """`diloco launch` in a folder, and learners beside it."""
 
-    def __init__(self, folder: Path, server: FakeGCS, tokens: int, batch_tokens: int) -> None:
+    def __init__(
+        self, folder: Path, server: FakeGCS, tokens: int, batch_tokens: int, real: bool = False,
+        names: tuple[str, ...] = LEARNERS,
+    ) -> None:  # fmt: skip
         self.folder, self.server, self.batch_tokens = folder, server, batch_tokens
         self.journal = folder / "journal"
         self.journal.mkdir()
@@ -101,8 +95,9 @@ class DisturbedRun:
             **os.environ, "DILOCO_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
             "STORAGE_EMULATOR_HOST": server.url,
         }  # fmt: skip
-        model = {"entrypoint": "tests.studies.toy_task:reading_model", "sequence": SEQUENCE,
-                 "args": {"elements": 16, "journal": str(self.journal), "step_s": STEP_S}}  # fmt: skip
+        args = {"journal": str(self.journal)} | ({} if real else {"elements": 16, "step_s": STEP_S})
+        model = {"entrypoint": f"tests.studies.toy_task:{'noting_gpt' if real else 'reading_model'}",
+                 "sequence": SEQUENCE, "args": args}  # fmt: skip
         whole = {
             "version": 1, "name": NAME, "inventory": "inventory.yaml", "model": model,
             "data": {"tokens": "gs://runs/tokens", "shards": SHARDS, "held_out": HELD_OUT, "cache": f"{CACHE_BYTES} B"},
@@ -111,8 +106,9 @@ class DisturbedRun:
             "evaluation": {"every": 1_000_000}, "retention": {"rounds": "all"},
         }  # fmt: skip
         (folder / "run.yaml").write_text(yaml.safe_dump(whole, sort_keys=False))
-        speed = f'"cpu:1", tokens_per_s: {batch_tokens / STEP_S:.0f}'
-        islands = inventory_of(LEARNERS).replace('"cpu:1"', speed).replace("url: bucket", "url: gs://runs/here")
+        islands = inventory_of(names).replace("url: bucket", "url: gs://runs/here")
+        if not real:
+            islands = islands.replace('"cpu:1"', f'"cpu:1", tokens_per_s: {batch_tokens / STEP_S:.0f}')
         (folder / "inventory.yaml").write_text(islands)
 
     def diloco(self, *words: str) -> subprocess.Popen[bytes]:
@@ -126,6 +122,23 @@ class DisturbedRun:
         """The JSON objects of this kind, by key."""
         stored, prefix = self.server.objects["runs"], f"here/{NAME}/{kind}/"
         return [json.loads(stored[key].data) for key in sorted(stored) if key.startswith(prefix)]
+
+    def most_lost(self) -> int:
+        """Tokens of one fragment that an incarnation may lose: as many steps as an offer may hold."""
+        written = json.loads(self.server.objects["runs"][f"here/{NAME}/FORMAT.json"].data)
+        sync, steps = written["settings"]["sync"], [island["local_steps"] for island in written["islands"]]
+        return int(
+            (sync["drift_rounds"] + sync["staleness_rounds"] + 2) * max(sync["every"], *steps) * self.batch_tokens
+        )
+
+    def waiting(self) -> dict[str, float]:
+        """Of each learner's steps, what they waited for data, in percent: as `diloco status --json` says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "diloco_cli", "status", NAME, "--json"], cwd=self.folder, env=self.environment,
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        learners = json.loads(done.stdout)["data"]["learners"]
+        return {one["name"]: one["data_percent"] for one in learners if one["data_percent"] is not None}
 
     def merged(self) -> int:
         return sum(commit.get("tokens", 0) for commit in self.objects("commit") if commit["kind"] == "merge")
@@ -155,42 +168,6 @@ class DisturbedRun:
                 continue
 
 
-def read_books(run: DisturbedRun) -> DataBooks:
-    """From the bucket's JSON alone."""
-    books = DataBooks()
-    commits, offers = run.objects("commit"), run.objects("offer")
-    streams = {name: number for number, name in enumerate((*LEARNERS, JOINER))}
-    counted: dict[tuple[str, int], list[Range]] = defaultdict(list)
-    refused = {(o["learner"], o["incarnation"], o["seq"]) for commit in commits for o in commit["outcomes"]}
-    used = set()
-    for commit in commits:
-        for item in commit.get("inputs", ()):
-            used.add((item["learner"], item["incarnation"], item["seq"]))
-            for output in commit["outputs"]:
-                counted[item["learner"], output["fragment"]].append((item["data_start"], item["data_end"]))
-    thrown: dict[tuple[str, int], list[Range]] = defaultdict(list)
-    for offer in offers:
-        known = (offer["learner"], offer["incarnation"], offer["seq"])
-        if known not in used:
-            thrown[offer["learner"], offer["fragment"]].append((offer["data_start"], offer["data_end"]))
-            if known not in refused and not run.is_over():
-                books.violations.append(f"offer {known} has no outcome")
-    for place, ranges in counted.items():
-        end = max(stop for _, stop in [*ranges, *thrown[place]])
-        books.twice += _overlap(ranges)
-        books.applied += _length(ranges)
-        known_to = _union([*ranges, *thrown[place]])
-        books.discarded += _length(known_to) - _length(_union(ranges))
-        gaps = [
-            start - stop for (_, stop), (start, _) in zip([(0, 0), *known_to], [*known_to, (end, end)], strict=True)
-        ]
-        books.lost += sum(gaps)
-        books.longest_lost = max(books.longest_lost, *gaps)
-        if place[1] == 0:
-            books.ranges[streams[place[0]]] += ranges
-    return books
-
-
 def check_sequences(run: DisturbedRun, books: DataBooks, tokens: int) -> None:
     """The sequences that counted: none twice in an epoch, none held out, all seen by a model."""
     split = Split((tokens - 1) // SEQUENCE, HELD_OUT)
@@ -198,9 +175,9 @@ def check_sequences(run: DisturbedRun, books: DataBooks, tokens: int) -> None:
     seen = np.concatenate([np.fromfile(path, "<i8") for path in run.journal.iterdir()])
     held_out = split.evaluated(split.size)
     drawn: dict[int, list[np.ndarray[Any, Any]]] = defaultdict(list)
-    for stream, ranges in books.ranges.items():
+    for stream, name in enumerate((*LEARNERS, JOINER)):
         length = (stream + 1) * split.train // SHARDS - stream * split.train // SHARDS
-        for start, stop in ranges:
+        for start, stop in books.ranges.get(name, ()):
             numbers = np.arange(start // SEQUENCE, stop // SEQUENCE)
             found = split.trained(order.shard(stream, SHARDS, start // SEQUENCE, len(numbers)))
             for epoch in set(numbers // length):
@@ -212,24 +189,6 @@ def check_sequences(run: DisturbedRun, books: DataBooks, tokens: int) -> None:
             books.violations.append(f"epoch {epoch}: {twice} sequences counted twice, or held-out ones")
         if not np.isin(numbers, seen).all():
             books.violations.append(f"epoch {epoch}: sequences counted that no model has seen")
-
-
-def _union(ranges: Iterable[Range]) -> list[Range]:
-    found: list[Range] = []
-    for start, stop in sorted(ranges):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        else:
-            found.append((start, stop))
-    return found
-
-
-def _length(ranges: Iterable[Range]) -> int:
-    return sum(stop - start for start, stop in ranges)
-
-
-def _overlap(ranges: list[Range]) -> int:
-    return _length(ranges) - _length(_union(ranges))
 
 
 @contextmanager
@@ -249,33 +208,46 @@ def watched(folder: Path) -> Iterator[list[int]]:
     thread.join()
 
 
-def study(folder: Path, num_bytes: int, share: float, steps: int) -> tuple[DataBooks, str]:
+def study(folder: Path, num_bytes: int, share: float, steps: int, real: bool = False) -> tuple[DataBooks, str]:
     """Train on `share` of the tokens, in about so many steps of all learners. The books, and the row for README.md."""
     began_s = time.monotonic()
     with FakeGCS("runs") as server:
         os.environ["STORAGE_EMULATOR_HOST"] = server.url
         tokens = write_shards(GCSStore("runs", "tokens"), num_bytes)
         target = int(share * tokens)
-        run = DisturbedRun(folder, server, target, max(1, target // steps // SEQUENCE) * SEQUENCE)
+        run = DisturbedRun(folder, server, target, max(1, target // steps // SEQUENCE) * SEQUENCE, real)
         try:
             with watched(folder / "home" / ".data" / "blocks") as largest:
                 _disturbed(run, target)
-            books = read_books(run)
+            books = read_data_books(run.objects("commit"), run.objects("offer"), run.is_over(), run.most_lost())
             check_sequences(run, books, tokens)
+            waiting = run.waiting()
             verified = run.diloco("verify", NAME).wait()
         finally:
             run.end()
+    most = max(waiting.values())
     books.violations += [f"verify ended with {verified}"] if verified else []
     books.violations += [f"{books.twice} tokens merged twice"] if books.twice else []
     books.violations += [f"the cache held {largest[0]} bytes"] if largest[0] > CACHE_BYTES else []
+    books.violations += [f"steps waited for data: {waiting}"] if real and most > MOST_WAITING_PERCENT else []
     whole = FRAGMENTS * tokens
     row = (
-        f"| {num_bytes >> 20} MiB | {books.applied / whole:.0%} | 3 | {books.twice} |"
-        f" {books.applied // FRAGMENTS:,} | {books.discarded // FRAGMENTS:,} | {books.lost // FRAGMENTS:,}"
-        f" ({books.longest_lost // run.batch_tokens}) | {largest[0] / 1e6:.1f} of {CACHE_BYTES / 1e6:.0f} MB |"
-        f" {time.monotonic() - began_s:.0f} | {len(books.violations)} |"
+        f"| {num_bytes >> 20} MiB{', real' if real else ''} | {books.applied / whole:.0%} | 3 | {books.twice} |"
+        f" {books.applied // FRAGMENTS:,} | {books.discarded // FRAGMENTS:,} | {books.given_up // FRAGMENTS:,} |"
+        f" {books.lost // FRAGMENTS:,} ({books.longest_lost // run.batch_tokens}) | {most:.2f} % |"
+        f" {largest[0] / 1e6:.1f} of {CACHE_BYTES / 1e6:.0f} MB | {time.monotonic() - began_s:.0f} |"
+        f" {len(books.violations)} |"
     )
-    return books, row
+    return books, "\n".join([row, "", CAUSES, *_causes(books, run.batch_tokens)])
+
+
+def _causes(books: DataBooks, batch_tokens: int) -> Iterator[str]:
+    """A row for each incarnation and reason."""
+    parts: dict[tuple[str, int, str], list[int]] = defaultdict(list)
+    for one in books.stretches:
+        parts[one.learner, one.incarnation, one.reason or "lost when the process ended"].append(one.tokens)
+    for (learner, incarnation, reason), tokens in sorted(parts.items()):
+        yield f"| {learner}, {incarnation} | {reason} | {sum(tokens) // FRAGMENTS:,} | {max(tokens) // batch_tokens} |"
 
 
 def _disturbed(run: DisturbedRun, target: int) -> None:
@@ -301,9 +273,12 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=1024, help="MiB of shards")
     parser.add_argument("--share", type=float, default=1.0, help="of the data, in merged tokens")
     parser.add_argument("--steps", type=int, default=4000, help="of all learners together")
+    parser.add_argument(
+        "--real", action="store_true", help="a transformer trains, and its steps must not wait for data"
+    )
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        books, row = study(Path(folder), given.mb << 20, given.share, given.steps)
+        books, row = study(Path(folder), given.mb << 20, given.share, given.steps, given.real)
     print(HEADER, row, *books.violations, sep="\n")
     sys.exit(bool(books.violations))
 

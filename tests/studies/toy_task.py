@@ -11,9 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from diloco_cli.config.presets import GPTShape
+from diloco_cli.tasks.models import GPT, Block
 from tests.studies.toy_runs import FRAGMENTS
 
 SLOWER = 10.0
+NUMBER_TOKENS = 4
 
 
 class Numbers(nn.Module):
@@ -76,8 +79,29 @@ class ReadingNumbers(Witnessed):
         if self.training and own_name():
             with self.path.open("ab") as journal:
                 time.sleep(self.step_s)
-                journal.write((x[:, 0] + (x[:, 1] << 16)).numpy().astype("<i8").tobytes())
+                journal.write(numbers_of(x))
         return Numbers.forward(self, x, y)
+
+
+class NotingGPT(GPT):
+    """A small transformer of bytes that notes the same."""
+
+    def __init__(self, journal: str) -> None:
+        shape = GPTShape(layers=3, width=80, heads=4, sequence=256)
+        super().__init__(shape, (Block(shape.width, shape.heads) for _ in range(shape.layers)))
+        self.path = Path(journal) / f"{own_name()}.{os.getpid()}"
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if self.training and own_name():
+            with self.path.open("ab") as journal:
+                journal.write(numbers_of(tokens))
+        return super().forward(tokens, targets)
+
+
+def numbers_of(tokens: Tensor) -> bytes:
+    """The numbers with which sequences begin, [batch] int64: their first tokens are its bytes, the lowest first."""
+    numbers = sum(tokens[:, place] << (8 * place) for place in range(NUMBER_TOKENS))
+    return torch.as_tensor(numbers).numpy().astype("<i8").tobytes()
 
 
 def own_name() -> str:
@@ -133,6 +157,11 @@ def ordered(orders: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-model, witnessed_model, reading_model = Numbers, Witnessed, ReadingNumbers  # entrypoints, and those of data
+model, witnessed_model, reading_model, noting_gpt = (
+    Numbers,
+    Witnessed,
+    ReadingNumbers,
+    NotingGPT,
+)  # entrypoints, and those of data
 data, slow_data, slow_positions = Nothing, SlowNothing, SlowPositions
 steered_model, steered_data = SteeredModel, SteeredData

@@ -38,7 +38,8 @@ def of_syncer(keyring: Unsigned, data: bytes | None) -> bytes | None:
 @dataclass(frozen=True)
 class LearnerHeartbeat:
     """What a learner states. Rates are per second of its own clock; byte counts are since its first incarnation.
-    `last_step_s`: seconds since its last step ended, or since it began."""
+    `last_step_s`: seconds since its last step ended, or since it began. `data_percent`: of its steps' time, what those
+    after the first waited for data; None where the loop that reads them is its user's own."""
 
     state: str
     incarnation: int
@@ -57,6 +58,7 @@ class LearnerHeartbeat:
     retrying: str = ""
     writes: int = 0  # requests that write or list, for which stores charge most
     last_step_s: float = 0.0
+    data_percent: float | None = None
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,15 @@ def loaded(tmp_path: Path, *overrides: str) -> RunSettings:
 
 def test_a_relative_place_is_beside_the_run_file(tmp_path: Path) -> None:
     assert loaded(tmp_path, "data={tokens: sub/../shards}").data.tokens == f"file://{tmp_path}/shards"
+    (tmp_path / "tok").mkdir()
     data = loaded(tmp_path, "data={text: 'corpus/**/*.txt', tokenizer: tok, cache: 1 GiB, held_out: 0.1}").data
     assert (data.text, data.tokenizer) == (f"{tmp_path}/corpus/**/*.txt", f"{tmp_path}/tok")
     assert (data.cache_bytes, data.held_out) == (1 << 30, 0.1)
     assert loaded(tmp_path, "data={tokens: gs://bucket/tokens/}").data.tokens == "gs://bucket/tokens"
+    for tokenizer, found in (("maker/words@v2", "maker/words@v2"), ("./none", f"{tmp_path}/none")):
+        assert loaded(tmp_path, f"data={{text: a.txt, tokenizer: {tokenizer}}}").data.tokenizer == found, (
+            "or of the Hub"
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,15 @@ def test_islands_that_are_still_to_be_formed_are_left_to_the_plan(tmp_path: Path
     run, origins = load(tmp_path, "quorum: 4")
     machines = (MachineSettings("here", Accelerators("cpu"), nodes=8),)
     refuse_together(run, origins, Inventory(StoreSettings("bucket"), machines=machines), 21, "run.yaml")
+
+
+def test_loops_of_ones_own_alone_host_no_syncer(tmp_path: Path) -> None:
+    run, origins = load(tmp_path, "\nsyncer: {on_learners: true}\n")
+    own = [replace(island, infra="loop/addressed") for island in islands(2).islands]
+    refuse_together(run, origins, replace(islands(2), islands=(own[0], islands(2).islands[1])), 21, "run.yaml")
+    with pytest.raises(UsageError, match="nobody would serve the run: loops of your own") as refused:
+        refuse_together(run, origins, replace(islands(2), islands=tuple(own)), 21, "run.yaml")
+    assert refused.value.hint == "--set syncer.on_learners=false"
 
 
 def test_every_island_needs_a_shard_of_its_own(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
+from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.errors import UsageError
 from diloco_cli.inference.vocabulary import Bytes, TextStream, Words, vocabulary_of
 
@@ -56,7 +58,7 @@ def test_bytes_are_taken_where_a_run_trains_on_them_or_a_model_knows_no_more() -
 
 @needs_tokenizers
 def test_a_tokenizers_folder_says_what_tokens_are(tmp_path: Path) -> None:
-    found = vocabulary_of(OWN_DATA, words_in(tmp_path), 4)
+    found = vocabulary_of(OWN_DATA, str(words_in(tmp_path)), 4)
     assert found.encode("a b a") == [2, 3, 2] and found.decode([2, 3, 1]) == "a b" and found.end == found.begin == 1
 
 
@@ -69,6 +71,18 @@ def test_what_a_tokenizer_puts_before_a_text_stands_before_no_part_of_one(tmp_pa
     plain.post_processor = processors.TemplateProcessing("<end> $A", special_tokens=[("<end>", 1)])
     plain.save(str(path))
     assert Words(tmp_path).encode("a b") == [1, 2, 3] and Words(tmp_path).encode("a b", whole=False) == [2, 3]
+    shards = DataSettings(tokens="file:///tokens", args={"tokenizer": tokenizer_digest(str(tmp_path))})
+    found = vocabulary_of(replace(OWN_DATA, data=shards), str(tmp_path), 4)
+    assert found.encode("a b") == [2, 3], "training on shards of text has never seen what is put before one"
+    assert found.begin == 1, "a text begins where another has ended"
+
+
+@needs_tokenizers
+def test_another_tokenizer_than_the_data_s_is_refused(tmp_path: Path) -> None:
+    shards = DataSettings(tokens="file:///tokens", args={"tokenizer": "blake3-abc"})
+    with pytest.raises(UsageError, match="wrong tokenizer: the run's data were made by another one") as caught:
+        vocabulary_of(replace(OWN_DATA, data=shards), str(words_in(tmp_path)), 4)
+    assert "of digest blake3-abc" in str(caught.value.hint)
 
 
 @needs_tokenizers

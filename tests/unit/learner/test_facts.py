@@ -73,3 +73,13 @@ def test_rates_are_of_its_busy_time_and_what_the_exchange_takes_is_told() -> Non
     found = facts.heartbeat(0.25)
     assert (found["tokens_per_s"], found["mean_tokens_per_s"], found["blocked_percent"]) == (100.0, 50.0, 50.0)
     assert "note" not in found
+
+
+def test_what_steps_waited_for_their_data_is_a_share_of_the_steps() -> None:
+    facts = Facts("l0")
+    assert facts.heartbeat(0.0, 0.5)["data_percent"] is None, "no step has ended"
+    for phase in ("step", "step", "wait"):
+        facts.stepped(0, 100)
+        facts.took(phase, 1.0)  # type: ignore[arg-type]
+    assert facts.heartbeat(0.0, 0.01)["data_percent"] == 0.5
+    assert facts.heartbeat(0.0)["data_percent"] is None, "a loop of its user's own reads its data itself"

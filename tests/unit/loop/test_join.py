@@ -54,7 +54,7 @@ def test_an_island_that_the_run_does_not_know_is_admitted_with_its_class_of_data
 
 def test_a_model_of_another_layout_is_refused() -> None:
     meeting, other = Meeting(own_run(**ROOM)), Slope()
-    with pytest.raises(UsageError, match="other tensors"):
+    with pytest.raises(UsageError, match=r"run.s: a is missing in the run and \[3\] here; 5 more differ"):
         join(meeting.url, name="l0", model=other, optimizer=torch.optim.AdamW(other.parameters()))
 
 

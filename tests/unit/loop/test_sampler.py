@@ -23,14 +23,23 @@ class Reading:
 
 
 @settings(max_examples=30, deadline=None)
-@given(size=st.integers(1, 50), num_shards=st.integers(1, 4), epochs=st.integers(1, 3))
+@given(size=st.integers(4, 700), num_shards=st.integers(1, 4), epochs=st.integers(1, 3))
 def test_an_epoch_draws_each_sample_once_over_all_shards(size: int, num_shards: int, epochs: int) -> None:
+    each = [(shard + 1) * size // num_shards - shard * size // num_shards for shard in range(num_shards)]
     drawn = [
-        list(islice(ShardSampler(Reading(shard, num_shards), size, 8, 5), -(-epochs * size // num_shards)))
-        for shard in range(num_shards)
+        list(islice(ShardSampler(Reading(shard, num_shards), size, 8, 5), epochs * length))
+        for shard, length in enumerate(each)
     ]
-    in_order = [drawn[number % num_shards][number // num_shards] for number in range(epochs * size)]
-    assert all(sorted(in_order[e * size : (e + 1) * size]) == list(range(size)) for e in range(epochs))
+    for epoch in range(epochs):
+        parts = [row[epoch * length : (epoch + 1) * length] for row, length in zip(drawn, each, strict=True)]
+        assert sorted(index for part in parts for index in part) == list(range(size))
+
+
+def test_samples_of_any_number_take_no_memory_and_are_shuffled() -> None:
+    size = 10**12
+    drawn = list(islice(ShardSampler(Reading(), size, 8, 5), 1000))
+    assert len(set(drawn)) == 1000 and max(drawn) > size // 2 > min(drawn)
+    assert drawn != sorted(drawn)
 
 
 def test_a_new_iteration_begins_at_the_position_of_then() -> None:
@@ -47,6 +56,11 @@ def test_it_ends_with_the_run() -> None:
     for count, _ in enumerate(loader):
         reading.over = count == 30
     assert count == 30
+
+
+def test_fewer_samples_than_shards_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 samples are fewer than the run's 4 shards"):
+        ShardSampler(Reading(0, 4), 3, 8, 0)
 
 
 @pytest.mark.parametrize(("size", "tokens_each"), [(0, 8), (8, 0)])

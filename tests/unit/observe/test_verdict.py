@@ -374,3 +374,4 @@ def test_the_grace_and_the_exchange_are_limits_too() -> None:
         "the grace: each merge waits 20.0 s of 40.0 s"
     )
     assert verdict_of(facts(blocked_percent=43.0)).limit == "iowa spends 43% of its time on the exchange"
+    assert verdict_of(facts(data_percent=12.0)).limit == "iowa waits for its data 12% of its steps' time"

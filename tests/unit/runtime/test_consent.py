@@ -255,6 +255,13 @@ def test_a_command_that_never_reads_data_asks_for_no_consent_to_them_and_notes_n
         consented(with_code, URL, NOTHING, data=False)
 
 
+def test_a_tokenizer_of_the_hub_is_consented_to_by_its_name() -> None:
+    run = reading(text="/data/a.txt", tokenizer="maker/words@v2")
+    with pytest.raises(RefusedError, match="hf://maker/words@v2"):
+        consented(run, URL, named(stores=("file:///data",)))
+    assert consented(run, URL, named(stores=("file:///data", "hf://maker/words@v2"))).settings.consented
+
+
 def test_the_tokenizer_of_a_bucket_s_text_is_a_place_too() -> None:
     run = reading(text="/data/a.txt", tokenizer="/home/them/tokenizer")
     with pytest.raises(RefusedError, match="file:///home/them/tokenizer"):

@@ -25,6 +25,7 @@ from diloco_cli.tasks.weights import (
     digest_of_values,
     frozen_digest_of,
     given_values,
+    unchecked_frozen,
 )
 from diloco_cli.tensors.names import bare_parameters
 from tests.tokenizer import write_tokenizer
@@ -244,6 +245,18 @@ def test_frozen_parameters_are_compared_by_a_digest_that_the_format_carries() ->
     with torch.device("meta"):
         check_frozen(run, Adapted(2.0))
     assert frozen_digest_of(PRESET) is None and carried(PRESET) == PRESET
+
+
+def test_the_frozen_base_of_a_run_that_nothing_here_builds_is_pinned_by_its_user() -> None:
+    run = replace(PRESET, model=ModelSettings(initial="adapters.safetensors", parameters=4, layers=1, width=4))
+    told = str(unchecked_frozen(run, Adapted(1.0)))
+    assert "1 frozen tensors are not compared between islands" in told
+    pinned = replace(run, model=replace(run.model, frozen_digest=told.rpartition("=")[2]))
+    assert carried(pinned) == pinned and unchecked_frozen(pinned, Adapted(1.0)) is None
+    check_frozen(pinned, Adapted(1.0))
+    with pytest.raises(UsageError, match="not those of the run"):
+        check_frozen(pinned, Adapted(2.0))
+    assert unchecked_frozen(carried(adapted_run(1.0)), Adapted(1.0)) is None
 
 
 @needs_transformers

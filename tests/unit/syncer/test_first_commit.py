@@ -19,7 +19,7 @@ from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.beginning import FromTheStart, begin, first_loss, first_versions
+from diloco_cli.syncer.first_commit import FromTheStart, begin, first_loss, first_versions
 from diloco_cli.tapes.player import Player
 from diloco_cli.tapes.recorder import record
 from diloco_cli.tasks.build import build_data, build_model

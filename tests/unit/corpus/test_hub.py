@@ -1,0 +1,80 @@
+"""Tokenizers of a name: which folder it is, and what is said where there is no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.config.hub import is_hub_name
+from diloco_cli.corpus import hub
+from diloco_cli.corpus.encoders import encoder_of, tokenizer_digest
+from diloco_cli.corpus.hub import tokenizer_folder
+from diloco_cli.errors import NotFoundError
+from tests.hub_cache import COMMIT, snapshot_in
+from tests.tokenizer import write_tokenizer
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hf"
+
+
+def test_a_name_is_a_snapshot_of_the_cache_and_a_folder_itself(home: Path, tmp_path: Path) -> None:
+    cached = write_tokenizer(snapshot_in(home, "maker/words"), ["a", "b"])
+    for name in ("maker/words", "maker/words@main", f"maker/words@{COMMIT}"):
+        assert tokenizer_folder(name) == cached
+    encoder = encoder_of("maker/words")
+    assert encoder.digest == tokenizer_digest(str(cached)) and encoder.end == (1,)
+    here = write_tokenizer(tmp_path / "maker" / "words", ["c"])
+    assert tokenizer_folder("maker/words").resolve() == here
+
+
+def test_without_a_network_a_name_that_was_never_fetched_is_an_error_with_the_command(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip("huggingface_hub", reason="pip install 'diloco[hf]'")
+
+    def download(*_: object, **__: object) -> str:
+        raise library.errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    with pytest.raises(NotFoundError, match="not in the Hub's cache, and the Hub cannot be reached"):
+        tokenizer_folder("maker/words")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NotFoundError, match="HF_HUB_OFFLINE is set") as caught:
+        tokenizer_folder("maker/words@v2")
+    assert "hf download maker/words tokenizer.json tokenizer_config.json --revision v2" in str(caught.value.hint)
+
+
+def test_what_ends_a_text_is_fetched_too_unless_the_repository_has_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip("huggingface_hub", reason="pip install 'diloco[hf]'")
+    cached = snapshot_in(home, "maker/words")
+    asked = []
+
+    def download(name: str, file: str, revision: str | None) -> str:
+        asked.append((name, file, revision))
+        if file == hub.TOKENIZER_CONFIG:
+            raise library.errors.EntryNotFoundError("404")
+        (write_tokenizer(cached, ["a"]) / hub.TOKENIZER_CONFIG).unlink()
+        return str(cached / file)
+
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    assert encoder_of("maker/words@v2").end == ()
+    assert asked == [("maker/words", hub.TOKENIZER, "v2"), ("maker/words", hub.TOKENIZER_CONFIG, COMMIT)]
+
+
+@pytest.mark.parametrize(
+    ("text", "so"),
+    [
+        ("gpt2", True), ("openai-community/gpt2", True), ("gpt2@main", True), ("a/b@refs/pr/3", True),
+        ("/a/b", False), ("./tok", False), ("../tok", False), ("a/b/c", False), ("a/..", False), ("", False),
+    ],
+)  # fmt: skip
+def test_names_of_the_hub_are_told_from_paths(text: str, so: bool) -> None:
+    assert is_hub_name(text) is so
