@@ -19,6 +19,7 @@ from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import SystemClock
 from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
 from diloco_cli.store.wrapper import MeteredStore
 
@@ -91,11 +92,15 @@ def own_claim(ranks: int = 1) -> ProcessClaim:
 
 
 def opened(
-    url: str, stop: StopSignal, who: str = "", attend: Callable[[], object] = lambda: None
+    url: str,
+    stop: StopSignal,
+    who: str = "",
+    attend: Callable[[], object] = lambda: None,
+    bare: Store | None = None,
 ) -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
     """The bucket at `url`, metered and with retries; failures are reported in this process's log, after `who`.
-    `attend` is called before each wait."""
-    meter = MeteredStore(open_store(url))
+    `attend` is called before each wait. `bare`: the bucket, if the caller has opened it."""
+    meter = MeteredStore(bare or open_store(url))
 
     def wait(seconds: float) -> None:
         attend()

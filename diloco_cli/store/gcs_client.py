@@ -17,7 +17,12 @@ from diloco_cli.store.bucket import (
     check_endpoint,
     error_text,
 )
-from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import (
+    StoreBrokenError,
+    StoreForbiddenError,
+    StoreUnavailableError,
+    UploadDamagedError,
+)
 
 _READ_BUFFER_BYTES = 1 << 20
 """A smaller one makes aiohttp stop and start the connection all the time."""
@@ -96,7 +101,7 @@ def sorted_error(error: Exception, where: str) -> Exception:
     if status == 416:
         return RangeBehindEndError()
     if status == 400 and "crc32c" in text.lower():
-        return StoreUnavailableError(f"the bytes were damaged on their way: {text}", where=where)
+        return UploadDamagedError(f"the bytes were damaged on their way: {text}", where=where)
     if status in RETRYABLE_STATUS or (status is None and isinstance(error, passing)):
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
     if status in {401, 403} or isinstance(error, (GoogleAuthError, PermissionError)):

@@ -22,7 +22,7 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Finish, Merge, Skip
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat, of_syncer
-from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
+from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key, upload_trial_key
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
@@ -41,6 +41,7 @@ from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
+from diloco_cli.store.proof import checks_uploads
 from diloco_cli.store.retry import RetryingStore, retrying_text
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
@@ -81,8 +82,10 @@ def _serve_once(
 ) -> int:
     torch.set_num_threads(1)  # sums in one order
     use_threads(usable_cores())
-    meter, store, news, clock = opened(url, stop)
+    bare = open_store(url)
+    meter, store, news, clock = opened(url, stop, bare=bare)
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
+    _say_how_versions_are_written(store.persist("create", lambda: checks_uploads(bare, upload_trial_key(nonce()))))
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
     evaluator, spending = _evaluator(run, url), Spending()
@@ -98,7 +101,6 @@ def _serve_once(
         because=because,
     )
     syncer.evaluations = FromTheStart(run, evaluator)
-    bare = open_store(url)
     events = EventWriter(bare)
     mirrors = _earlier_mirrors(before := _last_heartbeat(run, store))
     regions = RegionServices(run, store, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
@@ -126,6 +128,11 @@ def _serve_once(
     if regions.services:
         _heartbeat_unless_it_fails(syncer, meter, clock)  # with the regions' final state
     return 0
+
+
+def _say_how_versions_are_written(checked: bool) -> None:
+    how = "the store checks uploads: versions are not read back" if checked else "versions are read back"
+    say(f"{utc_now_text()} {how}")
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:

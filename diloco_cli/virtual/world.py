@@ -34,7 +34,7 @@ from diloco_cli.protocol.log.operations import (
     Together,
 )
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.port import Store, StoreUnavailableError
+from diloco_cli.store.port import Created, Store, StoreUnavailableError
 from diloco_cli.virtual.faulty_calls import Fault, Injected, damaged, halved, refusal_of
 
 LATENCY_S = 0.001  # of one store operation, on the virtual clock
@@ -111,7 +111,8 @@ class World:
     the fault of an actor's next operation, `faults` those by the actor's name and the operation's number.
     `unreachable_until_s`: when an actor's calls to the store go through again (its client waits, and tries again).
     `timeout_s`: after so long without an answer a client gives up a call. `store_of`: with several buckets, the one
-    that this operation of an actor goes to.
+    that this operation of an actor goes to. `checks_uploads`: the stores compare an upload with its checksum and refuse
+    damaged bytes.
     """
 
     store: Store = field(default_factory=MemoryStore)
@@ -126,6 +127,7 @@ class World:
     unreachable_until_s: Callable[[Actor], float] | None = None
     timeout_s: float = 0.0
     store_of: Callable[[Actor, Operation], Store] | None = None
+    checks_uploads: bool = False
     _due: list[tuple[float, int, Actor]] = field(default_factory=list)
 
     def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
@@ -318,12 +320,16 @@ class World:
                 else:
                     call.answer = self._effect(actor, operation)
                 return self._answer(actor, call)
-            case Fault.TORN_WRITE | Fault.TORN | Fault.FLIPPED:
+            case Fault.TORN_WRITE | Fault.TORN | Fault.FLIPPED if not self._is_refused(operation, fault):
                 call.answer = damaged(self._effect(actor, halved(operation, fault)), fault)
                 return self._answer(actor, call)
         if fault.kind is Fault.BUSY_AFTER:
             self._effect(actor, operation)
         return self._fails(actor, call, refusal_of(fault), 0.0)
+
+    def _is_refused(self, operation: Operation, fault: Injected) -> bool:
+        """Whether the store finds out that an upload was damaged."""
+        return self.checks_uploads and fault.kind is Fault.TORN_WRITE and type(operation) is Create
 
     def _fails(self, actor: Actor, call: Call, error: Exception, after_s: float) -> bool:
         call.thrown = error
@@ -345,7 +351,8 @@ class World:
                 return store.get_range(key, start, start + max_bytes)
             case Create(key, data):
                 self.writes.append((actor.name, actor.operations - 1, key))
-                return store.create(key, data)
+                answer = store.create(key, data)
+                return Created(checked=True) if self.checks_uploads and isinstance(answer, Created) else answer
             case Put(key, data):
                 return store.put(key, data)
             case List(prefix, after, limit):
