@@ -19,8 +19,8 @@ from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import SystemClock
 from diloco_cli.store.open import open_store
-from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
+from diloco_cli.store.throttle import ThrottledStore
 from diloco_cli.store.wrapper import MeteredStore
 
 STDOUT = 1
@@ -96,15 +96,15 @@ def opened(
     stop: StopSignal,
     who: str = "",
     attend: Callable[[], object] = lambda: None,
-    bare: Store | None = None,
+    throttled: ThrottledStore | None = None,
 ) -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
     """The bucket at `url`, metered and with retries; failures are reported in this process's log, after `who`.
-    `attend` is called before each wait. `bare`: the bucket, if the caller has opened it."""
-    meter = MeteredStore(bare or open_store(url))
+    `attend` is called before each wait. `throttled`: the bucket, if the caller has opened it."""
 
     def wait(seconds: float) -> None:
         attend()
         stop.wait(seconds)
 
+    meter = MeteredStore(throttled or ThrottledStore(open_store(url), wait))
     store, news = background_store(meter, wait, stop.is_set, lambda line: say(f"{utc_now_text()} {who}{line}"))
     return meter, store, news, SystemClock(monotonic_s, wait, stop.check)

@@ -24,6 +24,7 @@ from diloco_cli.store.port import (
     StoreBrokenError,
     StoreForbiddenError,
     StoreGoneError,
+    StoreThrottledError,
     StoreUnavailableError,
     UploadDamagedError,
     check_key,
@@ -31,6 +32,8 @@ from diloco_cli.store.port import (
 )
 
 TRIAL = b"these bytes have another checksum"
+MAX_RETRY_AFTER_S = 60.0
+TOO_MANY = 429
 RETRYABLE_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 T = TypeVar("T")
 _MAKE_A_BUCKET = {"gs": "gcloud storage buckets create", "s3": "aws s3 mb"}
@@ -229,6 +232,14 @@ class BucketStore(ABC):
 def error_of_status(status: int) -> Exception | None:
     """The one of ANSWERS that this HTTP status stands for."""
     return _BY_STATUS[status]() if status in _BY_STATUS else None
+
+
+def throttled(text: str, where: str, retry_after: str | None = None) -> StoreThrottledError:
+    """`retry_after`: the header of that name; a date in it is passed over."""
+    error = StoreThrottledError(f"the store takes no more calls now: {text}", where=where)
+    if retry_after is not None and retry_after.isdecimal():
+        error.retry_after_s = min(float(retry_after), MAX_RETRY_AFTER_S)
+    return error
 
 
 def error_text(error: Exception) -> str:

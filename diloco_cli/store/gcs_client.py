@@ -11,11 +11,13 @@ from diloco_cli.environment import environment_value, set_environment_default
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import (
     RETRYABLE_STATUS,
+    TOO_MANY,
     ConditionFailedError,
     ObjectAbsentError,
     RangeBehindEndError,
     check_endpoint,
     error_text,
+    throttled,
 )
 from diloco_cli.store.port import (
     StoreBrokenError,
@@ -102,6 +104,8 @@ def sorted_error(error: Exception, where: str) -> Exception:
         return RangeBehindEndError()
     if status == 400 and "crc32c" in text.lower():
         return UploadDamagedError(f"the bytes were damaged on their way: {text}", where=where)
+    if status == TOO_MANY:
+        return throttled(text, where)
     if status in RETRYABLE_STATUS or (status is None and isinstance(error, passing)):
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
     if status in {401, 403} or isinstance(error, (GoogleAuthError, PermissionError)):

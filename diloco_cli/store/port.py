@@ -57,6 +57,12 @@ class StoreUnavailableError(StoreError):
     retryable = True
 
 
+class StoreThrottledError(StoreUnavailableError):
+    """Too many calls (429, SlowDown): slower ones will work. `retry_after_s`: as the store asks, 0 if it does not."""
+
+    retry_after_s = 0.0
+
+
 class UploadDamagedError(StoreUnavailableError):
     """The store has compared the bytes with the checksum that came with them, and refused them."""
 

@@ -11,7 +11,7 @@ one of them, and an actor that dies leaves the others undone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -112,7 +112,7 @@ class World:
     `unreachable_until_s`: when an actor's calls to the store go through again (its client waits, and tries again).
     `timeout_s`: after so long without an answer a client gives up a call. `store_of`: with several buckets, the one
     that this operation of an actor goes to. `checks_uploads`: the stores compare an upload with its checksum and refuse
-    damaged bytes.
+    damaged bytes. `connections`: so many calls of one set are on their way at a time; None: all.
     """
 
     store: Store = field(default_factory=MemoryStore)
@@ -128,6 +128,7 @@ class World:
     timeout_s: float = 0.0
     store_of: Callable[[Actor, Operation], Store] | None = None
     checks_uploads: bool = False
+    connections: int | None = None
     _due: list[tuple[float, int, Actor]] = field(default_factory=list)
 
     def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
@@ -219,13 +220,22 @@ class World:
         """Hold operations until their effects are due, or a sleep is over."""
         if type(operation) is Together:
             actor.together = True
-            actor.calls = [Call(one, self.now_s + self._wait_s(actor, one)) for one in operation.operations]
+            actor.calls = self._begun(actor, operation.operations)
             due_s = min((call.due_s for call in actor.calls), default=self.now_s)
         else:
             due_s = self.now_s + self._wait_s(actor, operation)
             actor.calls = [Call(operation, due_s)]
         actor.wake_s = due_s
         heappush(self._due, (due_s, actor.number, actor))
+
+    def _begun(self, actor: Actor, operations: Sequence[Operation]) -> list[Call]:
+        """Calls on their way; beyond `connections`, each begins when an earlier one is at its store."""
+        free_s = [self.now_s] * (self.connections or len(operations))
+        calls = []
+        for one in operations:
+            calls.append(Call(one, heappop(free_s) + self._wait_s(actor, one)))
+            heappush(free_s, calls[-1].due_s)
+        return calls
 
     def _wait_s(self, actor: Actor, operation: Operation) -> float:
         kind = type(operation)

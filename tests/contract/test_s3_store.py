@@ -18,6 +18,7 @@ from diloco_cli.store.port import (
     StoreBrokenError,
     StoreForbiddenError,
     StoreGoneError,
+    StoreThrottledError,
     StoreUnavailableError,
     UploadDamagedError,
 )
@@ -136,7 +137,7 @@ def answer(code: str, status: int, **headers: str) -> Exception:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (answer("SlowDown", 503), StoreUnavailableError),
+        (answer("SlowDown", 503), StoreThrottledError),
         (answer("ConditionalRequestConflict", 409), StoreUnavailableError),
         (answer("InternalError", 200), StoreUnavailableError),  # a completion may fail behind a 200
         (answer("RequestTimeout", 400), StoreUnavailableError),
