@@ -130,6 +130,7 @@ OF_THE_LOG: dict[str, Mutant] = {
         frozenset({"9", "exit", "liveness"}),
         lambda options: Fault.TORN_WRITE in options.calls and options.write_rate >= 0.1 and not options.checks_uploads,
     ),
+    "state without its weights": Mutant(Actors(syncer=logs.StateAlone), frozenset({"9"})),
     "wall clock in the lease": Mutant(
         Actors(standby=logs.WallClockLease), frozenset({"12"}), lambda options: options.standbys > 0, walls=True
     ),
