@@ -201,6 +201,9 @@ class Inbox:
         boxes = sorted(boxes, key=lambda b: (b.learner, b.incarnation))
         members: list[Steps[Any]] = []
         members += [self._fetch_portion(box, state, now_s, slot_s, members if slot_s else None) for box in boxes]
+        if slot_s and boxes:  # what was found for this slot before it was due
+            newest = {offer.learner: offer for offer in self.pending() if offer.slot == state.slot}
+            members += chain.from_iterable(self.beside(state, offer) for offer in newest.values())
         more = yield from together(members, grows=True)
         if self._sorted_for is not state:
             self.sort_out(state)
