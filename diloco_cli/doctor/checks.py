@@ -106,6 +106,15 @@ def _quietly(work: Callable[[], None]) -> None:
         work()
 
 
+def upload_check(place: Place) -> Finding:
+    """An upload with a wrong checksum is refused; otherwise a syncer reads back every version that it has written."""
+    if place.checks_uploads():
+        return passed("damaged uploads are refused: versions are not read back")
+    return passed(
+        "damaged uploads are not seen to be refused: versions are read back, one more call before each commit"
+    )
+
+
 def own_write(place: Place) -> Finding:
     """A repeated create whose first answer was lost counts as a success; a create of other bytes never does."""
     data = noise("own", 2000)

@@ -97,6 +97,7 @@ class _Examination:
         self._check("write", checks.write)
         examiners: dict[str, Examiner] = {
             "read_back": lambda place: checks.read_back(place, effort.reads),
+            "upload_check": checks.upload_check,
             "exclusive_create": lambda place: exclusive_create(place, effort.racers, effort.rounds, racing),
             "own_write": checks.own_write,
             "list_after_write": checks.list_after_write,

@@ -22,6 +22,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.deadline import Deadline, TimeBoxedStore, call_within
 from diloco_cli.store.open import join_url, parse_url
 from diloco_cli.store.port import Store, StoreUnavailableError
+from diloco_cli.store.proof import checks_uploads
 from diloco_cli.store.retry import Retrying, RetryingStore
 from diloco_cli.store.wrapper import PrefixedStore, StoreWrapper
 from diloco_cli.units import format_bandwidth, format_duration, format_size
@@ -85,6 +86,14 @@ class Place:
         """A call that is no verb of the port, repeated and bounded as theirs are."""
         patient = RetryingStore(self.store, math.inf, left_s=self.box.left_s, on_retry=self._note)
         return patient.persist(verb, lambda: call_within(self.box, call, self.url))
+
+    def checks_uploads(self) -> bool:
+        """Whether the store refuses an upload with a wrong checksum (store/proof.py)."""
+        key, bare = "upload/trial", self._open_again()
+        patient = RetryingStore(bare, math.inf, left_s=self.box.left_s, on_retry=self._note)
+        with self.writing(key):
+            trial = lambda: checks_uploads(bare, f"{self.prefix}/{key}")  # noqa: E731
+            return patient.persist("create", lambda: call_within(self.box, trial, self.url))
 
     def remember(self, key: str) -> None:
         """Note a key that this process, or a racing process, is about to write."""

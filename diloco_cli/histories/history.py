@@ -83,7 +83,9 @@ class History:
         self.seed, self.options, self.actors, self.walls, self.remembers = seed, options, actors, walls, remembers
         self.run: RunFormat = run_of(options)
         self.world = WatchedWorld(
-            store=(bucket := Bucket(lambda: self.world.now_s)), timeout_s=1.0 + 10 * options.latency_s
+            store=(bucket := Bucket(lambda: self.world.now_s)),
+            timeout_s=1.0 + 10 * options.latency_s,
+            checks_uploads=options.checks_uploads,
         )
         self.world.history, self.bucket = self, bucket
         self.monitor = Monitor(bucket, self.run, last_look_s=self._last_look_s)

@@ -72,7 +72,7 @@ class Options:
     at each other call. `apart`: so many of the learners live in a region with a bucket of its own. `list_lag_s`: how
     long a listing may not show a new key, or still show one that is gone. Faults cease after `faulty_share` of the
     merges; above 1 they do not, and those of a script may strike until the last process has left. `signed`: records end
-    with signatures instead of checksums.
+    with signatures instead of checksums. `checks_uploads`: the store refuses damaged uploads.
     """
 
     learners: int
@@ -116,6 +116,7 @@ class Options:
     flooder: bool = False
     whole_entries: int = WHOLE_ENTRIES
     head_bytes: int = HEAD_BYTES
+    checks_uploads: bool = False
 
     @property
     def slot_s(self) -> float:
@@ -166,6 +167,7 @@ class Options:
         signed = "signed, " if self.signed else ""
         apart = f", {self.apart} of them in a region of their own" if self.apart else ""
         hostile = "" if self.poisoner is None else f"; a poisoner ({self.poisoner})"
+        hostile += "; uploads are checked" * self.checks_uploads
         hostile += "; a forger" * self.forger + "; a flooder" * self.flooder
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
@@ -233,6 +235,7 @@ def drawn_options(seed: int) -> Options:
 
 def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
+    options = replace(options, checks_uploads=Stream(seed, "uploads").chance(0.5))
     options = _with_long_commits(_with_harm(options, seed), seed)
     return _with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed)
 

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from diloco_cli.observe.look import Look
 from diloco_cli.observe.unit_states import STEPS
-from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.states import SyncerState
 from diloco_cli.protocol.rules.capacity import SlotTime, measured_slot
 from diloco_cli.units import format_count, format_duration
@@ -24,10 +24,16 @@ def limit_of(look: Look) -> str:
     heard = {name: heard.heartbeat for name, heard in facts.learners.items() if look.learners[name] in STEPS}
     if syncer is not None and syncer.heartbeat.retrying:
         return f"the syncer's store: {syncer.heartbeat.retrying}"
+    if syncer is not None and syncer.heartbeat.calls_a_s:
+        return throttled_text(syncer.heartbeat)
     if look.missing:
         return f"missing: {', '.join(look.missing)}"
     causes = [_of_learner(name, said) for name, said in heard.items()]
     return next(filter(None, causes), "") or _of_syncer(look) or _of_merges(look)
+
+
+def throttled_text(syncer: SyncerHeartbeat) -> str:
+    return f"the store throttles: {syncer.calls_a_s:.0f} calls a second of the syncer get through"
 
 
 def _of_learner(name: str, said: LearnerHeartbeat) -> str:

@@ -93,7 +93,8 @@ class StandbyStatus:
 @dataclass(frozen=True)
 class StoreStatus:
     """Requests of all learners and the syncer since the launch. `writes`: those that write or list (class A); the
-    others read (class B). `requests_a_slot` is None before the first slot."""
+    others read (class B). `requests_a_slot` is None before the first slot. `calls_a_s`: the syncer's pace of calls, if
+    the store throttles it; else 0."""
 
     url: str
     up_bytes: int
@@ -102,6 +103,7 @@ class StoreStatus:
     writes: int
     requests_a_slot: float | None
     retrying: str
+    calls_a_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -382,4 +384,5 @@ def _store(facts: RunFacts) -> StoreStatus:
         retrying="; ".join(
             f"{unit}: {heartbeat.retrying}" for unit, heartbeat in heartbeats.items() if heartbeat.retrying
         ),
+        calls_a_s=0.0 if facts.syncer is None else facts.syncer.heartbeat.calls_a_s,
     )

@@ -8,7 +8,7 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.protocol.log.keys import commit_key, read_commit_key
 from diloco_cli.protocol.log.records import MAX_EXACT
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
-from diloco_cli.store.parallel import READERS
+from diloco_cli.store.parallel import connections_here
 from diloco_cli.store.port import Store
 from diloco_cli.store.wrapper import StoreWrapper
 
@@ -17,8 +17,8 @@ QUICK_S, SLOW_S = 0.002, 0.064
 
 class CommitsAhead(StoreWrapper):
     """For one reader, which asks for one commit after the other; other reads pass. So many as it has read are read
-    ahead, READERS at most, and none after `last`: a short way past the log's end costs little. In a directory the reads
-    stay its own: threads would cost more than they save."""
+    ahead, at most as many as there are connections, and none after `last`: a short way past the log's end costs little.
+    In a directory the reads stay its own: threads would cost more than they save."""
 
     def __init__(self, store: Store, last: int = MAX_EXACT) -> None:
         super().__init__(store)
@@ -51,8 +51,9 @@ class CommitsAhead(StoreWrapper):
     def _begin(self) -> None:
         if self._own_s < SLOW_S:
             return
-        self._pool = self._pool or ThreadPoolExecutor(READERS)
-        wanted = range(self._next, min(self._next + min(self._in_a_row, READERS), self._last + 1))
+        most = connections_here()
+        self._pool = self._pool or ThreadPoolExecutor(most)
+        wanted = range(self._next, min(self._next + min(self._in_a_row, most), self._last + 1))
         self._begun = {n: future for n, future in self._begun.items() if n in wanted}
         for n in wanted:
             if n not in self._begun:

@@ -20,6 +20,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.driver import SystemClock
 from diloco_cli.store.open import open_store
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
+from diloco_cli.store.throttle import ThrottledStore
 from diloco_cli.store.wrapper import MeteredStore
 
 STDOUT = 1
@@ -91,15 +92,19 @@ def own_claim(ranks: int = 1) -> ProcessClaim:
 
 
 def opened(
-    url: str, stop: StopSignal, who: str = "", attend: Callable[[], object] = lambda: None
+    url: str,
+    stop: StopSignal,
+    who: str = "",
+    attend: Callable[[], object] = lambda: None,
+    throttled: ThrottledStore | None = None,
 ) -> tuple[MeteredStore, RetryingStore, RetryNews, SystemClock]:
     """The bucket at `url`, metered and with retries; failures are reported in this process's log, after `who`.
-    `attend` is called before each wait."""
-    meter = MeteredStore(open_store(url))
+    `attend` is called before each wait. `throttled`: the bucket, if the caller has opened it."""
 
     def wait(seconds: float) -> None:
         attend()
         stop.wait(seconds)
 
+    meter = MeteredStore(throttled or ThrottledStore(open_store(url), wait))
     store, news = background_store(meter, wait, stop.is_set, lambda line: say(f"{utc_now_text()} {who}{line}"))
     return meter, store, news, SystemClock(monotonic_s, wait, stop.check)

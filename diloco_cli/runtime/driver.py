@@ -1,6 +1,6 @@
 """Performs protocol code on a real store: the one place where operations become calls.
 
-Operations that go together are calls of several threads, at most CONNECTIONS at a time.
+Operations that go together are calls of several threads, at most DILOCO_STORE_CONNECTIONS at a time.
 
 `Lanes`: threads beside the training. Each performs its steps one after the other, in the order of handing in; what ends
 a lane ends the learner, whose clock raises it before its next operation.
@@ -31,14 +31,13 @@ from diloco_cli.protocol.log.operations import (
     Together,
 )
 from diloco_cli.runtime.spending import Spending
-from diloco_cli.store.parallel import READERS
+from diloco_cli.store.parallel import connections_here
 from diloco_cli.store.port import Store
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.actors.learner import Lane
 
 Result = TypeVar("Result")
-CONNECTIONS = READERS
 CHECK_EVERY_S = 0.5  # while calls are on their way
 
 
@@ -151,8 +150,8 @@ class Connections:
     """Threads for calls that are made at the same time: daemons, so that a call without an answer does not keep a
     process from ending."""
 
-    def __init__(self, most: int = CONNECTIONS) -> None:
-        self._most = most
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most or connections_here()
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0

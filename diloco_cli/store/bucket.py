@@ -24,11 +24,16 @@ from diloco_cli.store.port import (
     StoreBrokenError,
     StoreForbiddenError,
     StoreGoneError,
+    StoreThrottledError,
     StoreUnavailableError,
+    UploadDamagedError,
     check_key,
     holder_bytes,
 )
 
+TRIAL = b"these bytes have another checksum"
+MAX_RETRY_AFTER_S = 60.0
+TOO_MANY = 429
 RETRYABLE_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 T = TypeVar("T")
 _MAKE_A_BUCKET = {"gs": "gcloud storage buckets create", "s3": "aws s3 mb"}
@@ -61,7 +66,7 @@ def settled(holder: bytes | None, data: bytes, doubt: Exception, where: str) -> 
         if isinstance(doubt, DilocoError):
             raise doubt
         raise StoreUnavailableError("the object was deleted while it was created", where=where) from doubt
-    return Created() if holder == data else Exists(holder)
+    return Created(checked=True) if holder == data else Exists(holder)
 
 
 def intact(data: bytes, found: transfers.Downloaded, where: str) -> bytes:
@@ -92,11 +97,12 @@ class BucketStore(ABC):
         """`sorted_error(error, where)`: the port's error, or one of ANSWERS, for what the client raised."""
         self.url = url
         self._sorted_error = sorted_error
+        self._checks_uploads = False
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         try:
             self._upload(check_key(key), data, exclusive=True)
-            return Created()
+            return Created(checked=self._checks_uploads)
         except (ConditionFailedError, StoreUnavailableError) as doubt:  # of two creates at once either may have won
             return settled(self.get(key, holder_bytes(data)), data, doubt, self._where(key))
 
@@ -143,9 +149,28 @@ class BucketStore(ABC):
         except ObjectAbsentError:
             return None
 
+    def prove_uploads(self, key: str) -> bool:
+        """Upload a few bytes with a wrong checksum, in one request and in parts. True if the store refuses both: then
+        what it confirms from now on counts as checked. What it accepts is deleted."""
+        self._checks_uploads = all(self._refuses_a_wrong_checksum(key, in_parts) for in_parts in (False, True))
+        return self._checks_uploads
+
+    def _refuses_a_wrong_checksum(self, key: str, in_parts: bool) -> bool:
+        try:
+            self._upload(
+                check_key(key), TRIAL, exclusive=False, checksum=transfers.crc32c(TRIAL[1:]), in_parts=in_parts
+            )
+        except UploadDamagedError:
+            return True
+        self.delete(key)
+        return False
+
     @abstractmethod
-    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
-        """Upload the bytes with their checksum. ConditionFailedError if `exclusive` and there is an object already."""
+    def _upload(
+        self, key: str, data: bytes, *, exclusive: bool, checksum: str | None = None, in_parts: bool | None = None
+    ) -> None:
+        """Upload the bytes with their checksum, or with this one; in parts if that pays, or if told so.
+        ConditionFailedError if `exclusive` and there is an object already."""
 
     @abstractmethod
     async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded: ...
@@ -207,6 +232,14 @@ class BucketStore(ABC):
 def error_of_status(status: int) -> Exception | None:
     """The one of ANSWERS that this HTTP status stands for."""
     return _BY_STATUS[status]() if status in _BY_STATUS else None
+
+
+def throttled(text: str, where: str, retry_after: str | None = None) -> StoreThrottledError:
+    """`retry_after`: the header of that name; a date in it is passed over."""
+    error = StoreThrottledError(f"the store takes no more calls now: {text}", where=where)
+    if retry_after is not None and retry_after.isdecimal():
+        error.retry_after_s = min(float(retry_after), MAX_RETRY_AFTER_S)
+    return error
 
 
 def error_text(error: Exception) -> str:

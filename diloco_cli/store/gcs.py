@@ -27,7 +27,13 @@ from diloco_cli.store.gcs_client import (
     start_client,
     stated_crc32c,
 )
-from diloco_cli.store.port import ObjectStat, StoreBrokenError, StoreUnavailableError, check_prefix
+from diloco_cli.store.port import (
+    ObjectStat,
+    StoreBrokenError,
+    StoreUnavailableError,
+    UploadDamagedError,
+    check_prefix,
+)
 from diloco_cli.store.retry import pause_s
 
 CHUNK_BYTES = 32 << 20
@@ -89,17 +95,19 @@ class GCSStore(BucketStore):
         async with open_media(self._filesystem, self._bucket, self._prefix + key, span, **condition) as answer:
             return [chunk async for chunk in answer.content.iter_any()]
 
-    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
+    def _upload(
+        self, key: str, data: bytes, *, exclusive: bool, checksum: str | None = None, in_parts: bool | None = None
+    ) -> None:
         """The store itself refuses bytes that arrive damaged."""
         upload = self._client().base.replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
         about = {
             "name": self._prefix + key,
-            "crc32c": transfers.crc32c(data),
+            "crc32c": checksum or transfers.crc32c(data),
             "contentType": "application/octet-stream",
         }
         condition: dict[str, Any] = {"ifGenerationMatch": "0"} if exclusive else {}
         try:
-            if len(data) < transfers.UPLOAD_IN_PARTS_FROM_BYTES:
+            if not (len(data) >= transfers.UPLOAD_IN_PARTS_FROM_BYTES if in_parts is None else in_parts):
                 boundary = nonce()  # must not occur in the data
                 self._request(
                     "POST",
@@ -141,6 +149,8 @@ class GCSStore(BucketStore):
                 )
             except ObjectAbsentError as error:
                 raise StoreUnavailableError("the upload's session is gone", where=self._where(key)) from error
+            except UploadDamagedError:
+                raise
             except StoreUnavailableError as error:
                 failures += 1
                 if failures == transfers.PART_TRIES:

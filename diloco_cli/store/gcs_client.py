@@ -11,13 +11,20 @@ from diloco_cli.environment import environment_value, set_environment_default
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import (
     RETRYABLE_STATUS,
+    TOO_MANY,
     ConditionFailedError,
     ObjectAbsentError,
     RangeBehindEndError,
     check_endpoint,
     error_text,
+    throttled,
 )
-from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import (
+    StoreBrokenError,
+    StoreForbiddenError,
+    StoreUnavailableError,
+    UploadDamagedError,
+)
 
 _READ_BUFFER_BYTES = 1 << 20
 """A smaller one makes aiohttp stop and start the connection all the time."""
@@ -96,7 +103,9 @@ def sorted_error(error: Exception, where: str) -> Exception:
     if status == 416:
         return RangeBehindEndError()
     if status == 400 and "crc32c" in text.lower():
-        return StoreUnavailableError(f"the bytes were damaged on their way: {text}", where=where)
+        return UploadDamagedError(f"the bytes were damaged on their way: {text}", where=where)
+    if status == TOO_MANY:
+        return throttled(text, where)
     if status in RETRYABLE_STATUS or (status is None and isinstance(error, passing)):
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
     if status in {401, 403} or isinstance(error, (GoogleAuthError, PermissionError)):

@@ -127,7 +127,7 @@ class LocalStore:
                     os.fsync(directory)  # while the object has two names, which tells readers to wait: see _read
             if holder is not None:
                 os.fsync(directory)  # the object's writer may have died before its fsync, and our caller relies on it
-        return Created() if holder is None or holder == data else Exists(holder)
+        return Created(checked=True) if holder is None or holder == data else Exists(holder)
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         return self._found(key, 0, None if max_bytes is None else max_bytes + 1)

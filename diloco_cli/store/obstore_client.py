@@ -10,6 +10,7 @@ from diloco_cli.environment import environment_value
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import (
     RETRYABLE_STATUS,
+    TOO_MANY,
     ConditionFailedError,
     ObjectAbsentError,
     RangeBehindEndError,
@@ -17,10 +18,11 @@ from diloco_cli.store.bucket import (
     error_of_status,
     missing_bucket,
     short_text,
+    throttled,
 )
 from diloco_cli.store.local import declared_error
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
-from diloco_cli.store.s3_client import CLOCK_HINT, ENDPOINT_VARIABLES, SKEW_CODES
+from diloco_cli.store.s3_client import CLOCK_HINT, ENDPOINT_VARIABLES, SKEW_CODES, THROTTLING_CODES
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -93,6 +95,8 @@ def sorted_error(error: Exception, where: str, scheme: str, *, is_login: bool = 
         return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=CLOCK_HINT)
     if status in {401, 403} or code in _LOGIN_CODES or is_login:
         return StoreForbiddenError(f"not allowed: {text}", where=where, hint=_LOGIN_HINT[scheme])
+    if code in THROTTLING_CODES or status == TOO_MANY:
+        return throttled(text, where)
     if status in RETRYABLE_STATUS or code in _RETRYABLE_CODES:
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
     answer = error_of_status(status)

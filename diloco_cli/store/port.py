@@ -11,7 +11,7 @@ that raised may or may not have taken effect, except that a failed create never 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from diloco_cli.errors import StoreError
@@ -27,7 +27,11 @@ _A_PART = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._-]{{1,{MAX_PART_CHARACTERS}}}"
 
 @dataclass(frozen=True)
 class Created:
-    """The object now holds exactly the bytes given, written by this call or by an earlier try of the same."""
+    """The object now holds exactly the bytes given, written by this call or by an earlier try of the same. `checked`:
+    this is known, because the bytes were read back, or because the store compares an upload with its checksum and has
+    been seen to refuse a wrong one (proof.py); else a store with a fault may have kept others."""
+
+    checked: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,16 @@ class StoreUnavailableError(StoreError):
     """Timeouts, resets, 408, 409, 429, 5xx: retry with jitter."""
 
     retryable = True
+
+
+class StoreThrottledError(StoreUnavailableError):
+    """Too many calls (429, SlowDown): slower ones will work. `retry_after_s`: as the store asks, 0 if it does not."""
+
+    retry_after_s = 0.0
+
+
+class UploadDamagedError(StoreUnavailableError):
+    """The store has compared the bytes with the checksum that came with them, and refused them."""
 
 
 class StoreForbiddenError(StoreError):

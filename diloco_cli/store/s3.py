@@ -74,13 +74,16 @@ class S3Store(BucketStore):
         async with answer["Body"]:
             return [chunk async for chunk in answer["Body"].iter_chunks(_READ_BYTES)]
 
-    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
-        checksum = transfers.crc32c(data)
+    def _upload(
+        self, key: str, data: bytes, *, exclusive: bool, checksum: str | None = None, in_parts: bool | None = None
+    ) -> None:
+        given, checksum = checksum, checksum or transfers.crc32c(data)
         condition = {"IfNoneMatch": "*"} if exclusive else {}
         about = {"Metadata": {transfers.CHECKSUM_NAME: checksum}, "ContentType": "application/octet-stream"}
         try:
-            if transfers.upload_pays_in_parts(len(data), self._up_bytes_per_s):
-                self._upload_parts(key, data, about, condition)
+            pays = transfers.upload_pays_in_parts(len(data), self._up_bytes_per_s) if in_parts is None else in_parts
+            if pays:
+                self._upload_parts(key, data, about, condition, given)
                 return
             started_s = clock.monotonic_s()
             self._call(key, "put_object", len(data), Body=data, ChecksumCRC32C=checksum, **about, **condition)
@@ -89,12 +92,16 @@ class S3Store(BucketStore):
         except ObjectAbsentError as error:
             raise missing_bucket(self.url) from error
 
-    def _upload_parts(self, key: str, data: bytes, about: dict[str, Any], condition: dict[str, Any]) -> None:
+    def _upload_parts(
+        self, key: str, data: bytes, about: dict[str, Any], condition: dict[str, Any], checksum: str | None
+    ) -> None:
         """The whole object appears with the last request, which also carries the condition."""
         begun = self._call(key, "create_multipart_upload", ChecksumAlgorithm="CRC32C", **about)
         upload = begun["UploadId"]
         try:
-            parts = self._run(key, partial(self._send_parts, key, upload, data), transfers.deadline_s(len(data)))
+            parts = self._run(
+                key, partial(self._send_parts, key, upload, data, checksum), transfers.deadline_s(len(data))
+            )
             self._call(key, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}, **condition)
         except Exception:
             # Parts of an unfinished upload are kept, and billed; a bucket's lifecycle rule removes what this leaves.
@@ -102,10 +109,12 @@ class S3Store(BucketStore):
                 self._call(key, "abort_multipart_upload", UploadId=upload)
             raise
 
-    async def _send_parts(self, key: str, upload: str, data: bytes) -> SentParts:
+    async def _send_parts(self, key: str, upload: str, data: bytes, given: str | None) -> SentParts:
+        """`given`: a checksum for every part in place of its own."""
+
         async def send(number: int, start: int, end: int) -> dict[str, Any]:
             part = data[start:end]  # a copy, because botocore takes no view: PARALLEL_PARTS of them at a time
-            checksum = transfers.crc32c(part)
+            checksum = given or transfers.crc32c(part)
             with self._sorted_errors(key):
                 answer = await self._request(
                     "upload_part", key, UploadId=upload, PartNumber=number, Body=part, ChecksumCRC32C=checksum

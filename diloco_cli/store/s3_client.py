@@ -9,16 +9,30 @@ from typing import Any
 from diloco_cli import clock
 from diloco_cli.environment import environment_value
 from diloco_cli.store import transfers
-from diloco_cli.store.bucket import RETRYABLE_STATUS, check_endpoint, error_of_status, error_text, missing_bucket
-from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.bucket import (
+    RETRYABLE_STATUS,
+    TOO_MANY,
+    check_endpoint,
+    error_of_status,
+    error_text,
+    missing_bucket,
+    throttled,
+)
+from diloco_cli.store.port import (
+    StoreBrokenError,
+    StoreForbiddenError,
+    StoreUnavailableError,
+    UploadDamagedError,
+)
 
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 CLOCK_TOLERANCE_S = 300.0
 """S3 refuses signatures that are older or newer than 15 minutes; a third of that counts as a wrong clock here."""
 
+THROTTLING_CODES = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"}
 _RETRYABLE_CODES = {
-    "RequestTimeout", "RequestTimeoutException", "SlowDown", "ServiceUnavailable", "InternalError", "OperationAborted",
-    "ConditionalRequestConflict", "Throttling", "ThrottlingException", "TooManyRequests", "NoSuchUpload",
+    "RequestTimeout", "RequestTimeoutException", "ServiceUnavailable", "InternalError", "OperationAborted",
+    "ConditionalRequestConflict", "NoSuchUpload",
 }  # fmt: skip
 _DAMAGED_CODES = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
 SKEW_CODES = {"RequestTimeTooSkewed", "RequestExpired"}
@@ -79,7 +93,9 @@ def sorted_error(error: Exception, where: str) -> Exception:
     if code in SKEW_CODES or (status == 403 and _is_clock_off(about.get("HTTPHeaders", {}))):
         return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=CLOCK_HINT)
     if code in _DAMAGED_CODES:
-        return StoreUnavailableError(f"the bytes were damaged on their way: {text}", where=where)
+        return UploadDamagedError(f"the bytes were damaged on their way: {text}", where=where)
+    if code in THROTTLING_CODES or status == TOO_MANY:
+        return throttled(text, where, about.get("HTTPHeaders", {}).get("retry-after"))
     if code in _RETRYABLE_CODES or status in RETRYABLE_STATUS:
         return StoreUnavailableError(f"the store does not answer: {code or status}: {text}", where=where)
     if code in _FORBIDDEN_CODES or status in {401, 403}:

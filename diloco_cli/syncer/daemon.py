@@ -22,7 +22,7 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Finish, Merge, Skip
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat, of_syncer
-from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
+from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key, upload_trial_key
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
@@ -41,7 +41,9 @@ from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
+from diloco_cli.store.proof import checks_uploads
 from diloco_cli.store.retry import RetryingStore, retrying_text
+from diloco_cli.store.throttle import ThrottledStore
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
@@ -81,29 +83,25 @@ def _serve_once(
 ) -> int:
     torch.set_num_threads(1)  # sums in one order
     use_threads(usable_cores())
-    meter, store, news, clock = opened(url, stop)
+    throttled = ThrottledStore(bare := open_store(url), stop.wait)
+    meter, store, news, clock = opened(url, stop, throttled=throttled)
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
+    _fit_to_the_store(run, bare, throttled, store)
     evaluator, spending = _evaluator(run, url), Spending()
     syncer = Syncer(
-        run,
-        claim,
-        TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")),
-        evaluator,
-        time_text=utc_now_text,
-        nonce=nonce,
+        run, claim, TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")), evaluator,
+        time_text=utc_now_text, nonce=nonce,
         on_commit=lambda state, commit: _note_commit(run, state, commit, spending),
-        recover=lambda output: rebuild(run, store, output),
-        because=because,
-    )
+        recover=lambda output: rebuild(run, store, output), because=because,
+    )  # fmt: skip
     syncer.evaluations = FromTheStart(run, evaluator)
-    bare = open_store(url)
     events = EventWriter(bare)
     mirrors = _earlier_mirrors(before := _last_heartbeat(run, store))
     regions = RegionServices(run, store, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
     read_after_relays(syncer, regions.links)
-    syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, counts_of(before), spending)
+    syncer.heartbeat_facts = _heartbeat_facts(meter, store, throttled, unit, regions, counts_of(before), spending)
     news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
     regions.start()
     over = False
@@ -126,6 +124,14 @@ def _serve_once(
     if regions.services:
         _heartbeat_unless_it_fails(syncer, meter, clock)  # with the regions' final state
     return 0
+
+
+def _fit_to_the_store(run: RunFormat, bare: Store, throttled: ThrottledStore, store: RetryingStore) -> None:
+    """The syncer's share of the calls to a store that throttles; and whether it must read versions back."""
+    throttled.pace.weight = max(1, len(run.all_islands))
+    checked = store.persist("create", lambda: checks_uploads(bare, upload_trial_key(nonce())))
+    how = "the store checks uploads: versions are not read back" if checked else "versions are read back"
+    say(f"{utc_now_text()} {how}")
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
@@ -153,8 +159,8 @@ def _earlier_mirrors(data: bytes | None) -> tuple[MirrorHeartbeat, ...]:
 
 
 def _heartbeat_facts(
-    meter: MeteredStore, store: RetryingStore, unit: str, regions: RegionServices, earlier: dict[str, int],
-    spending: Spending,
+    meter: MeteredStore, store: RetryingStore, throttled: ThrottledStore, unit: str, regions: RegionServices,
+    earlier: dict[str, int], spending: Spending,
 ) -> Any:  # fmt: skip
     """This process's own figures for the syncer's heartbeat; counts go on from `earlier`, the syncer's before."""
     process = psutil.Process()
@@ -170,6 +176,7 @@ def _heartbeat_facts(
             "memory_bytes": process.memory_info().rss,
             "retrying": retrying_text(store),
             **spending.facts(),
+            "calls_a_s": throttled.calls_a_s,
             "mirrors": [to_plain(heartbeat) for heartbeat in regions.heartbeats()],
         }
 

@@ -16,7 +16,7 @@ from diloco_cli.config.settings import RunSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.evaluating import Evaluations
-from diloco_cli.protocol.actors.merging import write_and_read_back
+from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.log.commit_log import append, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation
 from diloco_cli.protocol.log.epochs import claim_epoch
@@ -92,8 +92,8 @@ def _published(fragment: int, version: Version, epoch: int) -> Steps[FragmentVer
     """Version 0 of a fragment, in the bucket before a commit names it."""
     state, weights = version
     output = FragmentVersion(fragment, 0, -1, epoch, digest(state), digest(weights))
-    yield from write_and_read_back(state_key(fragment, 0, epoch, output.state_digest), state)
-    yield from write_and_read_back(weights_key(fragment, 0, epoch, output.weights_digest), weights)
+    yield from write_surely(state_key(fragment, 0, epoch, output.state_digest), state)
+    yield from write_surely(weights_key(fragment, 0, epoch, output.weights_digest), weights)
     return output
 
 

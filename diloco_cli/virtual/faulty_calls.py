@@ -10,7 +10,7 @@ from msgspec import structs
 
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.protocol.log.operations import Create, Operation
-from diloco_cli.store.port import StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import StoreForbiddenError, StoreThrottledError, StoreUnavailableError
 
 
 class Fault(Enum):
@@ -56,6 +56,8 @@ def refusal_of(fault: Injected) -> DilocoError:
             return StoreForbiddenError("403 (simulated)")
         case Fault.FULL:
             return NoSpaceError("no space left (simulated)")
+        case Fault.RATE_LIMITED:
+            return StoreThrottledError("429 (simulated)")
     return StoreUnavailableError(f"{fault.kind.value} (simulated)")
 
 

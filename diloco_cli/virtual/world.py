@@ -11,7 +11,7 @@ one of them, and an actor that dies leaves the others undone.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -34,7 +34,7 @@ from diloco_cli.protocol.log.operations import (
     Together,
 )
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.port import Store, StoreUnavailableError
+from diloco_cli.store.port import Created, Store, StoreUnavailableError
 from diloco_cli.virtual.faulty_calls import Fault, Injected, damaged, halved, refusal_of
 
 LATENCY_S = 0.001  # of one store operation, on the virtual clock
@@ -111,7 +111,8 @@ class World:
     the fault of an actor's next operation, `faults` those by the actor's name and the operation's number.
     `unreachable_until_s`: when an actor's calls to the store go through again (its client waits, and tries again).
     `timeout_s`: after so long without an answer a client gives up a call. `store_of`: with several buckets, the one
-    that this operation of an actor goes to.
+    that this operation of an actor goes to. `checks_uploads`: the stores compare an upload with its checksum and refuse
+    damaged bytes. `connections`: so many calls of one set are on their way at a time; None: all.
     """
 
     store: Store = field(default_factory=MemoryStore)
@@ -126,6 +127,8 @@ class World:
     unreachable_until_s: Callable[[Actor], float] | None = None
     timeout_s: float = 0.0
     store_of: Callable[[Actor, Operation], Store] | None = None
+    checks_uploads: bool = False
+    connections: int | None = None
     _due: list[tuple[float, int, Actor]] = field(default_factory=list)
 
     def start(self, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
@@ -217,13 +220,22 @@ class World:
         """Hold operations until their effects are due, or a sleep is over."""
         if type(operation) is Together:
             actor.together = True
-            actor.calls = [Call(one, self.now_s + self._wait_s(actor, one)) for one in operation.operations]
+            actor.calls = self._begun(actor, operation.operations)
             due_s = min((call.due_s for call in actor.calls), default=self.now_s)
         else:
             due_s = self.now_s + self._wait_s(actor, operation)
             actor.calls = [Call(operation, due_s)]
         actor.wake_s = due_s
         heappush(self._due, (due_s, actor.number, actor))
+
+    def _begun(self, actor: Actor, operations: Sequence[Operation]) -> list[Call]:
+        """Calls on their way; beyond `connections`, each begins when an earlier one is at its store."""
+        free_s = [self.now_s] * (self.connections or len(operations))
+        calls = []
+        for one in operations:
+            calls.append(Call(one, heappop(free_s) + self._wait_s(actor, one)))
+            heappush(free_s, calls[-1].due_s)
+        return calls
 
     def _wait_s(self, actor: Actor, operation: Operation) -> float:
         kind = type(operation)
@@ -318,12 +330,16 @@ class World:
                 else:
                     call.answer = self._effect(actor, operation)
                 return self._answer(actor, call)
-            case Fault.TORN_WRITE | Fault.TORN | Fault.FLIPPED:
+            case Fault.TORN_WRITE | Fault.TORN | Fault.FLIPPED if not self._is_refused(operation, fault):
                 call.answer = damaged(self._effect(actor, halved(operation, fault)), fault)
                 return self._answer(actor, call)
         if fault.kind is Fault.BUSY_AFTER:
             self._effect(actor, operation)
         return self._fails(actor, call, refusal_of(fault), 0.0)
+
+    def _is_refused(self, operation: Operation, fault: Injected) -> bool:
+        """Whether the store finds out that an upload was damaged."""
+        return self.checks_uploads and fault.kind is Fault.TORN_WRITE and type(operation) is Create
 
     def _fails(self, actor: Actor, call: Call, error: Exception, after_s: float) -> bool:
         call.thrown = error
@@ -345,7 +361,8 @@ class World:
                 return store.get_range(key, start, start + max_bytes)
             case Create(key, data):
                 self.writes.append((actor.name, actor.operations - 1, key))
-                return store.create(key, data)
+                answer = store.create(key, data)
+                return Created(checked=True) if self.checks_uploads and isinstance(answer, Created) else answer
             case Put(key, data):
                 return store.put(key, data)
             case List(prefix, after, limit):

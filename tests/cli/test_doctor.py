@@ -21,7 +21,8 @@ from tests.contract.fake_gcs import FakeGCS
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 PROMISED = {
-    "write", "read_back", "exclusive_create", "own_write", "list_after_write", "delete", "range_read", "clock",
+    "write", "read_back", "upload_check", "exclusive_create", "own_write", "list_after_write", "delete", "range_read",
+    "clock",
     "throughput",
 }  # fmt: skip
 

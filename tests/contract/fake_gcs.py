@@ -47,6 +47,7 @@ class FakeGCS(FaultyServer):
         self.server = LoopbackServer(self._app, port)
         self.keeps_half = False  # of each chunk of a resumable upload, as the real one may
         self.forgets_location = False  # broken: an upload is begun, and nobody told where
+        self.ignores_checksums = False  # as some clones do
         self.ignores_conditions = False  # broken: a create overwrites, as some clones do
         self.settings: dict[str, dict[str, object]] = {}  # of a bucket, such as its softDeletePolicy
         self._sessions: dict[str, tuple[str, str, bool, str | None, bytearray]] = {}
@@ -139,7 +140,7 @@ class FakeGCS(FaultyServer):
             return refusal
         self._generation += 1
         blob = Blob(data, self._generation)
-        if crc32c is not None and crc32c != blob.crc32c:
+        if crc32c is not None and crc32c != blob.crc32c and not self.ignores_checksums:
             return _error(400, f"Provided CRC32C {crc32c!r} doesn't match calculated CRC32C {blob.crc32c!r}.")
         self.objects[bucket][name] = blob
         return web.json_response(_about(bucket, name, blob))

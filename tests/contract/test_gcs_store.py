@@ -10,6 +10,7 @@ import diloco_cli.store.gcs as gcs_module
 from diloco_cli.store import transfers
 from diloco_cli.store.gcs import GCSStore
 from diloco_cli.store.port import Created, Exists, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.proof import checks_uploads
 from tests.contract.fake_gcs import FakeGCS
 
 DATA = os.urandom((5 << 20) + 123)
@@ -48,6 +49,20 @@ def test_an_upload_goes_on_where_it_failed(gcs: FakeGCS, store: GCSStore) -> Non
         gcs.requests - before <= 1 + 6 + 8
     )  # the session, six chunks, and for each failure a repetition and a question
     assert store.get("large") == DATA
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_what_a_store_confirms_counts_as_checked_once_it_has_refused_wrong_checksums(
+    gcs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch, ignores: bool
+) -> None:
+    monkeypatch.setattr(gcs, "ignores_checksums", ignores)
+    before = store.create("unproven", b"small")
+    assert isinstance(before, Created) and not before.checked
+    assert checks_uploads(store, "trial") is not ignores
+    for key, data in (("small", b"small"), ("large", DATA)):
+        answer = store.create(key, data)
+        assert isinstance(answer, Created) and answer.checked is not ignores
+    assert store.get("trial") is None
 
 
 def test_an_upload_that_fails_for_good_leaves_nothing(gcs: FakeGCS, store: GCSStore) -> None:

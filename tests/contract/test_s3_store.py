@@ -18,8 +18,11 @@ from diloco_cli.store.port import (
     StoreBrokenError,
     StoreForbiddenError,
     StoreGoneError,
+    StoreThrottledError,
     StoreUnavailableError,
+    UploadDamagedError,
 )
+from diloco_cli.store.proof import checks_uploads
 from diloco_cli.store.s3 import S3Store
 from diloco_cli.store.s3_client import sorted_error
 from tests.contract.fault_proxy import FaultProxy
@@ -39,6 +42,28 @@ def store(s3: FaultProxy, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
 
 def uploads_under_way(store: S3Store) -> list[Any]:
     return list(store._call(None, "list_multipart_uploads").get("Uploads", []))
+
+
+def test_a_service_that_takes_wrong_checksums_is_not_believed(s3: FaultProxy, store: S3Store) -> None:
+    """The emulator is one: it keeps the checksum that it is sent."""
+    assert not checks_uploads(store, "trial") and store.get("trial") is None
+    answer = store.create("small", b"small")
+    assert isinstance(answer, Created) and not answer.checked
+
+
+def test_a_service_that_refuses_them_is(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    async def refuses(verb: str, key: str | None, **parts: Any) -> dict[str, Any]:
+        if verb in ("put_object", "upload_part") and parts["ChecksumCRC32C"] != transfers.crc32c(parts["Body"]):
+            tried.append(verb)
+            raise ClientError({"Error": {"Code": "BadDigest"}, "ResponseMetadata": {"HTTPStatusCode": 400}}, verb)
+        return {"UploadId": "upload", "ETag": "etag"}
+
+    monkeypatch.setattr(store, "_request", refuses)
+    assert checks_uploads(store, "trial") and set(tried) == {"put_object", "upload_part"}
+    answer = store.create("small", b"small")
+    assert isinstance(answer, Created) and answer.checked
 
 
 def test_a_large_object_goes_up_in_parts_and_exclusively(s3: FaultProxy, store: S3Store) -> None:
@@ -81,8 +106,8 @@ def test_a_lost_completion_is_recognised_as_ones_own(s3: FaultProxy, store: S3St
     store._call("large", "abort_multipart_upload", UploadId=begun["UploadId"])
     original = store._send_parts
 
-    async def send_then_lose(name: str, upload: str, data: bytes) -> list[dict[str, Any]]:
-        parts = await original(name, upload, data)
+    async def send_then_lose(name: str, upload: str, data: bytes, checksum: str | None) -> list[dict[str, Any]]:
+        parts = await original(name, upload, data, checksum)
         s3.faults.inject("lost_answer", "POST")
         return parts
 
@@ -112,11 +137,11 @@ def answer(code: str, status: int, **headers: str) -> Exception:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (answer("SlowDown", 503), StoreUnavailableError),
+        (answer("SlowDown", 503), StoreThrottledError),
         (answer("ConditionalRequestConflict", 409), StoreUnavailableError),
         (answer("InternalError", 200), StoreUnavailableError),  # a completion may fail behind a 200
         (answer("RequestTimeout", 400), StoreUnavailableError),
-        (answer("BadDigest", 400), StoreUnavailableError),
+        (answer("BadDigest", 400), UploadDamagedError),
         (answer("NoSuchUpload", 404), StoreUnavailableError),
         (EndpointConnectionError(endpoint_url="https://s3.example.com"), StoreUnavailableError),
         (TimeoutError(), StoreUnavailableError),

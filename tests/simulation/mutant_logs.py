@@ -13,7 +13,7 @@ from diloco_cli.histories.client import Client
 from diloco_cli.histories.integers import Delta, IntegerArithmetic
 from diloco_cli.protocol.actors.candidates import Loader
 from diloco_cli.protocol.actors.inbox import Inbox, Mailbox
-from diloco_cli.protocol.actors.merging import make_resident
+from diloco_cli.protocol.actors.merging import make_resident, write_surely
 from diloco_cli.protocol.actors.ports import Merged
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.actors.syncer import Syncer
@@ -195,6 +195,20 @@ class NoReadBack(Syncer):
         )
         yield Create(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         yield Create(weights_key(fragment, version, self.epoch, output.weights_digest), merged.weights)
+        return output
+
+
+class StateAlone(Syncer):
+    """Commits a version of which it has written the state, and forgotten the weights."""
+
+    def _publish(
+        self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
+    ) -> Steps[FragmentVersion]:
+        rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
+        output = FragmentVersion(
+            fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights), rebase
+        )
+        yield from write_surely(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         return output
 
 

@@ -108,6 +108,9 @@ class BelievesOneRead(Loader):
     def look_ahead(self, state: RunState) -> Steps[None]:
         yield from ()
 
+    def early(self, state: RunState, offer: Offer) -> list[Steps[None]]:
+        return []
+
 
 class KeepsOutTheLate(Syncer):
     """Quarantines a learner whose offers come late again and again."""

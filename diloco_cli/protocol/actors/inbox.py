@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
+from typing import Any
 
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps
@@ -103,7 +104,8 @@ class Inbox:
 
     `withheld(learner, incarnation, seq)`: whether an offer must not be read yet; `claimed(learner)`: the newest
     incarnation that has been seen elsewhere (0: none). See protocol/regions/relays.py. `claims`: where each learner's
-    claims stand."""
+    claims stand. `beside(state, offer)`: what is read of an offer that was just found, while the next one is looked for
+    (candidates.py)."""
 
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class Inbox:
     withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
     claimed: Callable[[str], int] = lambda learner: 0
     claims: dict[str, ClaimWatch] = field(default_factory=dict)
+    beside: Callable[[RunState, Offer], list[Steps[Any]]] = lambda state, offer: []
     _revoked: int = 0  # keys, in the state for which the mailboxes were opened
     _sorted_for: RunState | None = None  # the state for which sort_out was last done, if no offer came since
 
@@ -196,15 +199,23 @@ class Inbox:
         """Fetch a portion from each mailbox, at the same time, then sort them out to make room. Returns the boxes that
         may hold more."""
         boxes = sorted(boxes, key=lambda b: (b.learner, b.incarnation))
-        more = yield from together([self._fetch_portion(box, state, now_s, slot_s) for box in boxes])
+        members: list[Steps[Any]] = []
+        members += [self._fetch_portion(box, state, now_s, slot_s, members if slot_s else None) for box in boxes]
+        if slot_s and boxes:  # what was found for this slot before it was due
+            newest = {offer.learner: offer for offer in self.pending() if offer.slot == state.slot}
+            members += chain.from_iterable(self.beside(state, offer) for offer in newest.values())
+        more = yield from together(members, grows=True)
         if self._sorted_for is not state:
             self.sort_out(state)
-        return [box for box, holds_more in zip(boxes, more, strict=True) if holds_more]
+        return [box for box, holds_more in zip(boxes, more, strict=False) if holds_more]
 
-    def _fetch_portion(self, box: Mailbox, state: RunState, now_s: float, slot_s: float) -> Steps[bool]:
-        """Fetch some offers of one mailbox; True if there may be more."""
-        num_bytes = 0
-        for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - len(box.pending))):
+    def _fetch_portion(
+        self, box: Mailbox, state: RunState, now_s: float, slot_s: float, members: list[Steps[Any]] | None
+    ) -> Steps[bool]:
+        """Fetch some offers of one mailbox; True if there may be more. With `members` no merge waits for many looks:
+        what is read of the first offer that is not late joins them, and the offer behind it is the last one."""
+        num_bytes, num_known, is_last = 0, len(box.pending), False
+        for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - num_known)):
             if self.withheld(box.learner, box.incarnation, box.next_seq):
                 return False
             found = yield from box.look(self.run.keyring.without(state.revoked), now_s, slot_s)
@@ -213,8 +224,11 @@ class Inbox:
             self._receive(box, found.data, state)
             self.heard_s[box.learner] = box.found_s = now_s
             num_bytes += len(found.data or b"")
-            if num_bytes > MAX_BYTES_PER_POLL:
+            if num_bytes > MAX_BYTES_PER_POLL or is_last:
                 break
+            if members is not None and len(box.pending) > num_known and box.pending[-1].slot >= state.slot:
+                is_last = True
+                members += self.beside(state, box.pending[-1])
         return True
 
     def _receive(self, box: Mailbox, data: bytes | None, state: RunState) -> None:

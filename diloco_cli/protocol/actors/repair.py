@@ -22,7 +22,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.joining import fetch_weights
-from diloco_cli.protocol.actors.merging import READS, Recover, make_resident, write_and_read_back
+from diloco_cli.protocol.actors.merging import READS, Recover, make_resident, write_surely
 from diloco_cli.protocol.actors.ports import Arithmetic, Merged
 from diloco_cli.protocol.actors.request_handler import refuse
 from diloco_cli.protocol.actors.rollback import back_to
@@ -159,8 +159,8 @@ class Repairer:
                 made = yield from self._settled(output)
                 anew = replace(output, version=state.n + 1, slot=state.slot - 1, epoch=epoch, rebase=False)
                 names = (output.fragment, anew.version, epoch)
-                yield from write_and_read_back(state_key(*names, output.state_digest), made.state)
-                yield from write_and_read_back(weights_key(*names, output.weights_digest), made.weights)
+                yield from write_surely(state_key(*names, output.state_digest), made.state)
+                yield from write_surely(weights_key(*names, output.weights_digest), made.weights)
                 outputs.append(anew)
         except DataCheckError as error:
             return refuse(f"{what}, nor made anew: {error}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError
 from diloco_cli.layout import Layout
-from diloco_cli.protocol.actors.merging import write_and_read_back
+from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.log.commit_log import Pulse, no_pulse, state_after
 from diloco_cli.protocol.log.commits import Rollback
 from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key, weights_key
@@ -89,7 +89,7 @@ def published_anew(
             data = yield Get(old_key, max_fragment_bytes(run.layout, output.fragment))
             if data is None or digest(data) != expected:
                 return f"{old_key} {'is missing' if data is None else 'has other bytes than the log says'}"
-            yield from write_and_read_back(new_key, data)
+            yield from write_surely(new_key, data)
         published.append(anew)
     return tuple(published)
 

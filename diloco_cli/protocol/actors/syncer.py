@@ -20,7 +20,7 @@ from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.joins import JoinQueue
 from diloco_cli.protocol.actors.membership import admission
-from diloco_cli.protocol.actors.merging import Recover, write_and_read_back
+from diloco_cli.protocol.actors.merging import Recover, write_surely
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.actors.repair import Repairer
 from diloco_cli.protocol.actors.request_handler import answer_to
@@ -160,16 +160,16 @@ class Syncer:
     def _publish(
         self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
     ) -> Steps[FragmentVersion]:
-        """Write state and weights and read them back, at the same time, BEFORE the commit that names them."""
+        """Write state and weights surely, at the same time, BEFORE the commit that names them."""
         rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
         output = FragmentVersion(
             fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights), rebase
         )
-        state = write_and_read_back(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
+        state = write_surely(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         key = weights_key(fragment, version, self.epoch, output.weights_digest)
         pulse = self.send_heartbeat((yield Now()))  # a model's first versions may take long
         both_bytes = 2 * (len(merged.state) + len(merged.weights))  # in memory anyway
-        steps = [pulse, state, write_and_read_back(key, merged.weights)]
+        steps = [pulse, state, write_surely(key, merged.weights)]
         yield from together(steps, max(both_bytes, MAX_BYTES_AT_ONCE))
         return output
 

@@ -85,8 +85,9 @@ class MirrorHeartbeat:
 @dataclass(frozen=True)
 class SyncerHeartbeat:
     """What a syncer or a standby states. `unit`: `syncer` or the standby's name. `heartbeats`: how many it has sent;
-    `slowest_s`: the longest recent time between two of them, on its own clock. `call_s`: a call to the store, in the
-    mean; `bytes_s`, `processor_s`: of a recent merge, its bytes beyond its calls, its computation (0: not known)."""
+    `slowest_s`: the longest recent time between two of them, on its own clock. `call_s`: a call to the store, in
+    the mean; `bytes_s`, `processor_s`: of a recent merge, its bytes beyond its calls, its computation (0: not
+    known). `calls_a_s`: its pace of calls, where the store refuses more; else 0."""
 
     state: str
     epoch: int
@@ -106,6 +107,7 @@ class SyncerHeartbeat:
     call_s: float = 0.0
     bytes_s: float = 0.0
     processor_s: float = 0.0
+    calls_a_s: float = 0.0
 
 
 @dataclass

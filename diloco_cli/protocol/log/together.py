@@ -21,14 +21,17 @@ MAX_BYTES_AT_ONCE = MAX_AT_ONCE * MAX_RECORD_BYTES
 goes alone."""
 
 
-def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONCE) -> Steps[list[Result]]:
+def together(
+    members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONCE, grows: bool = False
+) -> Steps[list[Result]]:
     """The members' results, in their order. If members fail, the others go on to their ends, unless the process itself
     ends; then the first error in the members' order is raised, one that is not the store's before any that is.
 
-    Who has begun goes on first, so that only as many members hold objects as are on their way."""
-    if len(members) == 1:  # most often, as for the log's next commit
+    Who has begun goes on first, so that only as many members hold objects as are on their way. `grows`: members append
+    others to `members`, which begin when all of its round have gone on."""
+    if len(members) == 1 and not grows:  # most often, as for the log's next commit
         return [(yield from members[0])]
-    results: list[Any] = [None] * len(members)
+    results: list[Any] = []
     errors: dict[int, Exception] = {}
     asked: dict[int, Operation] = {}
 
@@ -47,8 +50,12 @@ def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONC
         except Exception as error:
             errors[place] = error
 
-    for place in range(len(members)):
-        yield from send(place, None)
+    def begin() -> Steps[None]:
+        while len(results) < len(members):
+            results.append(None)
+            yield from send(len(results) - 1, None)
+
+    yield from begin()
     while asked:
         chosen = _first_portion(asked, max_bytes)
         operations = [asked.pop(place) for place in chosen]
@@ -59,6 +66,7 @@ def together(members: Sequence[Steps[Result]], max_bytes: int = MAX_BYTES_AT_ONC
             answer, answers[at] = answers[at], None  # let go one by one
             yield from send(place, answer)
             del answer
+        yield from begin()
         asked.update(left)
     if errors:
         raise _gravest(errors)

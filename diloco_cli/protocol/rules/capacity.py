@@ -2,8 +2,8 @@
 
 A syncer serves one slot after the other. For a merge of M learners' deltas it needs, beside what it does now and then,
 
-    calls       (3 ceil(M / 48) + 3) x a round trip     offers are found, the next ones looked for, payloads read; state
-                                                        and weights are written, then read back; the commit
+    calls       (ceil(M / 48) + ceil(2 M / 48) + 3) x a round trip      offers are found; the next ones looked for and
+                                payloads read; state and weights are written, then read back; the commit
     bytes       (M deltas + a version) / down + a version / up      a version: state and weights, read back once
     processor   M x parameters of a fragment / parameters of one learner merged a second
 
@@ -21,7 +21,6 @@ from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 
 Limit = Literal["calls", "bytes", "processor"]
-CALLS_EACH = 3  # of a learner, as many learners' at a time as there are connections
 CALLS_OF_A_MERGE = 3
 REQUEST_CALLS = 2  # in turn, when it looks for operators' requests and for a successor
 HEARTBEAT_EVERY_S = 3.0
@@ -74,7 +73,8 @@ class SlotTime:
 
 def calls_of_merge(learners: int) -> int:
     """Calls in turn, from the first offer that is found to the commit."""
-    return CALLS_EACH * ceil(learners / MAX_AT_ONCE) + CALLS_OF_A_MERGE
+    found, behind = ceil(learners / MAX_AT_ONCE), ceil(2 * learners / MAX_AT_ONCE)
+    return found + behind + CALLS_OF_A_MERGE
 
 
 def merge_time(work: MergeWork, machine: SyncerMachine) -> SlotTime:

@@ -35,7 +35,8 @@ def test_a_store_that_keeps_its_promises_passes_every_check_and_is_left_empty() 
     assert found.ok and found.checks == heard
     assert {check.level for check in found.checks} == {"pass"}
     assert [check.name for check in found.checks] == [
-        "write", "read_back", "exclusive_create", "own_write", "list_after_write", "range_read", "delete", "clock",
+        "write", "read_back", "upload_check", "exclusive_create", "own_write", "list_after_write", "range_read",
+        "delete", "clock",
         "throughput", "permissions",
     ]  # fmt: skip
     assert found.up_mbps and found.down_mbps and found.latency_ms

@@ -344,6 +344,9 @@ def test_a_pace_below_four_fifths_of_the_best_sustained_one_is_slow_and_says_wha
     assert throttled.limit == "iowa trains at 10 tok/s, usually at 95"
     retries = verdict_of(syncer_says(facts(paced(5_500, 100.0)), retrying="put fails for 3 s: 503"))
     assert retries.limit == "the syncer's store: put fails for 3 s: 503"
+    few = replace(facts(), syncer=Heard(replace(SYNCER, calls_a_s=34.6), 1.0))
+    assert verdict_of(few).limit == "the store throttles: 35 calls a second of the syncer get through"
+    assert (store := status_of(few).store) is not None and store.calls_a_s == 34.6
     assert verdict_of(facts(paced(0, 100.0, best=0.0))).state == State.MERGING, "nothing to compare with"
     assert verdict_of(facts(paced(5_500, 100.0, of=3))).state == State.MERGING, "a guest took part then, and has left"
 
