@@ -198,7 +198,7 @@ class Syncer:
             yield from self._notice_successor()
             if (yield from self._carry_out_request()):
                 return True
-        due = yield from self.housekeeper.due(self.state)
+        due: commits.Commit | None = self.housekeeper.due(self.state)
         due = due or (yield from self.repairer.due(self.state, self.epoch, self.pace.slot_s, self.inbox, self._pulse))
         if due is not None:
             return (yield from self._carry_out(due))
