@@ -26,9 +26,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
+from diloco_cli.protocol.actors.backlog import Backlog
 from diloco_cli.protocol.log.commit_log import LOOK_BACK, state_after, trusting_none_of
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
 from diloco_cli.protocol.log.faults import faults_for_quarantine, quarantine_reason
+from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
 from diloco_cli.protocol.log.keys import (
     read_delta_key,
     read_event_key,
@@ -50,6 +52,7 @@ BATCH = MAX_AT_ONCE - 1  # deletions at a time, beside one listing
 LEAST_ROUNDS = 2  # kept in any case: from a version and the deltas since, a damaged one is made anew
 FLOORS_APART = 8  # commits, at least: a floor is a commit itself
 KEPT_SNAPSHOTS = 2  # up to the floor: one to fold the floor's state from, one in case it is damaged
+IDLE_S = 30.0  # without a commit
 MAX_UNSOUND = 64  # snapshots passed over for those
 KEPT_MOMENTS = 4  # of each learner, the newest
 KEPT_BATCHES = 64  # of events of each unit, the newest
@@ -69,13 +72,15 @@ def floor_with(run: RunFormat, state: RunState, kept: int) -> int | None:
     return floor if floor > state.gc_floor else None
 
 
-def floor_in_turn(run: RunFormat, state: RunState) -> int | None:
-    """The floor that is due by the run's settings, None if none is. It moves by at least a quarter of what is kept."""
+def floor_in_turn(run: RunFormat, state: RunState, idle: bool = False) -> int | None:
+    """The floor that is due by the run's settings, None if none is. It moves by at least a quarter of what is kept. In
+    an `idle` run, whose learners may find no room for their offers, any move is enough beyond its own commit."""
     kept = kept_commits(run)
     floor = None if kept is None else floor_with(run, state, kept)
-    if kept is None or floor is None or floor - state.gc_floor < max(FLOORS_APART, kept // 4):
+    if kept is None or floor is None:
         return None
-    return floor
+    least = 2 if idle else max(FLOORS_APART, kept // 4)
+    return floor if floor - state.gc_floor >= least else None
 
 
 def floor_by_request(run: RunFormat, state: RunState, asked: int | None = None) -> int | str:
@@ -233,6 +238,7 @@ class Collector:
         self.grace_s = run.settings.retention.grace_s
         self.floor = self.deleted = 0
         self.sweep: Sweep | None = None
+        self._backlog = Backlog()
         self._waiting: deque[tuple[int, float]] = deque()  # later floors, and when the grace of each is over
 
     @property
@@ -269,7 +275,15 @@ class Collector:
             self.deleted += self.sweep.deleted - before
             if (yield Now()) - now_s >= budget_s:
                 break
+        if self.sweep.is_done:
+            self._backlog.swept_to(self.floor, self.sweep.deleted)
         return True
+
+    def backlog(self, now_s: float) -> GarbageHeartbeat:
+        """What waits to be deleted now."""
+        ripe = [floor for floor, ripe_s in self._waiting if ripe_s <= now_s]
+        deleted, found = (0, 0) if self.sweep is None else (self.sweep.deleted, len(self.sweep.doomed))
+        return self._backlog.at(max([self.floor, *ripe]), deleted, found, now_s)
 
 
 def sweep_behind(run: RunFormat, floor: int, revoked: Collection[str], kind: type[Sweep] = Sweep) -> Steps[Sweep]:
@@ -298,13 +312,16 @@ class Housekeeper:
     def __init__(self, run: RunFormat) -> None:
         self.run = run
         self.collector = Collector(run)
+        self._grew = (-1, 0.0)  # the head, and since when
 
-    def due(self, state: RunState) -> Commit | None:
+    def due(self, state: RunState, now_s: float) -> Commit | None:
         """The commit that is due now, if any."""
+        if self._grew[0] != state.n:
+            self._grew = (state.n, now_s)
         name = to_quarantine(state, self.run)
         if name is not None:
             return Quarantine(learner=name, reason=quarantine_reason(state.learner(name).faults))
-        floor = floor_in_turn(self.run, state)
+        floor = floor_in_turn(self.run, state, now_s - self._grew[1] >= IDLE_S)
         return None if floor is None else collected(floor, "in turn")
 
     def rest(self, state: RunState, seconds: float) -> Steps[None]:
