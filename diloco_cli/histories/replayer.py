@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Set
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +33,7 @@ from diloco_cli.histories.integers import (
     weights_bytes,
 )
 from diloco_cli.histories.lines import head_of, in_one
+from diloco_cli.histories.reckoning import AppliedOffer, Version
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.port import Store
 
@@ -89,30 +89,6 @@ def offer_bytes(store: Store, run: RunFormat, offer_id: OfferId, revoked: Set[st
         if data is None or (by is not None and by.public not in revoked):
             return data
     return None
-
-
-@dataclass
-class Version:
-    """A version of a fragment by this reader's own reckoning."""
-
-    number: int
-    parameter: int
-    momentum: int
-    state_key: str
-    weights_key: str
-    weights_digest: str
-
-
-@dataclass(frozen=True)
-class AppliedOffer:
-    """A range of a learner's data that a merge applied to a fragment, and the key that its offer is signed with."""
-
-    learner: str
-    incarnation: int
-    fragment: int
-    start: int
-    end: int
-    public: str = ""
 
 
 class Replayer:
