@@ -15,7 +15,6 @@ from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S
-from diloco_cli.plan.schedule import MERGE_PARAMETERS_PER_S
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
