@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from diloco_cli.events.event import Event
 from diloco_cli.events.read import newest, unhealed_errors
 from diloco_cli.observe.facts import RunFacts, moment
+from diloco_cli.observe.garbage import GarbageStatus, garbage_of
 from diloco_cli.observe.limits import pace_of_syncer
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.look import Look
 from diloco_cli.observe.own_loops import own_loop_note
 from diloco_cli.observe.unit_states import LOST, LOST_S, SUSPECT_S, aged
 from diloco_cli.observe.verdict import MERGES, verdict_at
-from diloco_cli.protocol.actors.collection import kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
@@ -128,17 +128,6 @@ class MirrorStatus:
 
 
 @dataclass(frozen=True)
-class GarbageStatus:
-    """What the syncer has still to delete: about so many `objects`, left behind by `commits`; `per_h`: how many more
-    each hour. `note`: that this is more than the run keeps; "" if deletions keep pace."""
-
-    objects: int
-    commits: int
-    per_h: float
-    note: str
-
-
-@dataclass(frozen=True)
 class UnitError:
     """The last error of a unit that has not been well since."""
 
@@ -222,7 +211,7 @@ def status_of(facts: RunFacts, local: Local = Local()) -> Status:
         since_s=verdict.since_s,
         hint=verdict.hint,
         limit=verdict.limit,
-        garbage=_garbage(facts),
+        garbage=garbage_of(facts),
     )
 
 
@@ -327,20 +316,6 @@ def _syncer(look: Look) -> SyncerStatus | None:
     spent, slot_s = pace
     busy_percent = 100 * spent.seconds / slot_s
     return replace(found, limit=spent.limit, busy_percent=busy_percent, slot_s=slot_s, **asdict(spent))
-
-
-def _garbage(facts: RunFacts) -> GarbageStatus | None:
-    """None where no syncer has said so. Deletions do not keep pace once more commits wait for them than are kept."""
-    if facts.syncer is None:
-        return None
-    said, kept = facts.syncer.heartbeat.garbage, kept_commits(facts.run)
-    note = ""
-    if kept is not None and said.commits > kept:
-        note = (
-            f"about {said.objects:,} objects of {said.commits:,} commits wait to be deleted, {said.per_h:+,.0f} an"
-            f" hour: more than the {kept:,} commits that the run keeps"
-        )
-    return GarbageStatus(said.objects, said.commits, said.per_h, note)
 
 
 def _standbys(facts: RunFacts) -> list[StandbyStatus]:

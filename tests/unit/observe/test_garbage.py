@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diloco_cli.observe.facts import Heard
+from diloco_cli.observe.garbage import GarbageStatus
 from diloco_cli.observe.render import status_text
-from diloco_cli.observe.status import GarbageStatus, Status, status_of
+from diloco_cli.observe.status import Status, status_of
 from diloco_cli.protocol.actors.collection import kept_commits
 from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
 from tests.unit.observe.test_status import RUN, SYNCER, facts
