@@ -105,9 +105,7 @@ def _serve_once(
     regions = RegionServices(run, store, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
     read_after_relays(syncer, regions.links)
     syncer.heartbeat_facts = _heartbeat_facts(meter, store, unit, regions, counts_of(before), spending)
-    news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
-    own = Connections()  # those of the process may all wait for room
-    news.make_room = lambda: _make_room_unless_it_fails(syncer, meter, clock, own)
+    news.heartbeat, news.make_room = _heartbeating(syncer, meter, clock), _making_room(syncer, meter, clock)
     regions.start()
     over = False
     try:
@@ -185,11 +183,20 @@ def _heartbeat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock)
         perform(syncer.send_heartbeat(monotonic_s(), force=True), store, clock)
 
 
-def _make_room_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock, own: Connections) -> None:
-    """Collect while a write waits for room. It may run on a connection's thread, beside other calls of the same turn:
-    the turn itself waits for all of them."""
-    with suppress(StoreError, NoSpaceError):
-        perform(make_room(syncer), store, clock, tries_once=store, own=own)
+def _heartbeating(syncer: Syncer, store: Store, clock: SystemClock) -> Callable[[], None]:
+    return lambda: _heartbeat_unless_it_fails(syncer, store, clock)
+
+
+def _making_room(syncer: Syncer, store: Store, clock: SystemClock) -> Callable[[], None]:
+    """What collects while a write waits for room. It may run on a connection's thread, beside other calls of the same
+    turn: the turn itself waits for all of them."""
+    own = Connections()  # those of the process may all wait for room
+
+    def make() -> None:
+        with suppress(StoreError, NoSpaceError):
+            perform(make_room(syncer), store, clock, tries_once=store, own=own)
+
+    return make
 
 
 def _say_goodbye(syncer: Syncer, store: Store) -> None:
