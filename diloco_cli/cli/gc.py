@@ -1,6 +1,6 @@
 """`diloco gc`: deletes now what nothing needs any more; a run does so by itself behind `retention.rounds`.
 
-The floor is raised to the second newest snapshot; the syncer deletes what lies behind it, little by little."""
+The floor is raised until two rounds are left; the syncer deletes what lies behind it, little by little."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gc(
         grace = format_duration(opened.format.settings.retention.grace_s)
         talk(f"deletions begin {grace} after the floor is in the log, for readers that are on their way")
         with progress("asking the syncer"):
-            state = operator_of(opened, timeout_s).request("gc")
+            state = operator_of(opened, timeout_s).request("gc", to=floor)
         _discard_leftovers(opened.url)
         data |= {"floor": state.gc_floor, "commit": state.n}
     if as_json:
@@ -72,7 +72,7 @@ def _discard_leftovers(url: str) -> None:
 def _survey(opened: OpenRun, state: RunState) -> tuple[int, dict[str, list[str]]]:
     from diloco_cli.protocol.actors.collection import floor_by_request, survey
 
-    floor = opened.perform(floor_by_request(opened.format, state))
+    floor = floor_by_request(opened.format, state)
     if isinstance(floor, str):
         raise UsageError(floor, where=opened.name)
     return floor, opened.perform(survey(opened.format, state, floor))
@@ -101,4 +101,4 @@ def _show(data: dict[str, Any]) -> None:
     counts = ", ".join(f"{number} {kind}" for kind, number in data["objects"].items() if number)
     print(f"run {data['run']}: floor from commit {data['floor_before']} to {data['floor']}, of {data['commit']}")
     print(f"  goes    {counts or 'nothing'}: about {format_size(data['bytes_about'])}")
-    print("  stays   commits, offers, epochs; all that is needed to replay, and to go back to, later commits")
+    print("  stays   commits, epochs; all that is needed to replay, and to go back to, later commits")

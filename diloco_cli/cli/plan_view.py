@@ -256,10 +256,11 @@ def _outcome(plan: Plan) -> list[str]:
         lines += _labelled("money", f"{m.per_h:.2f}/h, {m.total:,.0f} to the target, {per_token}: {parts}, {rest}")
     requests = f"{format_count(m.class_a_per_day)} writes and {format_count(m.class_b_per_day)} reads a day"
     written, kept = format_size(m.storage_gb_per_day * GB), format_size(m.storage_gb_at_end * GB)
-    rounds = plan.run.retention.rounds
-    growth = f"grows by {written}/day to {kept}, as nothing is deleted (retention.rounds: all)"
+    rounds, objects = plan.run.retention.rounds, f"{format_count(m.objects_at_end)} objects at the end"
+    growth = f"grows by {written}/day to {kept} in {objects}, as nothing is deleted (retention.rounds: all)"
     if rounds != "all":
-        growth = f"{written}/day written, at most {kept} kept (retention.rounds: {rounds})"
+        growth = f"{written}/day written, at most {kept} in {format_count(m.objects_kept)} objects kept"
+        growth += f" (retention.rounds: {rounds}), {objects}"
     sent = format_size(m.egress_gb_per_day * GB)
     lines += _labelled("store", f"{sent}/day sent by islands; {requests}; {growth}")
     return lines

@@ -132,7 +132,11 @@ def clock_warnings(current: Status) -> list[str]:
 
 
 def warnings_of(current: Status) -> list[str]:
-    return [*clock_warnings(current), *([current.divergence] if current.divergence else [])]
+    return [
+        *clock_warnings(current),
+        *([current.divergence] if current.divergence else []),
+        *([f"garbage: {current.garbage.note}"] if current.garbage and current.garbage.note else []),
+    ]
 
 
 def _print(current: Status) -> None:

@@ -44,6 +44,7 @@ LAST_LOOK_S, LAST_CALLS = 0.1, 40  # from the last look for offers to the run's 
 LAST_CALLS_OF_A_FLOOD = 3 * MAX_PORTIONS * MAX_OFFERS_PER_POLL * (MAX_OLD_MAILBOXES + 1)  # there and back, some slow
 MAX_EVENTS, EVENTS_A_MERGE = 400_000, 200  # of a phase; of each learner
 FRAMES_TOLD = 4
+LATE_CREATES, LATE_WITHIN_S = 0.3, 4.0  # of the offers that are deleted; after that
 SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual latency
 
 
@@ -278,6 +279,21 @@ class History:
                 if self.options.list_lag_s and before is not None:
                     watcher.bucket.listed_until_s[key] = self._listed_at_s()
                 watcher.deleted(role, key, before, self.world.now_s)
+                if before is not None and key.startswith("offer/"):
+                    self._create_late(key, before, watcher)
+
+    def _create_late(self, key: str, data: bytes, watcher: Monitor | Region) -> None:
+        """Now and then a request of its learner that the network held up comes to its effect behind the floor."""
+        draw = Stream(self.seed, f"late {key} {self.world.now_s}")
+        if self.monitor.healthy or key in watcher.bucket.foreign or draw.uniform() >= LATE_CREATES:
+            return
+
+        def create() -> None:
+            if isinstance(watcher.bucket.create(key, data), Created):
+                self.note(f"a held-up request created {key} once more")
+                watcher.created(key.split("/")[1], key, data, self.world.now_s)
+
+        self.world.call_at(self.world.now_s + draw.between(0.0, LATE_WITHIN_S), create)
 
     def _heard(self, process: Process, key: str, data: bytes, watcher: Monitor | Region) -> None:
         """Note a process's write: later checks of it depend on this."""
@@ -307,7 +323,7 @@ class History:
         """Check the bucket with a fresh reader that knows nothing else."""
         apart = {} if self.region is None else self.region.published(self.beliefs.offers)
         at_home = {offer_id: data for offer_id, data in self.beliefs.offers.items() if offer_id not in apart}
-        replayer = Replayer(self.bucket, self.run, self.monitor.replayer.poison).read().check_published(at_home)
+        replayer = Replayer(self.bucket, self.run, self.monitor.replayer).read().check_published(at_home)
         if self.region is not None:
             self.region.check_at_the_end(apart)
         most = max_lost(self.run, max(replayer.batches.values()))

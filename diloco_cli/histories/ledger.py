@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from diloco_cli.histories.replayer import AppliedOffer, Replayer, expect
+from diloco_cli.histories.reckoning import AppliedOffer
+from diloco_cli.histories.replayer import Replayer, expect
 from diloco_cli.protocol.log.records import RunFormat
 
 Range = tuple[int, int]

@@ -10,6 +10,7 @@ from diloco_cli.histories.participation import Attendances
 from diloco_cli.histories.processes import MAX_DRIFT, Process
 from diloco_cli.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
 from diloco_cli.histories.scene import Scene
+from diloco_cli.protocol.actors.collection import FLOORS_APART, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
@@ -155,14 +156,15 @@ def check_bucket(history: Scene) -> None:
     the commits since the last good evaluation, and by the readers' grace, which each syncer process waits anew.
     Demanded only of long histories whose syncer has time between its merges."""
     options, fragments = history.options, history.options.fragments
-    kept = options.kept_rounds * fragments
+    kept = max(LEAST_ROUNDS, options.kept_rounds) * fragments
     busy = options.latency_s * (len(history.roles) + 1) > COLLECTS_BELOW * options.slot_s
     if busy or options.merges < LONG_MERGES[0]:
         return
     syncers = sum(process.role == SYNCER for process in history.supervisor.processes)
     grace_slots = syncers * (2 * GRACE_S + 2.0) / options.slot_s
-    commits = 1.5 * (kept + options.evaluates_every * fragments) + 4 * options.snapshot_every + grace_slots + 10
-    most = {"state": commits + fragments, "delta": len(history.roles) * (commits + 4 * fragments)}
+    commits = 1.5 * (kept + options.evaluates_every * fragments) + 2 * FLOORS_APART + grace_slots + 10
+    offers = len(history.roles) * (commits + 4 * fragments)
+    most = {"state": commits + fragments, "delta": offers, "offer": offers}
     for kind, bound in most.items():
         there = sum(key.startswith(f"{kind}/") for key in history.bucket.objects)
         expect(there <= bound, "bucket", f"{there} objects of the kind {kind} are there, more than {bound:.0f}")

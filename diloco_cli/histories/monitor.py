@@ -17,7 +17,7 @@ from diloco_cli.histories.moments import MomentsWatch
 from diloco_cli.histories.poisoner import NormBooks
 from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, plain, signed_by
-from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
+from diloco_cli.protocol.actors.collection import KEPT_MOMENTS, KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
 from diloco_cli.protocol.log.commits import Commit
@@ -149,9 +149,12 @@ class Monitor:
         return key.split("/")[1] not in self.replayer.batches and (named is None or named[1] == self.replayer.epoch)
 
     def _offered(self, key: str, offer: Plain, now_s: float) -> None:
-        """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame."""
+        """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame. One that the
+        log has settled comes late, behind the floor: its payload may be gone, and it gets no outcome."""
         _, learner, text, name = key.split("/")
         incarnation, seq, key_of = int(text), int(name[:10]), signed_by(offer)[1]
+        if (learner, incarnation, seq) in self.replayer.settled:
+            return
         payload = (
             f"delta/{learner}/{text}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
             or not offer["payload_bytes"]
@@ -190,8 +193,13 @@ class Monitor:
         elif kind == "inner":
             enough = _later_moments(key, floors.bucket) >= KEPT_MOMENTS
             expect(enough, "9", f"{key} was deleted, which a restart may ask for")
-        elif kind == "snapshot":
-            expect(int(rest[:12]) < floor, "9", f"{key} was deleted, which the floor {floor} needs")
+        elif kind == "offer":
+            learner, incarnation, name = rest.split("/")
+            passed = self.replayer.is_passed((learner, int(incarnation), int(name[:10])), floor)
+            expect(passed, "9", f"{key} was deleted, which a reader behind the floor {floor} may ask for")
+        elif kind == "snapshot" and key not in floors.bucket.forged:
+            left = [n for n in self._snapshots(floors.bucket) if int(rest[:12]) < n <= floor]
+            expect(len(left) >= KEPT_SNAPSHOTS, "9", f"{key} was deleted, and {left} alone lead to the floor {floor}")
 
     def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str, floor: int) -> None:
         """9: readers need the version that is current at the floor, and weights that a delta may still be based on."""
@@ -206,12 +214,13 @@ class Monitor:
         orphan_of_now = not committed and epoch >= self.replayer.epoch and version > versions[-1]
         expect(not orphan_of_now, "9", f"{key} was deleted, which this epoch's syncer may be about to commit")
 
-    def check_floor(self, floor: int) -> None:
-        """9: a replay can start from the floor's snapshot, and from one more if that one is damaged."""
-        there = self.bucket.objects.keys() - self.bucket.forged
-        found = [int(key[9:21]) for key in there if key.startswith("snapshot/")]
-        expect(floor in found, "9", f"the floor {floor} is no snapshot's")
-        expect(max(found) > floor, "9", f"the floor {floor} is the newest snapshot's, and leaves none in reserve")
+    def _snapshots(self, bucket: Bucket) -> list[int]:
+        return [int(key[9:21]) for key in bucket.objects if key.startswith("snapshot/") and key not in bucket.forged]
+
+    def check_floor(self, floor: int, n: int) -> None:
+        """9: between the floor and the commit n that sets it lies what an operator can ask to keep at the least."""
+        kept = LEAST_ROUNDS * self.run.num_fragments
+        expect(n - 1 - floor >= kept, "9", f"the floor {floor} of commit {n} leaves fewer than {kept} commits")
 
     def check_place(self, role: str, key: str) -> None:
         """11: each role writes only under its own prefixes."""
@@ -221,7 +230,7 @@ class Monitor:
     def _committed(self, commit: Plain, now_s: float) -> None:
         self.floors.show(commit, now_s)
         if commit["kind"] == "gc_floor":
-            self.check_floor(commit["floor"])
+            self.check_floor(commit["floor"], commit["n"])
         self.genuine.committed(commit)
         self._check_blame(commit)
         self.harm.committed(commit)
@@ -309,7 +318,8 @@ class Monitor:
         learner, incarnation, seq = offer_id
         bucket = self._apart_bucket if learner in self._apart else self.bucket
         there = None if bucket is None else self.replayer.offer_of(bucket, offer_id, data)
-        expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
+        gone = there is None and self.replayer.is_passed(offer_id, self.replayer.gc_floor)
+        expect(there == data or gone, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
 
     def on_commit(self, state: RunState, commit: Commit) -> None:
         """A commit that a syncer reports is in the log, and the syncer's state is that of the log."""

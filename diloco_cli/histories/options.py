@@ -24,6 +24,7 @@ from diloco_cli.histories.poisoner import TACTICS, Tactic
 from diloco_cli.histories.replayer import FLOODER, POISONER
 from diloco_cli.histories.stream import Stream
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.actors.collection import FLOORS_APART
 from diloco_cli.protocol.log.commit_log import LONG_WAY
 from diloco_cli.protocol.log.parts import HEAD_BYTES, PART_ENTRIES, WHOLE_ENTRIES
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
@@ -153,6 +154,7 @@ class Options:
         return {
             "SNAPSHOT_EVERY": self.snapshot_every,
             "LONG_WAY": LONG_WAY // SNAPSHOT_EVERY * self.snapshot_every,
+            "FLOORS_APART": FLOORS_APART // 3,
             "FEWEST_FAULTS": self.fewest_faults,
             "WHOLE_ENTRIES": self.whole_entries,
             "PART_ENTRIES": min(PART_ENTRIES, max(1, self.whole_entries)),

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Set
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -34,6 +33,7 @@ from diloco_cli.histories.integers import (
     weights_bytes,
 )
 from diloco_cli.histories.lines import head_of, in_one
+from diloco_cli.histories.reckoning import AppliedOffer, Version
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.port import Store
 
@@ -91,36 +91,14 @@ def offer_bytes(store: Store, run: RunFormat, offer_id: OfferId, revoked: Set[st
     return None
 
 
-@dataclass
-class Version:
-    """A version of a fragment by this reader's own reckoning."""
-
-    number: int
-    parameter: int
-    momentum: int
-    state_key: str
-    weights_key: str
-    weights_digest: str
-
-
-@dataclass(frozen=True)
-class AppliedOffer:
-    """A range of a learner's data that a merge applied to a fragment, and the key that its offer is signed with."""
-
-    learner: str
-    incarnation: int
-    fragment: int
-    start: int
-    end: int
-    public: str = ""
-
-
 class Replayer:
-    """Raises ViolationError at the first broken invariant. `poison`: merged deltas that their ranges do not give, as an
-    earlier reader has found them: of later ones the payloads may be collected."""
+    """Raises ViolationError at the first broken invariant. `poison`: merged deltas that their ranges do not give, and
+    `signed`: the keys of merged offers, as an `earlier` reader has found them: since then both may be collected."""
 
-    def __init__(self, store: Store, run: RunFormat, poison: dict[OfferId, int] | None = None) -> None:
-        self.store, self.run, self.poison = store, run, {} if poison is None else poison
+    def __init__(self, store: Store, run: RunFormat, earlier: Replayer | None = None) -> None:
+        self.store, self.run = store, run
+        self.poison: dict[OfferId, int] = {} if earlier is None else earlier.poison
+        self.signed: dict[OfferId, str] = {} if earlier is None else earlier.signed
         self.n = -1
         self.previous = ""
         self.epoch = 0
@@ -169,7 +147,9 @@ class Replayer:
         """7: an offer that a learner believes published has that learner's bytes."""
         for (learner, incarnation, seq), data in offers.items():
             there = self.offer_of(self.store, (learner, incarnation, seq), data)
-            expect(there == data, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
+            gone = there is None and self.is_passed((learner, incarnation, seq), self.gc_floor)
+            text = f"offer {incarnation}/{seq} of {learner} has other bytes than it published"
+            expect(there == data or gone, "7", text)
         return self
 
     def offer_of(self, store: Store, offer_id: OfferId, data: bytes) -> bytes | None:
@@ -315,9 +295,13 @@ class Replayer:
         self.bases.add(base)
         self.ends[learner, fragment] = item["data_end"]
         offer_id = (learner, item["incarnation"], item["seq"])
-        offer = plain(offer_bytes(self.store, self.run, offer_id, self.revoked) or b"{}")
+        data = offer_bytes(self.store, self.run, offer_id, self.revoked)
+        if data is None and self.n <= self.collected:
+            return self._collected_input(item, fragment, who)
+        offer = plain(data or b"{}")
         where = fragment, item["data_start"], item["data_end"]
-        self.applied.append(AppliedOffer(learner, item["incarnation"], *where, signed_by(offer)[1]))
+        self.signed[offer_id] = signed_by(offer)[1]
+        self.applied.append(AppliedOffer(learner, item["incarnation"], *where, self.signed[offer_id]))
         expect(all(item[key] == offer.get(key) for key in SAID_BY_BOTH), "7", f"{who} says other things than the log")
         expect(offer["slot"] == self.slot - 1, "7", f"{who} was made for slot {offer['slot']}, not for {self.slot - 1}")
         payload = self.payload_of(item)
@@ -330,6 +314,21 @@ class Replayer:
         if delta != made:
             self.poison[offer_id] = delta
         return delta + self._anchor(item, fragment, who)
+
+    def is_passed(self, offer_id: OfferId, floor: int) -> bool:
+        """Whether nobody asks for this offer once the log's floor is there: it has its outcome by then, and so has the
+        next one of its incarnation, or a newer incarnation has one."""
+        learner, incarnation, seq = offer_id
+        settled = (self.settled_at.get((learner, incarnation, at)) for at in (seq, seq + 1))
+        return incarnation < self.floors[learner] or all(n is not None and n <= floor for n in settled)
+
+    def _collected_input(self, item: Plain, fragment: int, who: str) -> int:
+        """An input whose offer is collected: its range gives its delta, unless an earlier reader has seen another."""
+        of = item["learner"], item["incarnation"], fragment
+        offer_id = (item["learner"], item["incarnation"], item["seq"])
+        self.applied.append(AppliedOffer(*of, item["data_start"], item["data_end"], self.signed.get(offer_id, "")))
+        made = self._made(item, fragment, self.left.get(of, (None, 0))[0], who)
+        return self.poison.get(offer_id, made) + self._anchor(item, fragment, who)
 
     def payload_of(self, item: Plain) -> bytes | None:
         at = f"{item['learner']}/{item['incarnation']:08d}/{item['seq']:010d}"

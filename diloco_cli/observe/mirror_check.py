@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import StoreError
-from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.commits import CollectionFloor, Commit
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     commit_key,
@@ -61,7 +61,8 @@ def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
         found.mismatches.append(f"{key}: not what the home bucket holds")
 
 
-def _same_offer(found: MirrorCheck, run: RunFormat, home: Store, there: Store, item: MergedOffer) -> None:
+def _same_offer(found: MirrorCheck, run: RunFormat, home: Store, there: Store, item: MergedOffer) -> bool:
+    """False if one of the two does not hold this offer."""
     key, signer = offer_key(item.learner, item.incarnation, item.seq), learner_signer(item.learner)
     found.objects += 1
     mine, theirs = (
@@ -69,11 +70,19 @@ def _same_offer(found: MirrorCheck, run: RunFormat, home: Store, there: Store, i
         for store in (home, there)
     )
     if mine != theirs:
-        found.mismatches.append(f"{key}: not what the home bucket holds")
+        if mine is None or theirs is None:
+            return False
+        found.mismatches.append(_other(key))
+    return True
+
+
+def _other(key: str) -> str:
+    return f"{key}: not what the home bucket holds"
 
 
 def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store) -> None:
     bound = {island.name for island in run.all_islands if island.region == found.region}
+    floor, lacking = 0, list[tuple[int, str]]()
     while (data := home.get(commit_key(found.commits + found.behind), MAX_RECORD_BYTES)) is not None:
         key = commit_key(found.commits + found.behind)
         copy = None if found.behind else there.get(key, MAX_RECORD_BYTES)
@@ -84,9 +93,12 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
             found.objects += 1
             if copy != data:
                 found.mismatches.append(f"{key}: not what the home bucket holds")
-        for item in decode(Commit, data, key).inputs:
-            if item.learner in bound:
-                _same_offer(found, run, home, there, item)
+        commit = decode(Commit, data, key)
+        floor = commit.floor if isinstance(commit, CollectionFloor) else floor
+        for item in commit.inputs:
+            if item.learner in bound and not _same_offer(found, run, home, there, item):
+                lacking.append((commit.n, offer_key(item.learner, item.incarnation, item.seq)))
+    found.mismatches += [_other(key) for n, key in lacking if n > floor]  # each bucket collects what is behind it
     for key in _listed(there, "commit/"):
         if key < commit_key(found.commits):
             continue

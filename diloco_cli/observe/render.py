@@ -114,10 +114,16 @@ def _loss(status: Status) -> str:
 
 
 def rest_lines(status: Status, width: int | None) -> list[StyledLine]:
-    """What else there is to know: a loss that jumped, the regions' buckets, whom the run trusts."""
+    """What else there is to know: a loss that jumped, garbage, the regions' buckets, whom the run trusts."""
     texts = [f"loss: {escaped(status.divergence)}"] if status.divergence and status.state != "PAUSED" else []
+    if status.garbage is not None and status.garbage.note:
+        texts.append(f"garbage: {status.garbage.note}")
     lines = [StyledLine(text, "yellow") for line in texts for text in wrapped(line, width)]
     lines += [StyledLine(text) for text in flowing(syncer_parts(status.syncer), width, "    ")]
+    if status.garbage is not None and status.garbage.objects and not status.garbage.note:
+        garbage = status.garbage
+        what = f"garbage: about {garbage.objects:,} objects wait to be deleted, {garbage.per_h:+,.0f} an hour"
+        lines += [StyledLine(text) for text in wrapped(what, width)]
     for mirror in status.mirrors:
         style = "" if mirror.state == "FOLLOWS" else "yellow"
         lines += [StyledLine(text, style) for text in flowing(mirror_parts(mirror), width, "    ")]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from diloco_cli.events.event import Event
 from diloco_cli.events.read import newest, unhealed_errors
 from diloco_cli.observe.facts import RunFacts, moment
+from diloco_cli.observe.garbage import GarbageStatus, garbage_of
 from diloco_cli.observe.limits import pace_of_syncer
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.look import Look
@@ -171,6 +172,7 @@ class Status:
     hint: str = ""
     limit: str = ""
     errors: list[UnitError] = field(default_factory=list)
+    garbage: GarbageStatus | None = None
 
 
 def status_of(facts: RunFacts, local: Local = Local()) -> Status:
@@ -212,6 +214,7 @@ def status_of(facts: RunFacts, local: Local = Local()) -> Status:
         since_s=verdict.since_s,
         hint=verdict.hint,
         limit=verdict.limit,
+        garbage=garbage_of(facts),
     )
 
 

@@ -15,6 +15,7 @@ from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S
+from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 
@@ -179,6 +180,13 @@ def _bills(plan: Plan) -> Iterator[Explanation]:
     yield say("requests", "class A x price + class B x price", numbers, c.requests_per_day, "/day")
     formula = "growth x min(days, days that are retained)"
     yield say("storage at the end", formula, f"{growth} * {grows}", c.storage_gb_at_end, "GB")
+    commits = min(
+        plan.prediction.days_to_target * money.DAY_S / s.slot_s, money.retained_commits(s.slot_s, s.fragments, plan.run)
+    )
+    count, versions = len(plan.islands), plan.run.sync.staleness_rounds + 3
+    numbers = f"{short(commits)} * (2 * {count} + 2) + {s.fragments} * {versions} + {count} * {KEPT_MOMENTS}"
+    formula = "commits that are retained x (2 M + 2) + P x (staleness + 3) + M x saved moments"
+    yield say("objects kept", formula, numbers, c.objects_kept)
     numbers = f"{growth} * {grows} * ({days} - {grows} / 2) * {short(money.STORAGE_PRICE)}"
     formula = "growth x g x (days - g / 2) x price of a GB and day, g = min(days, days that are retained)"
     yield say("storage in all", formula, numbers, c.storage_total)

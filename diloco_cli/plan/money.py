@@ -20,6 +20,7 @@ from diloco_cli.plan.flow import Fleet
 from diloco_cli.plan.link import CODEC_BITS, HEARTBEAT_EVERY_S, moment_bytes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money
+from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_MOMENTS, LEAST_ROUNDS
 from diloco_cli.protocol.rules.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
 
 DAY_S = 86_400.0
@@ -46,6 +47,9 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     growth = storage_gb_per_day(fleet, run, model)
     growing = min(days, retained_days(fleet.schedule.slot_s, fleet.schedule.fragments, run))
     storage = growth * (growing * growing / 2 + growing * (days - growing)) * STORAGE_PRICE
+    slot_s, fragments = fleet.schedule.slot_s, fleet.schedule.fragments
+    slots = days * DAY_S / slot_s
+    kept = objects_kept(len(fleet.kept), min(slots, growing * DAY_S / slot_s), fragments, run)
     mirrors_gb, mirrors = mirrors_per_day(fleet, model)
     per_day = 24 * accelerators + egress + mirrors + requests
     total = days * per_day + storage
@@ -59,6 +63,8 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
         storage_gb_per_day=growth,
         storage_gb_at_end=growth * growing,
         storage_total=storage,
+        objects_kept=kept,
+        objects_at_end=kept + slots,
         per_h=total / days / 24,
         total=total,
         per_billion_tokens=total / run.train.tokens * 1e9,
@@ -98,12 +104,24 @@ def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> flo
 
 
 def retained_days(slot_s: float, fragments: int, run: RunSettings) -> float:
-    """For how long a bucket grows before deletions balance writes; for ever if everything is kept. The floor moves when
-    there are a quarter more commits than are kept, and at least those between two snapshots."""
+    """For how long a bucket grows before deletions balance writes; for ever if everything is kept."""
+    return retained_commits(slot_s, fragments, run) * slot_s / DAY_S
+
+
+def retained_commits(slot_s: float, fragments: int, run: RunSettings) -> float:
+    """So many commits at most have their objects in the bucket (protocol/actors/collection.py): those that are kept, a
+    quarter more before the floor moves, and those of the readers' grace."""
     if run.retention.rounds == "all":
         return inf
-    commits = run.retention.rounds * fragments
-    return (commits + max(SNAPSHOT_EVERY, commits // 4)) * slot_s / DAY_S
+    kept = max(LEAST_ROUNDS, run.retention.rounds) * fragments
+    return kept + max(FLOORS_APART, kept // 4) + run.retention.grace_s / slot_s
+
+
+def objects_kept(islands: int, commits: float, fragments: int, run: RunSettings) -> float:
+    """The objects of so many commits beside the log's records: deltas and offers, states and weights; each fragment's
+    current state, its weights that a delta may still be based on, and learners' newest moments."""
+    versions = fragments * (1 + run.sync.staleness_rounds + 2)
+    return commits * (2 * islands + 2) + versions + islands * KEPT_MOMENTS
 
 
 def looks_per_s(slot_s: float, looks_a_slot: float) -> float:

@@ -160,7 +160,8 @@ class SyncerNeeds:
 @dataclass(frozen=True)
 class Money:
     """In the inventory's currency. `class_a` requests write, `class_b` ones read. `storage_gb_per_day` is written,
-    `storage_gb_at_end` kept; `storage_total`: its price up to the target. `mirrors`: traffic between the home bucket
+    `storage_gb_at_end` kept at most, in `objects_kept`; `objects_at_end`: with the log's commits, which are never
+    deleted. `storage_total`: its price up to the target. `mirrors`: traffic between the home bucket
     and those of regions. `total` is the sum up to the target."""
 
     accelerators_per_h: float
@@ -177,6 +178,8 @@ class Money:
     per_billion_tokens: float
     mirrors_gb_per_day: float = 0.0
     mirrors_per_day: float = 0.0
+    objects_kept: float = 0.0
+    objects_at_end: float = 0.0
 
 
 @dataclass(frozen=True)

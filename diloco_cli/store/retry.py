@@ -53,6 +53,7 @@ class Retrying:
     attempts: int
     verb: str
     last_error: str
+    kind: Kind = "passing"
 
 
 def kind_of(error: DilocoError) -> Kind:
@@ -257,7 +258,7 @@ class RetryingStore:
                 if self._stop() or pause.seconds > self._remaining_s(started_s):
                     raise self._given_up(pause.error, self._monotonic() - started_s)
                 since_s = clock.wall_s() if failing is None else failing.since_s
-                failing = Retrying(since_s, pause.attempts, verb, str(pause.error))
+                failing = Retrying(since_s, pause.attempts, verb, str(pause.error), kind_of(pause.error))
                 self._wait(failing, pause.seconds)
                 if self._stop():
                     raise pause.error
@@ -317,11 +318,14 @@ class RetryNews:
     the store answers again.
 
     `heartbeat`, once it is set, writes the unit's heartbeat, because the thread that usually writes it may be the one
-    that waits. It is called at most every three seconds and must not wait for long itself.
+    that waits. It is called at most every three seconds and must not wait for long itself. `make_room`, once it is set,
+    is called before each pause of a write that finds no room; one at a time.
     """
 
     def __init__(self, say: Callable[[str], None], monotonic: Callable[[], float] = clock.monotonic_s) -> None:
         self.heartbeat: Callable[[], None] | None = None
+        self.make_room: Callable[[], None] | None = None
+        self._making_room = threading.Lock()
         self._say, self._monotonic = say, monotonic
         self._lock = threading.Lock()
         self._said: tuple[str, float] | None = None
@@ -333,6 +337,11 @@ class RetryNews:
             self._tell(retrying)
         if self.heartbeat is not None and self._is_heartbeat_due():
             self.heartbeat()
+        if retrying.kind == "full" and self.make_room is not None and self._making_room.acquire(blocking=False):
+            try:
+                self.make_room()
+            finally:
+                self._making_room.release()
 
     def answered(self, retrying: Retrying) -> None:
         """A call that failed has its answer."""

@@ -16,6 +16,7 @@ from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError
 from diloco_cli.events.write import EventWriter
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
+from diloco_cli.protocol.actors.room import make_room
 from diloco_cli.protocol.actors.serving import DisplacedError, serving
 from diloco_cli.protocol.actors.standby import counts_of
 from diloco_cli.protocol.actors.syncer import Syncer
@@ -33,7 +34,7 @@ from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, consented, format_digest, stores_of
 from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.driver import Connections, SystemClock, perform
 from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.runtime.signing_key import signing_secret
 from diloco_cli.runtime.spending import Spending
@@ -102,7 +103,7 @@ def _serve_once(
     regions = RegionServices(run, store, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
     read_after_relays(syncer, regions.links)
     syncer.heartbeat_facts = _heartbeat_facts(meter, store, throttled, unit, regions, counts_of(before), spending)
-    news.heartbeat = lambda: _heartbeat_unless_it_fails(syncer, meter, clock)
+    news.heartbeat, news.make_room = _heartbeating(syncer, meter, clock), _making_room(syncer, meter, clock)
     regions.start()
     over = False
     try:
@@ -187,6 +188,22 @@ def _heartbeat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock)
     """Write a heartbeat while a call is repeated, so that `status` shows the failure if heartbeats can be written."""
     with suppress(StoreError, NoSpaceError):
         perform(syncer.send_heartbeat(monotonic_s(), force=True), store, clock)
+
+
+def _heartbeating(syncer: Syncer, store: Store, clock: SystemClock) -> Callable[[], None]:
+    return lambda: _heartbeat_unless_it_fails(syncer, store, clock)
+
+
+def _making_room(syncer: Syncer, store: Store, clock: SystemClock) -> Callable[[], None]:
+    """What collects while a write waits for room. It may run on a connection's thread, beside other calls of the same
+    turn: the turn itself waits for all of them."""
+    own = Connections()  # those of the process may all wait for room
+
+    def make() -> None:
+        with suppress(StoreError, NoSpaceError):
+            perform(make_room(syncer), store, clock, tries_once=store, own=own)
+
+    return make
 
 
 def _say_goodbye(syncer: Syncer, store: Store) -> None:

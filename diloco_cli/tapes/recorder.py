@@ -140,7 +140,10 @@ def _read_offer(store: Store, run: RunFormat, offer: OfferId) -> tuple[Offer, st
     key, signer = offer_key(*offer), learner_signer(offer[0])
     data = genuine_of(lambda at: store.get(at, MAX_RECORD_BYTES), run.keyring, signer, key)
     if data is None:
-        raise DataCheckError("this run cannot be recorded: this offer, or what comes after it, is missing", where=key)
+        what = "this run cannot be recorded: this offer, or what comes after it, is missing"
+        raise DataCheckError(
+            what, where=key, hint="a run that is to be recorded keeps everything: retention.rounds: all"
+        )
     found = decode(Offer, data, key)
     _expect(found.id == offer, key, "it holds another offer")
     return found, key

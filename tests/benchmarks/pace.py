@@ -2,8 +2,9 @@
 
 The product's syncer and learners in virtual time, 40 ms a store call, arithmetic and links included: a delta takes a
 fifth of a slot on a learner's link, a merge a twentieth at the syncer. Goals: a merge at most every 1.05 slots, with at
-least 0.95 of the learners in the mean, and as many states in the bucket at the end as half way (collection keeps up).
-Ends with status 1 if one is missed.
+least 0.95 of the learners in the mean, and a flat backlog: in the last third of the time the bucket holds in the mean
+at most a tenth more deltas, offers, weights and states than in the first (from when the first garbage is gone). Ends
+with status 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -33,20 +34,23 @@ UPLOAD_SHARE, MERGE_SHARE = 0.2, 0.05  # of a slot
 WARM_UP = 4 * FRAGMENTS  # merges
 NEAR_S, WEIGHTS_SHARE = 0.005, 0.2  # of a learner's call; of a version: bf16 beside float32 with momentum
 MAX_SLOTS, LEAST_INPUTS, MAX_GROWTH = 1.05, 0.95, 1.1
+KINDS = ("delta", "offer", "weights", "state")
+LOOKS = 60  # at the bucket, evenly spread
+KEPT_ROUNDS = 8
 
 
 @dataclass(frozen=True)
 class PaceFound:
-    """`slots`: of a merge, in the mean; `inputs`: the learners' share; `kept`: states in the bucket half way and at the
-    end."""
+    """`slots`: of a merge, in the mean; `inputs`: the learners' share; `kept`: objects of each kind in the bucket, in
+    the mean of the first third of the time and of the last."""
 
     slots: float
     inputs: float
-    kept: tuple[int, int]
+    kept: dict[str, tuple[float, float]]
 
     @property
     def holds(self) -> bool:
-        flat = self.kept[1] <= MAX_GROWTH * self.kept[0]
+        flat = all(last <= MAX_GROWTH * first for first, last in self.kept.values())
         return self.slots <= MAX_SLOTS and self.inputs >= LEAST_INPUTS and flat
 
 
@@ -56,7 +60,7 @@ def make_run(learners: int, slot_s: float, rtt_s: float = CALL_S) -> RunFormat:
         name="pace",
         train=TrainSettings(tokens=1 << 60, batch_tokens=BATCH_TOKENS),
         sync=SyncSettings(every=every, fragments=FRAGMENTS),
-        retention=RetentionSettings(rounds=8, grace_s=30.0),
+        retention=RetentionSettings(rounds=KEPT_ROUNDS, grace_s=30.0),
     )
     link = Link(up_bps=LINK_BPS, down_bps=LINK_BPS, rtt_s=rtt_s)
     islands = tuple(
@@ -72,15 +76,21 @@ def play(learners: int, slot_s: float, merges: int) -> PaceFound:
     sizes = Sizes((size,) * FRAGMENTS, (size,) * FRAGMENTS, 0.0)
     fleet = SimulatedFleet(run, sizes, {}, merge_s=MERGE_SHARE * slot_s, latency_s=CALL_S)
     fleet.start()
-    world, at_s, kept = fleet.world, [], []
-    for target in (WARM_UP, merges // 2, merges):
+    world, at_s, kept = fleet.world, dict[int, float](), list[dict[str, int]]()
+    filled = round(KEPT_ROUNDS * FRAGMENTS * 1.5 + 60.0 / slot_s)  # then as much goes as comes
+    looks = [min(filled, merges // 2) + k * (merges - min(filled, merges // 2)) // LOOKS for k in range(1, LOOKS + 1)]
+    for target in (WARM_UP, *looks):
         if not world.run(lambda: fleet.state.merges >= target, 20 * merges * slot_s):  # noqa: B023
             raise RuntimeError(f"no {target} merges by {world.now_s:.0f} s: {fleet.state.merges}")
-        at_s.append(world.now_s)
-        kept.append(len(world.store.list("state/", limit=1 << 20)))
+        at_s[target] = world.now_s
+        if target > WARM_UP:
+            kept.append({kind: len(world.store.list(f"{kind}/", limit=1 << 20)) for kind in KINDS})
+    thirds = kept[: LOOKS // 3], kept[-(LOOKS // 3) :]
+    means = {kind: (mean(at[kind] for at in thirds[0]), mean(at[kind] for at in thirds[1])) for kind in KINDS}
     read = (decode(Commit, world.store.get(commit_key(n)) or b"", "log") for n in range(fleet.state.n + 1))
     inputs = [len(commit.inputs) for commit in read if commit.kind == "merge"][WARM_UP:]
-    return PaceFound((at_s[2] - at_s[0]) / (merges - WARM_UP) / slot_s, mean(inputs) / learners, (kept[1], kept[2]))
+    slots = (at_s[merges] - at_s[WARM_UP]) / (merges - WARM_UP) / slot_s
+    return PaceFound(slots, mean(inputs) / learners, means)
 
 
 @dataclass(frozen=True)
@@ -138,9 +148,10 @@ def main() -> None:
         found = play(learners, slot_s, merges)
         holds &= found.holds
         verdict = "holds" if found.holds else "MISSED"
+        kept = ", ".join(f"{kind} {first:.0f} and {last:.0f}" for kind, (first, last) in found.kept.items())
         print(
             f"{learners:5d} learners, slot {slot_s:g} s, {merges} merges: one every {found.slots:.3f} slots, inputs "
-            f"{found.inputs:.3f}, states kept {found.kept[0]} and {found.kept[1]}: {verdict}"
+            f"{found.inputs:.3f}; in the first third and the last are kept {kept}: {verdict}"
             f" ({time.perf_counter() - began_s:.0f} s)",
             flush=True,
         )

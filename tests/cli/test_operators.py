@@ -34,8 +34,8 @@ RUN = run_that_keeps(grace_s=0.0, merges=60)
 def history() -> dict[str, bytes]:
     """The bucket of a run of 30 commits with snapshots, its syncer gone."""
     patch = pytest.MonkeyPatch()
-    for module in (syncer, collection):
-        patch.setattr(module, "SNAPSHOT_EVERY", 5)
+    patch.setattr(syncer, "SNAPSHOT_EVERY", 5)
+    patch.setattr(collection, "FLOORS_APART", 3)
     fleet = started(RUN, 30)
     patch.undo()
     store = fleet.world.store

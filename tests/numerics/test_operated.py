@@ -114,8 +114,8 @@ def optimizer_step(optimizer: torch.optim.Optimizer) -> float:
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[tuple[RunFormat, MemoryStore, SeenOperations]]:
     patch = pytest.MonkeyPatch()
-    for module in (syncer, collection):
-        patch.setattr(module, "SNAPSHOT_EVERY", 5)
+    patch.setattr(syncer, "SNAPSHOT_EVERY", 5)
+    patch.setattr(collection, "FLOORS_APART", 3)
     yield operated()
     patch.undo()
 

@@ -10,7 +10,7 @@ from diloco_cli.histories.liveness import COLLECTS_BELOW
 from diloco_cli.histories.options import SLOW_LINK, Options
 from diloco_cli.histories.outcome import Actors
 from diloco_cli.protocol.actors.candidates import Loader
-from diloco_cli.protocol.actors.collection import Collector
+from diloco_cli.protocol.actors.collection import Collector, Sweep
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.progress import Progress
@@ -37,6 +37,10 @@ def _loading(loader: type[Loader]) -> Actors:
 
 def _collecting(collector: type[Collector]) -> Actors:
     return Actors(syncer=collectors.with_collector(collector))
+
+
+def _sweeping(sweep: type[Sweep]) -> Actors:
+    return _collecting(collectors.sweeping(sweep))
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ def _suffers(*kinds: str) -> Callable[[Options], bool]:
 
 def _collects(options: Options) -> bool:
     return options.kept_rounds == 1 or "collect" in options.nemesis_events
+
+
+def _collects_often(options: Options) -> bool:
+    return options.kept_rounds <= 2 and options.learners <= 4 and options.fragments <= 2 and not options.flooder
 
 
 def _saves(options: Options) -> bool:
@@ -139,11 +147,14 @@ OF_THE_LOG: dict[str, Mutant] = {
 }
 OF_COLLECTORS: dict[str, Mutant] = {
     "collection without floor": Mutant(_collecting(collectors.HastyCollector), frozenset("9")),
-    "moments not kept": Mutant(_collecting(collectors.ForgetfulCollector), frozenset("9"), _saves),
-    "no grace": Mutant(_collecting(collectors.RudeCollector), frozenset("9"), _collects),
-    "floor at the newest snapshot": Mutant(
-        Actors(syncer=collectors.FloorAtTheNewestSnapshot), frozenset("9"), _collects
+    "moments not kept": Mutant(_sweeping(collectors.EveryMoment), frozenset("9"), _saves),
+    "snapshots not kept": Mutant(_sweeping(collectors.EverySnapshot), frozenset("9"), _collects),
+    "what a prefetch needs is collected": Mutant(_sweeping(collectors.Undecided), frozenset("9"), _collects),
+    "the offer where readers begin is collected": Mutant(_sweeping(collectors.EveryOffer), frozenset("9"), _collects),
+    "an offer created behind the floor taken for new": Mutant(
+        _reading(collectors.TakesLateForNew), frozenset("2"), _collects_often, longer=LONG // 2
     ),
+    "no grace": Mutant(_collecting(collectors.RudeCollector), frozenset("9"), _collects),
     "floor at the head": Mutant(Actors(syncer=collectors.FloorAtTheHead), frozenset("9"), _collects),
     "nothing is deleted": Mutant(
         _collecting(syncers.IdleCollector), frozenset({"bucket"}), _collects_in_time, longer=LONG

@@ -35,8 +35,8 @@ def saving(run: RunFormat) -> RunFormat:
 
 @pytest.fixture
 def frequent_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (syncer, collection):
-        monkeypatch.setattr(module, "SNAPSHOT_EVERY", SNAPSHOTS_EVERY)
+    monkeypatch.setattr(syncer, "SNAPSHOT_EVERY", SNAPSHOTS_EVERY)
+    monkeypatch.setattr(collection, "FLOORS_APART", 3)
 
 
 def done(fleet: ToyFleet, actor: Actor, within_s: float = 30.0) -> Actor:

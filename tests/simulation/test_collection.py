@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.protocol.actors.collection import KEPT_BATCHES, KEPT_MOMENTS
+from diloco_cli.protocol.actors import collection
+from diloco_cli.protocol.actors.collection import KEPT_BATCHES, KEPT_MOMENTS, KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.log.commit_log import read_log, state_after
 from diloco_cli.protocol.log.keys import event_key, snapshot_key
 from diloco_cli.protocol.log.operations import Steps
@@ -30,7 +31,7 @@ __all__ = ["frequent_snapshots"]
 pytestmark = pytest.mark.usefixtures("frequent_snapshots")
 RUN = run_that_keeps(merges=26)
 IN_TURN = run_that_keeps(4, merges=40)
-DELETABLE = ("delta/", "weights/", "state/", "inner/", "snapshot/", "event/")
+DELETABLE = ("delta/", "offer/", "weights/", "state/", "inner/", "snapshot/", "event/")
 
 
 def keys(fleet: ToyFleet) -> set[str]:
@@ -43,29 +44,33 @@ def collected_by_request(world: World | None = None) -> ToyFleet:
     return fleet
 
 
-def test_by_request_the_floor_is_the_second_newest_snapshot_and_what_only_older_commits_need_goes() -> None:
+def test_by_request_two_rounds_stay_and_what_only_older_commits_need_goes() -> None:
     fleet = started(RUN, 16)
     before = keys(fleet)
     state = answered(fleet, "gc")
-    snapshots = sorted(key for key in before if key.startswith("snapshot/"))
-    assert f"snapshot/{state.gc_floor:012d}.json" in snapshots and state.gc_floor < state.n - 5
+    (floor,) = [record for record in fleet.records() if record["kind"] == "gc_floor"]
+    assert floor["floor"] == state.gc_floor == floor["n"] - 1 - LEAST_ROUNDS * RUN.num_fragments
     finished(fleet)
     gone = before - keys(fleet)
-    assert {key.partition("/")[0] for key in gone} >= {"delta", "weights", "state"}
+    assert {key.partition("/")[0] for key in gone} >= {"delta", "offer", "weights", "state"}
     assert all(key.startswith(DELETABLE) for key in gone)
 
 
 @pytest.mark.parametrize("junk", [b"junk", b"{}"])
-def test_what_somebody_puts_in_the_place_of_a_snapshot_is_no_floor_and_no_reserve(junk: bytes) -> None:
-    fleet = started(RUN, 16)
+def test_what_somebody_puts_in_the_place_of_a_snapshot_displaces_none_that_a_reader_needs(junk: bytes) -> None:
+    fleet = started(RUN, 22)
     genuine = {int(key[9:21]) for key in keys(fleet) if key.startswith("snapshot/")}
-    for n in set(range(16)) - genuine:
+    for n in set(range(22)) - genuine:
         fleet.world.store.create(snapshot_key(n), junk)
-    assert answered(fleet, "gc").gc_floor == sorted(genuine)[-2]
+    floor = answered(fleet, "gc").gc_floor
     finished(fleet)
+    genuine |= {int(key[9:21]) for key in keys(fleet) if key.startswith("snapshot/") and int(key[9:21]) >= 22}
+    kept = sorted(n for n in genuine if n <= floor)[-KEPT_SNAPSHOTS:]
+    left = {int(key[9:21]) for key in keys(fleet) if key.startswith("snapshot/")}
+    assert len(kept) == KEPT_SNAPSHOTS and min(left) == kept[0] and left >= set(kept)
 
 
-def test_commits_epochs_incarnations_offers_and_requests_are_never_deleted() -> None:
+def test_commits_epochs_incarnations_and_requests_are_never_deleted() -> None:
     fleet = collected_by_request()
     fleet.world.faults[("syncer", fleet.living("syncer")[0].operations + 40)] = Fault.CRASH
     finished(fleet)
@@ -248,7 +253,8 @@ def test_each_units_newest_events_stay() -> None:
     assert len(left[1]) == 3
 
 
-def test_with_nothing_to_collect_the_request_is_refused() -> None:
+def test_with_nothing_to_collect_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "FLOORS_APART", 30)
     fleet = started(RUN, 3)
     state = answered(fleet, "gc")
     assert any(text.startswith("nothing to collect") for text in note_texts(state)) and state.gc_floor == 0

@@ -13,9 +13,8 @@ from diloco_cli.histories.monitor import Floors, Monitor
 from diloco_cli.histories.options import GRACE_S, REGION, drawn_options, run_of
 from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import ViolationError
-from diloco_cli.protocol.log.operations import Create
-from diloco_cli.protocol.log.snapshots import write_snapshot
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.actors.collection import LEAST_ROUNDS
+from diloco_cli.protocol.log.keys import offer_key, snapshot_key
 
 SEEDS = range(12)
 SHORTEST_GRACE_S = GRACE_S / (1 + MAX_DRIFT)
@@ -35,8 +34,8 @@ def test_histories_delete_of_every_kind_at_home_and_in_a_region() -> None:
         for bucket, name in ((history.bucket, "home"), (history.region.bucket, REGION)):
             deleted.update(f"{name} {key.partition('/')[0]}" for key in bucket.listed_until_s)
     print(dict(deleted))
-    kinds = {f"home {kind}" for kind in ("delta", "weights", "state", "inner", "snapshot")}
-    assert kinds | {f"{REGION} delta", f"{REGION} weights"} <= set(deleted)
+    kinds = {f"home {kind}" for kind in ("delta", "offer", "weights", "state", "inner", "snapshot")}
+    assert kinds | {f"{REGION} delta", f"{REGION} offer", f"{REGION} weights"} <= set(deleted)
 
 
 def test_a_floor_counts_once_the_fastest_clock_has_seen_its_grace() -> None:
@@ -49,32 +48,32 @@ def test_a_floor_counts_once_the_fastest_clock_has_seen_its_grace() -> None:
         assert floors.past_grace(10.0 + after_s) == floor, after_s
 
 
-def test_nothing_is_deleted_within_the_grace_and_snapshots_only_below_the_floor() -> None:
+def test_nothing_is_deleted_within_the_grace_and_two_snapshots_up_to_the_floor_stay() -> None:
     monitor = Monitor(Bucket(), run_of(drawn_options(0)))
+    for n in (1, 3, 5, 8):
+        monitor.bucket.objects[snapshot_key(n)] = b""
     monitor.floors.show({"kind": "gc_floor", "floor": 6}, 10.0)
     with pytest.raises(ViolationError, match="before the grace of any floor was over"):
-        monitor.deleted("syncer", "snapshot/000000000003.json", b"", 10.5)
-    monitor.deleted("syncer", "snapshot/000000000003.json", b"", 11.0)
-    with pytest.raises(ViolationError, match="which the floor 6 needs"):
-        monitor.deleted("syncer", "snapshot/000000000006.json", b"", 11.0)
+        monitor.deleted("syncer", snapshot_key(1), b"", 10.5)
+    monitor.deleted("syncer", snapshot_key(1), b"", 11.0)
+    for n, left in ((3, r"\[5\]"), (5, r"\[\]"), (8, r"\[\]")):
+        with pytest.raises(ViolationError, match=f"{left} alone lead to the floor 6"):
+            monitor.deleted("syncer", snapshot_key(n), b"", 11.0)
 
 
-@pytest.mark.parametrize(
-    ("snapshots", "says"),
-    [((2, 6), "no snapshot's"), ((2, 4), "none in reserve"), ((), "no snapshot's"), ((4, 6), None)],
-)
-def test_a_floor_is_a_snapshots_number_with_a_newer_one_in_the_bucket(
-    snapshots: tuple[int, ...], says: str | None
-) -> None:
-    options = drawn_options(3)
-    history = History(3, options)
-    for n in snapshots:
-        steps = write_snapshot(history.run, RunState(n=n))
-        first = next(steps)
-        assert isinstance(first, Create)
-        history.bucket.create(first.key, first.data)
-    if says is None:
-        history.monitor.check_floor(4)
-    else:
-        with pytest.raises(ViolationError, match=says):
-            history.monitor.check_floor(4)
+def test_a_floor_leaves_two_rounds_of_commits() -> None:
+    run = run_of(drawn_options(3))
+    monitor, kept = Monitor(Bucket(), run), LEAST_ROUNDS * run.num_fragments
+    monitor.check_floor(4, n=5 + kept)
+    with pytest.raises(ViolationError, match="leaves fewer than"):
+        monitor.check_floor(5, n=5 + kept)
+
+
+def test_an_offer_is_deleted_once_the_next_one_has_its_outcome_too() -> None:
+    monitor = Monitor(Bucket(), run_of(drawn_options(0)))
+    monitor.floors.show({"kind": "gc_floor", "floor": 6}, 10.0)
+    monitor.replayer.settled_at |= {("l0", 0, 7): 3, ("l0", 0, 8): 6, ("l0", 0, 9): 7}
+    monitor.deleted("syncer", offer_key("l0", 0, 7), b"", 12.0)
+    for seq in (8, 9, 10):
+        with pytest.raises(ViolationError, match="which a reader behind the floor 6 may ask for"):
+            monitor.deleted("syncer", offer_key("l0", 0, seq), b"", 12.0)

@@ -12,7 +12,7 @@ from diloco_cli.histories.campaign import swarm
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.memo import tuned
 from diloco_cli.histories.options import drawn_options
-from diloco_cli.protocol.actors import collection
+from diloco_cli.protocol.actors import syncer
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import MAX_EXACT, RunFormat
@@ -42,7 +42,7 @@ def test_every_constant_of_a_history_is_tuned_wherever_it_is_known() -> None:
     constants = drawn_options(0).constants
     every, way = log.SNAPSHOT_EVERY, log.LONG_WAY
     with tuned(**constants):
-        assert log.SNAPSHOT_EVERY == collection.SNAPSHOT_EVERY == constants["SNAPSHOT_EVERY"] != every
+        assert log.SNAPSHOT_EVERY == syncer.SNAPSHOT_EVERY == constants["SNAPSHOT_EVERY"] != every
         assert way // every == log.LONG_WAY // log.SNAPSHOT_EVERY, "one follows from the other"
     assert (every, way) == (log.SNAPSHOT_EVERY, log.LONG_WAY)
 

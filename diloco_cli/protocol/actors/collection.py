@@ -1,14 +1,20 @@
 """Garbage collection: deletes objects that only commits before a floor need, once the floor is in the log.
 
 The syncer alone collects, and only behind a committed `gc_floor`, so every process can know which objects may be gone.
-A floor is the number of a snapshot; from there on every commit can be replayed and rolled back to. Behind it
+A floor is the number of any commit: the state after it is folded from a snapshot before it and the commits since, which
+stay for ever. From there on every commit can be replayed and rolled back to. Behind it
 
-    kept for ever   commits, epochs, incarnations, offers, requests: they are small, and a number that was deleted could
-                    be taken a second time by a writer that was held up
+    kept for ever   commits, epochs, incarnations, requests: they are small, and a number that was deleted could be
+                    taken a second time by a writer that was held up
     kept            each fragment's state as of the floor, its weights that a delta may still be based on then, deltas
-                    of offers without an outcome, each learner's newest saved moments
-    deleted         older states, weights, deltas with an outcome, moments, snapshots; versions that a syncer of an
-                    earlier epoch wrote and no commit names; and all but each unit's newest batches of events
+                    of offers without an outcome, these offers and each learner's last one before them, each learner's
+                    newest saved moments, the newest snapshots
+    deleted         deltas with an outcome and the offers that named them, older weights, states, moments, snapshots;
+                    versions that a syncer of an earlier epoch wrote and no commit names; and all but each unit's
+                    newest batches of events
+
+An offer that is created behind the floor (its writer was held up) is settled: the log holds its outcome, or a newer
+incarnation's, and nobody asks for its number any more. It stays until the next sweep.
 
 The work is done in batches of requests while the syncer waits, and begins after a grace period for readers.
 
@@ -18,28 +24,36 @@ The work is done in batches of requests while the syncer waits, and begins after
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 
-from diloco_cli.protocol.log.commit_log import state_after
+from diloco_cli.protocol.actors.backlog import Backlog
+from diloco_cli.protocol.log.commit_log import LOOK_BACK, state_after, trusting_none_of
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
 from diloco_cli.protocol.log.faults import faults_for_quarantine, quarantine_reason
+from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
 from diloco_cli.protocol.log.keys import (
     read_delta_key,
     read_event_key,
     read_inner_key,
+    read_offer_key,
     read_snapshot_key,
     read_version_key,
 )
 from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, snapshot_at, snapshots_between
+from diloco_cli.protocol.log.snapshots import snapshot_at, snapshots_between
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import MAX_AT_ONCE, together
 from diloco_cli.protocol.rules.divergence import needed_from
 
-KINDS = ("delta", "weights", "state", "inner", "snapshot", "event")
+KINDS = ("delta", "offer", "weights", "state", "inner", "snapshot", "event")
 PAGE = 256  # keys of one listing
 BATCH = MAX_AT_ONCE - 1  # deletions at a time, beside one listing
-MAX_UNSOUND = 64  # snapshots passed over for one floor
+LEAST_ROUNDS = 2  # kept in any case: from a version and the deltas since, a damaged one is made anew
+FLOORS_APART = 8  # commits, at least: a floor is a commit itself
+KEPT_SNAPSHOTS = 2  # up to the floor: one to fold the floor's state from, one in case it is damaged
+IDLE_S = 30.0  # without a commit
+MAX_UNSOUND = 64  # snapshots passed over for those
 KEPT_MOMENTS = 4  # of each learner, the newest
 KEPT_BATCHES = 64  # of events of each unit, the newest
 
@@ -47,65 +61,66 @@ KEPT_BATCHES = 64  # of events of each unit, the newest
 def kept_commits(run: RunFormat) -> int | None:
     """How many of the newest commits stay replayable by the run's settings; None: all."""
     rounds = run.settings.retention.rounds
-    return None if rounds == "all" else rounds * run.num_fragments
+    return None if rounds == "all" else max(LEAST_ROUNDS, rounds) * run.num_fragments
 
 
-def next_floor(state: RunState, snapshots: tuple[int, ...], kept: int, needed: int | None) -> int | None:
-    """The newest snapshot with at least `kept` commits between it and the head, but never the newest of all, because
-    that may be damaged, and none beyond the commit that is `needed`. None if no such snapshot lies beyond the floor."""
-    last = state.n - kept if needed is None else min(state.n - kept, needed)
-    fitting = [n for n in snapshots[:-1] if state.gc_floor < n <= last]
-    return max(fitting, default=None)
-
-
-def floor_in_turn(run: RunFormat, state: RunState) -> Steps[int | None]:
-    """The floor that is due by the run's settings, None if none is. It moves by at least a quarter of what is kept."""
-    kept = kept_commits(run)
-    if kept is None or state.n - kept - state.gc_floor < max(SNAPSHOT_EVERY, kept // 4):
-        return None
-    snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
-    return (yield from _sound_floor(run, state, snapshots, kept))
-
-
-def _sound_floor(run: RunFormat, state: RunState, snapshots: tuple[int, ...], kept: int) -> Steps[int | None]:
-    """The next floor by its snapshot, which must be sound, and so must the newest one: whoever writes into the bucket
-    can put an object in a snapshot's place. Passes over MAX_UNSOUND at most."""
-    for _ in range(MAX_UNSOUND):
-        floor = next_floor(state, snapshots, kept, needed_from(state, run))
-        if floor is None:
-            break
-        checked = floor, snapshots[-1]
-        sound = []
-        for n in checked:
-            sound += [] if (yield from snapshot_at(run, n)) is None else [n]
-        if len(sound) == len(checked):
-            return floor
-        snapshots = tuple(n for n in snapshots if n in sound or n not in checked)
-    return None
-
-
-def floor_by_request(run: RunFormat, state: RunState) -> Steps[int | str]:
-    """The highest possible floor, or the reason why there is none."""
-    snapshots = yield from snapshots_between(state.gc_floor + 1, state.n)
+def floor_with(run: RunFormat, state: RunState, kept: int) -> int | None:
+    """The floor that leaves `kept` commits, and more if a rollback by the syncer may need an earlier one. None if it
+    would not rise."""
     needed = needed_from(state, run)
-    floor = yield from _sound_floor(run, state, snapshots, 0)
-    if floor is None and needed is not None and next_floor(state, snapshots, 0, None) is not None:
+    floor = state.n - kept if needed is None else min(state.n - kept, needed)
+    return floor if floor > state.gc_floor else None
+
+
+def floor_in_turn(run: RunFormat, state: RunState, idle: bool = False) -> int | None:
+    """The floor that is due by the run's settings, None if none is. It moves by at least a quarter of what is kept. In
+    an `idle` run, whose learners may find no room for their offers, any move is enough beyond its own commit."""
+    kept = kept_commits(run)
+    floor = None if kept is None else floor_with(run, state, kept)
+    if kept is None or floor is None:
+        return None
+    least = 2 if idle else max(FLOORS_APART, kept // 4)
+    return floor if floor - state.gc_floor >= least else None
+
+
+def floor_by_request(run: RunFormat, state: RunState, asked: int | None = None) -> int | str:
+    """The highest possible floor up to the one that is `asked` for, or the reason why there is none."""
+    kept = LEAST_ROUNDS * run.num_fragments
+    floor = floor_with(run, state, kept)
+    if floor is not None and floor - state.gc_floor >= FLOORS_APART:
+        return floor if asked is None else max(state.gc_floor + 1, min(floor, asked))
+    if state.n - kept - state.gc_floor >= FLOORS_APART:
+        needed = needed_from(state, run)
         return f"nothing to collect: commit {needed}, the last one that evaluated well, is kept to go back to"
-    if floor is None:
-        return f"nothing to collect: the second newest snapshot is not beyond commit {state.gc_floor}"
-    return floor
+    return f"nothing to collect: the newest {kept} commits are kept, and the floor, {state.gc_floor}, is near them"
 
 
-def is_garbage(key: str, floor: RunState, epoch: int) -> bool:
-    """Whether a delta, weights, state or snapshot may be deleted: `floor` is the state after the floor's commit,
-    `epoch` the log's newest. An object whose key does not parse stays."""
+def kept_snapshots(run: RunFormat, floor: int, revoked: Collection[str]) -> Steps[int]:
+    """The oldest of the KEPT_SNAPSHOTS newest sound ones up to the floor: older ones may go. 0 if there are fewer: who
+    writes into the bucket can put an object in a snapshot's place, so those that are no snapshots do not count."""
+    numbers = yield from snapshots_between(max(0, floor - LOOK_BACK), floor)
+    sound: list[int] = []
+    for number in numbers[::-1][:MAX_UNSOUND]:
+        if (yield from snapshot_at(trusting_none_of(run, revoked), number)) is not None:
+            sound.append(number)
+        if len(sound) == KEPT_SNAPSHOTS:
+            return number
+    return 0
+
+
+def is_garbage(key: str, floor: RunState, epoch: int, snapshot: int = 0) -> bool:
+    """Whether a delta, offer, weights, state or snapshot may be deleted: `floor` is the state after the floor's commit,
+    `epoch` the log's newest, `snapshot` the oldest snapshot that is kept. An object whose key does not parse stays."""
     kind = key.partition("/")[0]
     if kind == "delta":
         delta = read_delta_key(key)
         return delta is not None and _is_settled(floor, *delta)
+    if kind == "offer":
+        offer = read_offer_key(key)
+        return offer is not None and _is_passed(floor, *offer)
     if kind == "snapshot":
         n = read_snapshot_key(key)
-        return n is not None and n < floor.n
+        return n is not None and n < min(snapshot, floor.n)
     version = read_version_key(key)
     return version is not None and _is_left_behind(floor, epoch, *version, weights=kind == "weights")
 
@@ -113,6 +128,13 @@ def is_garbage(key: str, floor: RunState, epoch: int) -> bool:
 def _is_settled(floor: RunState, learner: str, incarnation: int, seq: int) -> bool:
     known = floor.learner(learner)
     return incarnation < known.floor or (incarnation == known.floor and known.has_outcome(seq))
+
+
+def _is_passed(floor: RunState, learner: str, incarnation: int, seq: int) -> bool:
+    """Whether nobody asks for this offer: readers begin at the last one before those without an outcome
+    (protocol/actors/joining.py), and from there on every number must be there."""
+    known = floor.learner(learner)
+    return incarnation < known.floor or (incarnation == known.floor and seq < known.next_seq - 1)
 
 
 def _is_left_behind(
@@ -130,10 +152,11 @@ def _is_left_behind(
 
 
 class Sweep:
-    """One walk over the listings. `doomed`: keys found and not deleted yet; `deleted`: how many are deleted."""
+    """One walk over the listings behind the floor of this state. `snapshot`: the oldest one that is kept. `doomed`:
+    keys found and not deleted yet; `deleted`: how many are deleted."""
 
-    def __init__(self, floor: RunState) -> None:
-        self.floor = floor
+    def __init__(self, floor: RunState, snapshot: int = 0) -> None:
+        self.floor, self.snapshot = floor, snapshot
         self.kinds = deque(KINDS)
         self.after = ""
         self.doomed: deque[str] = deque()
@@ -165,7 +188,10 @@ class Sweep:
         elif self.kinds[0] == "event":
             self.doomed.extend(self._older_events(keys))
         else:
-            self.doomed.extend(key for key in keys if is_garbage(key, self.floor, epoch))
+            self.doomed.extend(key for key in keys if self.is_garbage(key, epoch))
+
+    def is_garbage(self, key: str, epoch: int) -> bool:
+        return is_garbage(key, self.floor, epoch, self.snapshot)
 
     def _older_moments(self, keys: list[str]) -> list[str]:
         """Keys come sorted by learner, incarnation and step: all but each learner's last KEPT_MOMENTS are old."""
@@ -204,44 +230,70 @@ def _learner(key: str) -> str:
 
 
 class Collector:
-    """Deletes behind the log's floor. If its process dies, the next one begins the work anew."""
+    """Deletes behind the log's floor. If its process dies, the next one begins the work anew. `floor`: the one whose
+    garbage is deleted, or was deleted last."""
 
     def __init__(self, run: RunFormat) -> None:
         self.run = run
-        self.floor = 0
-        self.starts_s = 0.0
+        self.grace_s = run.settings.retention.grace_s
+        self.floor = self.deleted = 0
         self.sweep: Sweep | None = None
-        self.deleted = 0
+        self._backlog = Backlog()
+        self._waiting: deque[tuple[int, float]] = deque()  # later floors, and when the grace of each is over
+
+    @property
+    def starts_s(self) -> float:
+        """When the next floor's work may begin; 0 if none waits."""
+        return self._waiting[0][1] if self._waiting else 0.0
+
+    @property
+    def _rests(self) -> bool:
+        return self.floor == 0 or (self.sweep is not None and self.sweep.is_done)
 
     def look(self, state: RunState, now_s: float) -> None:
         """Take note of the log's floor; the readers' grace begins now. A sweep that has begun is finished first, so
-        that floors which follow each other fast cannot keep it from its end."""
-        begun = self.floor > 0 and not (self.sweep is not None and self.sweep.is_done)
-        if state.gc_floor > self.floor and not begun:
-            self.floor, self.sweep = state.gc_floor, None
-            self.starts_s = now_s + self.run.settings.retention.grace_s
+        that floors which follow each other fast cannot keep it from its end; the next one is of the newest floor whose
+        grace is over by then."""
+        newest = self._waiting[-1][0] if self._waiting else self.floor
+        if state.gc_floor > newest:
+            self._waiting.append((state.gc_floor, now_s + self.grace_s))
+        while self._waiting and self._waiting[0][1] <= now_s and (self._rests or self.sweep is None):
+            self.floor, self.sweep = self._waiting.popleft()[0], None
 
     def is_done(self, state: RunState) -> bool:
-        return state.gc_floor == self.floor and (self.floor == 0 or (self.sweep is not None and self.sweep.is_done))
+        return state.gc_floor == self.floor and self._rests
 
     def work(self, state: RunState, now_s: float, budget_s: float) -> Steps[bool]:
         """Make batches of requests, at least one, until `budget_s` is used up. False if there is nothing to do now."""
-        if self.is_done(state) or now_s < self.starts_s:
+        if self._rests:
             return False
         if self.sweep is None:
-            self.sweep = Sweep((yield from state_after(self.run, self.floor, state.revoked)))
+            self.sweep = yield from sweep_behind(self.run, self.floor, state.revoked)
         while not self.sweep.is_done:
             before = self.sweep.deleted
             yield from self.sweep.step(state.epoch)
             self.deleted += self.sweep.deleted - before
             if (yield Now()) - now_s >= budget_s:
                 break
+        if self.sweep.is_done:
+            self._backlog.swept_to(self.floor, self.sweep.deleted)
         return True
+
+    def backlog(self, now_s: float) -> GarbageHeartbeat:
+        """What waits to be deleted now."""
+        ripe = [floor for floor, ripe_s in self._waiting if ripe_s <= now_s]
+        deleted, found = (0, 0) if self.sweep is None else (self.sweep.deleted, len(self.sweep.doomed))
+        return self._backlog.at(max([self.floor, *ripe]), deleted, found, now_s)
+
+
+def sweep_behind(run: RunFormat, floor: int, revoked: Collection[str], kind: type[Sweep] = Sweep) -> Steps[Sweep]:
+    snapshot = yield from kept_snapshots(run, floor, revoked)
+    return kind((yield from state_after(run, floor, revoked)), snapshot)
 
 
 def survey(run: RunFormat, state: RunState, floor: int) -> Steps[dict[str, list[str]]]:
     """Keys by kind that a floor would allow to delete, as far as a listing shows. Changes nothing."""
-    sweep = Sweep((yield from state_after(run, floor, state.revoked)))
+    sweep = yield from sweep_behind(run, floor, state.revoked)
     while sweep.kinds:
         yield from sweep.look(state.epoch)
     found: dict[str, list[str]] = {kind: [] for kind in KINDS}
@@ -260,17 +312,16 @@ class Housekeeper:
     def __init__(self, run: RunFormat) -> None:
         self.run = run
         self.collector = Collector(run)
-        self._next_floor_n = 0
+        self._grew = (-1, 0.0)  # the head, and since when
 
-    def due(self, state: RunState) -> Steps[Commit | None]:
+    def due(self, state: RunState, now_s: float) -> Commit | None:
         """The commit that is due now, if any."""
+        if self._grew[0] != state.n:
+            self._grew = (state.n, now_s)
         name = to_quarantine(state, self.run)
         if name is not None:
             return Quarantine(learner=name, reason=quarantine_reason(state.learner(name).faults))
-        if state.n < self._next_floor_n:
-            return None
-        self._next_floor_n = state.n + SNAPSHOT_EVERY
-        floor = yield from floor_in_turn(self.run, state)
+        floor = floor_in_turn(self.run, state, now_s - self._grew[1] >= IDLE_S)
         return None if floor is None else collected(floor, "in turn")
 
     def rest(self, state: RunState, seconds: float) -> Steps[None]:

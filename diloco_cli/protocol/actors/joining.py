@@ -22,7 +22,7 @@ from diloco_cli.protocol.log.keys import (
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
 from diloco_cli.protocol.log.places import MAX_PLACES, claim_incarnation, create_placed, newest_claim, next_offer
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
@@ -66,15 +66,14 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     incarnation = yield from claim_incarnation(keyring, learner, claim, known.floor)
     while state.revoked and (beyond := (yield from newest_claim(keyring, learner, incarnation))) is not None:
         incarnation = yield from claim_incarnation(keyring, learner, claim, beyond.number)  # it filled a gap
-    earlier = predecessors(max(1, known.floor), incarnation)
-    settled = [known.next_seq if number == known.floor else 0 for number in earlier]
-    newest = yield from together([_newest_offer(keyring, learner, *one) for one in zip(earlier, settled, strict=True)])
-    offers = [offer for offer in newest if offer is not None]
-    head = state
-    if offers:  # an earlier process may have gone on for long
-        head = yield from read_log(run, state, learner)
+    head, seen = state, None
+    while seen is None or seen.gc_floor < head.gc_floor:  # behind a floor that has risen meanwhile, offers may be gone
+        seen = head
+        offers = yield from _newest_offers(keyring, seen.learner(learner), learner, incarnation)
+        if incarnation > 1:  # an earlier process may have gone on for long
+            head = yield from read_log(run, seen, learner)
     inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
-    data_start = max([known.data_end, *(offer.data_end for offer in offers)])
+    data_start = max([head.learner(learner).data_end, *(offer.data_end for offer in offers)])
     return Joined(incarnation, state, data_start, inner, head.n)
 
 
@@ -83,6 +82,14 @@ def predecessors(floor: int, incarnation: int) -> list[int]:
     published, so these are enough; if an older one offers late, the log refuses an overlap (rules/eligibility.py)."""
     newest = range(max(floor, incarnation - MAX_PREDECESSORS), incarnation)
     return [*range(floor, min(floor + 1, newest.start)), *newest]
+
+
+def _newest_offers(keyring: Unsigned, known: LearnerRecord, learner: str, incarnation: int) -> Steps[list[Offer]]:
+    """The last offer of each predecessor that has published any, where this is `known` of the learner."""
+    earlier = predecessors(max(1, known.floor), incarnation)
+    settled = [known.next_seq if number == known.floor else 0 for number in earlier]
+    newest = yield from together([_newest_offer(keyring, learner, *one) for one in zip(earlier, settled, strict=True)])
+    return [offer for offer in newest if offer is not None]
 
 
 def _newest_offer(keyring: Unsigned, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:

@@ -46,7 +46,7 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
         case "rollback":
             return (yield from _rolled_back(run, state, epoch, request, pulse))
         case "gc":
-            floor = yield from floor_by_request(run, state)
+            floor = floor_by_request(run, state, request.to)
             return refuse(floor) if isinstance(floor, str) else collected(floor, "diloco gc")
     return refuse(f"a {request.kind} without all that it needs")
 

@@ -7,6 +7,7 @@ Its states are those of protocol/log/states.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from math import inf
 from typing import Any
 
@@ -175,10 +176,7 @@ class Syncer:
 
     def _commit(self, draft: commits.Commit) -> Steps[bool]:
         """Append one record; True if it is in the log as drafted."""
-        draft = structs.replace(
-            draft, epoch=self.epoch, nonce=self.nonce(), time=self.time_text(), software=self.run.software
-        )  # fmt: skip
-        before = self.state
+        draft, before = self.drafted(draft), self.state
         self.state, mine = yield from append(self.run, self.state, draft)
         if mine:
             self.on_commit(self.state, structs.replace(draft, n=self.state.n, previous=before.digest))
@@ -186,6 +184,12 @@ class Syncer:
             yield from write_snapshot(self.run, self.state)
             self.last_snapshot = self.state.n
         return mine
+
+    def drafted(self, draft: commits.Commit) -> commits.Commit:
+        """With what this syncer adds to each of its records."""
+        return structs.replace(
+            draft, epoch=self.epoch, nonce=self.nonce(), time=self.time_text(), software=self.run.software
+        )  # fmt: skip
 
     # -- one turn of the loop -----------------------------------------------------------------------------------
 
@@ -198,7 +202,7 @@ class Syncer:
             yield from self._notice_successor()
             if (yield from self._carry_out_request()):
                 return True
-        due = yield from self.housekeeper.due(self.state)
+        due: commits.Commit | None = self.housekeeper.due(self.state, now_s)
         due = due or (yield from self.repairer.due(self.state, self.epoch, self.pace.slot_s, self.inbox, self._pulse))
         if due is not None:
             return (yield from self._carry_out(due))
@@ -376,7 +380,8 @@ class Syncer:
         self.cadence.said(now_s)
         facts = {
             "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host, "reason": self.reason,
-            "heartbeats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1), **self.heartbeat_facts(),
+            "heartbeats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1),
+            "garbage": asdict(self.housekeeper.collector.backlog(now_s)), **self.heartbeat_facts(),
         }  # fmt: skip
         key = heartbeat_key(SYNCER)
         yield Put(key, sealed(self.run.keyring, LOG, key, facts))

@@ -83,6 +83,16 @@ class MirrorHeartbeat:
 
 
 @dataclass(frozen=True)
+class GarbageHeartbeat:
+    """What a syncer has still to delete, though readers have had their grace: about so many `objects`, which `commits`
+    have left behind; `per_h`: how many more there are an hour later, by the last minutes."""
+
+    objects: int = 0
+    commits: int = 0
+    per_h: float = 0.0
+
+
+@dataclass(frozen=True)
 class SyncerHeartbeat:
     """What a syncer or a standby states. `unit`: `syncer` or the standby's name. `heartbeats`: how many it has sent;
     `slowest_s`: the longest recent time between two of them, on its own clock. `call_s`: a call to the store, in
@@ -108,6 +118,7 @@ class SyncerHeartbeat:
     bytes_s: float = 0.0
     processor_s: float = 0.0
     calls_a_s: float = 0.0
+    garbage: GarbageHeartbeat = GarbageHeartbeat()
 
 
 @dataclass

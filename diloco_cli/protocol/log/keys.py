@@ -4,7 +4,7 @@
     plan.json                                    create-once: what was planned, for reports alone
     epoch/<e>.json                               create-once: which syncer claims epoch e
     incarnation/<learner>/<i>.json               create-once: which process is incarnation i of a learner
-    offer/<learner>/<i>/<seq>.json               create-once, dense: a learner offers a delta
+    offer/<learner>/<i>/<seq>.json               create-once, dense from the first one without an outcome
     delta/<learner>/<i>/<seq>-<digest>           the delta itself, written before its offer
     state/<fragment>/<version>-<epoch>-<digest>  float32 parameters and outer momentum, written before the commit
     weights/<fragment>/<version>-<epoch>-<digest>  what learners download, written before the commit
@@ -43,6 +43,7 @@ EVENTS = "event/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"(?:state|weights)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
 _DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
+_OFFER = re.compile(rf"offer/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})(?:-[0-9]{{1,4}})?\.json")
 _COMMIT = re.compile(r"commit/([0-9]{12,15})\.json")
 _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
@@ -133,6 +134,12 @@ def read_version_key(key: str) -> tuple[int, int, int, str] | None:
 def read_delta_key(key: str) -> tuple[str, int, int] | None:
     """(learner, incarnation, seq), or None if it is no such key."""
     found = _DELTA.fullmatch(key)
+    return None if found is None else (found[1], int(found[2]), int(found[3]))
+
+
+def read_offer_key(key: str) -> tuple[str, int, int] | None:
+    """(learner, incarnation, seq) of an offer at any place of its key, or None if it is no such key."""
+    found = _OFFER.fullmatch(key)
     return None if found is None else (found[1], int(found[2]), int(found[3]))
 
 

@@ -343,7 +343,8 @@ class FragmentVersion:
 class Request:
     """An operator's request, answered by the syncer with a commit that names it. `resume` withdraws a stop that was
     requested and not carried out yet; `readmit` ends the quarantine of `learner`; `rollback` brings the parameters back
-    to those after commit `to`; `revoke` ends what the public key `key` counts for."""
+    to those after commit `to`; `gc` raises the floor, to commit `to` at the most; `revoke` ends what the public key
+    `key` counts for."""
 
     number: int
     kind: RequestKind

@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from diloco_cli.histories.ledger import Account, check_outcomes
-from diloco_cli.histories.replayer import AppliedOffer, Replayer, ViolationError
+from diloco_cli.histories.reckoning import AppliedOffer
+from diloco_cli.histories.replayer import Replayer, ViolationError
 
 BATCH = 4
 MAX_LOST = 40

@@ -20,7 +20,7 @@ from diloco_cli.histories.monitor import (
     Monitor,
 )
 from diloco_cli.histories.options import drawn_options
-from diloco_cli.histories.replayer import Plain, ViolationError
+from diloco_cli.histories.replayer import OfferId, Plain, ViolationError
 from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
 from diloco_cli.protocol.log.keys import SYNCER, join_key
 from tests.simulation.toy import make_run
@@ -40,6 +40,7 @@ class MonitorBooks:
         self.floors: Counter[str] = Counter()
         self.revoked: set[str] = set()
         self.batches: dict[str, int] = {}
+        self.settled: dict[OfferId, str] = {}
 
     def feed(self, data: bytes) -> Plain:
         commit: Plain = json.loads(data)

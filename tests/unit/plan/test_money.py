@@ -52,7 +52,8 @@ def test_storage_stays_when_the_retained_rounds_are_full() -> None:
     found = evaluated()
     short_run = replace(RUN, retention=replace(RUN.retention, rounds=2))
     money, growth = costs(found, short_run, MODEL), costs(found, RUN, MODEL).storage_gb_per_day
-    kept_days = (2 * 24 + 64) * found.schedule.slot_s / DAY_S  # two rounds, and the commits between two snapshots
+    slot_s = found.schedule.slot_s
+    kept_days = ((2 * 24 + 12) * slot_s + 60.0) / DAY_S  # two rounds, a quarter of them, and the readers' grace
     days = RUN.train.tokens / found.tokens_per_s / DAY_S
     assert money.storage_gb_at_end == pytest.approx(growth * kept_days)
     assert money.storage_total == pytest.approx(growth * kept_days * (days - kept_days / 2) * 0.02 / 30)

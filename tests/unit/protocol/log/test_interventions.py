@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.observe.bookkeeping import Books
-from diloco_cli.protocol.actors.collection import is_garbage, next_floor, to_quarantine
+from diloco_cli.protocol.actors.collection import floor_by_request, floor_in_turn, floor_with, is_garbage, to_quarantine
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.faults import HOSTILE, faults_after, faults_for_quarantine
-from diloco_cli.protocol.log.keys import delta_key, snapshot_key, state_key, weights_key
+from diloco_cli.protocol.log.keys import delta_key, offer_key, snapshot_key, state_key, weights_key
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
+from diloco_cli.protocol.log.stability import Evaluated, Stability
 from diloco_cli.protocol.log.state import RunState, apply
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.protocol.rules.eligibility import REASONS, refusal
@@ -268,27 +270,30 @@ def test_hostile_words_are_words_of_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "floor", "snapshots", "kept", "expected"),
+    ("head", "floor", "rounds", "expected"),
     [
-        (100, 0, (64, 80, 96), 0, 80),  # never the newest snapshot
-        (100, 0, (64, 80, 96), 30, 64),
-        (100, 0, (64, 80, 96), 50, None),
-        (100, 64, (64, 80, 96), 30, None),
-        (100, 64, (64, 80, 96), 20, 80),
-        (100, 0, (96,), 0, None),
-        (100, 0, (), 0, None),
+        (100, 0, 8, 84),  # 16 commits are kept; nothing else decides
+        (100, 77, 8, None),
+        (100, 76, 8, 84),  # 8 commits on, the least
+        (100, 0, 49, None),  # it would rise by less than a quarter of what is kept
+        (100, 0, 1, 96),  # two rounds stay in any case
+        (100, 0, "all", None),
     ],
 )
-def test_the_floor_is_the_newest_snapshot_that_leaves_enough(
-    head: int, floor: int, snapshots: tuple[int, ...], kept: int, expected: int | None
+def test_in_turn_the_floor_leaves_what_is_kept_for_any_number_of_rounds(
+    head: int, floor: int, rounds: int, expected: int | None
 ) -> None:
-    assert next_floor(RunState(n=head, gc_floor=floor), snapshots, kept, needed=None) == expected
+    run = replace(RUN, settings=replace(RUN.settings, retention=RetentionSettings(rounds)))
+    assert floor_in_turn(run, RunState(n=head, gc_floor=floor)) == expected
 
 
 def test_the_floor_does_not_pass_the_commit_that_a_rollback_may_need() -> None:
-    state = RunState(n=100)
-    assert next_floor(state, (64, 80, 96), 0, needed=79) == 64
-    assert next_floor(state, (64, 80, 96), 0, needed=63) is None
+    good = (Evaluated(60, 2.0, 1),)
+    state = RunState(n=100, stability=Stability(good=good))
+    assert floor_with(RUN, state, 4) == floor_by_request(RUN, state) == 60
+    state = structs.replace(state, gc_floor=59)
+    assert floor_with(RUN, state, 4) == 60
+    assert "commit 60, the last one that evaluated well" in str(floor_by_request(RUN, state))
 
 
 @pytest.mark.parametrize("floor", [0, 5, 99])
@@ -343,9 +348,18 @@ def test_what_cannot_be_read_stays(key: str) -> None:
     assert not is_garbage(key, after_merges(9), 9)
 
 
-def test_snapshots_before_the_floor_are_garbage() -> None:
+def test_offers_are_garbage_before_the_last_one_that_precedes_those_without_an_outcome() -> None:
+    state = follow(after_merges(3), "refuse", outcomes=(Outcome("l0", 1, 4, 0, "late"), Outcome("l1", 2, 0, 0, "late")))
+    cases = {("l0", 0, 9): True, ("l0", 1, 0): True, ("l0", 1, 1): True, ("l0", 1, 2): False, ("l0", 1, 3): False,
+             ("l0", 1, 4): False, ("l1", 1, 7): True, ("l1", 2, 0): False, ("nobody", 1, 0): False}  # fmt: skip
+    assert {case: is_garbage(offer_key(*case), state, 9) for case in cases} == cases
+    assert is_garbage(offer_key("l0", 1, 0).replace(".json", "-3.json"), state, 9), "at another place of its key"
+
+
+def test_snapshots_before_those_that_are_kept_are_garbage() -> None:
     state = after_merges(9)
-    assert [is_garbage(snapshot_key(n), state, 1) for n in (8, 9, 10)] == [True, False, False]
+    assert [is_garbage(snapshot_key(n), state, 1, snapshot=8) for n in (7, 8, 9)] == [True, False, False]
+    assert not is_garbage(snapshot_key(9), state, 1, snapshot=12), "none beyond the floor"
 
 
 # -- newer writers ----------------------------------------------------------------------------------------------

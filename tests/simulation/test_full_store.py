@@ -1,0 +1,172 @@
+"""A store with a small quota: the syncer collects before its writes wait for a person, in any state of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from diloco_cli.errors import NoSpaceError
+from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.protocol.actors import collection
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
+from diloco_cli.protocol.actors.room import make_room
+from diloco_cli.protocol.actors.serving import serving
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, Together
+from diloco_cli.store.retry import FULL_DISK_PAUSE_S
+from diloco_cli.virtual.faulty_calls import Fault, Injected
+from diloco_cli.virtual.world import Actor, World
+from tests.simulation.operated import answered, asked, run_that_keeps
+from tests.simulation.sweeps import check
+from tests.simulation.toy import ToyFleet
+
+RUN = run_that_keeps(2, merges=40)
+SIZED = ("delta/", "state/", "weights/")
+"""Large objects alone find no room: a disk that is full to the last byte is filled by them first."""
+
+
+class Quota:
+    """The store holds at most so many large objects."""
+
+    def __init__(self, world: World, quota: int) -> None:
+        self.world, self.quota = world, quota
+        self.refused: list[str] = []
+
+    @property
+    def used(self) -> int:
+        return sum(len(self.world.store.list(kind, limit=100_000)) for kind in SIZED)
+
+    def fault_of(self, actor: Actor, operation: Operation) -> Injected | None:
+        if not isinstance(operation, Create) or not operation.key.startswith(SIZED) or self.used < self.quota:
+            return None
+        self.refused.append(operation.key.partition("/")[0])
+        return Injected(Fault.FULL)
+
+
+def patient(steps: Steps[Any], room: Callable[[], Steps[object]] | None = None) -> Steps[Any]:
+    """As a daemon's store does (store/retry.py): a write without room is repeated, and the syncer makes room before."""
+    answer: Any = None
+    while True:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(operation, Together):
+            answer = yield operation
+            failed = [place for place, one in enumerate(answer) if isinstance(one, NoSpaceError)]
+            for place in failed:
+                answer[place] = yield from _repeated(operation.operations[place], room)
+        elif isinstance(operation, Create | Put):
+            answer = yield from _repeated(operation, room)
+        else:
+            answer = yield operation
+
+
+def _repeated(operation: Any, room: Callable[[], Steps[object]] | None) -> Steps[Any]:
+    while True:
+        try:
+            return (yield operation)
+        except NoSpaceError:
+            if room is not None:
+                yield from room()
+            yield Sleep(FULL_DISK_PAUSE_S)
+
+
+class FullFleet(ToyFleet):
+    """All processes write to a store with a quota. `collects`: whether the syncer makes room."""
+
+    def __init__(self, quota: int, collects: bool = True, run: Any = RUN) -> None:
+        world = World()
+        self.full = Quota(world, quota)
+        world.fault_of = self.full.fault_of
+        self.collects = collects
+        super().__init__(run, world)
+
+    def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
+        served = Syncer(
+            self.run, self.claim(), IntegerArithmetic(self.run), NoEvaluator(), lambda: "then", self.nonce
+        )  # fmt: skip
+        self.served = served
+        room = (lambda: make_room(served)) if self.collects else None
+        return self.world.start(name, patient(serving(served), room), delay_s)
+
+    def _start_thread(self, process: Any, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
+        return super()._start_thread(process, name, patient(steps), delay_s)
+
+
+@pytest.fixture(autouse=True)
+def rare_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turn no floor is due before the store is full."""
+    monkeypatch.setattr(collection, "FLOORS_APART", 1000)
+    monkeypatch.setattr(collection, "IDLE_S", 10.0)
+
+
+def test_a_full_store_heals_itself_and_without_collection_it_does_not() -> None:
+    healed, stuck = FullFleet(64).start(), FullFleet(64, collects=False).start()
+    healed.finish(within_s=300.0)
+    assert healed.full.refused and check(healed).kinds[-1] == "finish"
+    reasons = [record["reason"] for record in healed.records() if record["kind"] == "gc_floor"]
+    assert any("no space is left" in reason for reason in reasons)
+    stuck.world.run_for(5.0)
+    assert stuck.full.refused and "finish" not in stuck.kinds()
+
+
+def test_before_the_first_version_there_is_nothing_to_collect_and_room_that_others_make_is_used() -> None:
+    fleet = FullFleet(2).start()
+    fleet.world.run_for(20.0)
+    assert fleet.kinds() == [] and {"state", "weights"} & set(fleet.full.refused)
+    fleet.full.quota = 64
+    fleet.finish(within_s=300.0)
+
+
+def test_before_the_first_merge_too() -> None:
+    fleet = FullFleet(5).start()
+    fleet.world.run_for(20.0)
+    assert "merge" not in fleet.kinds() and "delta" in fleet.full.refused
+    fleet.full.quota = 64
+    fleet.finish(within_s=300.0)
+
+
+def test_a_run_whose_learners_find_no_room_and_that_pauses_for_its_quorum_collects() -> None:
+    """The syncer itself has nothing to write: it cannot see that the others find no room."""
+    fleet = FullFleet(1000).start()
+    fleet.until_commits(30)
+    fleet.full.quota = 0
+    merges = fleet.kinds().count("merge")
+    fleet.world.run_for(3.0)
+    paused = fleet.kinds().count("merge")
+    assert paused <= merges + 2 and "gc_floor" not in fleet.kinds()
+    fleet.full.quota = 64
+    fleet.finish(within_s=300.0)
+    assert "gc_floor" in fleet.kinds()
+
+
+def test_a_syncer_that_takes_over_a_full_store_collects() -> None:
+    fleet = FullFleet(1000).start()
+    fleet.until_commits(30)
+    fleet.kill("syncer")
+    fleet.full.quota = fleet.full.used - 4
+    fleet.finish(within_s=300.0)
+    assert {"epoch_start", "gc_floor", "finish"} <= set(fleet.kinds())
+
+
+def test_a_stopped_run_is_resumed_on_a_full_store() -> None:
+    fleet = FullFleet(1000).start()
+    fleet.until_commits(30)
+    answered(fleet, "stop")
+    fleet.finish()
+    fleet.full.quota = fleet.full.used - 4
+    asked(fleet, "resume")
+    fleet.start()
+    fleet.finish(within_s=300.0)
+    assert fleet.kinds()[-1] == "finish" and "gc_floor" in fleet.kinds()
+
+
+def test_what_a_run_keeps_is_not_deleted_for_want_of_room() -> None:
+    run = replace(RUN, settings=replace(RUN.settings, retention=replace(RUN.settings.retention, rounds="all")))
+    fleet = FullFleet(64, run=run).start()
+    fleet.world.run_for(60.0)
+    assert fleet.full.refused and "gc_floor" not in fleet.kinds()

@@ -1,0 +1,37 @@
+"""`status` on garbage: how much waits to be deleted, and whether deletions keep pace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diloco_cli.observe.facts import Heard
+from diloco_cli.observe.garbage import GarbageStatus
+from diloco_cli.observe.render import status_text
+from diloco_cli.observe.status import Status, status_of
+from diloco_cli.protocol.actors.collection import kept_commits
+from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
+from tests.unit.observe.test_status import RUN, SYNCER, facts
+
+KEPT = kept_commits(RUN) or 0
+
+
+def told(commits: int) -> Status:
+    garbage = GarbageHeartbeat(objects=1234, commits=commits, per_h=60.0)
+    return status_of(replace(facts(), syncer=Heard(replace(SYNCER, garbage=garbage), 1.0)))
+
+
+def test_what_waits_is_shown_with_its_trend_and_is_no_warning() -> None:
+    status = told(KEPT)
+    assert status.garbage == GarbageStatus(1234, KEPT, 60.0, "")
+    assert "garbage: about 1,234 objects wait to be deleted, +60 an hour" in status_text(status)
+
+
+def test_more_than_the_run_keeps_is_a_warning() -> None:
+    status = told(KEPT + 1)
+    assert status.garbage is not None and f"more than the {KEPT:,} commits" in status.garbage.note
+    assert f"garbage: {status.garbage.note}" in status_text(status)
+
+
+def test_where_nothing_waits_or_no_syncer_speaks_there_is_no_line() -> None:
+    assert "garbage" not in status_text(status_of(facts())) + status_text(status_of(facts(syncer=None)))
+    assert status_of(facts(syncer=None)).garbage is None
