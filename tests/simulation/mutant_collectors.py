@@ -113,7 +113,9 @@ class TakesLateForNew(Inbox):
         super().__init__(*arguments, **options)
         self.free: set[str] = set()
 
-    def _fetch_portion(self, box: Mailbox, state: RunState, now_s: float, slot_s: float) -> Steps[bool]:
+    def _fetch_portion(
+        self, box: Mailbox, state: RunState, now_s: float, slot_s: float, members: list[Steps[Any]] | None
+    ) -> Steps[bool]:
         for seq in range(max(0, box.next_seq - OLDEST), box.next_seq):
             key = offer_key(box.learner, box.incarnation, seq)
             data = yield Get(key, MAX_RECORD_BYTES)
@@ -122,4 +124,4 @@ class TakesLateForNew(Inbox):
             elif key in self.free:
                 self.free.remove(key)
                 self.refuse(decode(Offer, data, key), "late")
-        return (yield from super()._fetch_portion(box, state, now_s, slot_s))
+        return (yield from super()._fetch_portion(box, state, now_s, slot_s, members))
