@@ -221,6 +221,9 @@ class Monitor:
         """9: between the floor and the commit n that sets it lies what an operator can ask to keep at the least."""
         kept = LEAST_ROUNDS * self.run.num_fragments
         expect(n - 1 - floor >= kept, "9", f"the floor {floor} of commit {n} leaves fewer than {kept} commits")
+        for fragment, versions in self.replayer.versions.items():
+            newest = versions[-1].number
+            expect(newest > floor, "9", f"behind the floor {floor} lies fragment {fragment}'s newest version, {newest}")
 
     def check_place(self, role: str, key: str) -> None:
         """11: each role writes only under its own prefixes."""

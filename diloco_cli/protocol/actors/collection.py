@@ -65,11 +65,21 @@ def kept_commits(run: RunFormat) -> int | None:
 
 
 def floor_with(run: RunFormat, state: RunState, kept: int) -> int | None:
-    """The floor that leaves `kept` commits, and more if a rollback by the syncer may need an earlier one. None if it
-    would not rise."""
+    """The floor that leaves `kept` commits, and more if a rollback by the syncer may need an earlier one, or if they
+    hold no merge of some fragment. None if it would not rise."""
     needed = needed_from(state, run)
-    floor = state.n - kept if needed is None else min(state.n - kept, needed)
+    floor = min(state.n - kept, remade_from(state), state.n if needed is None else needed)
     return floor if floor > state.gc_floor else None
+
+
+def remade_from(state: RunState) -> int:
+    """The commit up to which each fragment has a version besides its newest: from that one, and the deltas since, the
+    newest can be made anew. Commits of other kinds, of restarts or refusals, do not count for this."""
+    versions: dict[int, list[int]] = {output.fragment: [output.version] for output in state.outputs}
+    for output in state.history:
+        versions[output.fragment].append(output.version)
+    ordered = [sorted(set(known)) for known in versions.values()]
+    return min((known[-2] if len(known) > 1 else known[0] - 1 for known in ordered), default=state.n)
 
 
 def floor_in_turn(run: RunFormat, state: RunState, idle: bool = False) -> int | None:
@@ -87,12 +97,15 @@ def floor_by_request(run: RunFormat, state: RunState, asked: int | None = None) 
     """The highest possible floor up to the one that is `asked` for, or the reason why there is none."""
     kept = LEAST_ROUNDS * run.num_fragments
     floor = floor_with(run, state, kept)
+    if asked is not None and asked <= state.gc_floor:
+        return f"nothing to collect: the floor is at commit {state.gc_floor} already"
     if floor is not None and floor - state.gc_floor >= FLOORS_APART:
-        return floor if asked is None else max(state.gc_floor + 1, min(floor, asked))
-    if state.n - kept - state.gc_floor >= FLOORS_APART:
-        needed = needed_from(state, run)
+        return floor if asked is None else min(floor, asked)
+    needed = needed_from(state, run)
+    if needed is not None and min(state.n - kept, remade_from(state)) - state.gc_floor >= FLOORS_APART:
         return f"nothing to collect: commit {needed}, the last one that evaluated well, is kept to go back to"
-    return f"nothing to collect: the newest {kept} commits are kept, and the floor, {state.gc_floor}, is near them"
+    why = f"the newest {kept} commits are kept, and each fragment's newest two versions"
+    return f"nothing to collect: {why}; the floor, {state.gc_floor}, is near them"
 
 
 def kept_snapshots(run: RunFormat, floor: int, revoked: Collection[str]) -> Steps[int]:

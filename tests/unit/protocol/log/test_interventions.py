@@ -296,6 +296,25 @@ def test_the_floor_does_not_pass_the_commit_that_a_rollback_may_need() -> None:
     assert "commit 60, the last one that evaluated well" in str(floor_by_request(RUN, state))
 
 
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        ([(0, 60), (0, 97), (1, 70), (1, 98)], 60),  # from commit 60 on, commit 97's version can be made anew
+        ([(0, 0), (1, 0)], None),  # restarts, refusals and evaluations made all commits since
+        ([(0, 90), (1, 90)], 89),  # a rollback's: they can be made anew from what it went back to
+    ],
+)
+def test_the_floor_leaves_each_fragment_what_its_newest_version_is_made_of(
+    versions: list[tuple[int, int]], expected: int | None
+) -> None:
+    history = tuple(FragmentVersion(fragment, n, n, 1, "", "") for fragment, n in versions)
+    outputs = tuple({version.fragment: version for version in history}.values())
+    state = RunState(n=100, outputs=outputs, history=history)
+    assert floor_with(RUN, state, 4) == expected
+    assert isinstance(floor_by_request(RUN, state), str) == (expected is None)
+    assert "is at commit 50 already" in str(floor_by_request(RUN, structs.replace(state, gc_floor=50), 50))
+
+
 @pytest.mark.parametrize("floor", [0, 5, 99])
 def test_a_floor_rises_and_lies_behind_its_commit(floor: int) -> None:
     state = follow(after_merges(6), "gc_floor", floor=5)
