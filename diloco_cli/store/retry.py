@@ -213,6 +213,7 @@ class RetryingStore:
         self._on_retry, self._on_answer, self._tell_every_s = on_retry, on_answer, tell_every_s
         self._lock = threading.Lock()
         self._failing: dict[int, Retrying] = {}
+        self.pauses = 0  # so far, of all calls
 
     @property
     def retrying(self) -> Retrying | None:
@@ -285,6 +286,7 @@ class RetryingStore:
     def _wait(self, failing: Retrying, pause: float) -> None:
         with self._lock:
             self._failing[threading.get_ident()] = failing
+            self.pauses += 1
         while pause > 0 and not self._stop():
             self._on_retry(failing)
             turn_s = min(pause, self._tell_every_s)

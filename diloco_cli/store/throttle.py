@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from math import exp
 from typing import TypeVar
 
 from diloco_cli import clock
@@ -23,18 +24,22 @@ SETTLE_S = 1.0  # after a cut: calls that were on their way before it say nothin
 RISE_A_S = 0.25  # calls a second, each second in which the pace is used
 SLOWEST = 2.0  # calls a second: a process that makes fewer cannot be heard
 FORGET_S = 300.0  # without a refusal: the store has become another one
+LATELY_S, FELT_SHARE = 20.0, 0.05  # how fast waits are forgotten, and how much of this time is worth a word
 MEASURED = 4096  # calls: the newest, for the rate at which they went out
 
 
 class CallPace:
-    """The rule; times are seconds of one monotonic clock. Safe between threads. `limit`: calls a second, if any."""
+    """The rule; times are seconds of one monotonic clock. Safe between threads. `limit`: calls a second, if any;
+    `waits`: of calls that had to wait, so far."""
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
         self.limit: float | None = None
+        self.waits = 0
         self._lock = threading.Lock()
         self._sent: deque[float] = deque(maxlen=MEASURED)
-        self._next_s = self._cut_s = float("-inf")
+        self._next_s = self._cut_s = self._waited_to_s = float("-inf")
+        self._waited_s = 0.0
 
     def wait_s(self, now_s: float) -> float:
         """Take the next call; returns how long it has to wait."""
@@ -45,7 +50,20 @@ class CallPace:
             if self.limit is not None:
                 self._next_s = start_s + 1.0 / self.limit
             self._sent.append(start_s)
+            if start_s > now_s:
+                self.waits += 1
+                self._waited_s = self._lately_s(start_s) + start_s - max(now_s, self._waited_to_s)
+                self._waited_to_s = start_s
             return start_s - now_s
+
+    def is_felt(self, now_s: float) -> bool:
+        """Whether calls have waited for a good part of the last minute: a limit that is seldom reached hinders nobody."""
+        with self._lock:
+            return self.limit is not None and self._lately_s(now_s) >= FELT_SHARE * LATELY_S
+
+    def _lately_s(self, now_s: float) -> float:
+        """How long calls have waited, one or more at a time, of which ever less counts as it lies back."""
+        return self._waited_s * exp(min(0.0, self._waited_to_s - now_s) / LATELY_S)
 
     def refused(self, now_s: float, retry_after_s: float = 0.0) -> None:
         """The store has refused a call because there are too many, and may have said when to call again."""
@@ -77,8 +95,9 @@ class ThrottledStore(StoreWrapper):
 
     @property
     def calls_a_s(self) -> float:
-        """The present pace; 0 while there is no limit."""
-        return 0.0 if self.pace.limit is None else round(self.pace.limit, 1)
+        """The present pace; 0 while there is no limit, or calls hardly wait for it."""
+        limit = self.pace.limit
+        return round(limit, 1) if limit is not None and self.pace.is_felt(self._monotonic()) else 0.0
 
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         wait_s = self.pace.wait_s(self._monotonic())

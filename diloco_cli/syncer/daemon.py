@@ -90,7 +90,7 @@ def _serve_once(
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
     _fit_to_the_store(run, bare, throttled, store)
-    evaluator, spending = _evaluator(run, url), Spending()
+    evaluator, spending = _evaluator(run, url), Spending(lambda: store.pauses + throttled.pace.waits)
     syncer = Syncer(
         run, claim, TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")), evaluator,
         time_text=utc_now_text, nonce=nonce,
