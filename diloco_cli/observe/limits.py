@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from diloco_cli.observe.look import Look
+from diloco_cli.observe.look import Look, training_slot_s
 from diloco_cli.observe.unit_states import STEPS
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.states import SyncerState
@@ -15,21 +15,23 @@ SLOW_BELOW = 0.8
 BLOCKED_PERCENT = 20.0
 DATA_PERCENT = 5.0
 GRACE_SHARE = 0.25  # of the time between two merges
-CROWDED_SHARE = 0.8  # of a slot: a syncer that needs more limits the run
+CROWDED_SHARE = 0.8  # of a slot: a syncer that needs more will soon limit the run
 
 
 def limit_of(look: Look) -> str:
-    """ "" if the facts show none."""
+    """ "" if the facts show none. A cause comes before what it brings about: learners wait for a syncer that is slower
+    than their slots."""
     facts, syncer = look.facts, look.facts.syncer
     heard = {name: heard.heartbeat for name, heard in facts.learners.items() if look.learners[name] in STEPS}
     if syncer is not None and syncer.heartbeat.retrying:
         return f"the syncer's store: {syncer.heartbeat.retrying}"
-    if syncer is not None and syncer.heartbeat.calls_a_s:
-        return throttled_text(syncer.heartbeat)
     if look.missing:
         return f"missing: {', '.join(look.missing)}"
-    causes = [_of_learner(name, said) for name, said in heard.items()]
-    return next(filter(None, causes), "") or _of_syncer(look) or _of_merges(look)
+    if syncer is not None and syncer.heartbeat.calls_a_s:
+        return throttled_text(syncer.heartbeat)
+    of_syncer, is_late = _of_syncer(look)
+    causes = [of_syncer if is_late else "", *(_of_learner(name, said) for name, said in heard.items()), of_syncer]
+    return next(filter(None, causes), "") or _of_merges(look)
 
 
 def throttled_text(syncer: SyncerHeartbeat) -> str:
@@ -50,25 +52,25 @@ def _of_learner(name: str, said: LearnerHeartbeat) -> str:
 
 
 def pace_of_syncer(look: Look) -> tuple[SlotTime, float] | None:
-    """What a slot takes the syncer, by its own measurements, and the slot of the learners that offer, in seconds; None
-    before its first merge."""
-    merges, heard, window = look.facts.state.metrics.recent_merges, look.facts.syncer, look.facts.state.window
+    """What a slot takes the syncer, by its own measurements, and the slot that the learners' training takes, in
+    seconds: merges that come too late stretch the log's own slots. None before its first merge."""
+    merges, heard = look.facts.state.metrics.recent_merges, look.facts.syncer
     if heard is None or not merges or heard.heartbeat.call_s <= 0:
         return None
     said = heard.heartbeat
-    slot_s = window.slot_s if window is not None and window.slot_s > 0 else look.expected_s
+    slot_s = training_slot_s(look.facts) or look.expected_s
     spent = measured_slot(said.call_s, said.bytes_s, said.processor_s, len(merges[-1].participants), slot_s)
     return spent, slot_s
 
 
-def _of_syncer(look: Look) -> str:
-    """Whether the syncer is nearly as slow as the slots, or slower."""
+def _of_syncer(look: Look) -> tuple[str, bool]:
+    """In words, whether the syncer is nearly as slow as the slots, or slower; and whether it is slower."""
     pace = pace_of_syncer(look)
     if pace is None or pace[0].seconds < CROWDED_SHARE * pace[1]:
-        return ""
-    spent, slot_s = pace
+        return "", False
+    (spent, slot_s), is_late = pace, pace[0].seconds >= pace[1]
     share = f"{100 * spent.seconds / slot_s:.0f}% of its slot of {format_duration(slot_s)}"
-    return f"the syncer is limited by {spent.limit}: {share}"
+    return f"the syncer is {'' if is_late else 'nearly '}limited by {spent.limit}: {share}", is_late
 
 
 def _of_merges(look: Look) -> str:

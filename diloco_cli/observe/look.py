@@ -137,7 +137,12 @@ def expected_slot_s(facts: RunFacts) -> float:
     usual_s = median_high(gaps) if gaps else 0.0
     if state.window is not None and state.window.slot_s > 0:
         return max(usual_s, state.window.slot_s + state.window.grace_s)
-    return usual_s or min(_slot_of(facts, island) for island in run.islands)
+    return usual_s or training_slot_s(facts)
+
+
+def training_slot_s(facts: RunFacts) -> float:
+    """The slot of the fastest island: as planned, or as the steps of one that is heard take, without its waits."""
+    return min(_slot_of(facts, island) for island in facts.run.islands)
 
 
 def _slot_of(facts: RunFacts, island: Island) -> float:

@@ -19,7 +19,7 @@ from diloco_cli.observe.unit_states import LOST_S, UNIT_STATES
 from diloco_cli.observe.verdict import MEANINGS, State, verdict_of
 from diloco_cli.protocol.log.metrics import Note
 from diloco_cli.protocol.log.stability import Stability
-from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window
 from diloco_cli.protocol.log.states import LearnerState, StandbyState, SyncerState
 from diloco_cli.protocol.log.sustained import Sustained
 from diloco_cli.runtime.registry import Supervised
@@ -344,24 +344,30 @@ def test_a_pace_below_four_fifths_of_the_best_sustained_one_is_slow_and_says_wha
     assert throttled.limit == "iowa trains at 10 tok/s, usually at 95"
     retries = verdict_of(syncer_says(facts(paced(5_500, 100.0)), retrying="put fails for 3 s: 503"))
     assert retries.limit == "the syncer's store: put fails for 3 s: 503"
-    few = replace(facts(), syncer=Heard(replace(SYNCER, calls_a_s=34.6), 1.0))
+    few = syncer_says(facts(), calls_a_s=34.6)
     assert verdict_of(few).limit == "the store throttles: 35 calls a second of the syncer get through"
     assert (store := status_of(few).store) is not None and store.calls_a_s == 34.6
+    assert verdict_of(learner_says(few, "rhine", LearnerState.DONE)).limit == "missing: rhine"
     assert verdict_of(facts(paced(0, 100.0, best=0.0))).state == State.MERGING, "nothing to compare with"
     assert verdict_of(facts(paced(5_500, 100.0, of=3))).state == State.MERGING, "a guest took part then, and has left"
 
 
-def test_a_syncer_that_needs_most_of_its_slot_limits_the_run() -> None:
+def everybody_merged(**heartbeat: Any) -> RunFacts:
+    """All take part, and 40 steps of the planned second take a learner a slot of 40 s."""
+    merges = tuple(structs.replace(merge, participants=("iowa", "rhine")) for merge in MERGES)
+    return facts(measured(recent_merges=merges), **{"tokens_per_s": 1024.0, **heartbeat})
+
+
+def test_a_syncer_that_needs_most_of_its_slot_nearly_limits_the_run() -> None:
     """Of two learners it needs 5 calls, and some beside, for each slot of 40 s."""
-    everybody = tuple(structs.replace(merge, participants=("iowa", "rhine")) for merge in MERGES)
-    run = facts(measured(recent_merges=everybody))
+    run = everybody_merged()
     late = syncer_says(run, call_s=4.0, bytes_s=1.0, processor_s=0.5)
-    assert verdict_of(late).limit == "the syncer is limited by calls: 94% of its slot of 40 s"
+    assert verdict_of(late).limit == "the syncer is nearly limited by calls: 94% of its slot of 40 s"
     found = status_of(late).syncer
     assert found is not None and (found.limit, found.calls_s, found.bytes_s) == ("calls", 36.0, 1.0)
     assert found.busy_percent == pytest.approx(100 * 37.5 / 40)
     busy = syncer_says(run, call_s=0.04, bytes_s=3.0, processor_s=35.0)
-    assert verdict_of(busy).limit.startswith("the syncer is limited by processor: 96% of its slot")
+    assert verdict_of(busy).limit.startswith("the syncer is nearly limited by processor: 96% of its slot")
     idle = status_of(syncer_says(run, call_s=0.04, bytes_s=3.0, processor_s=0.5))
     assert "syncer" not in idle.limit
     assert idle.syncer is not None and idle.syncer.limit == "bytes" and idle.syncer.slot_s == 40.0
@@ -369,6 +375,27 @@ def test_a_syncer_that_needs_most_of_its_slot_limits_the_run() -> None:
     assert "the syncer needs 10% of its slot of 40 s, most of it for bytes" in shown
     unmeasured = status_of(run).syncer
     assert unmeasured is not None and unmeasured.busy_percent is None
+
+
+def test_a_syncer_slower_than_the_slots_comes_before_the_waits_that_it_causes() -> None:
+    """And one that is not, after what the learners say."""
+    slow, nearly = ({"call_s": call_s, "bytes_s": 1.0, "processor_s": 0.5} for call_s in (20.0, 4.0))
+    for waits in ({"data_percent": 6.0}, {"blocked_percent": 80.0}):
+        run = everybody_merged(**waits)
+        assert verdict_of(syncer_says(run, **slow)).limit.startswith("the syncer is limited by calls: 4")
+        assert verdict_of(syncer_says(run, **nearly)).limit.startswith("iowa ")
+
+
+def test_the_slot_is_that_of_the_training_and_not_what_an_overload_has_stretched_it_to() -> None:
+    """The log's slots have become as long as the syncer's merges: 400 s, where the steps of a slot take 40 s."""
+    window = Window(1.0, 400.0, 40.0)
+    run = everybody_merged()
+    run = replace(run, state=structs.replace(run.state, window=window))
+    stretched = syncer_says(run, call_s=0.04, bytes_s=390.0, processor_s=1.0)
+    assert verdict_of(stretched).limit == "the syncer is limited by bytes: 978% of its slot of 40 s"
+    steps_are_slower = replace(stretched, learners=facts(tokens_per_s=102.4).learners)
+    found = status_of(steps_are_slower).syncer
+    assert found is not None and found.slot_s == 400.0, "than planned: a merge every 400 s is all that is needed"
 
 
 def test_the_grace_and_the_exchange_are_limits_too() -> None:
