@@ -131,7 +131,7 @@ class Look:
 def expected_slot_s(facts: RunFacts) -> float:
     """The expected time between two merges: as the log states a slot and its grace, or as the newest merges came, if
     that is longer. Before the first two as planned, or as the steps of the learners that are heard take."""
-    state, run = facts.state, facts.run
+    state = facts.state
     times = [moment(merge.time).timestamp() for merge in state.metrics.recent_merges]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     usual_s = median_high(gaps) if gaps else 0.0

@@ -57,7 +57,7 @@ class CallPace:
             return start_s - now_s
 
     def is_felt(self, now_s: float) -> bool:
-        """Whether calls have waited for a good part of the last minute: a limit that is seldom reached hinders nobody."""
+        """Whether calls have lately waited for a good part of the time: a limit that is seldom reached is none."""
         with self._lock:
             return self.limit is not None and self._lately_s(now_s) >= FELT_SHARE * LATELY_S
 

@@ -95,7 +95,7 @@ def prepare(setup: Setup, folder: Path, url: str) -> int:
 
 def with_exchange(setup: Setup) -> tuple[float, float]:
     """(tokens/s, % of the time blocked) of a learner on core 0 with its syncer on core 1, from its own heartbeats: over
-    as many tokens as without, after as many first steps."""
+    as many tokens as without, after as many first steps; blocked in the last minute of that."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         url = f"file://{folder}/bucket/quickstart"
@@ -111,16 +111,16 @@ def with_exchange(setup: Setup) -> tuple[float, float]:
                 process.kill()
                 process.communicate()
         seconds = last.seconds - first.seconds
-        return (last.tokens - first.tokens) / seconds, 100 * (last.blocked_s - first.blocked_s) / seconds
+        return (last.tokens - first.tokens) / seconds, last.blocked_percent
 
 
 @dataclass(frozen=True)
 class Spent:
-    """By a learner since it began."""
+    """By a learner since it began, and what blocked it lately."""
 
     tokens: int
     seconds: float
-    blocked_s: float
+    blocked_percent: float
 
     @classmethod
     def after(cls, tokens: int, heartbeat: Path) -> Spent:
@@ -130,7 +130,7 @@ class Spent:
             facts = json.loads(heartbeat.read_text()) if heartbeat.exists() else {"position": 0}
             if facts["position"] >= tokens:
                 seconds = facts["position"] / facts["mean_tokens_per_s"]
-                return cls(facts["position"], seconds, seconds * facts["blocked_percent"] / 100)
+                return cls(facts["position"], seconds, facts["blocked_percent"])
             time.sleep(0.2)
         raise SystemExit(f"the learner has not trained {tokens:,} tokens in {LIMIT_S:.0f} s")
 

@@ -76,10 +76,31 @@ def test_rates_are_of_its_busy_time_and_what_the_exchange_takes_is_told() -> Non
 
 
 def test_what_steps_waited_for_their_data_is_a_share_of_the_steps() -> None:
+    """The first opens the data: neither its wait nor its time counts."""
     facts = Facts("l0")
-    assert facts.heartbeat(0.0, 0.5)["data_percent"] is None, "no step has ended"
-    for phase in ("step", "step", "wait"):
-        facts.stepped(0, 100)
-        facts.took(phase, 1.0)  # type: ignore[arg-type]
+    assert facts.heartbeat(0.0, 0.0)["data_percent"] is None, "no step has ended"
+    for seconds in (50.0, 1.0, 1.0):
+        assert facts.heartbeat(0.0, 0.0)["data_percent"] in (None, 0.0)
+        facts.took("step", seconds)
+    facts.took("wait", 1.0)
     assert facts.heartbeat(0.0, 0.01)["data_percent"] == 0.5
     assert facts.heartbeat(0.0)["data_percent"] is None, "a loop of its user's own reads its data itself"
+
+
+def test_shares_of_time_are_of_the_last_minute_however_long_it_has_run() -> None:
+    """Two hours without a wait; then the disk and the link become slow; then all is well again."""
+    facts, data_s = Facts("l0"), 0.0
+
+    def minutes(number: int, blocked: float, waits: float) -> tuple[float, float]:
+        nonlocal data_s
+        found = {}
+        for _ in range(20 * number):
+            facts.took("step", 3.0 * (1.0 - blocked))
+            facts.took("offer", 3.0 * blocked)
+            data_s += 3.0 * (1.0 - blocked) * waits
+            found = facts.heartbeat(0.0, data_s)
+        return found["blocked_percent"], found["data_percent"]
+
+    assert minutes(120, 0.0, 0.0) == (0.0, 0.0)
+    assert minutes(2, 0.5, 0.4) == pytest.approx((50.0, 40.0))
+    assert minutes(2, 0.0, 0.0) == (0.0, 0.0)
