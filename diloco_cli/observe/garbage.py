@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from diloco_cli.observe.facts import RunFacts
+from diloco_cli.protocol.actors.backlog import NOT_KNOWN
 from diloco_cli.protocol.actors.collection import kept_commits
 
 
 @dataclass(frozen=True)
 class GarbageStatus:
     """What the syncer has still to delete: about so many `objects`, left behind by `commits`; `per_h`: how many more
-    each hour. `note`: that this is more than the run keeps; "" if deletions keep pace."""
+    each hour. None: not known before the syncer's first sweep has ended, and `objects` are those that it has found.
+    `note`: that this is more than the run keeps; "" if deletions keep pace."""
 
     objects: int
-    commits: int
-    per_h: float
+    commits: int | None
+    per_h: float | None
     note: str
 
 
@@ -24,6 +26,9 @@ def garbage_of(facts: RunFacts) -> GarbageStatus | None:
     if facts.syncer is None:
         return None
     said, kept = facts.syncer.heartbeat.garbage, kept_commits(facts.run)
+    if said.commits == NOT_KNOWN:
+        is_none = facts.state.gc_floor == 0  # nothing may be deleted yet
+        return GarbageStatus(said.objects, 0 if is_none else None, 0.0 if is_none else None, "")
     note = ""
     if kept is not None and said.commits > kept:
         note = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from diloco_cli.escaping import escaped
 from diloco_cli.observe.facts import UNKNOWN, moment
+from diloco_cli.observe.garbage import GarbageStatus
 from diloco_cli.observe.lines import STYLE_OF, StyledLine, flowing, plain, styled, wrapped
 from diloco_cli.observe.status import MirrorStatus, Status, SyncerStatus
 from diloco_cli.observe.unit_table import unit_table
@@ -120,14 +121,21 @@ def rest_lines(status: Status, width: int | None) -> list[StyledLine]:
         texts.append(f"garbage: {status.garbage.note}")
     lines = [StyledLine(text, "yellow") for line in texts for text in wrapped(line, width)]
     lines += [StyledLine(text) for text in flowing(syncer_parts(status.syncer), width, "    ")]
-    if status.garbage is not None and status.garbage.objects and not status.garbage.note:
-        garbage = status.garbage
-        what = f"garbage: about {garbage.objects:,} objects wait to be deleted, {garbage.per_h:+,.0f} an hour"
-        lines += [StyledLine(text) for text in wrapped(what, width)]
+    lines += [StyledLine(text) for text in wrapped(garbage_text(status.garbage), width) if text]
     for mirror in status.mirrors:
         style = "" if mirror.state == "FOLLOWS" else "yellow"
         lines += [StyledLine(text, style) for text in flowing(mirror_parts(mirror), width, "    ")]
     return lines + [StyledLine(text, "dim") for text in wrapped(status.trust, width) if text]
+
+
+def garbage_text(garbage: GarbageStatus | None) -> str:
+    """What waits to be deleted; "" if nothing does, or a warning says it."""
+    if garbage is None or garbage.note:
+        return ""
+    if garbage.per_h is None:
+        return f"garbage: how much waits to be deleted is not known yet, {garbage.objects:,} objects were found so far"
+    waits = f"garbage: about {garbage.objects:,} objects wait to be deleted, {garbage.per_h:+,.0f} an hour"
+    return waits if garbage.objects else ""
 
 
 def syncer_parts(syncer: SyncerStatus | None) -> list[str]:

@@ -10,6 +10,7 @@ from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
 SAMPLE_EVERY_S = 30.0
 SAMPLES = 20  # the trend is that of the last ten minutes
 HOUR_S = 3600.0
+NOT_KNOWN = -1  # commits, before the first sweep of a process has ended
 
 
 class Backlog:
@@ -28,8 +29,11 @@ class Backlog:
         self.swept = floor
 
     def at(self, floor: int, deleted: int, found: int, now_s: float) -> GarbageHeartbeat:
-        """`floor`: the newest one whose grace is over; `deleted` and `found`: objects of the sweep that goes on."""
-        commits = 0 if self.swept is None else max(0, floor - self.swept)
+        """`floor`: the newest one whose grace is over; `deleted` and `found`: objects of the sweep that goes on. Before
+        the first one ends nobody knows what earlier processes have left."""
+        if self.swept is None:
+            return GarbageHeartbeat(found, NOT_KNOWN)
+        commits = max(0, floor - self.swept)
         objects = max(found, round(commits * self._each) - deleted)
         if not self._samples or now_s - self._samples[-1][0] >= SAMPLE_EVERY_S:
             self._samples.append((now_s, objects))

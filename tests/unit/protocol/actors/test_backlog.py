@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from diloco_cli.protocol.actors.backlog import SAMPLE_EVERY_S, Backlog
+from diloco_cli.protocol.actors.backlog import NOT_KNOWN, SAMPLE_EVERY_S, Backlog
 
 
-def test_before_the_first_sweep_ends_only_what_it_has_found_counts() -> None:
+def test_before_the_first_sweep_ends_only_what_it_has_found_is_known() -> None:
+    """Nor is what it goes on to find a trend."""
     backlog = Backlog()
-    assert (backlog.at(50, deleted=7, found=12, now_s=0.0).objects, backlog.at(50, 0, 0, 1.0).commits) == (12, 0)
+    for found in (0, 12, 40):
+        said = backlog.at(50, deleted=7, found=found, now_s=found * SAMPLE_EVERY_S)
+        assert (said.objects, said.commits, said.per_h) == (found, NOT_KNOWN, 0.0)
+    backlog.swept_to(50, deleted=40)
+    said = backlog.at(50, 40, 0, 99.0 * SAMPLE_EVERY_S)
+    assert (said.objects, said.commits, said.per_h) == (0, 0, 0.0)
 
 
 def test_a_backlog_is_what_so_many_commits_have_left_behind() -> None:
@@ -22,6 +28,8 @@ def test_a_backlog_is_what_so_many_commits_have_left_behind() -> None:
 
 def test_the_trend_is_that_of_the_last_minutes_and_a_saw_has_none() -> None:
     growing, saw = Backlog(), Backlog()
+    for backlog in (growing, saw):
+        backlog.swept_to(0, 0)
     for k in range(20):
         now_s = k * SAMPLE_EVERY_S
         rising = growing.at(0, 0, found=10 * k, now_s=now_s)
