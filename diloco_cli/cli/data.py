@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from diloco_cli.store.port import Store
 
 Dtype = Literal["uint16", "uint32"]
+SPLIT, COLUMN = "train", "text"
 PlaceArgument = typer.Argument(..., metavar="PATH|URL", help="The folder of the shards, or gs:// or s3://.")
 TokenizerOption = typer.Option(
     None, "--tokenizer", metavar="FOLDER|NAME", help="Folder of a Hugging Face tokenizer.json, or its name on the Hub."
@@ -40,8 +41,8 @@ def tokenize(
         None, "--dataset", metavar="FOLDER|NAME", help="Instead of files: a Hugging Face dataset, NAME@REVISION too."
     ),
     config: str | None = typer.Option(None, "--config", help="Of the dataset, if it has several."),
-    split: str = typer.Option("train", "--split", help="Of the dataset."),
-    column: str = typer.Option("text", "--column", help="Of the dataset, with the text."),
+    split: str | None = typer.Option(None, "--split", help=f"Of the dataset; left out: {SPLIT}."),
+    column: str | None = typer.Option(None, "--column", help=f"Of the dataset, with the text; left out: {COLUMN}."),
     dtype: Dtype | None = DtypeOption,
     as_json: bool = JsonOption,
 ) -> None:
@@ -50,11 +51,23 @@ def tokenize(
     from diloco_cli.corpus.tokenizing import tokenize as make
 
     encoder = encoder_of(tokenizer)
-    sources, what = _rows(dataset, config, split, column, inputs) if dataset else _files(inputs)
+    if dataset is None:
+        _refuse_idle({"--config": config, "--split": split, "--column": column})
+        sources, what = _files(inputs)
+    else:
+        sources, what = _rows(dataset, config, split or SPLIT, column or COLUMN, inputs)
     store = _opened(output, create=True)
     with progress(f"tokenizing {what}") as line:
         index = make(store, sources, encoder, dtype, on_shard=_Teller(sources, line))
     _tell_index("data tokenize", store, index, as_json)
+
+
+def _refuse_idle(options: dict[str, str | None]) -> None:
+    """Options that have an effect on a dataset alone."""
+    for option, value in options.items():
+        if value is not None:
+            hint = f"--dataset FOLDER|NAME {option} {value}, or leave {option} out"
+            raise UsageError(f"{option} {value}: there is no --dataset that it is of", hint=hint)
 
 
 def _files(inputs: list[str] | None) -> tuple[Documents, str]:

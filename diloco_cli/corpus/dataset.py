@@ -61,7 +61,7 @@ class DatasetRows:
 def open_dataset(name: str, config: str | None, split: str, column: str) -> DatasetRows:
     """The rows of a dataset in a folder or on the Hub. Raises NotFoundError where it is not found, UsageError for what
     it does not have."""
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         return DatasetRows(_of_folder(Path(name), config, split), column, name)
     if not is_hub_name(name):
         hint = "give a folder with parquet files, or a name on the Hub: NAME@REVISION"

@@ -138,6 +138,13 @@ def test_files_or_a_dataset_are_named(
     assert "there is nothing to tokenize" in capsys.readouterr().err
     assert called(monkeypatch, "data", "tokenize", "corpus", "--dataset", "x", "-o", "out") == 2
     assert "one of them" in capsys.readouterr().err
+    for option in (("--config", "plain"), ("--split", "test"), ("--column", "body")):
+        assert called(monkeypatch, "data", "tokenize", "corpus", *option, "-o", "out") == 2
+        said = capsys.readouterr().err
+        assert f"{' '.join(option)}: there is no --dataset" in said and f"--dataset FOLDER|NAME {option[0]}" in said
+    assert called(monkeypatch, "data", "tokenize", "--dataset", "", "-o", "out") == 4, "an empty variable in a script"
+    assert "no folder ''" in capsys.readouterr().err
+    assert not (here / "out").exists()
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert called(monkeypatch, "data", "tokenize", "--dataset", "corpus", "-o", "out") == 2
     said = capsys.readouterr().err
