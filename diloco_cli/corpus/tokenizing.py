@@ -93,7 +93,8 @@ def tokenize(
         progress = _kept(store, progress, pending, dtype, None)
         on_shard(progress.shards[-1], progress)
     if not progress.shards:
-        raise UsageError("there is no text in it", where=sources.where(0))
+        hint = "all that was read is empty; see it, and name other files, or another --column or --split of a dataset"
+        raise UsageError("there is no text in it", where=sources.where(0), hint=hint)
     index = Index(dtype, encoder.vocabulary, progress.shards, encoder.digest)
     store.put(INDEX_KEY, encode_index(index))
     store.delete(PROGRESS_KEY)

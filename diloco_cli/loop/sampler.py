@@ -35,7 +35,9 @@ class ShardSampler(Sampler[int]):
             raise UsageError(f"{size} samples of {tokens_each} tokens: both must be at least 1", where="island.sampler")
         if size < reader.num_shards:
             raise UsageError(
-                f"{size} samples are fewer than the run's {reader.num_shards} shards", where="island.sampler"
+                f"{size} samples are fewer than the run's {reader.num_shards} shards",
+                where="island.sampler",
+                hint=f"allowed: {reader.num_shards} or more; or a run of fewer: diloco launch --set data.shards=N",
             )
         self._reader, self._tokens_each, self._order = reader, tokens_each, BlockShuffle(size, 1, seed)
 

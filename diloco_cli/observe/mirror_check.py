@@ -58,7 +58,7 @@ def check_mirror(run: RunFormat, region: RegionStore, home: Store, there: Store)
 def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
     found.objects += 1
     if there.get(key, MAX_RECORD_BYTES) != home.get(key, MAX_RECORD_BYTES):
-        found.mismatches.append(f"{key}: not what the home bucket holds")
+        found.mismatches.append(_other(key))
 
 
 def _same_offer(found: MirrorCheck, run: RunFormat, home: Store, there: Store, item: MergedOffer) -> bool:
@@ -92,7 +92,7 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
             found.commits += 1
             found.objects += 1
             if copy != data:
-                found.mismatches.append(f"{key}: not what the home bucket holds")
+                found.mismatches.append(_other(key))
         commit = decode(Commit, data, key)
         floor = commit.floor if isinstance(commit, CollectionFloor) else floor
         for item in commit.inputs:

@@ -74,10 +74,11 @@ def test_a_column_that_holds_no_text_is_refused_with_those_that_do(tmp_path: Pat
     assert caught.value.hint == "--column text"
     with pytest.raises(UsageError, match="there is no column 'txt'; columns of text: text"):
         open_dataset(str(folder), None, "train", "txt")
-    with pytest.raises(UsageError, match="there is no text in it"):
+    with pytest.raises(UsageError, match="there is no text in it") as caught:
         tokenize(
             MemoryStore(), open_dataset(str(write_dataset(tmp_path / "b", [""])), None, "train", "text"), ByteEncoder()
         )
+    assert "another --column or --split" in (caught.value.hint or "")
 
 
 def test_a_streaming_dataset_is_to_be_converted_first(tmp_path: Path) -> None:

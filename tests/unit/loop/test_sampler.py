@@ -59,8 +59,9 @@ def test_it_ends_with_the_run() -> None:
 
 
 def test_fewer_samples_than_shards_are_refused() -> None:
-    with pytest.raises(UsageError, match="3 samples are fewer than the run's 4 shards"):
+    with pytest.raises(UsageError, match="3 samples are fewer than the run's 4 shards") as caught:
         ShardSampler(Reading(0, 4), 3, 8, 0)
+    assert "allowed: 4 or more" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(("size", "tokens_each"), [(0, 8), (8, 0)])
