@@ -50,7 +50,7 @@ def tokenize(
     from diloco_cli.corpus.encoders import encoder_of
     from diloco_cli.corpus.tokenizing import tokenize as make
 
-    encoder = encoder_of(tokenizer)
+    encoder = encoder_of(tokenizer, talk)
     if dataset is None:
         _refuse_idle({"--config": config, "--split": split, "--column": column})
         sources, what = _files(inputs)
@@ -106,7 +106,7 @@ def index(
     from diloco_cli.corpus.encoders import encoder_of
     from diloco_cli.corpus.indexing import index_shards
 
-    encoder = None if tokenizer is None else encoder_of(tokenizer)
+    encoder = None if tokenizer is None else encoder_of(tokenizer, talk)
     store, read = _opened(place), 0
     with progress("reading the shards") as line:
 

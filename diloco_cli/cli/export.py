@@ -154,7 +154,7 @@ def _export_folder(
     refuse_folder(folder, yes)
     settings, layout = opened.format.settings, opened.format.layout
     described = huggingface.describe(settings, layout, write.DTYPES[dtype])
-    words = huggingface.tokenizer_of(settings, None if tokenizer is None else tokenizer_folder(tokenizer))
+    words = huggingface.tokenizer_of(settings, None if tokenizer is None else tokenizer_folder(tokenizer, talk))
     if words is not None:
         talk(f"with the tokenizer of {words}")
     with writing_to(folder), progress(f"reading the parameters of {opened.name}"):

@@ -1,4 +1,8 @@
-"""Names on the Hugging Face Hub, NAME or NAME@REVISION, and where its downloads lie; nothing is fetched."""
+"""Names on the Hugging Face Hub, and where its downloads lie; nothing is fetched.
+
+A name is OWNER/NAME or OWNER/NAME@REVISION, with hf:// before it or not. One without an owner needs that: a word alone
+is a folder, which may be mistyped.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from pathlib import Path
 from diloco_cli.environment import environment_value
 
 _PART = r"[A-Za-z0-9_][\w.-]*"
-_NAME = re.compile(rf"{_PART}(/{_PART})?(@{_PART}(/{_PART})*)?", re.ASCII)
+HUB = "hf://"
+_NAME = re.compile(rf"({HUB}({_PART}/)?|{_PART}/){_PART}(@{_PART}(/{_PART})*)?", re.ASCII)
 
 
 def is_hub_name(text: str) -> bool:
@@ -16,9 +21,14 @@ def is_hub_name(text: str) -> bool:
 
 
 def parted(name: str) -> tuple[str, str | None]:
-    """NAME@REVISION -> both; a revision is a branch, a tag or a commit."""
-    bare, _, revision = name.partition("@")
+    """NAME@REVISION -> both, without hf://; a revision is a branch, a tag or a commit."""
+    bare, _, revision = name.removeprefix(HUB).partition("@")
     return bare, revision or None
+
+
+def is_known_to_lack(folder: Path, file: str) -> bool:
+    """Whether the Hub has said before that the repository of this snapshot has no such file."""
+    return (folder.parents[1] / ".no_exist" / folder.name / file).is_file()
 
 
 def snapshot(name: str, revision: str | None, file: str) -> Path | None:

@@ -31,14 +31,15 @@ def _local(data: DataSettings, key: str, folder: Path, origins: Origins) -> str 
     path: str | None = getattr(data, key)
     if path is None:
         return None
-    if URL.fullmatch(path):
+    on_hub = key == "tokenizer" and is_hub_name(path)
+    if URL.fullmatch(path) and not on_hub:
         raise UsageError(
             f"data.{key}: must be a path on this machine, not a URL",
             where=origins.get(f"data.{key}"),
             hint="diloco data tokenize FILES -o gs://BUCKET/PREFIX, then data: {tokens: gs://BUCKET/PREFIX}",
         )
     place = os.path.normpath(folder.absolute() / Path(path).expanduser())
-    return path if key == "tokenizer" and is_hub_name(path) and not Path(place).is_dir() else place
+    return path if on_hub and not Path(place).is_dir() else place
 
 
 def check_own_data(run: RunSettings, where: str) -> None:

@@ -7,6 +7,7 @@ comes with the extra `hf`.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,9 +63,9 @@ class FolderEncoder:
         return [np.asarray(each.ids, np.uint32) for each in found]
 
 
-def encoder_of(tokenizer: str | None) -> Encoder:
+def encoder_of(tokenizer: str | None, tell: Callable[[str], object] = lambda line: None) -> Encoder:
     """By the tokenizer in this folder, or of this name on the Hub; None: bytes. Raises NotFoundError, UsageError."""
-    return ByteEncoder() if tokenizer is None else FolderEncoder(tokenizer_folder(tokenizer))
+    return ByteEncoder() if tokenizer is None else FolderEncoder(tokenizer_folder(tokenizer, tell))
 
 
 def tokenizer_digest(tokenizer: str) -> str:
@@ -80,7 +81,8 @@ def _read(folder: Path) -> bytes:
         raise NotFoundError(
             f"the tokenizer's folder has no {TOKENIZER} that can be read: {error.strerror}",
             where=str(folder),
-            hint='write one: python -c "from transformers import AutoTokenizer as A;'
+            hint="name one of the Hub as OWNER/NAME or hf://NAME, or write a folder:"
+            ' python -c "from transformers import AutoTokenizer as A;'
             " A.from_pretrained('NAME').save_pretrained('FOLDER')\"",
         ) from error
     if len(data) > MAX_FILE_BYTES:

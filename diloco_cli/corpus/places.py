@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diloco_cli.config.hub import is_hub_name
+from diloco_cli.config.hub import HUB, is_hub_name
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.corpus.text import fixed_folder
 from diloco_cli.environment import environment_value
 from diloco_cli.store.open import real_url
 
 SHARDS_VARIABLE = "DILOCO_SHARDS"
-HUB = "hf://"  # before a name on the Hugging Face Hub, where a machine consents to places
 
 
 def shards_here() -> str | None:
@@ -36,4 +35,4 @@ def data_places(data: DataSettings) -> tuple[str, ...]:
 def _place_of(tokenizer: str) -> str:
     """A name on the Hub is looked for in the working directory first."""
     on_hub = is_hub_name(tokenizer) and not Path(tokenizer).is_dir()
-    return f"{HUB}{tokenizer}" if on_hub else real_url(tokenizer)
+    return f"{HUB}{tokenizer.removeprefix(HUB)}" if on_hub else real_url(tokenizer)

@@ -26,7 +26,8 @@ def test_a_relative_place_is_beside_the_run_file(tmp_path: Path) -> None:
     assert (data.text, data.tokenizer) == (f"{tmp_path}/corpus/**/*.txt", f"{tmp_path}/tok")
     assert (data.cache_bytes, data.held_out) == (1 << 30, 0.1)
     assert loaded(tmp_path, "data={tokens: gs://bucket/tokens/}").data.tokens == "gs://bucket/tokens"
-    for tokenizer, found in (("maker/words@v2", "maker/words@v2"), ("./none", f"{tmp_path}/none")):
+    hub, typo = ("maker/words@v2", "hf://words"), "wrods"
+    for tokenizer, found in (*zip(hub, hub, strict=True), ("./none", f"{tmp_path}/none"), (typo, f"{tmp_path}/{typo}")):
         assert loaded(tmp_path, f"data={{text: a.txt, tokenizer: {tokenizer}}}").data.tokenizer == found, (
             "or of the Hub"
         )

@@ -69,10 +69,57 @@ def test_what_ends_a_text_is_fetched_too_unless_the_repository_has_none(
     assert asked == [("maker/words", hub.TOKENIZER, "v2"), ("maker/words", hub.TOKENIZER_CONFIG, COMMIT)]
 
 
+def test_a_repository_that_is_known_to_have_no_config_is_used_without_a_network(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub's cache keeps what it was told of a missing file."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cached = write_tokenizer(snapshot_in(home, "maker/words"), ["a"])
+    (cached / hub.TOKENIZER_CONFIG).unlink()
+    lacks = cached.parents[1] / ".no_exist" / COMMIT / hub.TOKENIZER_CONFIG
+    lacks.parent.mkdir(parents=True)
+    lacks.touch()
+    said: list[str] = []
+    assert encoder_of("maker/words", said.append).end == () and not said
+    assert tokenizer_folder("hf://maker/words") == cached
+
+
+def test_a_config_that_cannot_be_fetched_is_told_of_and_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("huggingface_hub", reason="pip install 'diloco[hf]'")
+
+    def download(*_: object, **__: object) -> str:
+        raise library.errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    cached = write_tokenizer(snapshot_in(home, "maker/words"), ["a"])
+    (cached / hub.TOKENIZER_CONFIG).unlink()
+    said: list[str] = []
+    assert encoder_of("maker/words", said.append).end == ()
+    assert said == [f"maker/words: its {hub.TOKENIZER_CONFIG} cannot be fetched, so nothing is put between texts"]
+
+
+def test_a_folder_that_is_mistyped_is_no_name_on_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFoundError, match=f"no {hub.TOKENIZER}") as caught:
+        encoder_of("tokeniser")
+    assert "hf://NAME" in (caught.value.hint or "")
+    library = pytest.importorskip("huggingface_hub", reason="pip install 'diloco[hf]'")
+    said: list[str] = []
+
+    def download(name: str, *_: object, **__: object) -> str:
+        said.append(f"asked for {name}")
+        raise library.errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    with pytest.raises(NotFoundError, match="no folder of that name here"):
+        encoder_of("hf://gpt2", said.append)
+    assert said == ["fetching gpt2 from the Hub", "asked for gpt2"]
+
+
 @pytest.mark.parametrize(
     ("text", "so"),
     [
-        ("gpt2", True), ("openai-community/gpt2", True), ("gpt2@main", True), ("a/b@refs/pr/3", True),
+        ("hf://gpt2", True), ("openai-community/gpt2", True), ("hf://gpt2@main", True), ("a/b@refs/pr/3", True),
+        ("hf://a/b", True), ("gpt2", False), ("gpt2@main", False), ("hf://", False), ("gs://a/b", False),
         ("/a/b", False), ("./tok", False), ("../tok", False), ("a/b/c", False), ("a/..", False), ("", False),
     ],
 )  # fmt: skip
