@@ -10,6 +10,7 @@ import pytest
 
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.histories.lines import in_one
 from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.room import make_room
@@ -19,7 +20,7 @@ from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, St
 from diloco_cli.store.retry import FULL_DISK_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World
-from tests.simulation.operated import answered, asked, run_that_keeps
+from tests.simulation.operated import answered, asked, run_that_keeps, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet
 
@@ -29,17 +30,25 @@ SIZED = ("delta/", "state/", "weights/")
 
 
 class Quota:
-    """The store holds at most so many large objects."""
+    """The store holds at most so many large objects. `holds_up(record)`: the first such commit finds no room until a
+    floor has taken its number, `held`."""
 
     def __init__(self, world: World, quota: int) -> None:
         self.world, self.quota = world, quota
         self.refused: list[str] = []
+        self.holds_up: Callable[[dict[str, Any]], bool] = lambda record: False
+        self.held = ""
 
     @property
     def used(self) -> int:
         return sum(len(self.world.store.list(kind, limit=100_000)) for kind in SIZED)
 
     def fault_of(self, actor: Actor, operation: Operation) -> Injected | None:
+        if isinstance(operation, Create) and operation.key.startswith("commit/"):
+            if not self.held and self.holds_up(in_one(operation.data)):
+                self.held = operation.key
+            waits = operation.key == self.held and in_one(operation.data)["kind"] != "gc_floor"
+            return Injected(Fault.FULL) if waits and self.world.store.get(self.held) is None else None
         if not isinstance(operation, Create) or not operation.key.startswith(SIZED) or self.used < self.quota:
             return None
         self.refused.append(operation.key.partition("/")[0])
@@ -87,7 +96,8 @@ class FullFleet(ToyFleet):
 
     def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
         served = Syncer(
-            self.run, self.claim(), IntegerArithmetic(self.run), NoEvaluator(), lambda: "then", self.nonce
+            self.run, self.claim(), IntegerArithmetic(self.run, unfit=self._unfit), NoEvaluator(), lambda: "then",
+            self.nonce,
         )  # fmt: skip
         self.served = served
         room = (lambda: make_room(served)) if self.collects else None
@@ -170,3 +180,35 @@ def test_what_a_run_keeps_is_not_deleted_for_want_of_room() -> None:
     fleet = FullFleet(64, run=run).start()
     fleet.world.run_for(60.0)
     assert fleet.full.refused and "gc_floor" not in fleet.kinds()
+
+
+def test_outcomes_that_a_commit_was_to_bring_come_with_the_next_one_when_a_floor_has_its_number() -> None:
+    fleet = FullFleet(1000)
+    fleet._unfit = lambda offer: "not_finite" if offer.learner == "l0" and offer.seq % 4 == 3 else None
+    fleet.full.holds_up = lambda record: record["n"] > 30 and record["kind"] == "merge" and bool(record["outcomes"])
+    fleet.start().finish(within_s=300.0)
+    floor = fleet.records()[int(fleet.full.held.partition("/")[2].split(".")[0])]
+    assert floor["kind"] == "gc_floor" and check(fleet).kinds[-1] == "finish"
+    assert has_no_holes(fleet)
+
+
+def test_a_finish_whose_number_a_floor_takes_is_written_behind_it() -> None:
+    fleet = FullFleet(1000)
+    fleet.full.holds_up = lambda record: record["kind"] == "finish"
+    fleet.start().finish(within_s=300.0)
+    assert fleet.full.held and check(fleet).kinds[-2:] == ["gc_floor", "finish"]
+    assert has_no_holes(fleet)
+
+
+def test_a_stop_whose_number_a_floor_takes_is_written_behind_it() -> None:
+    fleet = FullFleet(1000).start().until_commits(30)
+    fleet.full.holds_up = lambda record: record["kind"] == "stop"
+    answered(fleet, "stop")
+    fleet.finish(within_s=300.0)
+    assert fleet.full.held and "gc_floor" in fleet.kinds() and fleet.kinds()[-1] == "stop"
+    assert has_no_holes(fleet)
+
+
+def has_no_holes(fleet: FullFleet) -> bool:
+    """Whether no offer was passed over: every number up to a learner's last outcome has one."""
+    return not any(known.settled for known in state_of(fleet).learners.values())
