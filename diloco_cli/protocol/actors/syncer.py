@@ -188,7 +188,7 @@ class Syncer:
         return mine
 
     def _settle(self, draft: Callable[[tuple[Outcome, ...]], commits.Commit]) -> Steps[bool]:
-        """Append one record with the outcomes that wait. If a floor has its number (room.py), they wait for the next."""
+        """Append one record with the outcomes that wait. If a floor has its number (room.py), they wait on."""
         outcomes = self.inbox.take_outcomes()
         mine = yield from self._commit(draft(outcomes))
         if not mine:
