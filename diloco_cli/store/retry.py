@@ -43,6 +43,7 @@ QUIET_S = 1.5
 LINE_EVERY_S = 60.0
 NEW_REASON_EVERY_S = 10.0
 HEARTBEAT_EVERY_S = 3.0
+MAKING_ROOM_TRIES_S = 10.0  # each call that makes room: to read up to a floor takes many
 
 
 @dataclass(frozen=True)

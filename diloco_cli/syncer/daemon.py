@@ -43,7 +43,7 @@ from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.proof import checks_uploads
-from diloco_cli.store.retry import RetryingStore, retrying_text, store_beside
+from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, retrying_text, store_beside
 from diloco_cli.store.throttle import ThrottledStore
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
@@ -51,8 +51,6 @@ from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.first_commit import FromTheStart
 from diloco_cli.syncer.regions import RegionServices, said_as_events
 from diloco_cli.tensors.stripes import use_threads
-
-MAKING_ROOM_TRIES_S = 10.0  # each of its calls: to read up to a floor takes many
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 """The bytes of a damaged or lost state, made anew from the log (observe/rebuild.py); None where that cannot be done."""

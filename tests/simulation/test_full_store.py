@@ -16,11 +16,13 @@ from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.room import make_room
 from diloco_cli.protocol.actors.serving import serving
 from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, Together
+from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, There, Together
+from diloco_cli.protocol.regions.mirrors import Mirror
 from diloco_cli.store.retry import FULL_DISK_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World
 from tests.simulation.operated import answered, asked, run_that_keeps, state_of
+from tests.simulation.regional import RegionalFleet, regional_run
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet
 
@@ -68,7 +70,7 @@ def patient(steps: Steps[Any], room: Callable[[], Steps[object]] | None = None) 
             failed = [place for place, one in enumerate(answer) if isinstance(one, NoSpaceError)]
             for place in failed:
                 answer[place] = yield from _repeated(operation.operations[place], room)
-        elif isinstance(operation, Create | Put):
+        elif isinstance(operation.operation if isinstance(operation, There) else operation, Create | Put):
             answer = yield from _repeated(operation, room)
         else:
             answer = yield operation
@@ -207,6 +209,42 @@ def test_a_stop_whose_number_a_floor_takes_is_written_behind_it() -> None:
     fleet.finish(within_s=300.0)
     assert fleet.full.held and "gc_floor" in fleet.kinds() and fleet.kinds()[-1] == "stop"
     assert has_no_holes(fleet)
+
+
+class FullRegion(RegionalFleet):
+    """The region's bucket holds so many weights, and the mirror makes room there if it `collects`."""
+
+    def __init__(self, quota: int, collects: bool) -> None:
+        settings = replace(regional_run(merges=40).settings, retention=RUN.settings.retention)
+        super().__init__(replace(regional_run(merges=40), settings=settings))
+        self.quota, self.refused = quota, 0
+        self.world.fault_of = self._full
+        room = self._room if collects else None
+        self.patience.drive = lambda steps: patient(steps, room)  # type: ignore[method-assign]
+
+    def _room(self) -> Steps[object]:
+        return self.mirror.make_room()
+
+    def _full(self, actor: Actor, operation: Operation) -> Injected | None:
+        one = operation.operation if isinstance(operation, There) else None
+        if not isinstance(one, Create) or not one.key.startswith("weights/"):
+            return None
+        is_full = len(self.far.list("weights/")) >= self.quota
+        self.refused += is_full
+        return Injected(Fault.FULL) if is_full else None
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_regions_full_bucket_heals_though_its_mirror_never_rests(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "FLOORS_APART", 4)
+    monkeypatch.setattr(Mirror, "_rest", lambda mirror: iter([Sleep(0.05)]))  # as where there is always more to copy
+    fleet = FullRegion(20, collects).start()
+    over = fleet.world.run(fleet.ended, 120.0)
+    assert fleet.refused and over == collects
+    if over:
+        assert fleet.far.list("commit/") == fleet.world.store.list("commit/")
 
 
 def has_no_holes(fleet: FullFleet) -> bool:
