@@ -43,6 +43,7 @@ QUIET_S = 1.5
 LINE_EVERY_S = 60.0
 NEW_REASON_EVERY_S = 10.0
 HEARTBEAT_EVERY_S = 3.0
+MAKING_ROOM_TRIES_S = 10.0  # each call that makes room: to read up to a floor takes many
 
 
 @dataclass(frozen=True)
@@ -335,15 +336,19 @@ class RetryNews:
 
     def failing(self, retrying: Retrying) -> None:
         """A call has failed and will be repeated."""
-        if clock.wall_s() - retrying.since_s >= QUIET_S:
-            self._tell(retrying)
-        if self.heartbeat is not None and self._is_heartbeat_due():
-            self.heartbeat()
+        self.told(retrying)
         if retrying.kind == "full" and self.make_room is not None and self._making_room.acquire(blocking=False):
             try:
                 self.make_room()
             finally:
                 self._making_room.release()
+
+    def told(self, retrying: Retrying) -> None:
+        """The same of a call for which no room is made."""
+        if clock.wall_s() - retrying.since_s >= QUIET_S:
+            self._tell(retrying)
+        if self.heartbeat is not None and self._is_heartbeat_due():
+            self.heartbeat()
 
     def answered(self, retrying: Retrying) -> None:
         """A call that failed has its answer."""
@@ -377,8 +382,15 @@ def background_store(
     """For a daemon: a failing call is repeated until `stop` holds, and `tell` gets a line of it now and then. `wait`
     sleeps, and ends early when the process is to stop."""
     news = RetryNews(tell)
-    patient = RetryingStore(
-        store, sleep=wait, stop=stop,
-        on_retry=news.failing, on_answer=news.answered, tell_every_s=HEARTBEAT_EVERY_S, gone_s=gone_after_s(),
+    return store_beside(store, wait, stop, news, news.failing), news
+
+
+def store_beside(
+    store: Store, wait: Callable[[float], object], stop: Callable[[], bool], news: RetryNews,
+    on_retry: Callable[[Retrying], None] | None = None, deadline_s: float | None = None,
+) -> RetryingStore:  # fmt: skip
+    """For other threads of a daemon: its writes wait for the room that the daemon makes, and make none."""
+    return RetryingStore(
+        store, deadline_s, sleep=wait, stop=stop, on_retry=on_retry or news.told, on_answer=news.answered,
+        tell_every_s=HEARTBEAT_EVERY_S, gone_s=gone_after_s(),
     )  # fmt: skip
-    return patient, news

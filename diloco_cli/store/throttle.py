@@ -3,7 +3,8 @@
 More calls than a store takes are refused, repeated and refused again, and who repeats most gets least. So each process
 finds its pace as TCP does: a refusal cuts it to a share of what went through, calls that go well raise it slowly. By
 such steps the paces of processes that share a store become alike, or as their `weight` says: a syncer makes as many
-calls as all learners. Until a store refuses there is no limit.
+calls as all learners, and is cut as if each of as many connections had a pace of its own (MulTCP, Crowcroft and
+Oechslin 1998). Until a store refuses there is no limit.
 """
 
 from __future__ import annotations
@@ -70,11 +71,12 @@ class CallPace:
         with self._lock:
             if retry_after_s > 0.0:
                 self._next_s = max(self._next_s, now_s + retry_after_s)
-            if now_s - self._cut_s < SETTLE_S:
+            if now_s - self._cut_s < SETTLE_S / self.weight:
                 return
             self._cut_s = now_s
             lately = sum(now_s - 1.0 <= sent_s <= now_s for sent_s in self._sent)
-            self.limit = max(SLOWEST, CUT * (lately if self.limit is None else self.limit))
+            cut = 1.0 - (1.0 - CUT) / self.weight
+            self.limit = max(SLOWEST, cut * (lately if self.limit is None else self.limit))
 
     def went_well(self) -> None:
         """A call had its answer."""

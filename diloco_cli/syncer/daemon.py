@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.corpus.places import data_places
-from diloco_cli.errors import NoSpaceError, StoreError, TerminatedError
+from diloco_cli.errors import DataCheckError, FencedError, NoSpaceError, RefusedError, StoreError, TerminatedError
 from diloco_cli.events.write import EventWriter
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
@@ -43,7 +43,7 @@ from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.proof import checks_uploads
-from diloco_cli.store.retry import RetryingStore, retrying_text
+from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, retrying_text, store_beside
 from diloco_cli.store.throttle import ThrottledStore
 from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
@@ -100,10 +100,14 @@ def _serve_once(
     syncer.evaluations = FromTheStart(run, evaluator)
     events = EventWriter(bare)
     mirrors = _earlier_mirrors(before := _last_heartbeat(run, store))
-    regions = RegionServices(run, store, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
+    beside = store_beside(meter, stop.wait, stop.is_set, news)  # for threads that must not collect beside the syncer
+    regions = RegionServices(run, beside, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
     read_after_relays(syncer, regions.links)
-    syncer.heartbeat_facts = _heartbeat_facts(meter, store, throttled, unit, regions, counts_of(before), spending)
-    news.heartbeat, news.make_room = _heartbeating(syncer, meter, clock), _making_room(syncer, meter, clock)
+    syncer.heartbeat_facts = _heartbeat_facts(
+        meter, (store, beside), throttled, unit, regions, counts_of(before), spending
+    )
+    tries = store_beside(meter, stop.wait, stop.is_set, news, deadline_s=MAKING_ROOM_TRIES_S)
+    news.heartbeat, news.make_room = _heartbeating(syncer, meter, clock), _making_room(syncer, tries, meter, clock)
     regions.start()
     over = False
     try:
@@ -160,7 +164,7 @@ def _earlier_mirrors(data: bytes | None) -> tuple[MirrorHeartbeat, ...]:
 
 
 def _heartbeat_facts(
-    meter: MeteredStore, store: RetryingStore, throttled: ThrottledStore, unit: str, regions: RegionServices,
+    meter: MeteredStore, stores: Iterable[RetryingStore], throttled: ThrottledStore, unit: str, regions: RegionServices,
     earlier: dict[str, int], spending: Spending,
 ) -> Any:  # fmt: skip
     """This process's own figures for the syncer's heartbeat; counts go on from `earlier`, the syncer's before."""
@@ -175,7 +179,7 @@ def _heartbeat_facts(
             "requests": counts.num_requests + earlier.get("requests", 0),
             "writes": counts.num_writes + earlier.get("writes", 0),
             "memory_bytes": process.memory_info().rss,
-            "retrying": retrying_text(store),
+            "retrying": next(filter(None, map(retrying_text, stores)), ""),
             **spending.facts(),
             "calls_a_s": throttled.calls_a_s,
             "mirrors": [to_plain(heartbeat) for heartbeat in regions.heartbeats()],
@@ -194,14 +198,14 @@ def _heartbeating(syncer: Syncer, store: Store, clock: SystemClock) -> Callable[
     return lambda: _heartbeat_unless_it_fails(syncer, store, clock)
 
 
-def _making_room(syncer: Syncer, store: Store, clock: SystemClock) -> Callable[[], None]:
+def _making_room(syncer: Syncer, store: Store, once: Store, clock: SystemClock) -> Callable[[], None]:
     """What collects while a write waits for room. It may run on a connection's thread, beside other calls of the same
-    turn: the turn itself waits for all of them."""
+    turn: the turn itself waits for all of them. What is wrong with the log, and a successor, the turn finds itself."""
     own = Connections()  # those of the process may all wait for room
 
     def make() -> None:
-        with suppress(StoreError, NoSpaceError):
-            perform(make_room(syncer), store, clock, tries_once=store, own=own)
+        with suppress(StoreError, NoSpaceError, FencedError, DataCheckError, RefusedError):
+            perform(make_room(syncer), store, clock, tries_once=once, own=own)
 
     return make
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.errors import DilocoError, TerminatedError
+from diloco_cli.errors import DataCheckError, DilocoError, NoSpaceError, StoreError, TerminatedError
 from diloco_cli.events.carry import EventCarrier
 from diloco_cli.events.cause import safe
 from diloco_cli.events.write import WRITE_EVERY_S, EventWriter
@@ -29,7 +29,7 @@ from diloco_cli.runtime.daemon import say
 from diloco_cli.runtime.driver import Connections, Side, SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import RetryingStore, background_store, retrying_text
+from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, background_store, retrying_text, store_beside
 from diloco_cli.store.wrapper import MeteredStore
 
 PROVEN_S = 2 * TRIES_AGAIN_S
@@ -193,11 +193,20 @@ class RegionService:
         with self._opening:
             if self._opened is None:
                 meter = MeteredStore(open_store(self.region.url))
-                store, _ = background_store(
-                    meter, self.closing.wait, lambda: self.closing.is_set() or bool(self.stopped), self._tell
-                )
+                store, news = background_store(meter, self.closing.wait, self._is_over, self._tell)
+                tries = store_beside(meter, self.closing.wait, self._is_over, news, deadline_s=MAKING_ROOM_TRIES_S)
+                news.make_room = partial(self._make_room, Side(tries, meter), Connections())
                 self._opened = store, meter
             return self._opened
+
+    def _is_over(self) -> bool:
+        return self.closing.is_set() or bool(self.stopped)
+
+    def _make_room(self, there: Side, own: Connections) -> None:
+        """Collect in the region's bucket while a write there waits for room: only its mirror writes there."""
+        clock = SystemClock(monotonic_s, self.closing.wait, self._check)
+        with suppress(StoreError, NoSpaceError, DataCheckError):
+            perform(self.link.mirror.make_room(), self.store, clock, other=there, own=own)
 
     def _tell(self, line: str) -> None:
         self.tell(f"region {self.region.name}: {line}")

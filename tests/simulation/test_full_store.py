@@ -10,16 +10,19 @@ import pytest
 
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.histories.integers import IntegerArithmetic
+from diloco_cli.histories.lines import in_one
 from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.room import make_room
 from diloco_cli.protocol.actors.serving import serving
 from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, Together
+from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, There, Together
+from diloco_cli.protocol.regions.mirrors import Mirror
 from diloco_cli.store.retry import FULL_DISK_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World
-from tests.simulation.operated import answered, asked, run_that_keeps
+from tests.simulation.operated import answered, asked, run_that_keeps, state_of
+from tests.simulation.regional import RegionalFleet, regional_run
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet
 
@@ -29,17 +32,25 @@ SIZED = ("delta/", "state/", "weights/")
 
 
 class Quota:
-    """The store holds at most so many large objects."""
+    """The store holds at most so many large objects. `holds_up(record)`: the first such commit finds no room until a
+    floor has taken its number, `held`."""
 
     def __init__(self, world: World, quota: int) -> None:
         self.world, self.quota = world, quota
         self.refused: list[str] = []
+        self.holds_up: Callable[[dict[str, Any]], bool] = lambda record: False
+        self.held = ""
 
     @property
     def used(self) -> int:
         return sum(len(self.world.store.list(kind, limit=100_000)) for kind in SIZED)
 
     def fault_of(self, actor: Actor, operation: Operation) -> Injected | None:
+        if isinstance(operation, Create) and operation.key.startswith("commit/"):
+            if not self.held and self.holds_up(in_one(operation.data)):
+                self.held = operation.key
+            waits = operation.key == self.held and in_one(operation.data)["kind"] != "gc_floor"
+            return Injected(Fault.FULL) if waits and self.world.store.get(self.held) is None else None
         if not isinstance(operation, Create) or not operation.key.startswith(SIZED) or self.used < self.quota:
             return None
         self.refused.append(operation.key.partition("/")[0])
@@ -59,7 +70,7 @@ def patient(steps: Steps[Any], room: Callable[[], Steps[object]] | None = None) 
             failed = [place for place, one in enumerate(answer) if isinstance(one, NoSpaceError)]
             for place in failed:
                 answer[place] = yield from _repeated(operation.operations[place], room)
-        elif isinstance(operation, Create | Put):
+        elif isinstance(operation.operation if isinstance(operation, There) else operation, Create | Put):
             answer = yield from _repeated(operation, room)
         else:
             answer = yield operation
@@ -87,7 +98,8 @@ class FullFleet(ToyFleet):
 
     def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
         served = Syncer(
-            self.run, self.claim(), IntegerArithmetic(self.run), NoEvaluator(), lambda: "then", self.nonce
+            self.run, self.claim(), IntegerArithmetic(self.run, unfit=self._unfit), NoEvaluator(), lambda: "then",
+            self.nonce,
         )  # fmt: skip
         self.served = served
         room = (lambda: make_room(served)) if self.collects else None
@@ -170,3 +182,71 @@ def test_what_a_run_keeps_is_not_deleted_for_want_of_room() -> None:
     fleet = FullFleet(64, run=run).start()
     fleet.world.run_for(60.0)
     assert fleet.full.refused and "gc_floor" not in fleet.kinds()
+
+
+def test_outcomes_that_a_commit_was_to_bring_come_with_the_next_one_when_a_floor_has_its_number() -> None:
+    fleet = FullFleet(1000)
+    fleet._unfit = lambda offer: "not_finite" if offer.learner == "l0" and offer.seq % 4 == 3 else None
+    fleet.full.holds_up = lambda record: record["n"] > 30 and record["kind"] == "merge" and bool(record["outcomes"])
+    fleet.start().finish(within_s=300.0)
+    floor = fleet.records()[int(fleet.full.held.partition("/")[2].split(".")[0])]
+    assert floor["kind"] == "gc_floor" and check(fleet).kinds[-1] == "finish"
+    assert has_no_holes(fleet)
+
+
+def test_a_finish_whose_number_a_floor_takes_is_written_behind_it() -> None:
+    fleet = FullFleet(1000)
+    fleet.full.holds_up = lambda record: record["kind"] == "finish"
+    fleet.start().finish(within_s=300.0)
+    assert fleet.full.held and check(fleet).kinds[-2:] == ["gc_floor", "finish"]
+    assert has_no_holes(fleet)
+
+
+def test_a_stop_whose_number_a_floor_takes_is_written_behind_it() -> None:
+    fleet = FullFleet(1000).start().until_commits(30)
+    fleet.full.holds_up = lambda record: record["kind"] == "stop"
+    answered(fleet, "stop")
+    fleet.finish(within_s=300.0)
+    assert fleet.full.held and "gc_floor" in fleet.kinds() and fleet.kinds()[-1] == "stop"
+    assert has_no_holes(fleet)
+
+
+class FullRegion(RegionalFleet):
+    """The region's bucket holds so many weights, and the mirror makes room there if it `collects`."""
+
+    def __init__(self, quota: int, collects: bool) -> None:
+        settings = replace(regional_run(merges=40).settings, retention=RUN.settings.retention)
+        super().__init__(replace(regional_run(merges=40), settings=settings))
+        self.quota, self.refused = quota, 0
+        self.world.fault_of = self._full
+        room = self._room if collects else None
+        self.patience.drive = lambda steps: patient(steps, room)  # type: ignore[method-assign]
+
+    def _room(self) -> Steps[object]:
+        return self.mirror.make_room()
+
+    def _full(self, actor: Actor, operation: Operation) -> Injected | None:
+        one = operation.operation if isinstance(operation, There) else None
+        if not isinstance(one, Create) or not one.key.startswith("weights/"):
+            return None
+        is_full = len(self.far.list("weights/")) >= self.quota
+        self.refused += is_full
+        return Injected(Fault.FULL) if is_full else None
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_regions_full_bucket_heals_though_its_mirror_never_rests(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "FLOORS_APART", 4)
+    monkeypatch.setattr(Mirror, "_rest", lambda mirror: iter([Sleep(0.05)]))  # as where there is always more to copy
+    fleet = FullRegion(20, collects).start()
+    over = fleet.world.run(fleet.ended, 120.0)
+    assert fleet.refused and over == collects
+    if over:
+        assert fleet.far.list("commit/") == fleet.world.store.list("commit/")
+
+
+def has_no_holes(fleet: FullFleet) -> bool:
+    """Whether no offer was passed over: every number up to a learner's last outcome has one."""
+    return not any(known.settled for known in state_of(fleet).learners.values())

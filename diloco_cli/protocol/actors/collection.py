@@ -293,8 +293,8 @@ class Collector:
         return True
 
     def backlog(self, now_s: float) -> GarbageHeartbeat:
-        """What waits to be deleted now."""
-        ripe = [floor for floor, ripe_s in self._waiting if ripe_s <= now_s]
+        """What waits to be deleted now. Asked on any thread, also while another one works."""
+        ripe = [floor for floor, ripe_s in list(self._waiting) if ripe_s <= now_s]
         deleted, found = (0, 0) if self.sweep is None else (self.sweep.deleted, len(self.sweep.doomed))
         return self._backlog.at(max([self.floor, *ripe]), deleted, found, now_s)
 

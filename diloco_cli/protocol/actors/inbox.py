@@ -321,6 +321,10 @@ class Inbox:
         taken, self.outcomes = waiting[:MAX_OUTCOMES_A_COMMIT], waiting[MAX_OUTCOMES_A_COMMIT:]
         return in_order(taken)
 
+    def give_back(self, outcomes: Iterable[Outcome]) -> None:
+        """These were taken for a commit that did not come into the log: a floor took its number."""
+        self.outcomes[:0] = outcomes
+
     def refuse_all(self, reason: str) -> None:
         for box in self.mailboxes.values():
             for offer in box.pending:

@@ -1,8 +1,9 @@
 """What a syncer does when a write of its finds no room: it collects, so that the write can go on by itself.
 
 The write waits meanwhile, and with it the syncer's turn, so this is a turn of its own. It raises no state of the
-syncer: a floor that it commits takes the number of the commit that waits, and the syncer finds that out as it finds
-another syncer's commit. What the run's settings promise to keep stays; readers have their grace.
+syncer: a floor that it commits takes the number of the commit that waits, and the syncer finds that out when it tries
+that number. It then decides anew, or writes the same again; outcomes that the commit was to bring go with the next one.
+What the run's settings promise to keep stays; readers have their grace.
 """
 
 from __future__ import annotations

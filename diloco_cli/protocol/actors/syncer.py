@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -32,7 +33,7 @@ from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.heartbeats import Cadence, sealed
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Put, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
@@ -56,6 +57,7 @@ from diloco_cli.signing import LOG
 
 HEARTBEAT_EVERY_S = 3.0
 OUTCOMES_WAIT_SLOTS = 2
+MADE_ONCE = (commits.Evaluation, commits.Refuse, commits.Membership)  # what they tell is not found out again
 
 
 class Syncer:
@@ -185,6 +187,14 @@ class Syncer:
             self.last_snapshot = self.state.n
         return mine
 
+    def _settle(self, draft: Callable[[tuple[Outcome, ...]], commits.Commit]) -> Steps[bool]:
+        """Append one record with the outcomes that wait. If a floor has its number (room.py), they wait on."""
+        outcomes = self.inbox.take_outcomes()
+        mine = yield from self._commit(draft(outcomes))
+        if not mine:
+            self.inbox.give_back(outcomes)
+        return mine
+
     def drafted(self, draft: commits.Commit) -> commits.Commit:
         """With what this syncer adds to each of its records."""
         return structs.replace(
@@ -212,7 +222,7 @@ class Syncer:
             admits = yield from admission(self.run, self.state, self.joins)
             if admits is not None:
                 self.inbox.expect(island.name for island in admits.islands)
-                return (yield from self._commit(admits))
+                return (yield from self._carry_out(admits))
         yield from self.inbox.poll(self.state, now_s, self.pace.slot_s)
         due = yield from self.evaluations.due(self.state, self.epoch, self._pulse)
         if due is not None:
@@ -238,11 +248,15 @@ class Syncer:
         match answer:
             case commits.Stop():
                 yield from self._refuse_all()
-                answer = structs.replace(answer, outcomes=self.inbox.take_outcomes())
             case commits.Rollback() | commits.Revoke():  # loaded deltas no longer fit, or are not genuine any more
                 self.loader.forget()
                 self.watch = None
-        done = yield from self._commit(answer)
+        if isinstance(answer, commits.Stop):
+            done = yield from self._settle(lambda outcomes: structs.replace(answer, outcomes=outcomes))
+        else:
+            done = yield from self._commit(answer)
+            while not done and isinstance(answer, MADE_ONCE):
+                done = yield from self._commit(answer)
         self.inbox.judge_anew(self.state, (yield Now()))
         return done
 
@@ -266,8 +280,7 @@ class Syncer:
             yield from self.loader.look_ahead(self.state)
             return (yield from self._settle_waiting_outcomes(now_s))
         if decision.action == "skip":
-            outcomes = self.inbox.take_outcomes()
-            done = yield from self._commit(skip_commit(candidates, self.state.slot, decision.reason, outcomes))
+            done = yield from self._settle(partial(skip_commit, candidates, self.state.slot, decision.reason))
             self.window_from_s += self.pace.slot_s
             if done:
                 self.inbox.forget(candidates.unfit_alone)
@@ -302,7 +315,7 @@ class Syncer:
         if now_s - self.outcomes_since_s < OUTCOMES_WAIT_SLOTS * self.pace.slot_s:
             return False
         self.outcomes_since_s = None
-        return (yield from self._commit(commits.Refuse(outcomes=self.inbox.take_outcomes())))
+        return (yield from self._settle(lambda outcomes: commits.Refuse(outcomes=outcomes)))
 
     def _alive(self, now_s: float) -> set[str]:
         within_s = alive_within_s(self.pace)
@@ -325,9 +338,8 @@ class Syncer:
         output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
         opens_s = next_window_s(facts, self.pace.slot_s)
         opens_in_s = opens_s - (yield Now())
-        told_slot_s, outcomes = self.pacer.told_slot_s, self.inbox.take_outcomes()
-        mine = yield from self._commit(
-            merge_commit(candidates, merged, output, facts, grace, told_slot_s, opens_in_s, reason, outcomes)
+        mine = yield from self._settle(
+            partial(merge_commit, candidates, merged, output, facts, grace, self.pacer.told_slot_s, opens_in_s, reason)
         )
         if mine:
             self.arithmetic.settle(fragment, output.state_digest)
@@ -354,8 +366,8 @@ class Syncer:
         if that evaluation shows that the loss has jumped: then the run goes on."""
         self._go(SyncerState.FINISHING)
         evaluation = yield from self.evaluations.last(self.state, self._pulse)
-        if evaluation is not None:
-            yield from self._commit(evaluation)
+        while evaluation is not None and not (yield from self._commit(evaluation)):
+            pass
         if not self._is_trained:
             self._go(SyncerState.SERVING)
             return False
@@ -363,7 +375,8 @@ class Syncer:
         yield from self._refuse_all()
         tokens = self.state.tokens(self.run.layout)
         reason = f"{tokens:,} of {self.run.settings.train.tokens:,} tokens"
-        yield from self._commit(commits.Finish(outcomes=self.inbox.take_outcomes(), reason=reason))
+        while not (yield from self._settle(lambda outcomes: commits.Finish(outcomes=outcomes, reason=reason))):
+            pass
         yield from write_snapshot(self.run, self.state)
         return True
 
@@ -371,7 +384,7 @@ class Syncer:
         """Refuse all pending offers because the run is over; the last commit takes the outcomes that are left then."""
         self.inbox.refuse_all("run_over")
         while self.state.phase == RunPhase.RUNNING and self.inbox.outcomes_left:
-            yield from self._commit(commits.Refuse(outcomes=self.inbox.take_outcomes()))
+            yield from self._settle(lambda outcomes: commits.Refuse(outcomes=outcomes))
 
     def send_heartbeat(self, now_s: float, force: bool = False) -> Steps[None]:
         """Write the syncer's heartbeat if it is due; `force`: now."""

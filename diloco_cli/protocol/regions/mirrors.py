@@ -54,6 +54,7 @@ SOONEST_S, LATEST_S = 5.0, 3600.0
 
 POLL_S = 0.05
 COLLECTS_FOR_S = 0.5  # at a time, between two checks for the next commit
+MAKES_FOR_S = 5.0  # at a time, while a write waits for room
 
 
 def read_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
@@ -280,10 +281,15 @@ class Mirror:
         now_s: float = yield Now()
         if self.state.phase == RunPhase.RUNNING and not self.leaving():
             yield from self.weights.look(self.state.outputs, now_s)
-        self.collector.look(self.state, now_s)
-        worked = yield from there(self.collector.work(self.state, now_s, COLLECTS_FOR_S))
-        if not worked:
+        if not (yield from self.make_room(COLLECTS_FOR_S)):
             yield Sleep(POLL_S)
+
+    def make_room(self, seconds: float = MAKES_FOR_S) -> Steps[bool]:
+        """Collect garbage in the region's bucket; also while a write of this mirror waits for room there. False if
+        there is nothing to collect."""
+        now_s: float = yield Now()
+        self.collector.look(self.state, now_s)
+        return (yield from there(self.collector.work(self.state, now_s, seconds)))
 
     def _suspect(self, output: FragmentVersion) -> None:
         """Tell the syncer, unless the version has been superseded since."""

@@ -32,6 +32,7 @@ from diloco_cli.store.retry import (
     is_worth_repeating,
     kind_of,
     pause_s,
+    store_beside,
 )
 from tests.contract.test_wrappers import FailingStore, VirtualClock
 
@@ -211,6 +212,25 @@ def test_the_heartbeat_goes_on_while_a_call_is_repeated(listener: Listener) -> N
     for listener.now_s in (0.0, 1.0, 2.9, 3.0, 4.0, 6.5):
         listener.fail(0.1)
     assert heartbeats == [0.0, 3.0, 6.5]
+
+
+def beside(store: FailingStore, listener: Listener, deadline_s: float | None = None) -> RetryingStore:
+    return store_beside(store, lambda seconds: None, lambda: False, listener.news, deadline_s=deadline_s)
+
+
+def test_the_syncers_own_call_makes_room_and_that_of_a_thread_beside_it_makes_none(listener: Listener) -> None:
+    made: list[bool] = []
+    listener.news.make_room = lambda: made.append(True)
+    beside(FailingStore(NoSpaceError("full")), listener).get("key")
+    assert not made
+    listener.news.failing(Retrying(wall_s(), 1, "create", "full", "full"))
+    assert made == [True]
+
+
+def test_a_call_for_room_is_tried_again_when_the_store_hiccups_but_waits_for_no_room(listener: Listener) -> None:
+    beside(FailingStore(*[StoreUnavailableError("503")] * 3), listener, deadline_s=30.0).get("key")
+    with pytest.raises(NoSpaceError):
+        beside(FailingStore(NoSpaceError("full")), listener, deadline_s=30.0).get("key")
 
 
 @pytest.mark.parametrize("scheme", ["file", "gs", "s3"])
