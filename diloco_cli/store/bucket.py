@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from diloco_cli.config.store_url import without_credentials
-from diloco_cli.errors import DilocoError
+from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
 from diloco_cli.store import transfers
 from diloco_cli.store.port import (
     Created,
@@ -151,18 +151,26 @@ class BucketStore(ABC):
 
     def prove_uploads(self, key: str) -> bool:
         """Upload a few bytes with a wrong checksum, in one request and in parts. True if the store refuses both: then
-        what it confirms from now on counts as checked. What it accepts is deleted."""
+        what it confirms from now on counts as checked. What it accepts is deleted, if it may be."""
         self._checks_uploads = all(self._refuses_a_wrong_checksum(key, in_parts) for in_parts in (False, True))
         return self._checks_uploads
 
     def _refuses_a_wrong_checksum(self, key: str, in_parts: bool) -> bool:
+        """As a create, which is all that a syncer may do below this key. Raises StoreUnavailableError if the store does
+        not answer; any other error proves nothing."""
+        wrong = transfers.crc32c(TRIAL[1:])
         try:
-            self._upload(
-                check_key(key), TRIAL, exclusive=False, checksum=transfers.crc32c(TRIAL[1:]), in_parts=in_parts
-            )
+            self._upload(check_key(key), TRIAL, exclusive=True, checksum=wrong, in_parts=in_parts)
         except UploadDamagedError:
             return True
-        self.delete(key)
+        except StoreUnavailableError:
+            raise
+        except (StoreError, NoSpaceError):
+            return False
+        except ConditionFailedError:
+            pass  # an earlier try had been accepted, and its answer was lost
+        with suppress(StoreError):
+            self.delete(key)
         return False
 
     @abstractmethod
