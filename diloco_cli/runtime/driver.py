@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from diloco_cli.errors import StoreError
+from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.protocol.log.operations import (
     Create,
     Delete,
@@ -110,7 +110,7 @@ def _tried_once(store: Store, key: str) -> Undeleted | None:
         store.delete(key)
     except StoreForbiddenError:
         return Undeleted.REFUSED
-    except StoreError:
+    except (StoreError, NoSpaceError):  # a full service may be unable to note even that
         return Undeleted.FAILED
     return None
 

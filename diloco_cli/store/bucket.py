@@ -34,6 +34,7 @@ from diloco_cli.store.port import (
 TRIAL = b"these bytes have another checksum"
 MAX_RETRY_AFTER_S = 60.0
 TOO_MANY = 429
+FULL = 507  # Insufficient Storage
 RETRYABLE_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 T = TypeVar("T")
 _MAKE_A_BUCKET = {"gs": "gcloud storage buckets create", "s3": "aws s3 mb"}
@@ -248,6 +249,12 @@ def throttled(text: str, where: str, retry_after: str | None = None) -> StoreThr
     if retry_after is not None and retry_after.isdecimal():
         error.retry_after_s = min(float(retry_after), MAX_RETRY_AFTER_S)
     return error
+
+
+def no_space(text: str, where: str) -> NoSpaceError:
+    """A bucket's quota is used up, or the service's disks are full."""
+    hint = "raise the bucket's quota or free some space; the syncer deletes what its run needs no more"
+    return NoSpaceError(f"no space left in the bucket: {text}", where=where, hint=hint)
 
 
 def error_text(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
+from diloco_cli.errors import NoSpaceError
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import ConditionFailedError, ObjectAbsentError, RangeBehindEndError
 from diloco_cli.store.port import (
@@ -185,6 +186,10 @@ def answer(code: str, status: int, **headers: str) -> Exception:
         (EndpointConnectionError(endpoint_url="https://s3.example.com"), StoreUnavailableError),
         (TimeoutError(), StoreUnavailableError),
         (ConnectionResetError(), StoreUnavailableError),
+        (answer("QuotaExceeded", 403), NoSpaceError),
+        (answer("XMinioStorageFull", 507), NoSpaceError),
+        (answer("XMinioAdminBucketQuotaExceeded", 400), NoSpaceError),
+        (answer("507", 507), NoSpaceError),
         (answer("AccessDenied", 403), StoreForbiddenError),
         (answer("403", 403), StoreForbiddenError),
         (answer("ExpiredToken", 400), StoreForbiddenError),
