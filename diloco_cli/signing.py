@@ -48,6 +48,8 @@ MAX_SECRET = 4096
 CERTIFIED = "certified:"  # what the key of a unit begins with that `launch` starts
 MACHINE = "machine:"  # what a machine's own key begins with
 SYNCERS = "syncer/"
+COMMITS = "commit/"  # below which the keys of commits are
+PARTS = b'"parts":'  # what a long commit's head has; a quote within a text is escaped
 LONG_BYTES = 64 << 10  # of longer records the digest is signed
 _SIGNER = r"[a-z0-9][a-z0-9/-]{0,79}"
 _PUBLIC, _CODE = "[0-9a-f]{64}", "[0-9a-f]{128}"  # an Ed25519 public or private key, and a signature, in hexadecimal
@@ -159,7 +161,7 @@ class Checksummed(Unsigned):
         return b"\n".join([b'%b,"sum":"%b"}' % (head[:-1], self._sum(key, head)), *lines])
 
     def signature(self, role: str, key: str, data: bytes) -> Signature | None:
-        data = _signed_line(role, data)
+        data = _signed_line(key, data)
         start = len(data) - _SUM_BYTES
         tail = _SUM.fullmatch(data, start) if start > 0 else None
         fits = tail is not None and tail[1] == self._sum(key, data[:start] + b"}")
@@ -209,7 +211,7 @@ class Keyring(Unsigned):
         return b"\n".join([head[:-1] + tail.encode(), *lines])
 
     def signature(self, role: str, key: str, data: bytes) -> Signature | None:
-        data = _signed_line(role, data)
+        data = _signed_line(key, data)
         start = data.rfind(b',"signature":', max(0, len(data) - MAX_TAIL_BYTES))
         tail = _TAIL.fullmatch(data, start) if start > 0 else None
         if tail is None:
@@ -248,10 +250,11 @@ class Keyring(Unsigned):
 UNSIGNED = Unsigned()
 
 
-def _signed_line(role: str, data: bytes) -> bytes:
+def _signed_line(key: str, data: bytes) -> bytes:
     """What a record's signature or checksum covers: the first line of a long commit, which names the digests of the
-    others (protocol/log/parts.py); all of any other record."""
-    return data.partition(b"\n")[0] if role == LOG else data
+    others (protocol/log/parts.py); all of any other record, to which nobody can add a line."""
+    head = data.partition(b"\n")[0]
+    return head if key.startswith(COMMITS) and PARTS in head else data
 
 
 def body_of(data: bytes) -> bytes:

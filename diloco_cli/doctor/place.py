@@ -90,10 +90,8 @@ class Place:
     def checks_uploads(self) -> bool:
         """Whether the store refuses an upload with a wrong checksum (store/proof.py)."""
         key, bare = "upload/trial", self._open_again()
-        patient = RetryingStore(bare, math.inf, left_s=self.box.left_s, on_retry=self._note)
         with self.writing(key):
-            trial = lambda: checks_uploads(bare, f"{self.prefix}/{key}")  # noqa: E731
-            return patient.persist("create", lambda: call_within(self.box, trial, self.url))
+            return call_within(self.box, lambda: checks_uploads(bare, f"{self.prefix}/{key}"), self.url)
 
     def remember(self, key: str) -> None:
         """Note a key that this process, or a racing process, is about to write."""

@@ -11,12 +11,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from diloco_cli.errors import StoreError
+from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.protocol.log.operations import (
     Create,
     Delete,
@@ -29,10 +28,11 @@ from diloco_cli.protocol.log.operations import (
     Steps,
     There,
     Together,
+    Undeleted,
 )
 from diloco_cli.runtime.spending import Spending
 from diloco_cli.store.parallel import connections_here
-from diloco_cli.store.port import Store
+from diloco_cli.store.port import Store, StoreForbiddenError
 
 if TYPE_CHECKING:
     from diloco_cli.protocol.actors.learner import Lane
@@ -101,10 +101,18 @@ def _perform_at(home: Side, other: Side | None, operation: Operation, clock: Clo
 
 def _perform_on(side: Side, operation: Operation, clock: Clock) -> Any:
     if isinstance(operation, Delete) and side.tries_once is not None:
-        with suppress(StoreError):
-            side.tries_once.delete(operation.key)
-        return None
+        return _tried_once(side.tries_once, operation.key)
     return _perform_one(operation, side.store, clock)
+
+
+def _tried_once(store: Store, key: str) -> Undeleted | None:
+    try:
+        store.delete(key)
+    except StoreForbiddenError:
+        return Undeleted.REFUSED
+    except (StoreError, NoSpaceError):  # a full service may be unable to note even that
+        return Undeleted.FAILED
+    return None
 
 
 def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:

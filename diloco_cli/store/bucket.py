@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from diloco_cli.config.store_url import without_credentials
-from diloco_cli.errors import DilocoError
+from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
 from diloco_cli.store import transfers
 from diloco_cli.store.port import (
     Created,
@@ -34,6 +34,7 @@ from diloco_cli.store.port import (
 TRIAL = b"these bytes have another checksum"
 MAX_RETRY_AFTER_S = 60.0
 TOO_MANY = 429
+FULL = 507  # Insufficient Storage
 RETRYABLE_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 T = TypeVar("T")
 _MAKE_A_BUCKET = {"gs": "gcloud storage buckets create", "s3": "aws s3 mb"}
@@ -151,18 +152,26 @@ class BucketStore(ABC):
 
     def prove_uploads(self, key: str) -> bool:
         """Upload a few bytes with a wrong checksum, in one request and in parts. True if the store refuses both: then
-        what it confirms from now on counts as checked. What it accepts is deleted."""
+        what it confirms from now on counts as checked. What it accepts is deleted, if it may be."""
         self._checks_uploads = all(self._refuses_a_wrong_checksum(key, in_parts) for in_parts in (False, True))
         return self._checks_uploads
 
     def _refuses_a_wrong_checksum(self, key: str, in_parts: bool) -> bool:
+        """As a create, which is all that a syncer may do below this key. Raises StoreUnavailableError if the store does
+        not answer; any other error proves nothing."""
+        wrong = transfers.crc32c(TRIAL[1:])
         try:
-            self._upload(
-                check_key(key), TRIAL, exclusive=False, checksum=transfers.crc32c(TRIAL[1:]), in_parts=in_parts
-            )
+            self._upload(check_key(key), TRIAL, exclusive=True, checksum=wrong, in_parts=in_parts)
         except UploadDamagedError:
             return True
-        self.delete(key)
+        except StoreUnavailableError:
+            raise
+        except (StoreError, NoSpaceError):
+            return False
+        except ConditionFailedError:
+            pass  # an earlier try had been accepted, and its answer was lost
+        with suppress(StoreError):
+            self.delete(key)
         return False
 
     @abstractmethod
@@ -240,6 +249,12 @@ def throttled(text: str, where: str, retry_after: str | None = None) -> StoreThr
     if retry_after is not None and retry_after.isdecimal():
         error.retry_after_s = min(float(retry_after), MAX_RETRY_AFTER_S)
     return error
+
+
+def no_space(text: str, where: str) -> NoSpaceError:
+    """A bucket's quota is used up, or the service's disks are full."""
+    hint = "raise the bucket's quota or free some space; the syncer deletes what its run needs no more"
+    return NoSpaceError(f"no space left in the bucket: {text}", where=where, hint=hint)
 
 
 def error_text(error: Exception) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from diloco_cli.environment import environment_value, set_environment_default
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import (
+    FULL,
     RETRYABLE_STATUS,
     TOO_MANY,
     ConditionFailedError,
@@ -17,6 +18,7 @@ from diloco_cli.store.bucket import (
     RangeBehindEndError,
     check_endpoint,
     error_text,
+    no_space,
     throttled,
 )
 from diloco_cli.store.port import (
@@ -104,6 +106,8 @@ def sorted_error(error: Exception, where: str) -> Exception:
         return RangeBehindEndError()
     if status == 400 and "crc32c" in text.lower():
         return UploadDamagedError(f"the bytes were damaged on their way: {text}", where=where)
+    if status == FULL or (status == 403 and _is_over_quota(error)):
+        return no_space(text, where)
     if status == TOO_MANY:
         return throttled(text, where)
     if status in RETRYABLE_STATUS or (status is None and isinstance(error, passing)):
@@ -124,6 +128,12 @@ def stated_crc32c(headers: Mapping[str, str]) -> str | None:
         if name == "crc32c":
             return checksum
     return None
+
+
+def _is_over_quota(error: Exception) -> bool:
+    """By the store's message, the only part of a 403 beside its address that gcsfs passes on."""
+    said = str(error).partition("\n")[2].lower()
+    return "quota" in said and "exceed" in said
 
 
 def _status(error: Exception) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 from diloco_cli.environment import environment_value
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import (
+    FULL,
     RETRYABLE_STATUS,
     TOO_MANY,
     ConditionFailedError,
@@ -17,12 +18,13 @@ from diloco_cli.store.bucket import (
     check_endpoint,
     error_of_status,
     missing_bucket,
+    no_space,
     short_text,
     throttled,
 )
 from diloco_cli.store.local import declared_error
 from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError
-from diloco_cli.store.s3_client import CLOCK_HINT, ENDPOINT_VARIABLES, SKEW_CODES, THROTTLING_CODES
+from diloco_cli.store.s3_client import CLOCK_HINT, ENDPOINT_VARIABLES, FULL_CODES, SKEW_CODES, THROTTLING_CODES
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -93,6 +95,8 @@ def sorted_error(error: Exception, where: str, scheme: str, *, is_login: bool = 
         return missing_bucket(where)
     if code in SKEW_CODES:
         return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=CLOCK_HINT)
+    if code in FULL_CODES or status == FULL:
+        return no_space(text, where)
     if status in {401, 403} or code in _LOGIN_CODES or is_login:
         return StoreForbiddenError(f"not allowed: {text}", where=where, hint=_LOGIN_HINT[scheme])
     if code in THROTTLING_CODES or status == TOO_MANY:

@@ -7,13 +7,25 @@ the bytes that were written once fsync has returned: to read them again would sh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from diloco_cli import clock
+from diloco_cli.errors import StoreError
 from diloco_cli.store.bucket import BucketStore
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store
+from diloco_cli.store.retry import RetryingStore
+
+TRIAL_S = 5.0
 
 
-def checks_uploads(store: Store, key: str) -> bool:
-    """Tries it at this key, where nothing stays. From then on the store's creates say that they are checked."""
-    if isinstance(store, BucketStore):
-        return store.prove_uploads(key)
-    return isinstance(store, LocalStore)
+def checks_uploads(store: Store, key: str, sleep: Callable[[float], object] = clock.sleep_s) -> bool:
+    """Tries it at this key, where nothing stays. From then on the store's creates say that they are checked. False also
+    if no try within TRIAL_S has an answer: a run goes on without."""
+    if not isinstance(store, BucketStore):
+        return isinstance(store, LocalStore)
+    try:
+        trying = RetryingStore(store, TRIAL_S, sleep=sleep)
+        return trying.persist("create", lambda: store.prove_uploads(key))
+    except StoreError:
+        return False

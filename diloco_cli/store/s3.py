@@ -110,7 +110,7 @@ class S3Store(BucketStore):
             raise
 
     async def _send_parts(self, key: str, upload: str, data: bytes, given: str | None) -> SentParts:
-        """`given`: a checksum for every part in place of its own."""
+        """`given`: a checksum for every part in place of its own; then each part is sent once."""
 
         async def send(number: int, start: int, end: int) -> dict[str, Any]:
             part = data[start:end]  # a copy, because botocore takes no view: PARALLEL_PARTS of them at a time
@@ -123,7 +123,7 @@ class S3Store(BucketStore):
 
         cuts = transfers.spans(0, len(data))
         sends = [partial(send, number, *span) for number, span in enumerate(cuts, start=1)]
-        return await transfers.in_parallel([partial(transfers.persist, part) for part in sends])
+        return await transfers.in_parallel(sends if given else [partial(transfers.persist, part) for part in sends])
 
     def _call(self, key: str | None, verb: str, num_bytes: int = 0, **parts: Any) -> dict[str, Any]:
         """One request about an object, or about the bucket, that moves `num_bytes`."""

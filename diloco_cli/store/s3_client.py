@@ -10,12 +10,14 @@ from diloco_cli import clock
 from diloco_cli.environment import environment_value
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import (
+    FULL,
     RETRYABLE_STATUS,
     TOO_MANY,
     check_endpoint,
     error_of_status,
     error_text,
     missing_bucket,
+    no_space,
     throttled,
 )
 from diloco_cli.store.port import (
@@ -34,6 +36,7 @@ _RETRYABLE_CODES = {
     "RequestTimeout", "RequestTimeoutException", "ServiceUnavailable", "InternalError", "OperationAborted",
     "ConditionalRequestConflict", "NoSuchUpload",
 }  # fmt: skip
+FULL_CODES = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}  # of Ceph, and of MinIO
 _DAMAGED_CODES = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch", "XAmzContentChecksumMismatch"}
 SKEW_CODES = {"RequestTimeTooSkewed", "RequestExpired"}
 _FORBIDDEN_CODES = {
@@ -92,6 +95,8 @@ def sorted_error(error: Exception, where: str) -> Exception:
         return missing_bucket(where)
     if code in SKEW_CODES or (status == 403 and _is_clock_off(about.get("HTTPHeaders", {}))):
         return StoreForbiddenError(f"this machine's clock is wrong: {text}", where=where, hint=CLOCK_HINT)
+    if code in FULL_CODES or status == FULL:
+        return no_space(text, where)
     if code in _DAMAGED_CODES:
         return UploadDamagedError(f"the bytes were damaged on their way: {text}", where=where)
     if code in THROTTLING_CODES or status == TOO_MANY:

@@ -89,7 +89,7 @@ def _serve_once(
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
-    _fit_to_the_store(run, bare, throttled, store)
+    _fit_to_the_store(run, bare, throttled, stop)
     evaluator, spending = _evaluator(run, url), Spending(lambda: store.pauses + throttled.pace.waits)
     syncer = Syncer(
         run, claim, TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")), evaluator,
@@ -131,10 +131,10 @@ def _serve_once(
     return 0
 
 
-def _fit_to_the_store(run: RunFormat, bare: Store, throttled: ThrottledStore, store: RetryingStore) -> None:
+def _fit_to_the_store(run: RunFormat, bare: Store, throttled: ThrottledStore, stop: StopSignal) -> None:
     """The syncer's share of the calls to a store that throttles; and whether it must read versions back."""
     throttled.pace.weight = max(1, len(run.all_islands))
-    checked = store.persist("create", lambda: checks_uploads(bare, upload_trial_key(nonce())))
+    checked = checks_uploads(bare, upload_trial_key(nonce()), stop.wait)
     how = "the store checks uploads: versions are not read back" if checked else "versions are read back"
     say(f"{utc_now_text()} {how}")
 

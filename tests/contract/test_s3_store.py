@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
+from diloco_cli.errors import NoSpaceError
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import ConditionFailedError, ObjectAbsentError, RangeBehindEndError
 from diloco_cli.store.port import (
@@ -57,13 +58,52 @@ def test_a_service_that_refuses_them_is(store: S3Store, monkeypatch: pytest.Monk
     async def refuses(verb: str, key: str | None, **parts: Any) -> dict[str, Any]:
         if verb in ("put_object", "upload_part") and parts["ChecksumCRC32C"] != transfers.crc32c(parts["Body"]):
             tried.append(verb)
-            raise ClientError({"Error": {"Code": "BadDigest"}, "ResponseMetadata": {"HTTPStatusCode": 400}}, verb)
+            raise refused(verb, "BadDigest", 400)
         return {"UploadId": "upload", "ETag": "etag"}
 
     monkeypatch.setattr(store, "_request", refuses)
-    assert checks_uploads(store, "trial") and set(tried) == {"put_object", "upload_part"}
+    assert checks_uploads(store, "trial") and tried == ["put_object", "upload_part"]  # each is refused once
     answer = store.create("small", b"small")
     assert isinstance(answer, Created) and answer.checked
+
+
+def refused(verb: str, code: str = "AccessDenied", status: int = 403) -> ClientError:
+    return ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, verb)
+
+
+@pytest.mark.parametrize("deletes", [True, False])
+def test_a_syncer_starts_where_its_policy_allows_nothing_but_creates(
+    s3: FaultProxy, store: S3Store, monkeypatch: pytest.MonkeyPatch, deletes: bool
+) -> None:
+    """templates/bucket-policy/s3/syncer.json: each object is written with if-none-match."""
+    passes = store._request
+
+    async def by_policy(verb: str, key: str | None, **parts: Any) -> dict[str, Any]:
+        creates = verb in ("put_object", "complete_multipart_upload")
+        if (creates and parts.get("IfNoneMatch") != "*") or (verb == "delete_object" and not deletes):
+            raise refused(verb)
+        return await passes(verb, key, **parts)
+
+    monkeypatch.setattr(store, "_request", by_policy)
+    assert not checks_uploads(store, "trial")  # the emulator takes any checksum
+    assert (store.stat("trial") is None) is deletes
+    assert not checks_uploads(store, "trial") and store.create("small", b"small") == Created()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "tries"), [("AccessDenied", 403, 1), ("NotImplemented", 501, 1), ("InternalError", 500, 2)]
+)
+def test_a_trial_without_an_answer_proves_nothing_and_comes_to_an_end(
+    store: S3Store, monkeypatch: pytest.MonkeyPatch, code: str, status: int, tries: int
+) -> None:
+    tried: list[str] = []
+
+    async def refuses(verb: str, key: str | None, **parts: Any) -> dict[str, Any]:
+        tried.append(verb)
+        raise refused(verb, code, status)
+
+    monkeypatch.setattr(store, "_request", refuses)
+    assert not checks_uploads(store, "trial", lambda seconds: None) and len(tried) >= tries
 
 
 def test_a_large_object_goes_up_in_parts_and_exclusively(s3: FaultProxy, store: S3Store) -> None:
@@ -146,6 +186,10 @@ def answer(code: str, status: int, **headers: str) -> Exception:
         (EndpointConnectionError(endpoint_url="https://s3.example.com"), StoreUnavailableError),
         (TimeoutError(), StoreUnavailableError),
         (ConnectionResetError(), StoreUnavailableError),
+        (answer("QuotaExceeded", 403), NoSpaceError),
+        (answer("XMinioStorageFull", 507), NoSpaceError),
+        (answer("XMinioAdminBucketQuotaExceeded", 400), NoSpaceError),
+        (answer("507", 507), NoSpaceError),
         (answer("AccessDenied", 403), StoreForbiddenError),
         (answer("403", 403), StoreForbiddenError),
         (answer("ExpiredToken", 400), StoreForbiddenError),

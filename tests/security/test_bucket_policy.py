@@ -13,7 +13,8 @@ import pytest
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.bucket_policy import Role, policy_of
 from diloco_cli.paths import templates_directory
-from diloco_cli.protocol.log.keys import offer_key
+from diloco_cli.protocol.actors.collection import KINDS
+from diloco_cli.protocol.log.keys import offer_key, upload_trial_key
 from diloco_cli.protocol.log.operations import Steps, Together
 from diloco_cli.virtual.world import Actor, World
 from tests.security.policies import Judge, Verb, verb_of
@@ -113,8 +114,14 @@ def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
 def test_nobody_replaces_or_deletes_the_log_or_what_others_claimed(role: Role) -> None:
     """Only hints, and what the log lets go of."""
     touched = {key.partition("/")[0] for verb in ("put", "delete") for key in may(role, verb)}
-    assert touched <= {"heartbeat", "hint", "delta", "weights", "state", "inner", "snapshot", "event", "doctor-1"}
+    assert touched <= {"heartbeat", "hint", "doctor-1", *KINDS}
     assert "commit/000000000001.json" in may(role, "get")
+
+
+@pytest.mark.parametrize("role", ["syncer", "operator"])
+def test_who_collects_may_delete_every_kind_that_is_collected_and_a_trial(role: Role) -> None:
+    assert {key.partition("/")[0] for key in may(role, "delete")} >= set(KINDS)
+    assert all(JUDGE.allows(role, "iowa", verb, upload_trial_key("x")) for verb in ("create", "delete"))
 
 
 def test_operators_alone_leave_certificates() -> None:

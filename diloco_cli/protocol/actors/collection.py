@@ -39,14 +39,14 @@ from diloco_cli.protocol.log.keys import (
     read_snapshot_key,
     read_version_key,
 )
-from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps
+from diloco_cli.protocol.log.operations import Delete, List, Now, Sleep, Steps, Undeleted
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.snapshots import snapshot_at, snapshots_between
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import MAX_AT_ONCE, together
 from diloco_cli.protocol.rules.divergence import needed_from
 
-KINDS = ("delta", "offer", "weights", "state", "inner", "snapshot", "event")
+KINDS = ("delta", "weights", "state", "inner", "snapshot", "event", "offer")  # offers, the smallest and most, last
 PAGE = 256  # keys of one listing
 BATCH = MAX_AT_ONCE - 1  # deletions at a time, beside one listing
 LEAST_ROUNDS = 2  # kept in any case: from a version and the deltas since, a damaged one is made anew
@@ -182,11 +182,20 @@ class Sweep:
         return not self.kinds and not self.doomed
 
     def step(self, epoch: int) -> Steps[None]:
-        """One batch of deletions, and beside it one more page while less than a page waits."""
+        """One batch of deletions, and beside it one more page while less than a page waits. Where the store allows none
+        of the batch, its kinds are left for this sweep: the others still get their turn."""
         batch = [self.doomed.popleft() for _ in range(min(BATCH, len(self.doomed)))]
         looks = [self.look(epoch)] if self.kinds and len(self.doomed) < PAGE else []
-        yield from together([*map(_delete, batch), *looks])
-        self.deleted += len(batch)
+        answers = (yield from together([*map(_delete, batch), *looks]))[: len(batch)]
+        self.deleted += answers.count(None)
+        if batch and all(answer is Undeleted.REFUSED for answer in answers):
+            self._leave({_kind(key) for key in batch})
+
+    def _leave(self, left: Collection[str]) -> None:
+        self.doomed = deque(key for key in self.doomed if _kind(key) not in left)
+        if self.kinds and self.kinds[0] in left:
+            self.after = ""
+        self.kinds = deque(kind for kind in self.kinds if kind not in left)
 
     def look(self, epoch: int) -> Steps[None]:
         """One more page."""
@@ -234,8 +243,13 @@ class Sweep:
         return older
 
 
-def _delete(key: str) -> Steps[None]:
-    yield Delete(key)
+def _delete(key: str) -> Steps[Undeleted | None]:
+    answer: Undeleted | None = yield Delete(key)
+    return answer
+
+
+def _kind(key: str) -> str:
+    return key.partition("/")[0]
 
 
 def _learner(key: str) -> str:

@@ -148,13 +148,13 @@ class Beats:
         self._seen: deque[str] = deque(maxlen=SEEN_KEPT)
 
     def is_new(self, heartbeat: bytes | None) -> bool:
-        """`heartbeat`: a genuine one."""
+        """`heartbeat`: a genuine one. What does not decode is none."""
         if heartbeat is None:
             return False
         try:
             plain = decode_plain(heartbeat, heartbeat_key(SYNCER))
         except RecordError:
-            plain = {}
+            return False
         epoch, count = (plain.get(name, 0) for name in ("epoch", "heartbeats"))
         if isinstance(epoch, int) and isinstance(count, int) and epoch > 0:
             before, self._newest = self._newest, max(self._newest, (epoch, count))

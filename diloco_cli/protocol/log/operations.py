@@ -6,7 +6,7 @@
 | Create         | Created or Exists (store/port.py)        |
 | Put            | None                                     |
 | List           | keys, in lexical order; may lag behind   |
-| Delete         | None, also if there was nothing          |
+| Delete         | None, also if there was nothing; Undeleted, where failed ones are not repeated |
 | Now            | seconds on the actor's own monotonic clock |
 | Sleep          | None                                     |
 | There          | the operation's answer, from the other store |
@@ -19,6 +19,7 @@ not depend on each other are on their way at the same time: see `together` (prot
 from __future__ import annotations
 
 from collections.abc import Generator
+from enum import Enum
 from typing import Any, TypeVar
 
 from msgspec import Struct
@@ -54,6 +55,13 @@ class List(Struct, frozen=True):
     prefix: str
     after: str = ""
     limit: int = 1000
+
+
+class Undeleted(Enum):
+    """Why a deletion did nothing: the store allows this process none, or failed."""
+
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
 class Delete(Struct, frozen=True):

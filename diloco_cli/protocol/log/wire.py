@@ -15,7 +15,7 @@ from diloco_cli.errors import DataCheckError, DilocoError
 from diloco_cli.protocol.log.commits import Commit, OwnMerge, own
 from diloco_cli.protocol.log.parts import Parts, divided, of_one, parts_of, reunited
 from diloco_cli.protocol.log.records import RunFormat, not_consented
-from diloco_cli.signing import MAX_TAIL_BYTES, body_of
+from diloco_cli.signing import MAX_TAIL_BYTES, PARTS, body_of
 from diloco_cli.store.port import HOLDER_BYTES
 
 MAX_RECORD_BYTES = HOLDER_BYTES  # so the answer to a create that lost holds the whole record
@@ -108,7 +108,7 @@ def has_its_parts(data: bytes) -> bool:
 
 def told_in(head: bytes) -> Parts | None:
     """What a commit's head says of its parts; None: it is a whole commit, or no commit."""
-    if b'"parts":' not in head:  # a quote within a text is escaped
+    if PARTS not in head:
         return None
     try:
         return parts_of(_parse(body_of(head)))

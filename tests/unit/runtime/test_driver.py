@@ -7,12 +7,12 @@ from threading import Barrier, Event, Lock, Thread
 import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.errors import TerminatedError
-from diloco_cli.protocol.log.operations import Create, Get, Now, Steps, Together
+from diloco_cli.errors import DilocoError, NoSpaceError, TerminatedError
+from diloco_cli.protocol.log.operations import Create, Delete, Get, Now, Steps, Together, Undeleted
 from diloco_cli.protocol.log.together import together
 from diloco_cli.runtime.driver import Connections, Lanes, SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.port import StoreUnavailableError
+from diloco_cli.store.port import StoreForbiddenError, StoreUnavailableError
 
 WITHIN_S = 10.0
 
@@ -160,3 +160,26 @@ def test_whatever_ends_a_call_is_its_answer_and_its_connection_goes_on() -> None
     narrow = Connections(1)
     assert isinstance(narrow.answers([leaves, leaves])[1], SystemExit)
     assert narrow.answers([lambda: 1]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (StoreForbiddenError("403"), Undeleted.REFUSED),
+        (StoreUnavailableError("503"), Undeleted.FAILED),
+        (NoSpaceError("507"), Undeleted.FAILED),
+        (None, None),
+    ],
+)
+def test_a_deletion_that_is_tried_once_says_how_it_went(error: DilocoError | None, answer: Undeleted | None) -> None:
+    class Undeletable(MemoryStore):
+        def delete(self, key: str) -> None:
+            if error is not None:
+                raise error
+
+    def deleting() -> Steps[Undeleted | None]:
+        said: Undeleted | None = yield Delete("k")
+        return said
+
+    clock = SystemClock(monotonic_s, sleep_s, lambda: None)
+    assert perform(deleting(), MemoryStore(), clock, tries_once=Undeletable()) is answer

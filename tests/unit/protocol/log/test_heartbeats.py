@@ -27,6 +27,10 @@ def test_a_process_without_an_epoch_is_heard_by_each_heartbeat_of_its_own() -> N
     assert not beats.is_new(said(0, 1, "READING")) and not beats.is_new(None)
 
 
+def test_what_does_not_decode_is_no_news() -> None:
+    assert not any(Beats().is_new(junk) for junk in (b"", b"junk", said(2, 1) + b"\n1", b'{"epoch":1,"epoch":2}'))
+
+
 def test_damage_and_other_objects_bytes_are_no_heartbeat() -> None:
     keyring, key = Checksummed("run"), heartbeat_key(SYNCER)
     mine = sealed(keyring, LOG, key, {"epoch": 1})
