@@ -90,6 +90,15 @@ class Fleet:
         """Beyond 1 merges come so many times as slowly as planned."""
         return self.syncer.seconds / self.schedule.slot_s
 
+    @property
+    def served_slot_s(self) -> float:
+        """From merge to merge: as planned, or as the syncer can."""
+        return max(self.schedule.slot_s, self.syncer.seconds)
+
+    @property
+    def served_round_s(self) -> float:
+        return self.served_slot_s * self.schedule.fragments
+
 
 def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
     """Evaluate these islands (fastest step first) under these settings."""

@@ -27,9 +27,9 @@ def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
     merging = work_of(model.parameters / s.fragments, islands, sync)
     return SyncerNeeds(
         memory_gb=syncer_memory_gb(model, s.fragment_parameters, up_bits, down_bits, islands),
-        down_mbps=(islands * need.up_bits + written_bits) / s.round_s / MBPS,
-        up_mbps=written_bits / s.round_s / MBPS,
-        merge_percent=100 * syncer_load(model.parameters, islands, s.round_s),
+        down_mbps=(islands * need.up_bits + written_bits) / fleet.served_round_s / MBPS,
+        up_mbps=written_bits / fleet.served_round_s / MBPS,
+        merge_percent=100 * syncer_load(model.parameters, islands, fleet.served_round_s),
         fastest_slot_s=spent.seconds,
         calls_s=spent.calls_s,
         bytes_s=spent.bytes_s,

@@ -98,6 +98,19 @@ def test_what_replacement_gives_up_in_flight_is_predicted(adoption: str) -> None
     assert merged_per_s(plan)[1] == pytest.approx(plan.prediction.tokens_per_s, rel=0.2)
 
 
+def test_bytes_requests_and_storage_go_by_the_slots_that_are_served() -> None:
+    """The islands' deltas, in a run whose merges come four times as late, are a fourth; likewise what is kept a day."""
+    free, late = planned(inventory_of(rtt_s=0.01)), planned(inventory_of(rtt_s=0.12))
+    times = late.syncer.fastest_slot_s / late.schedule.slot_s
+    assert times == pytest.approx(4, rel=0.05)
+    for of in ("egress_gb_per_day", "storage_gb_per_day"):
+        assert getattr(late.money, of) * times == pytest.approx(getattr(free.money, of)), of
+    assert late.money.class_a_per_day < free.money.class_a_per_day / 2
+    assert late.money.class_b_per_day < free.money.class_b_per_day / 2
+    for of in ("down_mbps", "up_mbps", "merge_percent"):
+        assert getattr(late.syncer, of) * times == pytest.approx(getattr(free.syncer, of)), of
+
+
 def test_beyond_its_pace_less_is_merged() -> None:
     """Where islands train on, what is in flight longer; where they wait for each merge, all beyond its pace."""
     free = planned(inventory_of(rtt_s=0.005))
