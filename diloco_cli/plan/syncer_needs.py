@@ -65,7 +65,7 @@ def _ways(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> Iterator[str]:
     if fragments is not None:
         yield f"--set sync.fragments={fragments}"
     smaller = min(known_codecs(), key=lambda codec: CODEC_BITS[codec])
-    coded = replace(sync, codec=smaller)
+    coded = replace(sync, codec=smaller)  # type: ignore[arg-type]
     spent = spent_a_slot(model.parameters, s.fragments, islands, coded, machine, s.slot_s)
     if needs.limit == "bytes" and sync.codec != smaller and _leaves_room(spent, s.slot_s):
         yield f"--set sync.codec={smaller}"
