@@ -210,7 +210,7 @@ def _syncer(plan: Plan) -> str:
     spent = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in parts.items())
     percent = f"{needs.busy_percent:.0f}" if needs.busy_percent >= 10 else f"{needs.busy_percent:.2g}"
     busy = f"{percent} % of a slot of {format_duration(plan.schedule.slot_s)}"
-    most = f"up to {needs.max_islands:,} islands" if needs.max_islands else "too long for any island"
+    most = f"up to {needs.max_islands:,} islands" if needs.max_islands else "longer than a slot even with one island"
     return f"a merge takes {format_duration(needs.fastest_slot_s)}, {busy} ({spent}); {most}"
 
 

@@ -97,9 +97,14 @@ def _synchronous(plan: Plan, fleet: Fleet) -> str:
     return f"{batch} / {step} * {short(plan.prediction.all_present_probability)}"
 
 
+def _served_s(plan: Plan) -> float:
+    """From merge to merge: a slot as planned, or as the syncer can."""
+    return max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
+
+
 def _syncer(plan: Plan) -> Iterator[Explanation]:
     s, needs, sync, say = plan.schedule, plan.syncer, plan.run.sync, partial(Explanation, "syncer")
-    total, count, round_s = short(plan.model.parameters), len(plan.islands), short(s.round_s)
+    total, count, round_s = short(plan.model.parameters), len(plan.islands), short(_served_s(plan) * s.fragments)
     up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     largest = short(s.fragment_parameters)
     payload = f"{up:g} / 8 * {largest}"
@@ -123,9 +128,10 @@ def _syncer(plan: Plan) -> Iterator[Explanation]:
 
 def _money(plan: Plan) -> Iterator[Explanation]:
     c, s, sync, inner = plan.money, plan.schedule, plan.run.sync, plan.run.train.inner
-    total, count, slot = short(plan.model.parameters), len(plan.islands), short(s.slot_s)
+    slot_s = _served_s(plan)
+    total, count, slot = short(plan.model.parameters), len(plan.islands), short(slot_s)
     say = partial(Explanation, "money")
-    a_day = f"/ 1e9 * 86400 / {short(s.round_s)}"
+    a_day = f"/ 1e9 * 86400 / {short(slot_s * s.fragments)}"
     sent = f"({CODEC_BITS[sync.codec] / 8:g} + {short(moment_bytes(inner))})"
     formula = "islands x N x (bytes + moments / rounds between their saves) / T"
     yield say("egress", formula, f"{count} * {total} * {sent} {a_day}", c.egress_gb_per_day, "GB/day")
@@ -133,9 +139,9 @@ def _money(plan: Plan) -> Iterator[Explanation]:
     numbers = f"((2 * {count} + 3 + 1 / {money.SNAPSHOT_EVERY} + {saves}) / {slot} + ({count} + 1) / 3) * 86400"
     formula = "(2 M + 3 + snapshots + saves) / slot + (M + 1) / heartbeat"
     yield say("class A requests", formula, numbers, c.class_a_per_day, "/day")
-    watch_s = watch_every_s(s.slot_s)
-    fence, watch, requests = map(short, (max(money.FENCE_EVERY_S, watch_s), watch_s, requests_every_s(s.slot_s)))
-    learners, syncers = (short(money.looks_per_s(s.slot_s, n)) for n in (money.LEARNERS_LOOKS, money.SYNCERS_LOOKS))
+    watch_s = watch_every_s(slot_s)
+    fence, watch, requests = map(short, (max(money.FENCE_EVERY_S, watch_s), watch_s, requests_every_s(slot_s)))
+    learners, syncers = (short(money.looks_per_s(slot_s, n)) for n in (money.LEARNERS_LOOKS, money.SYNCERS_LOOKS))
     numbers = (
         f"({count} * ({learners} + 1 / {slot} + 1 / {fence}) + {count} * ({syncers} + 1 / {slot}) + 2 / {slot}"
         f" + {count} / {watch} + 2 / {requests}) * 86400"
@@ -158,7 +164,7 @@ def _mirrors(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
     c, say = plan.money, partial(Explanation, "money")
     up, down = CODEC_BITS[plan.run.sync.codec] / 8, CODEC_BITS[plan.run.sync.weights_codec] / 8
     regions = {crossing.region: crossing.home_per_gb for crossing in crossings}
-    a_day = f"{short(plan.model.parameters)} / 1e9 * 86400 / {short(plan.schedule.round_s)}"
+    a_day = f"{short(plan.model.parameters)} / 1e9 * 86400 / {short(_served_s(plan) * plan.schedule.fragments)}"
     numbers = f"({len(regions)} * {down:g} + {len(crossings)} * {up:g}) * {a_day}"
     formula = "N x (regions x version + their islands x delta) / T"
     yield say("between buckets", formula, numbers, c.mirrors_gb_per_day, "GB/day")
@@ -171,8 +177,9 @@ def _mirrors(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
 def _bills(plan: Plan) -> Iterator[Explanation]:
     """The costs until the target is reached."""
     c, s, say = plan.money, plan.schedule, partial(Explanation, "money")
+    slot_s = _served_s(plan)
     days, growth = short(plan.prediction.days_to_target), short(c.storage_gb_per_day)
-    grows = short(min(plan.prediction.days_to_target, money.retained_days(s.slot_s, s.fragments, plan.run)))
+    grows = short(min(plan.prediction.days_to_target, money.retained_days(slot_s, s.fragments, plan.run)))
     numbers = " + ".join(
         f"{short(count)} * {short(price)}"
         for count, price in ((c.class_a_per_day, money.CLASS_A_PRICE), (c.class_b_per_day, money.CLASS_B_PRICE))
@@ -181,7 +188,7 @@ def _bills(plan: Plan) -> Iterator[Explanation]:
     formula = "growth x min(days, days that are retained)"
     yield say("storage at the end", formula, f"{growth} * {grows}", c.storage_gb_at_end, "GB")
     commits = min(
-        plan.prediction.days_to_target * money.DAY_S / s.slot_s, money.retained_commits(s.slot_s, s.fragments, plan.run)
+        plan.prediction.days_to_target * money.DAY_S / slot_s, money.retained_commits(slot_s, s.fragments, plan.run)
     )
     count, versions = len(plan.islands), plan.run.sync.staleness_rounds + 3
     numbers = f"{short(commits)} * (2 * {count} + 2) + {s.fragments} * {versions} + {count} * {KEPT_MOMENTS}"

@@ -15,7 +15,7 @@ from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_IN_FLIGHT, Flow
 from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
 from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plan.speed import default_mfu, host_gflops, num_devices, peak_tflops
-from diloco_cli.plan.syncer_pace import STATE_BITS, kept_at_pace, most_rounds
+from diloco_cli.plan.syncer_pace import STATE_BITS, kept_at_pace, merged_rounds
 from diloco_cli.protocol.rules.capacity import SyncerMachine, calls_of_merge
 
 
@@ -152,6 +152,11 @@ def _exchange(plan: Plan, candidate: Candidate, flow: Flow, num_islands: int) ->
     numbers = _transfer_numbers(candidate, s.fragment_parameters, sync)
     formula = "largest fragment x bits / bandwidth, up and down, + round trips"
     yield say("transfer", formula, numbers, flow.transfer_s, "s")
+    if sync.adoption == "at_tau":
+        served = max(s.slot_s, plan.syncer.fastest_slot_s)
+        numbers = f"{s.overlap} * {short(served)}"
+        yield say("in flight", "overlap x slot: an island adopts then, not before", numbers, flow.in_flight_s, "s")
+        return
     mean = link.fragments_of(sync, plan.model).mean
     merging = merging_numbers(mean, num_islands, sync, candidate.syncer)
     numbers = f"{_transfer_numbers(candidate, mean, sync)} + {short(s.quorum_s)} + {waiting_numbers(plan)} + {merging}"
@@ -238,23 +243,22 @@ def _host_memory(plan: Plan, island: PlannedIsland) -> Explanation:
 
 
 def _predicted(plan: Plan, island: PlannedIsland, candidate: Candidate, flow: Flow) -> Explanation:
-    s, hidden, mtbf_s = plan.schedule, plan.schedule.overlap * plan.schedule.slot_s, candidate.island.mtbf_s
-    exchange = flow.transfer_s + s.quorum_s + s.merge_s
+    s, sync, mtbf_s = plan.schedule, plan.run.sync, candidate.island.mtbf_s
+    load = plan.syncer.fastest_slot_s / s.slot_s
+    slot_s, served_s = max(1.0, load) * s.slot_s, max(1.0, load) * s.round_s
+    exchange, hidden = flow.transfer_s + s.quorum_s + s.merge_s, s.overlap * slot_s
     parts = [
         (short(island.tokens_per_s), "tokens/s"),
         (f"min(1, {flow.local_steps} * {short(island.step_s)} / {short(s.round_s)})", "in time"),
-        (f"{short(s.slot_s)} / ({short(s.slot_s)} + max(0, {short(exchange)} - {short(hidden)}))", "busy"),
+        (f"{short(slot_s)} / ({short(slot_s)} + max(0, {short(exchange)} - {short(hidden)}))", "busy"),
     ]
-    load, sync = plan.syncer.fastest_slot_s / s.slot_s, plan.run.sync
-    served_s = s.round_s * max(1.0, load)
     if sync.mixing not in KEEPS_IN_FLIGHT:
         kept = f"(1 - {short(flow.in_flight_s)} / {short(served_s)})"
         if flow.in_flight_s / served_s > MAX_IN_FLIGHT:
             kept = f"{1 - MAX_IN_FLIGHT} * {MAX_IN_FLIGHT} * {short(served_s)} / {short(flow.in_flight_s)}"
         parts.append((kept, "not in flight"))
     if kept_at_pace(sync, load) < 1:
-        most = 1 if sync.adoption == "at_tau" else most_rounds(sync) / 2
-        parts.append((f"{most:g} / {short(load)}", "at the syncer's pace"))
+        parts.append((f"{merged_rounds(sync):g} / {short(load)}", "at the syncer's pace"))
     if mtbf_s is not None:
         at_risk = served_s / 2 + hidden
         parts.append((short(candidate.availability), "availability"))

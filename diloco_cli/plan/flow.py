@@ -3,10 +3,10 @@
 For island i with step t_i, in a round T = H x fastest step:
 
     after idle       r_i x min(1, H_i t_i / T)                   H_i = round(T / t_i)
-    after link       x slot / (slot + the part of exchange_i that overlap x slot does not hide)
+    after link       x slot' / (slot' + the part of exchange_i that overlap x slot' does not hide)
                      x (1 - in flight_i / T')                    except with `mixing: rebase`, which keeps it
-                     x what can be merged at the syncer's pace   T' = T, or longer: see plan/syncer_pace.py
-    after failures   x availability x MTBF / (MTBF + at risk)    at risk = T' / 2 + overlap x slot
+                     x what can be merged at the syncer's pace   T', slot': as served, see plan/syncer_pace.py
+    after failures   x availability x MTBF / (MTBF + at risk)    at risk = T' / 2 + overlap x slot'
                      x share in which it need not stand still    see goodput.waiting
 
 While a quorum is missing nothing is merged, also after a skipped slot: learners step on up to the drift bound and then
@@ -90,6 +90,15 @@ class Fleet:
         """Beyond 1 merges come so many times as slowly as planned."""
         return self.syncer.seconds / self.schedule.slot_s
 
+    @property
+    def served_slot_s(self) -> float:
+        """From merge to merge: as planned, or as the syncer can."""
+        return max(self.schedule.slot_s, self.syncer.seconds)
+
+    @property
+    def served_round_s(self) -> float:
+        return self.served_slot_s * self.schedule.fragments
+
 
 def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
     """Evaluate these islands (fastest step first) under these settings."""
@@ -128,20 +137,22 @@ def _flow(
     num_islands: int,
     moving: float,
 ) -> Flow:
-    round_s, step_s, link = schedule.round_s, candidate.step_s, candidate.island.link
-    hidden_s = schedule.overlap * schedule.slot_s
-    steps = local_steps(round_s, step_s)
+    step_s, link = candidate.step_s, candidate.island.link
+    late = max(1.0, at_syncer.load)
+    served_s = late * schedule.slot_s
+    hidden_s = schedule.overlap * served_s
+    steps = local_steps(schedule.round_s, step_s)
     ideal = candidate.tokens_per_s
-    after_idle = ideal * min(1.0, steps * step_s / round_s)
+    after_idle = ideal * min(1.0, steps * step_s / schedule.round_s)
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
-    after_link = after_idle * busy_share(schedule.slot_s, hidden_s, exchange_s)
-    sent_s = transfer_s(link, mean, sync.codec, sync.weights_codec)
-    in_flight_s, load = sent_s + schedule.quorum_s + at_syncer.seconds, at_syncer.load
+    after_link = after_idle * busy_share(served_s, hidden_s, exchange_s)
+    in_flight_s = transfer_s(link, mean, sync.codec, sync.weights_codec) + schedule.quorum_s + at_syncer.seconds
+    if sync.adoption == "at_tau":
+        in_flight_s = hidden_s
     if sync.mixing not in KEEPS_IN_FLIGHT:
-        after_link *= kept_in_flight(in_flight_s / (round_s * max(1.0, load)))
-    after_link *= kept_at_pace(sync, load)
-    late = max(1.0, load)
-    kept = goodput.kept_work(candidate.island, late * round_s / 2 + hidden_s)
+        after_link *= kept_in_flight(in_flight_s / (late * schedule.round_s))
+    after_link *= kept_at_pace(sync, late)
+    kept = goodput.kept_work(candidate.island, late * schedule.round_s / 2 + hidden_s)
     return Flow(
         local_steps=steps,
         transfer_s=transfer,

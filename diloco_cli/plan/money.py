@@ -45,9 +45,9 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     class_a, class_b = requests_per_day(fleet, run)
     requests = class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
     growth = storage_gb_per_day(fleet, run, model)
-    growing = min(days, retained_days(fleet.schedule.slot_s, fleet.schedule.fragments, run))
+    growing = min(days, retained_days(fleet.served_slot_s, fleet.schedule.fragments, run))
     storage = growth * (growing * growing / 2 + growing * (days - growing)) * STORAGE_PRICE
-    slot_s, fragments = fleet.schedule.slot_s, fleet.schedule.fragments
+    slot_s, fragments = fleet.served_slot_s, fleet.schedule.fragments
     slots = days * DAY_S / slot_s
     kept = objects_kept(len(fleet.kept), min(slots, growing * DAY_S / slot_s), fragments, run)
     mirrors_gb, mirrors = mirrors_per_day(fleet, model)
@@ -76,7 +76,7 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
 def up_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
     """GB a day that one island sends: its delta of every parameter once a round, its moments now and then."""
     bytes_each = CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner)
-    return model.parameters * bytes_each / GB * DAY_S / fleet.schedule.round_s
+    return model.parameters * bytes_each / GB * DAY_S / fleet.served_round_s
 
 
 def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
@@ -88,7 +88,7 @@ def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
     """
     crossings = [kept.crossing for kept in fleet.kept if kept.crossing is not None]
     version, delta = (
-        model.parameters * CODEC_BITS[codec] / 8 / GB * DAY_S / fleet.schedule.round_s
+        model.parameters * CODEC_BITS[codec] / 8 / GB * DAY_S / fleet.served_round_s
         for codec in (fleet.sync.weights_codec, fleet.sync.codec)
     )
     home_per_gb = {crossing.region: crossing.home_per_gb for crossing in crossings}
@@ -100,7 +100,7 @@ def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> flo
     """A round adds a new state and weights of every parameter, a delta of each island, and now and then moments."""
     of_islands = len(fleet.kept) * (CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner))
     per_parameter = STATE_BYTES + CODEC_BITS[fleet.sync.weights_codec] / 8 + of_islands
-    return model.parameters * per_parameter / GB * DAY_S / fleet.schedule.round_s
+    return model.parameters * per_parameter / GB * DAY_S / fleet.served_round_s
 
 
 def retained_days(slot_s: float, fragments: int, run: RunSettings) -> float:
@@ -135,7 +135,7 @@ def looks_per_s(slot_s: float, looks_a_slot: float) -> float:
 
 def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
     """(class A, class B) of all islands and the syncer."""
-    islands, slot_s = len(fleet.kept), fleet.schedule.slot_s
+    islands, slot_s = len(fleet.kept), fleet.served_slot_s
     snapshots = 1 / SNAPSHOT_EVERY
     saves = islands / (run.train.inner.save_every * fleet.schedule.fragments)
     class_a = (2 * islands + 3 + snapshots + saves) / slot_s + (islands + 1) / HEARTBEAT_EVERY_S

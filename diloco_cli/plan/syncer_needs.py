@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from diloco_cli.plan.flow import MAX_EVERY, Fleet
 from diloco_cli.plan.link import CODEC_BITS, MBPS, known_codecs, need_of_round
@@ -11,7 +12,7 @@ from diloco_cli.plan.memory import syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import SyncerNeeds
 from diloco_cli.plan.syncer_pace import STATE_BITS, spent_a_slot, syncer_load, work_of
-from diloco_cli.protocol.rules.capacity import most_learners
+from diloco_cli.protocol.rules.capacity import SlotTime, most_learners
 from diloco_cli.units import format_duration
 
 CROWDED = 80.0  # percent of a slot; a syncer that needs more gets a warning
@@ -27,9 +28,9 @@ def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
     merging = work_of(model.parameters / s.fragments, islands, sync)
     return SyncerNeeds(
         memory_gb=syncer_memory_gb(model, s.fragment_parameters, up_bits, down_bits, islands),
-        down_mbps=(islands * need.up_bits + written_bits) / s.round_s / MBPS,
-        up_mbps=written_bits / s.round_s / MBPS,
-        merge_percent=100 * syncer_load(model.parameters, islands, s.round_s),
+        down_mbps=(islands * need.up_bits + written_bits) / fleet.served_round_s / MBPS,
+        up_mbps=written_bits / fleet.served_round_s / MBPS,
+        merge_percent=100 * syncer_load(model.parameters, islands, fleet.served_round_s),
         fastest_slot_s=spent.seconds,
         calls_s=spent.calls_s,
         bytes_s=spent.bytes_s,
@@ -51,12 +52,12 @@ def syncer_warnings(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> list
     else:
         times = f"rounds take {needs.busy_percent / 100:.2g} times as long"
         head = f"the syncer cannot hold slots of {slot}: a merge takes it {fastest}, {most}; {times}"
-    return [f"{head}: {'; or '.join(_ways(needs, fleet, model))}"]
+    return [": ".join(filter(None, (head, "; or ".join(_ways(needs, fleet, model)))))]
 
 
 def _ways(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> Iterator[str]:
     """Settings under which the syncer would be free for a fifth of each slot; what to change about its machine."""
-    sync, machine = fleet.sync, fleet.kept[0].syncer
+    sync, s, machine, islands = fleet.sync, fleet.schedule, fleet.kept[0].syncer, len(fleet.kept)
     every = math.ceil(sync.every * needs.busy_percent / CROWDED)
     if every <= MAX_EVERY:
         yield f"--set sync.every={every}"
@@ -64,14 +65,21 @@ def _ways(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> Iterator[str]:
     if fragments is not None:
         yield f"--set sync.fragments={fragments}"
     smaller = min(known_codecs(), key=lambda codec: CODEC_BITS[codec])
-    if needs.limit == "bytes" and sync.codec != smaller:
+    coded = replace(sync, codec=smaller)  # type: ignore[arg-type]
+    spent = spent_a_slot(model.parameters, s.fragments, islands, coded, machine, s.slot_s)
+    if needs.limit == "bytes" and sync.codec != smaller and _leaves_room(spent, s.slot_s):
         yield f"--set sync.codec={smaller}"
-    if 0 < needs.max_islands < len(fleet.kept):
-        yield f"at most {needs.max_islands} islands"
+    most = most_learners(work_of(model.parameters / s.fragments, islands, sync), machine, s.slot_s * CROWDED / 100)
+    if 0 < most < islands:
+        yield f"at most {most} islands"
     if needs.limit == "calls":
         yield f"a syncer nearer to its bucket than {format_duration(machine.call_s)} a call (store.link.rtt)"
     elif needs.limit == "bytes":
         yield "a faster link of the syncer's machine (store.link)"
+
+
+def _leaves_room(spent: SlotTime, slot_s: float) -> bool:
+    return 100 * spent.seconds <= CROWDED * slot_s
 
 
 def _fewer_fragments(fleet: Fleet, model: ModelFacts) -> int | None:
@@ -80,6 +88,6 @@ def _fewer_fragments(fleet: Fleet, model: ModelFacts) -> int | None:
     for count in range(s.fragments - 1, 0, -1):
         slot_s = s.round_s / count
         spent = spent_a_slot(model.parameters, count, islands, sync, machine, slot_s)
-        if 100 * spent.seconds <= CROWDED * slot_s:
+        if _leaves_room(spent, slot_s):
             return count
     return None

@@ -6,6 +6,8 @@ on, and offer later what they have trained since. Of that is lost
     in flight   more of it: an offer waits for its slot, up to one merge, and for its own merge
     at_tau      everything beyond the syncer's pace: islands wait for each merge
     rounds      longer than an offer may hold: then a fragment's progress is given up again and again
+
+Everything else of the schedule, such as what the overlap hides, goes by the slots that the syncer serves.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from diloco_cli.protocol.rules.capacity import MergeWork, SlotTime, SyncerMachin
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
 SYNCER_BPS = 10e9  # guessed: rate at which a machine near the bucket reads from it, or writes to it, bits per second
 FOLDER_CALL_S = 0.001  # guessed: of a store in a folder
+MERGED_SHARE = 0.75  # of the progress that an offer may hold, in the mean over loads: 0.6 to 0.9 in virtual time
 STATE_BITS = 64  # of a parameter: itself and its momentum, float32
 GUESSED_MACHINE = SyncerMachine(GUESSED_RTT_S, SYNCER_BPS, SYNCER_BPS, MERGE_PARAMETERS_PER_S)
 
@@ -77,9 +80,12 @@ def most_rounds(sync: SyncSettings) -> int:
 def kept_at_pace(sync: SyncSettings, load: float) -> float:
     """The share of the progress that can be merged where slots are served `load` times as slowly as planned. With
     `adoption: at_tau` islands wait. Else they give a fragment's progress up each time it is more than an offer may
-    hold, and half as much is there, in the mean, when the merge comes."""
+    hold: what is there when the merge comes depends on when they last did, so this is a mean."""
     if load <= 1:
         return 1.0
-    if sync.adoption == "at_tau":
-        return 1 / load
-    return 1.0 if load <= most_rounds(sync) else most_rounds(sync) / 2 / load
+    return min(1.0, merged_rounds(sync) / load)
+
+
+def merged_rounds(sync: SyncSettings) -> float:
+    """How many planned rounds of progress are merged between two merges of a fragment, at most."""
+    return 1.0 if sync.adoption == "at_tau" else MERGED_SHARE * most_rounds(sync)

@@ -61,8 +61,9 @@ def test_objects_and_requests_are_those_of_a_run_in_virtual_time() -> None:
         most = max(most, sum(not key.startswith(LOG) for key in world.store.list("", limit=1 << 20)))
     made = sum(actor.operations for actor in world.actors) - store.deletes - before
     planned = objects_kept(LEARNERS, retained_commits(SLOT_S, FRAGMENTS, run.settings), FRAGMENTS, run.settings)
-    schedule = SimpleNamespace(slot_s=SLOT_S, fragments=FRAGMENTS)
-    requests = sum(requests_per_day(cast(Any, SimpleNamespace(kept=run.islands, schedule=schedule)), run.settings))
+    schedule = SimpleNamespace(fragments=FRAGMENTS)
+    fleet_of_plan = SimpleNamespace(kept=run.islands, schedule=schedule, served_slot_s=SLOT_S)
+    requests = sum(requests_per_day(cast(Any, fleet_of_plan), run.settings))
     measured = made / (world.now_s - since_s) * DAY_S
     print(f"objects: at most {most}, planned {planned:.0f}; requests a day: {measured:.0f}, planned {requests:.0f}")
     assert most == pytest.approx(planned, rel=TOLERANCE)

@@ -93,7 +93,8 @@ def shortest_slot(work: MergeWork, machine: SyncerMachine, slot_s: float) -> Slo
 
 def with_upkeep(merge: SlotTime, call_s: float, learners: int, slot_s: float) -> SlotTime:
     """A merge and the calls that a syncer makes now and then beside it: heartbeats, looks for operators' requests, for
-    a successor, for new incarnations. A turn makes each at most once, so the longer its turns, the fewer of them."""
+    a successor, for new incarnations. Each is made at the end of the first turn after it is due, so the longer the
+    turns, the fewer of them."""
     seconds, upkeep_s = merge.seconds, 0.0
     for _ in range(ENOUGH_ROUNDS):
         before_s, upkeep_s = upkeep_s, call_s * _upkeep_calls(learners, seconds, slot_s)
@@ -110,9 +111,14 @@ def measured_slot(call_s: float, bytes_s: float, processor_s: float, learners: i
 
 def _upkeep_calls(learners: int, seconds: float, slot_s: float) -> float:
     """In turn, in a turn of so many seconds, in the mean."""
-    requests = REQUEST_CALLS * min(1.0, seconds / requests_every_s(slot_s))
-    incarnations = ceil(learners / MAX_AT_ONCE) * min(1.0, seconds / watch_every_s(slot_s))
-    return requests + incarnations + min(1.0, seconds / HEARTBEAT_EVERY_S)
+    requests = REQUEST_CALLS * _due(requests_every_s(slot_s), seconds)
+    incarnations = ceil(learners / MAX_AT_ONCE) * _due(watch_every_s(slot_s), seconds)
+    return requests + incarnations + _due(HEARTBEAT_EVERY_S, seconds)
+
+
+def _due(every_s: float, seconds: float) -> float:
+    """The share of turns of so many seconds in which something is due that comes each `every_s`, at a turn's end."""
+    return 1 / max(1, ceil(every_s / seconds)) if seconds > 0 else 1.0
 
 
 def most_learners(work: MergeWork, machine: SyncerMachine, slot_s: float) -> int:

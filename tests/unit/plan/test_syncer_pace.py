@@ -59,23 +59,71 @@ def test_what_a_warning_names_is_enough(inventory: Inventory, model: object, lim
         assert not warned(planned(inventory, changed, model)), key
 
 
+def test_as_many_islands_as_a_warning_allows_give_no_warning() -> None:
+    many = inventory_of(12, rtt_s=0.001, up_bps=2e9, down_bps=0.1e9)
+    (warning,) = warned(planned(many, model=SMALL))
+    (most,) = re.findall(r"at most (\d+) islands", warning)
+    assert not warned(planned(inventory_of(int(most), rtt_s=0.001, up_bps=2e9, down_bps=0.1e9), model=SMALL))
+    assert warned(planned(inventory_of(int(most) + 1, rtt_s=0.001, up_bps=2e9, down_bps=0.1e9), model=SMALL))
+    assert not warning.endswith(": ")
+
+
+def test_a_codec_that_would_not_be_enough_is_not_offered() -> None:
+    """Where state and weights take the link, smaller deltas do not free it."""
+    (warning,) = warned(planned(inventory_of(rtt_s=0.001, up_bps=2e9, down_bps=2e9), model=LARGE))
+    assert "sync.codec" not in warning
+
+
 def test_a_nearly_busy_syncer_is_warned_about_before_it_is_late() -> None:
     (warning,) = warned(planned(inventory_of(rtt_s=0.031)))
     assert warning.startswith("the syncer needs ") and "--set sync.every=" in warning
 
 
-@pytest.mark.parametrize("rtt_s", [0.01, 0.04, 0.16])
-def test_a_simulated_run_shows_the_pace_that_the_plan_predicts(rtt_s: float) -> None:
-    """Merges within 8 %, merged tokens within 15 %, at half of what the syncer holds and beyond it."""
-    plan = planned(inventory_of(rtt_s=rtt_s))
+def merged_per_s(plan: Plan) -> tuple[float, float]:
+    """(seconds from merge to merge, tokens merged a second) of a simulated run, after its first rounds."""
     served_s = max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
     made = run_of_plan(plan, "simulated", "test")
-    played = [simulated(made, {}, (), 0, slots * served_s, machine_of(plan.inventory)) for slots in (20, 60)]
+    played = [simulated(made, {}, (), 0, slots * served_s, machine_of(plan.inventory)) for slots in (24, 96)]
     first, whole = (report(fleet, {}) for fleet in played)
     seconds = whole.simulated_s - first.simulated_s
-    assert seconds / (whole.merges - first.merges) == pytest.approx(served_s, rel=0.08)
-    merged = (whole.tokens - first.tokens) / seconds
-    assert merged == pytest.approx(plan.prediction.tokens_per_s, rel=0.15)
+    return seconds / (whole.merges - first.merges), (whole.tokens - first.tokens) / seconds
+
+
+def paced(rtt_s: float, adoption: str, mixing: str) -> Plan:
+    overlap = 3 if adoption == "at_tau" else "auto"
+    sync = replace(RUN.sync, adoption=adoption, overlap=overlap, mixing=mixing)  # type: ignore[arg-type]
+    return planned(inventory_of(rtt_s=rtt_s), replace(RUN, sync=sync))
+
+
+@pytest.mark.parametrize(("rtt_s", "load"), [(0.01, 0.27), (0.065, 2), (0.12, 4), (0.16, 6.7), (0.25, 10.6)])
+@pytest.mark.parametrize("adoption", ["on_arrival", "at_tau"])
+def test_a_simulated_run_shows_what_the_plan_predicts(adoption: str, rtt_s: float, load: float) -> None:
+    """With the progress in flight kept: merges within 12 %, tokens within 20 %. (Where a turn takes about a second, by
+    which the calls beside a merge come in each turn or in each second one, 18 % more or less.)"""
+    plan = paced(rtt_s, adoption, "rebase")
+    assert plan.syncer.busy_percent == pytest.approx(100 * load, rel=0.05)
+    served_s, tokens_per_s = merged_per_s(plan)
+    assert served_s == pytest.approx(max(plan.schedule.slot_s, plan.syncer.fastest_slot_s), rel=0.12)
+    assert tokens_per_s == pytest.approx(plan.prediction.tokens_per_s, rel=0.2)
+
+
+@pytest.mark.parametrize("adoption", ["on_arrival", "at_tau"])
+def test_what_replacement_gives_up_in_flight_is_predicted(adoption: str) -> None:
+    plan = paced(0.12, adoption, "replace")
+    assert merged_per_s(plan)[1] == pytest.approx(plan.prediction.tokens_per_s, rel=0.2)
+
+
+def test_bytes_requests_and_storage_go_by_the_slots_that_are_served() -> None:
+    """The islands' deltas, in a run whose merges come four times as late, are a fourth; likewise what is kept a day."""
+    free, late = planned(inventory_of(rtt_s=0.01)), planned(inventory_of(rtt_s=0.12))
+    times = late.syncer.fastest_slot_s / late.schedule.slot_s
+    assert times == pytest.approx(4, rel=0.05)
+    for of in ("egress_gb_per_day", "storage_gb_per_day"):
+        assert getattr(late.money, of) * times == pytest.approx(getattr(free.money, of)), of
+    assert late.money.class_a_per_day < free.money.class_a_per_day / 2
+    assert late.money.class_b_per_day < free.money.class_b_per_day / 2
+    for of in ("down_mbps", "up_mbps", "merge_percent"):
+        assert getattr(late.syncer, of) * times == pytest.approx(getattr(free.syncer, of)), of
 
 
 def test_beyond_its_pace_less_is_merged() -> None:
@@ -91,8 +139,8 @@ def test_beyond_its_pace_less_is_merged() -> None:
 
 def test_what_is_kept_depends_on_whether_islands_wait() -> None:
     going_on, waiting = SyncSettings(), SyncSettings(adoption="at_tau")
-    assert [kept_at_pace(going_on, load) for load in (0.5, 1.0, 8.0)] == [1.0, 1.0, 1.0]
-    assert kept_at_pace(going_on, 16.0) == 0.25  # an offer holds 8 rounds at most, on average half of that
+    assert [kept_at_pace(going_on, load) for load in (0.5, 1.0, 6.0)] == [1.0, 1.0, 1.0]
+    assert kept_at_pace(going_on, 16.0) == 0.375  # an offer holds 8 rounds at most, 3/4 of that as seen
     assert kept_at_pace(waiting, 2.0) == 0.5
     assert [waiting_s(1.0, spent_s) for spent_s in (0.1, 1.0, 3.0)] == pytest.approx([0.1, 1.0, 3.0])
 

@@ -49,11 +49,12 @@ def test_what_takes_most_of_a_slot_is_the_limit(machine: SyncerMachine, limit: L
 
 
 def test_calls_made_now_and_then_count_once_a_turn_at_most() -> None:
-    """Short turns: 2 calls for requests, one for incarnations, each a second; a heartbeat each 3 s. In turns of more
-    than three seconds all of them come once a turn."""
+    """Turns of 0.05 s: 2 calls for requests and one for incarnations in each 20th, after a second; a heartbeat in each
+    59th. In turns of 0.6 s the former come in each second one. In turns of more than three seconds all come in each."""
     bare = SyncerMachine(0.01, None, None, 1e30)
     short = shortest_slot(WORK, bare, 0.1).seconds
-    assert short == pytest.approx(0.05 / (1 - 0.01 * (3 + 1 / 3)))
+    assert short == pytest.approx(0.05 + 0.01 * (3 / 20 + 1 / 59))
+    assert shortest_slot(WORK, replace(bare, call_s=0.12), 0.1).seconds == pytest.approx(0.6 + 0.12 * (3 / 2 + 1 / 4))
     assert shortest_slot(WORK, replace(bare, call_s=1.0), 0.1).seconds == pytest.approx(5 + 2 + 1 + 1)
 
 
@@ -83,13 +84,16 @@ def test_what_a_syncer_measures_gives_the_same_slot() -> None:
         (Syncing(8, 1.0, 0.04), None),
         (Syncing(8, 0.2, 0.04), "calls"),
         (Syncing(4, 0.25, 0.16), "calls"),
-        pytest.param(Syncing(60, 0.4, 0.04), "calls", marks=pytest.mark.long),
+        (Syncing(3, 0.355, 0.1), "calls"),
+        (Syncing(8, 0.2, 0.4), "calls"),
+        pytest.param(Syncing(60, 0.3, 0.04), "calls", marks=pytest.mark.long),
         (Syncing(4, 0.2, 0.005, delta_bytes=2e7, version_bytes=1e8, bps=4e9), "bytes"),
         (Syncing(4, 0.2, 0.005, merge_s=0.5), "processor"),
     ],
 )
 def test_the_products_syncer_merges_at_the_pace_of_the_model(case: Syncing, limit: Limit | None) -> None:
-    """Within 7 %: at every slot where it holds that, and as often as the model says where it does not."""
+    """Within 12 %: at every slot where it holds that, and as often as the model says where it does not, up to 18 times
+    as slow as the slots."""
     spent = shortest_slot(case.work, case.machine, case.slot_s)
     assert (spent.limit if spent.seconds > case.slot_s else None) == limit
-    assert served_every(case) == pytest.approx(max(case.slot_s, spent.seconds), rel=0.07)
+    assert served_every(case) == pytest.approx(max(case.slot_s, spent.seconds), rel=0.12)
