@@ -161,15 +161,14 @@ class BucketStore(ABC):
         not answer; any other error proves nothing."""
         wrong = transfers.crc32c(TRIAL[1:])
         try:
-            self._upload(check_key(key), TRIAL, exclusive=True, checksum=wrong, in_parts=in_parts)
+            with suppress(ConditionFailedError):  # an earlier try had been accepted, and its answer was lost
+                self._upload(check_key(key), TRIAL, exclusive=True, checksum=wrong, in_parts=in_parts)
         except UploadDamagedError:
             return True
         except StoreUnavailableError:
             raise
         except (StoreError, NoSpaceError):
             return False
-        except ConditionFailedError:
-            pass  # an earlier try had been accepted, and its answer was lost
         with suppress(StoreError):
             self.delete(key)
         return False

@@ -81,7 +81,7 @@ def test_a_store_without_free_descriptors_says_so_and_works_again(tmp_path: Path
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
     assert lines[:3] == ["too many open files"] * 3, done.stderr
-    assert lines[3] == "Created() ['a/first', 'a/second']"
+    assert lines[3] == "Created(checked=True) ['a/first', 'a/second']"
 
 
 class ClockedFleet(ToyFleet):

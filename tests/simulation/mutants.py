@@ -142,7 +142,7 @@ OF_THE_LOG: dict[str, Mutant] = {
     "wall clock in the lease": Mutant(
         Actors(standby=logs.WallClockLease), frozenset({"12"}), lambda options: options.standbys > 0, walls=True
     ),
-    "snapshot without watermarks": Mutant(Actors(syncer=logs.AlteredSnapshots), frozenset({"2", "10"})),
+    "snapshot without watermarks": Mutant(Actors(syncer=logs.AlteredSnapshots), frozenset({"2", "10", "loss"})),
     "gap in a mirror": Mutant(Actors(mirror=logs.GapInTheMirror), frozenset("1"), lambda options: options.apart > 0),
 }
 OF_COLLECTORS: dict[str, Mutant] = {

@@ -119,9 +119,16 @@ def anybodys_snapshot(run: Any, n: int) -> Steps[Any]:
     return snapshot.state if snapshot.commit_digest == commit_digest(commit) else None
 
 
-def any_floor(run: Any, state: Any, snapshots: tuple[int, ...], kept: int) -> Steps[int | None]:
-    yield from ()
-    return collection.next_floor(state, snapshots, kept, collection.needed_from(state, run))
+def any_two_snapshots(run: Any, floor: int, revoked: Any) -> Steps[int]:
+    numbers = yield from snapshots.snapshots_between(max(0, floor - collection.LOOK_BACK), floor)
+    return numbers[-2] if len(numbers) > 1 else 0
+
+
+_PORTION = inbox.Inbox._fetch_portion
+
+
+def whole_portion(box_of: Any, box: Any, state: Any, now_s: float, slot_s: float, members: Any) -> Steps[bool]:
+    return _PORTION(box_of, box, state, now_s, slot_s, None)
 
 
 def of_no_key(run_id: str, signer: str, key: str, body: bytes) -> bytes:
@@ -163,7 +170,7 @@ OFF: dict[str, Off] = {
     "one place for a record": Off(places, "MAX_PLACES", 1, MINE),
     "whoever is first has the place": Off(places, "create_placed", first_writers, MINE),
     "anybody's snapshot": Off(snapshots, "snapshot_at", anybodys_snapshot, MINE),
-    "a floor at any snapshot": Off(collection, "_sound_floor", any_floor, frozenset("9")),
+    "any two snapshots are kept": Off(collection, "kept_snapshots", any_two_snapshots, MINE),
     "anybody joins": Off(joins.JoinQueue, "_read", unchecked_join, MINE),
     "joins of earlier epochs act": Off(
         joins.JoinQueue, "_counts", of_any_epoch, frozenset({"genuine"}), _hands_over, forger=False, flooder=True
@@ -183,7 +190,7 @@ OFF: dict[str, Off] = {
         frozenset({"liveness"}),
         forger=False,
         flooder=True,
-        also=((inbox, "MAX_PENDING_ROUNDS", 1 << 30),),
+        also=((inbox, "MAX_PENDING_ROUNDS", 1 << 30), (inbox.Inbox, "_fetch_portion", whole_portion)),
     ),
     "claims are read one by one": Off(
         places, "newest_claim", one_by_one, frozenset({"liveness"}), forger=False, flooder=True

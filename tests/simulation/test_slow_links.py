@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from diloco_cli.histories.history import History
+from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.liveness import Healthy
 from diloco_cli.histories.options import Options, drawn_options
 from diloco_cli.histories.outcome import Actors
@@ -62,7 +62,7 @@ def missed_in_a_pause(slots: float, progress: type[Progress]) -> int:
     pause = NemesisEvent(10.0, "pause", "l1", slots * options.slot_s)
     outcome = History(SEED, options, Script((), (pause,)), Actors(learner=with_progress(progress))).live()
     assert outcome.violation is None
-    merges = [commit for commit in map(json.loads, outcome.log) if commit["kind"] == "merge"]
+    merges = [commit for commit in map(in_one, outcome.log) if commit["kind"] == "merge"]
     return sum(all(offer["learner"] != "l1" for offer in merge["inputs"]) for merge in merges)
 
 
