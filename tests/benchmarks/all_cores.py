@@ -1,4 +1,5 @@
-"""Merging and encoding on all cores, beside torch's add_ on as many threads: python -m tests.benchmarks.all_cores
+"""Merging, and encoding weights, on all cores, beside torch's add_ on as many threads:
+python -m tests.benchmarks.all_cores
 
 Wall time, one thread and all of them in turns. Goal: a merge of int8 and of fp32 deltas reaches at least 0.85 of the
 scaling of add_, each thread of which adds its own part of two vectors.
@@ -44,7 +45,7 @@ def scaling(benches: dict[str, MergeBench], threads: int, rounds: int) -> list[s
         "add_ on all": lambda: added(a, b, threads),
     }
     for name, of in benches.items():
-        merge, encode = (lambda of=of: of.merge("avg", check=True)), (lambda of=of: of.form.encode(a))
+        merge, encode = (lambda of=of: of.merge("avg", check=True)), (lambda of=of: of.form.codec.to_bytes(a))
         works |= {f"{name} merge": merge, f"{name} merge on all": on_threads(threads, merge)}
         works |= {f"{name} encoding": encode, f"{name} encoding on all": on_threads(threads, encode)}
     took = interleaved(works, rounds, cpu=False)

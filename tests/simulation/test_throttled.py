@@ -29,24 +29,10 @@ class PacedClient(Client):
         self.pace, self.now_s = pace, now_s
 
     def drive(self, steps: Steps[Any]) -> Steps[Any]:
-        answer: Any = None
+        driven, answer, error = super().drive(steps), None, None
         while True:
             try:
-                operation = steps.send(answer)
-            except StopIteration as stop:
-                return stop.value
-            if isinstance(operation, Together):
-                answer = yield from together([self._answered(one) for one in operation.operations])
-            elif isinstance(operation, Now):
-                answer = yield operation
-            else:
-                answer = yield from self._perform(operation)
-
-    def _perform(self, operation: Operation) -> Steps[Any]:
-        steps, answer, error = super()._perform(operation), None, None
-        while True:
-            try:
-                sent = steps.send(answer) if error is None else steps.throw(error)
+                sent = driven.send(answer) if error is None else driven.throw(error)
             except StopIteration as stop:
                 return stop.value
             answer = error = None
@@ -56,8 +42,10 @@ class PacedClient(Client):
                 error = raised
 
     def _paced(self, operation: Operation) -> Steps[Any]:
-        if isinstance(operation, Sleep):
+        if isinstance(operation, Sleep | Now):
             return (yield operation)
+        if isinstance(operation, Together):
+            return (yield from together([self._caught(one) for one in operation.operations]))
         yield Sleep(self.pace.wait_s(self.now_s()))
         try:
             answer = yield operation
@@ -67,6 +55,12 @@ class PacedClient(Client):
             raise
         self.pace.went_well()
         return answer
+
+    def _caught(self, operation: Operation) -> Steps[Any]:
+        try:
+            return (yield from self._paced(operation))
+        except StoreUnavailableError as error:
+            return error
 
 
 class ThrottlingWorld(World):

@@ -85,7 +85,8 @@ class MirrorHeartbeat:
 @dataclass(frozen=True)
 class GarbageHeartbeat:
     """What a syncer has still to delete, though readers have had their grace: about so many `objects`, which `commits`
-    have left behind; `per_h`: how many more there are an hour later, by the last minutes."""
+    have left behind (-1: not known before its first sweep has ended); `per_h`: how many more there are an hour later,
+    by the last minutes."""
 
     objects: int = 0
     commits: int = 0
