@@ -2,7 +2,8 @@
 
 Both come once a slot. So requests are dense about the time at which the next one is due, and sparse before and after:
 few requests, and a new object is found within a twentieth of a slot. Where slots are shorter than `SHORT_SLOT_S`,
-latency counts for more than requests, so requests are dense all the time. Pure and deterministic.
+latency counts for more than requests, so requests are dense until an object is late: the store may be too slow for
+them. Pure and deterministic.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ DENSE = 1 / 20  # of a slot, between two requests about the expected time; what 
 EARLY = 0.88  # of a slot after the last find: the first request
 ON_TIME = 1.05  # slots after the last find; beyond that the pauses grow
 GROWTH = 1.5
+LATE = 3 / 4  # of the time by which an object is late: the next pause, where slots are short
 UNKNOWN = 1 / 8  # of a slot, between two requests while nothing is known
 MAX_PAUSE = 1.0  # slots: the longest pause
 DENSE_BOUNDS_S = (0.02, 0.075)
@@ -34,7 +36,9 @@ def next_request_s(found_s: float | None, asked_s: float, slot_s: float) -> floa
     was. All times are on the clock of the process that asks."""
     if slot_s < SHORT_SLOT_S:
         shortest_s, max_s = DENSE_BOUNDS_S
-        return asked_s + min(max_s, max(shortest_s, slot_s * DENSE))
+        dense_s = min(max_s, max(shortest_s, slot_s * DENSE))
+        late_s = 0.0 if found_s is None else asked_s - found_s - slot_s * ON_TIME
+        return asked_s + max(dense_s, min(SHORT_SLOT_S, LATE * late_s))
     if found_s is None:
         return asked_s + slot_s * UNKNOWN
     first_s = found_s + slot_s * EARLY

@@ -59,9 +59,18 @@ def test_what_comes_about_when_it_is_due_is_found_within_a_twentieth_of_a_slot(s
 
 
 @quick
-@given(st.floats(1e-6, SHORT_SLOT_S, exclude_max=True), st.floats(0.0, 100.0))
-def test_short_slots_are_looked_at_all_the_time(slot_s: float, at_s: float) -> None:
+@given(st.floats(1e-6, SHORT_SLOT_S, exclude_max=True), st.floats(0.0, 1.05))
+def test_short_slots_are_looked_at_all_the_time(slot_s: float, at_slots: float) -> None:
+    at_s = at_slots * slot_s
     assert 0.019 <= next_request_s(0.0, at_s, slot_s) - at_s <= 0.0751
+
+
+@quick
+@given(st.floats(1e-6, SHORT_SLOT_S, exclude_max=True), st.floats(1.0, 1e5))
+def test_what_is_late_in_short_slots_is_looked_for_ever_less_often(slot_s: float, late_s: float) -> None:
+    """A pause is at most three quarters of the time by which it is late, and at most SHORT_SLOT_S."""
+    at_s = 1.05 * slot_s + late_s
+    assert next_request_s(0.0, at_s, slot_s) - at_s == pytest.approx(min(0.75 * late_s, SHORT_SLOT_S), abs=1e-6)
 
 
 @quick
