@@ -34,6 +34,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFile(config, log)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test that hangs fails and says where (`timeout` in pyproject.toml); one of full counts may take hours."""
+    for item in items:
+        if item.get_closest_marker("long") is not None:
+            item.add_marker(pytest.mark.timeout(0))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _state_of_ones_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What tests have this machine believe or consent to is not noted among what its user did, and what that user

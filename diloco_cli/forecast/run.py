@@ -12,7 +12,7 @@ from diloco_cli.forecast.island import Condition, sizes_of
 from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.plan.candidates import crossing_of, egress_per_gb
 from diloco_cli.plan.goodput import restart_s
-from diloco_cli.plan.link import CODEC_BITS
+from diloco_cli.plan.link import CODEC_BITS, with_rtt
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.syncer_pace import work_of
 from diloco_cli.protocol.log.records import Island, RunFormat
@@ -20,6 +20,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.rules.capacity import SyncerMachine, merge_time
 from diloco_cli.units import format_duration
+from diloco_cli.virtual.world import World
 
 GB = 1e9
 HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -126,7 +127,7 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
             local_steps=island.local_steps,
             tokens_per_s=island.tokens_per_s,
             step_s=island.step_s,
-            link=inventory[island.name].link,
+            link=with_rtt(inventory[island.name].link, plan.inventory.store.url),
         )
         for island in sorted(plan.islands, key=lambda i: i.name)
     )
@@ -156,6 +157,7 @@ def simulated(
         merge_s=merge_time(work, machine).processor_s,
         latency_s=machine.call_s,
         syncer_link=Link(machine.up_bps, machine.down_bps),
+        world=World(checks_uploads=not machine.reads_back),
     )
     on_start(fleet)
     fleet.run_for(within_s)

@@ -59,7 +59,7 @@ OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, FLIPPED_SHARE, POISONED_MERGES = 0.08, 0.25, (16, 60)
-LONG_COMMITS_SHARE = 0.5
+LONG_COMMITS_SHARE = 0.15
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -243,7 +243,7 @@ def _with_hostile(options: Options, seed: int) -> Options:
 
 
 def _with_long_commits(options: Options, seed: int) -> Options:
-    """In half of the histories few learners make a commit long, and not every head is read at once."""
+    """In some of the histories few learners make a commit long, and not every head is read at once."""
     draw = Stream(seed, "long commits")
     if not draw.chance(LONG_COMMITS_SHARE):
         return options

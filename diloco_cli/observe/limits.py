@@ -59,8 +59,8 @@ def pace_of_syncer(look: Look) -> tuple[SlotTime, float] | None:
         return None
     said = heard.heartbeat
     slot_s = training_slot_s(look.facts) or look.expected_s
-    spent = measured_slot(said.call_s, said.bytes_s, said.processor_s, len(merges[-1].participants), slot_s)
-    return spent, slot_s
+    learners = len(merges[-1].participants)
+    return measured_slot(said.call_s, said.bytes_s, said.processor_s, said.reads_back, learners, slot_s), slot_s
 
 
 def _of_syncer(look: Look) -> tuple[str, bool]:

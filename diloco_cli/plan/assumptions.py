@@ -8,7 +8,7 @@ from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings
 from diloco_cli.plan.candidates import Candidate, leaves_its_region
 from diloco_cli.plan.flow import PER_DOUBLING
 from diloco_cli.plan.goodput import GUESSED_RESTART_S
-from diloco_cli.plan.link import GUESSED_RTT_S
+from diloco_cli.plan.link import guessed_rtt_s
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE, STORAGE_PRICE
 from diloco_cli.plan.plan import Assumption, Mark
@@ -75,7 +75,7 @@ def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption
 def _of_the_inventory(islands: Sequence[IslandSettings], inventory: Inventory) -> list[str]:
     """Values that the inventory does not give. A missing price is named if other islands have one."""
     priced = any(island.price_per_h for island in inventory.islands)
-    rtt, restart = format_duration(GUESSED_RTT_S), format_duration(GUESSED_RESTART_S)
+    rtt, restart = format_duration(guessed_rtt_s(inventory.store.url)), format_duration(GUESSED_RESTART_S)
     failing = [i for i in islands if i.mtbf_s is not None]
     return _about(
         ("no link given, taken as fast enough", [i for i in islands if not (i.link.up_bps and i.link.down_bps)]),

@@ -14,7 +14,7 @@ from diloco_cli.plan.explain_island import MERGING, Explanation, explain_island,
 from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S
+from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, machine_of
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
@@ -113,8 +113,9 @@ def _syncer(plan: Plan) -> Iterator[Explanation]:
     formula = "8 N + 2 x (next version + weights) of the largest fragment + payloads on their way + 64 MB"
     yield say("memory", formula, numbers, needs.memory_gb, "GB")
     state = f"64 * {total} + {total} * {down:g}"
-    numbers = f"({count} * {total} * {up:g} + {state}) / {round_s} / 1e6"
-    formula = "(islands x delta + state + weights) / T: every delta, and both read back"
+    read_back = f" + {state}" if machine_of(plan.inventory).reads_back else ""
+    numbers = f"({count} * {total} * {up:g}{read_back}) / {round_s} / 1e6"
+    formula = "islands x delta / T; and state and weights, where they are read back"
     yield say("down", formula, numbers, needs.down_mbps, "Mbps")
     yield say("up", "(state + weights) / T", f"({state}) / {round_s} / 1e6", needs.up_mbps, "Mbps")
     numbers = f"100 * {total} * {count} / {short(MERGE_PARAMETERS_PER_S)} / {round_s}"

@@ -38,18 +38,20 @@ def short(value: float) -> str:
 
 
 MERGING = (
-    "fragment x (islands / parameters merged a second + (deltas + version) / syncer's download + version / its upload)"
-    " + calls in turn x a call"
+    "fragment x (islands / parameters merged a second + (deltas, and the version where it is read back) / syncer's"
+    " download + version / its upload) + calls in turn x a call"
 )
 
 
 def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings, machine: SyncerMachine) -> str:
     """The syncer's time for a fragment of `parameters` parameters. A version: state and weights."""
     version = f"({STATE_BITS} + {CODEC_BITS[sync.weights_codec]:g})"
-    read = f"({num_islands} * {CODEC_BITS[sync.codec]:g} + {version}) / {short(machine.down_bps or math.inf)}"
+    deltas = f"{num_islands} * {CODEC_BITS[sync.codec]:g}"
+    read_bits = f"({deltas} + {version})" if machine.reads_back else deltas
+    read = f"{read_bits} / {short(machine.down_bps or math.inf)}"
     written = f"{version} / {short(machine.up_bps or math.inf)}"
     merged = f"{num_islands} / {short(machine.parameters_per_s)}"
-    calls = f"{calls_of_merge(num_islands)} * {short(machine.call_s)}"
+    calls = f"{calls_of_merge(num_islands, machine.reads_back)} * {short(machine.call_s)}"
     return f"{short(parameters)} * ({merged} + {read} + {written}) + {calls}"
 
 
@@ -164,14 +166,13 @@ def _exchange(plan: Plan, candidate: Candidate, flow: Flow, num_islands: int) ->
 
 
 def _transfer_numbers(candidate: Candidate, parameters: float, sync: SyncSettings) -> str:
-    own = candidate.island.link
-    rtt_s = link.GUESSED_RTT_S if own.rtt_s is None else own.rtt_s
+    own = candidate.link
     parts = [
         f"{short(parameters)} * {CODEC_BITS[codec]:g} / {short(bps)}"
         for codec, bps in ((sync.codec, own.up_bps), (sync.weights_codec, own.down_bps))
         if bps
     ]
-    return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(rtt_s)}"])
+    return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(own.rtt_s or 0.0)}"])
 
 
 def _memory(plan: Plan, island: PlannedIsland, candidate: Candidate) -> Iterator[Explanation]:

@@ -10,7 +10,7 @@ differ by a few per cent. Records are negligible beside a large model's fragment
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 from diloco_cli.config.codec import type_hints
@@ -22,6 +22,7 @@ from diloco_cli.plan.plan import Schedule
 CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125, "int4": 4.25}
 ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the commit, get the merged fragment
 GUESSED_RTT_S = 0.05  # of one request to a bucket
+FOLDER_CALL_S = 0.001  # of one to a store in a folder
 FULL = 0.8  # a link used beyond this share of its capacity is worth a warning
 MBPS = 1e6
 MOMENT_BYTES = 8  # of a parameter: AdamW has two moments, float32
@@ -95,6 +96,16 @@ def join_bytes(model: ModelFacts, sync: SyncSettings) -> float:
     """Bytes that a new process downloads before its first step: the newest version of every fragment. (Saved moments of
     a predecessor come in addition.)"""
     return model.parameters * CODEC_BITS[sync.weights_codec] / 8
+
+
+def guessed_rtt_s(url: str) -> float:
+    """Of a call to this store, where nothing is stated."""
+    return FOLDER_CALL_S if url.startswith(("file://", "memory://")) else GUESSED_RTT_S
+
+
+def with_rtt(link: Link, url: str) -> Link:
+    """With a guess where its round trip to this store is not stated."""
+    return link if link.rtt_s is not None else replace(link, rtt_s=guessed_rtt_s(url))
 
 
 def transfer_s(link: Link, parameters: float, codec: str, weights_codec: str) -> float:

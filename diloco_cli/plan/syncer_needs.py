@@ -20,15 +20,16 @@ TAKES = {"calls": "its calls to the store", "bytes": "its link", "processor": "i
 
 
 def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
-    """The syncer reads every island's delta once a round, and writes state and weights."""
+    """The syncer reads every island's delta once a round, writes state and weights, and may have to read them back."""
     sync, s, islands, spent = fleet.sync, fleet.schedule, len(fleet.kept), fleet.syncer
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     need = need_of_round(model, sync.codec, sync.weights_codec)
     written_bits = model.parameters * STATE_BITS + need.down_bits
+    read_bits = islands * need.up_bits + fleet.kept[0].syncer.reads_back * written_bits
     merging = work_of(model.parameters / s.fragments, islands, sync)
     return SyncerNeeds(
         memory_gb=syncer_memory_gb(model, s.fragment_parameters, up_bits, down_bits, islands),
-        down_mbps=(islands * need.up_bits + written_bits) / fleet.served_round_s / MBPS,
+        down_mbps=read_bits / fleet.served_round_s / MBPS,
         up_mbps=written_bits / fleet.served_round_s / MBPS,
         merge_percent=100 * syncer_load(model.parameters, islands, fleet.served_round_s),
         fastest_slot_s=spent.seconds,

@@ -15,12 +15,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diloco_cli.config.settings import Inventory, SyncSettings
-from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S
+from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, guessed_rtt_s
 from diloco_cli.protocol.rules.capacity import MergeWork, SlotTime, SyncerMachine, merge_time, shortest_slot
 
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
 SYNCER_BPS = 10e9  # guessed: rate at which a machine near the bucket reads from it, or writes to it, bits per second
-FOLDER_CALL_S = 0.001  # guessed: of a store in a folder
 MERGED_SHARE = 0.75  # of the progress that an offer may hold, in the mean over loads: 0.6 to 0.9 in virtual time
 STATE_BITS = 64  # of a parameter: itself and its momentum, float32
 GUESSED_MACHINE = SyncerMachine(GUESSED_RTT_S, SYNCER_BPS, SYNCER_BPS, MERGE_PARAMETERS_PER_S)
@@ -34,13 +33,14 @@ def machine_of(inventory: Inventory) -> SyncerMachine:
         link.up_bps or guess.up_bps,
         link.down_bps or guess.down_bps,
         guess.parameters_per_s,
+        guess.reads_back,
     )
 
 
 def guessed_machine(url: str) -> SyncerMachine:
-    """Of a store about which nothing is stated: a bucket, or a folder, whose calls take next to no time."""
-    is_folder = url.startswith(("file://", "memory://"))
-    return replace(GUESSED_MACHINE, call_s=FOLDER_CALL_S) if is_folder else GUESSED_MACHINE
+    """Of a store about which nothing is stated: a bucket, or a folder, whose calls take next to no time. Of services
+    that speak S3 some check uploads and some do not (store/proof.py)."""
+    return replace(GUESSED_MACHINE, call_s=guessed_rtt_s(url), reads_back=url.startswith("s3://"))
 
 
 def work_of(parameters: float, num_islands: int, sync: SyncSettings) -> MergeWork:
@@ -51,7 +51,7 @@ def work_of(parameters: float, num_islands: int, sync: SyncSettings) -> MergeWor
 
 def syncer_s(parameters: float, num_islands: int, sync: SyncSettings, machine: SyncerMachine) -> float:
     """Seconds that a fragment of `parameters` spends at the syncer: every island's delta is read, all are merged, state
-    and weights are written and, before the commit, read back."""
+    and weights are written and, where the store does not check uploads, read back before the commit."""
     return merge_time(work_of(parameters, num_islands, sync), machine).seconds
 
 

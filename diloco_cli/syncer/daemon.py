@@ -89,7 +89,7 @@ def _serve_once(
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
-    _fit_to_the_store(run, bare, throttled, stop)
+    reads_back = not _fit_to_the_store(run, bare, throttled, stop)
     evaluator, spending = _evaluator(run, url), Spending(lambda: store.pauses + throttled.pace.waits)
     syncer = Syncer(
         run, claim, TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")), evaluator,
@@ -104,7 +104,7 @@ def _serve_once(
     regions = RegionServices(run, beside, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
     read_after_relays(syncer, regions.links)
     syncer.heartbeat_facts = _heartbeat_facts(
-        meter, (store, beside), throttled, unit, regions, counts_of(before), spending
+        meter, (store, beside), throttled, unit, regions, counts_of(before), spending, reads_back
     )
     tries = store_beside(meter, stop.wait, stop.is_set, news, deadline_s=MAKING_ROOM_TRIES_S)
     news.heartbeat, news.make_room = _heartbeating(syncer, meter, clock), _making_room(syncer, tries, meter, clock)
@@ -131,12 +131,13 @@ def _serve_once(
     return 0
 
 
-def _fit_to_the_store(run: RunFormat, bare: Store, throttled: ThrottledStore, stop: StopSignal) -> None:
-    """The syncer's share of the calls to a store that throttles; and whether it must read versions back."""
+def _fit_to_the_store(run: RunFormat, bare: Store, throttled: ThrottledStore, stop: StopSignal) -> bool:
+    """The syncer's share of the calls to a store that throttles. Whether the store checks uploads itself."""
     throttled.pace.weight = max(1, len(run.all_islands))
     checked = checks_uploads(bare, upload_trial_key(nonce()), stop.wait)
     how = "the store checks uploads: versions are not read back" if checked else "versions are read back"
     say(f"{utc_now_text()} {how}")
+    return checked
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
@@ -165,7 +166,7 @@ def _earlier_mirrors(data: bytes | None) -> tuple[MirrorHeartbeat, ...]:
 
 def _heartbeat_facts(
     meter: MeteredStore, stores: Iterable[RetryingStore], throttled: ThrottledStore, unit: str, regions: RegionServices,
-    earlier: dict[str, int], spending: Spending,
+    earlier: dict[str, int], spending: Spending, reads_back: bool,
 ) -> Any:  # fmt: skip
     """This process's own figures for the syncer's heartbeat; counts go on from `earlier`, the syncer's before."""
     process = psutil.Process()
@@ -182,6 +183,7 @@ def _heartbeat_facts(
             "retrying": next(filter(None, map(retrying_text, stores)), ""),
             **spending.facts(),
             "calls_a_s": throttled.calls_a_s,
+            "reads_back": reads_back,
             "mirrors": [to_plain(heartbeat) for heartbeat in regions.heartbeats()],
         }
 

@@ -105,6 +105,7 @@ class Syncing:
     version_bytes: float = 0.0
     bps: float | None = None
     merge_s: float = 0.0
+    reads_back: bool = True
 
     @property
     def work(self) -> MergeWork:
@@ -112,7 +113,7 @@ class Syncing:
 
     @property
     def machine(self) -> SyncerMachine:
-        return SyncerMachine(self.call_s, self.bps, self.bps, float(self.learners))
+        return SyncerMachine(self.call_s, self.bps, self.bps, float(self.learners), self.reads_back)
 
 
 def served_every(case: Syncing, merges: int = 24) -> float:
@@ -122,6 +123,7 @@ def served_every(case: Syncing, merges: int = 24) -> float:
     sizes = Sizes((case.delta_bytes,) * FRAGMENTS, (weights,) * FRAGMENTS, 0.0, (state,) * FRAGMENTS)
     link = Link(case.bps, case.bps)
     fleet = SimulatedFleet(run, sizes, {}, merge_s=case.merge_s, latency_s=case.call_s, syncer_link=link)
+    fleet.world.checks_uploads = not case.reads_back
     fleet.start()
     at_s = []
     for target in (2 * FRAGMENTS, 2 * FRAGMENTS + merges):

@@ -159,10 +159,10 @@ class OfTheLaunchOnly(Inbox):
 class AdmitsNobody(Syncer):
     """Passes over those who want to join."""
 
-    def _commit(self, draft: Commit) -> Steps[bool]:
-        if isinstance(draft, Membership):
+    def _carry_out(self, answer: Commit) -> Steps[bool]:
+        if isinstance(answer, Membership):
             return False
-        return (yield from super()._commit(draft))
+        return (yield from super()._carry_out(answer))
 
 
 class IdleCollector(Collector):

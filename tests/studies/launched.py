@@ -167,7 +167,7 @@ class LaunchedRun:
         while left := [process for process in psutil.process_iter() if _home_of(process) == self.home]:
             for process in left:
                 process.kill()
-            psutil.wait_procs(left)
+            psutil.wait_procs(left, timeout=10.0)
 
 
 Launched = TypeVar("Launched", bound=LaunchedRun)

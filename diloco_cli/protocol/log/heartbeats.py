@@ -98,7 +98,8 @@ class SyncerHeartbeat:
     """What a syncer or a standby states. `unit`: `syncer` or the standby's name. `heartbeats`: how many it has sent;
     `slowest_s`: the longest recent time between two of them, on its own clock. `call_s`: a call to the store, in
     the mean; `bytes_s`, `processor_s`: of a recent merge, its bytes beyond its calls, its computation (0: not
-    known). `calls_a_s`: its pace of calls, where the store refuses more; else 0."""
+    known). `calls_a_s`: its pace of calls, where the store refuses more; else 0. `reads_back`: what it has written,
+    because the store does not check uploads itself."""
 
     state: str
     epoch: int
@@ -119,6 +120,7 @@ class SyncerHeartbeat:
     bytes_s: float = 0.0
     processor_s: float = 0.0
     calls_a_s: float = 0.0
+    reads_back: bool = True
     garbage: GarbageHeartbeat = GarbageHeartbeat()
 
 

@@ -2,9 +2,10 @@
 
 A syncer serves one slot after the other. For a merge of M learners' deltas it needs, beside what it does now and then,
 
-    calls       (ceil(M / 48) + ceil(2 M / 48) + 3) x a round trip      offers are found; the next ones looked for and
-                                payloads read; state and weights are written, then read back; the commit
-    bytes       (M deltas + a version) / down + a version / up      a version: state and weights, read back once
+    calls       (ceil(M / 48) + ceil(2 M / 48) + 2) x a round trip      offers are found; the next ones looked for and
+                                payloads read; state and weights are written; the commit
+    bytes       M deltas / down + a version / up                        a version: state and weights
+    read back   1 round trip + a version / down                         where the store does not check uploads itself
     processor   M x parameters of a fragment / parameters of one learner merged a second
 
 and these add up, since none of it is done beside another where the syncer is behind. `SlotTime` is also what a syncer
@@ -21,7 +22,7 @@ from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 
 Limit = Literal["calls", "bytes", "processor"]
-CALLS_OF_A_MERGE = 3
+CALLS_OF_A_MERGE = 2
 REQUEST_CALLS = 2  # in turn, when it looks for operators' requests and for a successor
 HEARTBEAT_EVERY_S = 3.0
 MAX_LEARNERS = 1 << 16
@@ -32,13 +33,14 @@ EXACT = 1e-9
 
 @dataclass(frozen=True)
 class SyncerMachine:
-    """A syncer's machine: seconds of a call to the store, its own link (None: unknown, fast enough), and how many
-    parameters of one learner it merges in a second."""
+    """A syncer's machine: seconds of a call to the store, its own link (None: unknown, fast enough), how many
+    parameters of one learner it merges in a second, and whether it reads back what it has written (store/proof.py)."""
 
     call_s: float
     up_bps: float | None
     down_bps: float | None
     parameters_per_s: float
+    reads_back: bool = True
 
 
 @dataclass(frozen=True)
@@ -71,18 +73,20 @@ class SlotTime:
         return max(parts, key=lambda name: parts[name])
 
 
-def calls_of_merge(learners: int) -> int:
+def calls_of_merge(learners: int, reads_back: bool) -> int:
     """Calls in turn, from the first offer that is found to the commit."""
     found, behind = ceil(learners / MAX_AT_ONCE), ceil(2 * learners / MAX_AT_ONCE)
-    return found + behind + CALLS_OF_A_MERGE
+    return found + behind + CALLS_OF_A_MERGE + reads_back
 
 
 def merge_time(work: MergeWork, machine: SyncerMachine) -> SlotTime:
     """One merge, from the first offer that is found to the commit."""
-    down = BITS * (work.learners * work.delta_bytes + work.version_bytes) / machine.down_bps if machine.down_bps else 0
+    read_bytes = work.learners * work.delta_bytes + machine.reads_back * work.version_bytes
+    down = BITS * read_bytes / machine.down_bps if machine.down_bps else 0.0
     up = BITS * work.version_bytes / machine.up_bps if machine.up_bps else 0.0
     processor_s = work.learners * work.parameters / machine.parameters_per_s
-    return SlotTime(calls_of_merge(work.learners) * machine.call_s, down + up, processor_s)
+    calls = calls_of_merge(work.learners, machine.reads_back)
+    return SlotTime(calls * machine.call_s, down + up, processor_s)
 
 
 def shortest_slot(work: MergeWork, machine: SyncerMachine, slot_s: float) -> SlotTime:
@@ -104,9 +108,12 @@ def with_upkeep(merge: SlotTime, call_s: float, learners: int, slot_s: float) ->
     return replace(merge, calls_s=merge.calls_s + upkeep_s)
 
 
-def measured_slot(call_s: float, bytes_s: float, processor_s: float, learners: int, slot_s: float) -> SlotTime:
+def measured_slot(
+    call_s: float, bytes_s: float, processor_s: float, reads_back: bool, learners: int, slot_s: float
+) -> SlotTime:
     """The shortest slot, of what a syncer measures: a call, and the bytes and the processor of a merge."""
-    return with_upkeep(SlotTime(calls_of_merge(learners) * call_s, bytes_s, processor_s), call_s, learners, slot_s)
+    calls_s = calls_of_merge(learners, reads_back) * call_s
+    return with_upkeep(SlotTime(calls_s, bytes_s, processor_s), call_s, learners, slot_s)
 
 
 def _upkeep_calls(learners: int, seconds: float, slot_s: float) -> float:

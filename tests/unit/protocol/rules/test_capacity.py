@@ -33,7 +33,13 @@ def test_a_merge_is_its_calls_its_bytes_and_its_processor_one_after_the_other() 
 
 
 def test_learners_calls_go_together_up_to_the_number_of_connections() -> None:
-    assert [calls_of_merge(learners) for learners in (1, 48, 49, 96, 97)] == [5, 6, 8, 9, 11]
+    assert [calls_of_merge(learners, True) for learners in (1, 48, 49, 96, 97)] == [5, 6, 8, 9, 11]
+
+
+def test_what_a_store_has_checked_is_not_read_back() -> None:
+    back, not_back = merge_time(WORK, FAR), merge_time(WORK, replace(FAR, reads_back=False))
+    assert back.calls_s - not_back.calls_s == pytest.approx(0.04)
+    assert back.bytes_s - not_back.bytes_s == pytest.approx(8 * 1e7 / 2e9)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_more_learners_never_take_less() -> None:
 
 def test_what_a_syncer_measures_gives_the_same_slot() -> None:
     spent = merge_time(WORK, FAR)
-    measured = measured_slot(FAR.call_s, spent.bytes_s, spent.processor_s, WORK.learners, 0.5)
+    measured = measured_slot(FAR.call_s, spent.bytes_s, spent.processor_s, FAR.reads_back, WORK.learners, 0.5)
     assert measured == shortest_slot(WORK, FAR, 0.5)
     assert SlotTime(0.1, 0.3, 0.2).limit == "bytes"
 
@@ -86,6 +92,7 @@ def test_what_a_syncer_measures_gives_the_same_slot() -> None:
         (Syncing(4, 0.25, 0.16), "calls"),
         (Syncing(3, 0.355, 0.1), "calls"),
         (Syncing(8, 0.2, 0.4), "calls"),
+        (Syncing(8, 0.2, 0.1, reads_back=False), "calls"),
         pytest.param(Syncing(60, 0.3, 0.04), "calls", marks=pytest.mark.long),
         (Syncing(4, 0.2, 0.005, delta_bytes=2e7, version_bytes=1e8, bps=4e9), "bytes"),
         (Syncing(4, 0.2, 0.005, merge_s=0.5), "processor"),
