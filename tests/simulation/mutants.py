@@ -20,6 +20,7 @@ from tests.simulation import mutant_evaluations as evaluations
 from tests.simulation import mutant_learners as learners
 from tests.simulation import mutant_logs as logs
 from tests.simulation import mutant_norms as norms
+from tests.simulation import mutant_sets as sets
 from tests.simulation import mutant_syncers as syncers
 
 
@@ -171,6 +172,10 @@ OF_SYNCERS: dict[str, Mutant] = {
     ),
     "merged without waiting": Mutant(
         Actors(syncer=syncers.NoPatience), frozenset({"liveness"}), _keeps_pace, longer=LONG, since=144
+    ),
+    "two commits at once": Mutant(Actors(syncer=sets.TwoCommitsAtOnce), frozenset("1"), _KILLS),
+    "a payload changed after its check": Mutant(
+        _loading(sets.MergesLaterBytes), frozenset({"3", "exit"}), _damages_reads, longer=LONG
     ),
     "not re-anchored": Mutant(Actors(arithmetic=syncers.NotReanchored), frozenset("3")),
     "momentum lost at a takeover": Mutant(Actors(arithmetic=syncers.NoMomentum), frozenset("3")),

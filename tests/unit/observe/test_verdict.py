@@ -366,6 +366,8 @@ def test_a_syncer_that_needs_most_of_its_slot_nearly_limits_the_run() -> None:
     found = status_of(late).syncer
     assert found is not None and (found.limit, found.calls_s, found.bytes_s) == ("calls", 36.0, 1.0)
     assert found.busy_percent == pytest.approx(100 * 37.5 / 40)
+    checked = status_of(syncer_says(run, call_s=4.0, bytes_s=1.0, processor_s=0.5, reads_back=False)).syncer
+    assert checked is not None and checked.calls_s == 32.0
     busy = syncer_says(run, call_s=0.04, bytes_s=3.0, processor_s=35.0)
     assert verdict_of(busy).limit.startswith("the syncer is nearly limited by processor: 96% of its slot")
     idle = status_of(syncer_says(run, call_s=0.04, bytes_s=3.0, processor_s=0.5))
