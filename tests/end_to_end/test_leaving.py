@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from diloco_cli.protocol.actors.standby import PROMPT_S
 from tests.end_to_end.conftest import Playground, playing
@@ -111,6 +112,7 @@ def test_ctrl_c_in_the_launch_that_has_all_of_the_run_stops_it_and_says_why(tmp_
         assert place.json("status", "quickstart")["state"] == "STOPPED"
 
 
+@pytest.mark.long
 def test_a_machine_that_leaves_with_the_syncer_says_that_none_is_left(playground: Playground) -> None:
     with two_machines(playground) as second:
         other = second.start("resume", URL, "--region", "west")
@@ -152,6 +154,7 @@ def test_a_syncer_that_a_command_took_for_dead_serves_again_when_it_wakes(playgr
     assert playground.json("verify", "quickstart")["ok"]
 
 
+@pytest.mark.long
 def test_a_learner_that_comes_back_with_its_standby_leaves_a_stopped_run_stopped(playground: Playground) -> None:
     playground.islands("ann")
     playground.launch(100_000_000, "--set", "syncer.on_learners=true", "--set", "syncer.takeover=6 s")

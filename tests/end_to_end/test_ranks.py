@@ -106,9 +106,8 @@ def test_a_paused_rank_is_stuck_and_the_island_begins_anew(playground: Playgroun
     stopped_and_verified(playground)
 
 
-@pytest.mark.parametrize(
-    ("planned", "counts"), [(2, (1, 2)), pytest.param(4, (2, 4), marks=pytest.mark.long)], ids=["2-1-2", "4-2-4"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("planned", "counts"), [(2, (1, 2)), (4, (2, 4))], ids=["2-1-2", "4-2-4"])
 def test_an_island_goes_on_with_another_number_of_ranks(
     playground: Playground, planned: int, counts: tuple[int, ...]
 ) -> None:

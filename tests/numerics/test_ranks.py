@@ -105,6 +105,7 @@ def test_moments_of_two_ranks_are_restored_by_one(two: dict[str, Trained], case:
     assert_near(one_rank(case, two[case.name].moments), one_rank(case, one_rank(case).moments))
 
 
+@pytest.mark.long
 def test_moments_of_one_rank_are_restored_by_two(tmp_path: Path) -> None:
     case = CASES[2]
     moments = one_rank(case).moments
@@ -119,6 +120,7 @@ def test_a_rotary_model_of_transformers_is_built_without_memory_and_trains_as_on
     assert_near(several_ranks([case], 2, tmp_path)[case.name], one_rank(case))
 
 
+@pytest.mark.long
 def test_four_ranks_train_as_one(tmp_path: Path) -> None:
     """Of rows and widths that they do not divide alike, in micro-batches."""
     case = CASES[2]

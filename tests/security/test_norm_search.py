@@ -75,6 +75,7 @@ def test_a_learner_that_only_offers_the_mean_of_the_others_is_no_measured_harm()
     assert abs(played(Strategy(begins=10**6, restart_every=8), rounds=ROUNDS).drift) <= MAX_DRIFT
 
 
+@pytest.mark.long
 def test_several_learners_that_only_offer_the_mean_of_the_others_raise_no_loss() -> None:
     score = contest(1, Strategy(begins=10**6), rounds=SEARCHED, islands=(12, 4))
     assert score.reached and score.worst_rise <= MAX_RISE / 10

@@ -70,7 +70,9 @@ class Played:
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
-@pytest.mark.parametrize("slow_link_s", [LINK_S, 1.2, 2.5, 3.0])
+@pytest.mark.parametrize(
+    "slow_link_s", [2.5, *(pytest.param(link_s, marks=pytest.mark.long) for link_s in (LINK_S, 1.2, 3.0))]
+)
 def test_equal_learners_merge_once_a_slot_whatever_their_links(slow_link_s: float, gamma: float) -> None:
     """Whoever's offers take longer than a slot cannot be in every merge, and does not hold the others up."""
     pacings = [NEAR, NEAR, replace(NEAR, upload_s=1.2), replace(NEAR, upload_s=slow_link_s)]
@@ -123,7 +125,10 @@ def test_a_slow_learner_that_is_left_alone_goes_on_at_its_own_pace() -> None:
     assert len(alone) >= 0.9 * (played.reached("l1") - 40 / 3)
 
 
-@pytest.mark.parametrize(("fragments", "mixing"), [(4, "rebase"), (12, "rebase"), (12, "replace")])
+@pytest.mark.parametrize(
+    ("fragments", "mixing"),
+    [(4, "rebase"), *(pytest.param(12, mixing, marks=pytest.mark.long) for mixing in ("rebase", "replace"))],
+)
 def test_after_an_outage_with_a_full_quorum_little_is_given_up(fragments: int, mixing: str) -> None:
     """One of four is away for 140 s; the others stand at their bound, and are then ahead of it. Their offers must not
     lie there for rounds: nearly as much of what is processed gets merged as without the outage."""
@@ -135,6 +140,7 @@ def test_after_an_outage_with_a_full_quorum_little_is_given_up(fragments: int, m
     assert max(offer.slot for offer in played.offers()) - played.state.slot <= fragments
 
 
+@pytest.mark.long
 def test_after_an_outage_few_fragments_that_are_replaced_lose_more() -> None:
     """P = 4: who is three slots ahead offers soon after it has adopted, and what it trained before is gone."""
     away = replace(NEAR, spells=(Spell(0.0, 1.0), Spell(60.0, 0.0), Spell(200.0, 1.0)))
@@ -142,7 +148,7 @@ def test_after_an_outage_few_fragments_that_are_replaced_lose_more() -> None:
     assert played.state.metrics.skips <= 3 and played.kept > 0.84 * undisturbed.kept
 
 
-@pytest.mark.parametrize("fragments", [3, 4, 12])
+@pytest.mark.parametrize("fragments", [4, *(pytest.param(count, marks=pytest.mark.long) for count in (3, 12))])
 def test_a_full_quorum_of_unequal_speeds_leaves_no_offer_waiting_for_rounds(fragments: int) -> None:
     """Step times 1 to 2 s with one H for all: all are in every merge, nobody's offers are superseded or too late, and
     the slots go at least at the pace of the slowest. At the end the fast ones' last round is in no merge yet."""
