@@ -39,9 +39,10 @@ class AnswerFault:
 
 class Faults:
     """Injected faults strike first, in order; then an outage (503 to everybody); then chance, by `rates`. Safe to call
-    from any thread."""
+    from any thread. `delay_s`: of each request, as of a bucket that is far away."""
 
     def __init__(self, error_answer: ErrorAnswer, seed: int = 0) -> None:
+        self.delay_s = 0.0
         self.requests = 0
         self.down_bytes = 0  # of the bodies of answers without a fault
         self.struck: Counter[str] = Counter()
@@ -91,6 +92,7 @@ class Faults:
         if request.path == CONTROL_PATH:
             return await self._control(request)
         self.requests += 1
+        await asyncio.sleep(self.delay_s)
         kind = self._draw(request.method)
         if kind is None:
             answer = await handler(request)
@@ -244,6 +246,7 @@ class FaultyServer:
     def serve_until_killed(self, arguments: argparse.Namespace) -> None:
         """Prints the server's URL as its first line. Counts are at CONTROL_PATH."""
         self.faults.set_rates(json.loads(arguments.rates))
+        self.faults.delay_s = arguments.delay_ms / 1000
         with self:
             print(self.url, flush=True)
             if arguments.outage:
@@ -259,4 +262,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rates", default="{}", help=f'json: probability of each fault, such as {{"503": 0.1}}; {KINDS}'
     )
     parser.add_argument("--seed", type=int, default=0, help="of the chance by which faults strike")
+    parser.add_argument("--delay-ms", type=float, default=0.0, help="of each request")
     parser.add_argument("--outage", default="", metavar="AFTER:FOR", help="seconds after the start, seconds of 503")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,24 +52,24 @@ def integer_run(rounds: int, step_s: float, retention: RetentionSettings) -> Run
     return _run(settings, elements=1, step_s=step_s)
 
 
-def float_run(rounds: int, step_s: float, elements: int) -> RunFormat:
+def float_run(rounds: int, step_s: float, elements: int, learners: Sequence[str] = LEARNERS) -> RunFormat:
     """Toy learners under the product's own syncer: a fragment is `elements` equal float32 numbers."""
     settings = RunSettings(
         name="toy",
         model=ModelSettings(entrypoint="tests.studies.toy_task:model", args={"elements": elements}),
         data=DataSettings(entrypoint="tests.studies.toy_task:data"),
-        train=TrainSettings(tokens=rounds * ROUND_TOKENS, batch_tokens=BATCH_TOKENS),
+        train=TrainSettings(tokens=rounds * len(learners) * LOCAL_STEPS * BATCH_TOKENS, batch_tokens=BATCH_TOKENS),
         sync=replace(SYNC, codec="fp32", weights_codec="fp32", skip_after_s=20.0),
         outer=OuterSettings(),
         retention=RetentionSettings(rounds="all"),
         evaluation=EvaluationSettings(every=NEVER, sequences=1),
     )
-    return _run(settings, elements, step_s)
+    return _run(settings, elements, step_s, learners)
 
 
-def _run(settings: RunSettings, elements: int, step_s: float) -> RunFormat:
+def _run(settings: RunSettings, elements: int, step_s: float, learners: Sequence[str] = LEARNERS) -> RunFormat:
     facts = [ParameterFact(f"w{index}", (elements,), False) for index in range(FRAGMENTS)]
     layout = balanced_layout(facts, FRAGMENTS)
     tokens_per_s = BATCH_TOKENS / step_s
-    islands = tuple(Island(name, "here", BATCH_TOKENS, LOCAL_STEPS, tokens_per_s, step_s) for name in LEARNERS)
+    islands = tuple(Island(name, "here", BATCH_TOKENS, LOCAL_STEPS, tokens_per_s, step_s) for name in learners)
     return RunFormat(nonce(), settings.name, "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
