@@ -18,6 +18,7 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LONG_TIMEOUT_S = 6 * 3600
 WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/", "tests/security/attacks/")
 
 
@@ -35,10 +36,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test that hangs fails and says where (`timeout` in pyproject.toml); one of full counts may take hours."""
+    """A test that hangs fails and says where, also one of full counts (others: `timeout` in pyproject.toml)."""
     for item in items:
         if item.get_closest_marker("long") is not None:
-            item.add_marker(pytest.mark.timeout(0))
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -30,7 +30,7 @@ DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
 MAX_DAYS = 30.0
 OF_AN_EXISTING_RUN = (
     "a run that exists says neither how often its hardware fails nor what it costs: no failures, no prices; the plan "
-    "or run file that it was launched from says both"
+    "or run file that it was launched from says both; its syncer's machine and link are guessed"
 )
 SCENARIOS = "chaos"  # the folder of built-in ones, under templates
 

@@ -345,11 +345,13 @@ class RegionSettings:
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """The home bucket and prefix: it holds the commit log. `link`: that of the syncer's machine to it."""
+    """The home bucket and prefix: it holds the commit log. `link`: that of the syncer's machine to it;
+    `checks_uploads`: whether it compares an upload with the checksum that comes with it (None: guessed by the URL)."""
 
     url: str
     region: str | None = None
     link: Link = field(default_factory=Link)
+    checks_uploads: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,10 @@ def _of_the_syncer(inventory: Inventory) -> list[str]:
     guesses = [] if link.rtt_s is not None else [f"takes {format_duration(machine.call_s)} for a call to the store"]
     verbs = [verb for verb, given in (("reads", link.down_bps), ("writes", link.up_bps)) if given is None]
     guesses += [f"{' and '.join(verbs)} {format_bandwidth(SYNCER_BPS)}"] if verbs else []
-    return [f"the syncer's machine {' and '.join(guesses)} (store.link in the inventory)"] if guesses else []
+    told = [f"the syncer's machine {' and '.join(guesses)} (store.link in the inventory)"] if guesses else []
+    if machine.reads_back and inventory.store.checks_uploads is None:
+        told.append("the syncer reads versions back: not all that speaks S3 checks uploads (store.checks_uploads)")
+    return told
 
 
 def _of_the_model(run: RunSettings, model: ModelFacts) -> list[str]:

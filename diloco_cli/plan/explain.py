@@ -10,11 +10,11 @@ from functools import partial
 
 from diloco_cli.plan import money
 from diloco_cli.plan.candidates import candidates
-from diloco_cli.plan.explain_island import MERGING, Explanation, explain_island, merging_numbers, short
+from diloco_cli.plan.explain_island import Explanation, explain_island, merging_formula, merging_numbers, short
 from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, machine_of
+from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
@@ -54,7 +54,7 @@ def _schedule(plan: Plan, fleet: Fleet) -> Iterator[Explanation]:
     yield say("round T", "H x the fastest step", f"{s.sync_every} * {short(fleet.kept[0].step_s)}", s.round_s, "s")
     yield say("slot", "T / fragments", f"{short(s.round_s)} / {s.fragments}", s.slot_s, "s")
     numbers = merging_numbers(s.fragment_parameters, len(fleet.kept), sync, fleet.kept[0].syncer)
-    yield say("merging", MERGING, numbers, s.merge_s, "s")
+    yield say("merging", merging_formula(plan.syncer.reads_back), numbers, s.merge_s, "s")
     transfer = max(flow.transfer_s for flow in fleet.flows)
     numbers = f"{short(transfer)} + {short(s.quorum_s)} + {short(s.merge_s)}"
     yield say("exchange", "slowest transfer + quorum + merging", numbers, s.exchange_s, "s")
@@ -109,13 +109,17 @@ def _syncer(plan: Plan) -> Iterator[Explanation]:
     largest = short(s.fragment_parameters)
     payload = f"{up:g} / 8 * {largest}"
     coming = f"max({payload}, min({count} * {payload}, {MAX_BYTES_AT_ONCE}))"
-    numbers = f"(8 * {total} + 2 * (8 + {down:g} / 8) * {largest} + {coming} + 64e6) / 1e9"
-    formula = "8 N + 2 x (next version + weights) of the largest fragment + payloads on their way + 64 MB"
+    copies, formula_of_copies = (2, "2 x ") if needs.reads_back else (1, "")
+    numbers = f"(8 * {total} + {copies} * (8 + {down:g} / 8) * {largest} + {coming} + 64e6) / 1e9"
+    formula = (
+        f"8 N + {formula_of_copies}(next version + weights) of the largest fragment + payloads on their way + 64 MB"
+    )
     yield say("memory", formula, numbers, needs.memory_gb, "GB")
     state = f"64 * {total} + {total} * {down:g}"
-    read_back = f" + {state}" if machine_of(plan.inventory).reads_back else ""
-    numbers = f"({count} * {total} * {up:g}{read_back}) / {round_s} / 1e6"
-    formula = "islands x delta / T; and state and weights, where they are read back"
+    numbers, formula = f"{count} * {total} * {up:g} / {round_s} / 1e6", "islands x delta / T"
+    if needs.reads_back:
+        numbers = f"({count} * {total} * {up:g} + {state}) / {round_s} / 1e6"
+        formula = "(islands x delta + state + weights) / T: every delta, and both read back"
     yield say("down", formula, numbers, needs.down_mbps, "Mbps")
     yield say("up", "(state + weights) / T", f"({state}) / {round_s} / 1e6", needs.up_mbps, "Mbps")
     numbers = f"100 * {total} * {count} / {short(MERGE_PARAMETERS_PER_S)} / {round_s}"
@@ -143,12 +147,13 @@ def _money(plan: Plan) -> Iterator[Explanation]:
     watch_s = watch_every_s(slot_s)
     fence, watch, requests = map(short, (max(money.FENCE_EVERY_S, watch_s), watch_s, requests_every_s(slot_s)))
     learners, syncers = (short(money.looks_per_s(slot_s, n)) for n in (money.LEARNERS_LOOKS, money.SYNCERS_LOOKS))
+    read_back = (f" + 2 / {slot}", " + 2 / slot") if plan.syncer.reads_back else ("", "")
     numbers = (
-        f"({count} * ({learners} + 1 / {slot} + 1 / {fence}) + {count} * ({syncers} + 1 / {slot}) + 2 / {slot}"
+        f"({count} * ({learners} + 1 / {slot} + 1 / {fence}) + {count} * ({syncers} + 1 / {slot}){read_back[0]}"
         f" + {count} / {watch} + 2 / {requests}) * 86400"
     )
     formula = (
-        "M (looks for commits + 1 / slot + 1 / fence) + M (looks into a mailbox + 1 / slot) + 2 / slot"
+        f"M (looks for commits + 1 / slot + 1 / fence) + M (looks into a mailbox + 1 / slot){read_back[1]}"
         " + M / watch + 2 / requests"
     )
     yield say("class B requests", formula, numbers, c.class_b_per_day, "/day")

@@ -37,10 +37,10 @@ def short(value: float) -> str:
     return text.replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
 
 
-MERGING = (
-    "fragment x (islands / parameters merged a second + (deltas, and the version where it is read back) / syncer's"
-    " download + version / its upload) + calls in turn x a call"
-)
+def merging_formula(reads_back: bool) -> str:
+    read = "(deltas + version)" if reads_back else "deltas"
+    per_parameter = f"islands / parameters merged a second + {read} / syncer's download + version / its upload"
+    return f"fragment x ({per_parameter}) + calls in turn x a call"
 
 
 def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings, machine: SyncerMachine) -> str:

@@ -320,9 +320,12 @@ def host_bytes(sync: SyncSettings, saved: bool) -> int:
     return BASE_BYTES + (RESIDUAL_BYTES if sync.error_feedback else 0) + (SAVED_BYTES if saved else 0)
 
 
-def syncer_memory_gb(model: ModelFacts, largest: float, up_bits: float, down_bits: float, num_islands: int) -> float:
-    """Parameters and momentum in float32; of one fragment the next version and its weights, and both as read back; the
-    payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in a file); and 64 MB to work in."""
+def syncer_memory_gb(
+    model: ModelFacts, largest: float, up_bits: float, down_bits: float, num_islands: int, reads_back: bool
+) -> float:
+    """Parameters and momentum in float32; of one fragment the next version and its weights, and both as read back where
+    the store does not check uploads; the payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in
+    a file); and 64 MB to work in."""
     payload = up_bits / 8 * largest
     coming = max(payload, min(num_islands * payload, MAX_BYTES_AT_ONCE))
-    return (8 * model.parameters + 2 * (8 + down_bits / 8) * largest + coming + 64e6) / GB
+    return (8 * model.parameters + (1 + reads_back) * (8 + down_bits / 8) * largest + coming + 64e6) / GB

@@ -5,8 +5,8 @@ Requests, counted from the protocol (M islands, slots of s seconds):
     class A (writes)  an island a slot: delta, offer; each 3 s a heartbeat; now and then its moments
                       the syncer a slot: state, weights, commit; each 3 s a heartbeat; every 64 commits a snapshot
     class B (reads)   an island a slot: its polls of the next commit, the new weights; at most each 5 s a fence
-                      the syncer a slot: its polls of M mailboxes, M deltas, state and weights read back; about once a
-                      slot M incarnations; each 2 s the log and requests
+                      the syncer a slot: its polls of M mailboxes, M deltas, and state and weights where the store
+                      does not check uploads; about once a slot M incarnations; each 2 s the log and requests
 
 An object that comes once a slot is polled about the time at which it is due (protocol/rules/polling.py).
 """
@@ -142,5 +142,9 @@ def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
     watch_s = watch_every_s(slot_s)
     learners, syncers = looks_per_s(slot_s, LEARNERS_LOOKS), looks_per_s(slot_s, SYNCERS_LOOKS)
     learners_b = islands * (learners + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
-    syncer_b = islands * (syncers + 1 / slot_s + 1 / watch_s) + 2 / slot_s + 2 / requests_every_s(slot_s)
+    syncer_b = (
+        islands * (syncers + 1 / slot_s + 1 / watch_s)
+        + 2 * fleet.kept[0].syncer.reads_back / slot_s
+        + 2 / requests_every_s(slot_s)
+    )
     return class_a * DAY_S, (learners_b + syncer_b) * DAY_S

@@ -142,7 +142,8 @@ class SyncerNeeds:
     """What the syncer's machine must have: memory, its own link, and the share of its time that merging takes.
 
     `fastest_slot_s`: the shortest slot that it can hold, the sum of what calls, bytes and its processor take; `limit`:
-    the one that takes most; `busy_percent` of the slot; `max_islands`: how many it carries at this slot."""
+    the one that takes most; `busy_percent` of the slot; `max_islands`: how many it carries at this slot. `reads_back`:
+    what it has written, because the store does not check uploads."""
 
     memory_gb: float
     down_mbps: float
@@ -155,6 +156,7 @@ class SyncerNeeds:
     limit: Limit = "calls"
     busy_percent: float = 0.0
     max_islands: int = 0
+    reads_back: bool = False
 
 
 @dataclass(frozen=True)

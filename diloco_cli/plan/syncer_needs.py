@@ -25,10 +25,11 @@ def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     need = need_of_round(model, sync.codec, sync.weights_codec)
     written_bits = model.parameters * STATE_BITS + need.down_bits
-    read_bits = islands * need.up_bits + fleet.kept[0].syncer.reads_back * written_bits
+    machine = fleet.kept[0].syncer
+    read_bits = islands * need.up_bits + machine.reads_back * written_bits
     merging = work_of(model.parameters / s.fragments, islands, sync)
     return SyncerNeeds(
-        memory_gb=syncer_memory_gb(model, s.fragment_parameters, up_bits, down_bits, islands),
+        memory_gb=syncer_memory_gb(model, s.fragment_parameters, up_bits, down_bits, islands, machine.reads_back),
         down_mbps=read_bits / fleet.served_round_s / MBPS,
         up_mbps=written_bits / fleet.served_round_s / MBPS,
         merge_percent=100 * syncer_load(model.parameters, islands, fleet.served_round_s),
@@ -38,7 +39,8 @@ def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
         processor_s=spent.processor_s,
         limit=spent.limit,
         busy_percent=100 * fleet.syncer_load,
-        max_islands=most_learners(merging, fleet.kept[0].syncer, s.slot_s),
+        max_islands=most_learners(merging, machine, s.slot_s),
+        reads_back=machine.reads_back,
     )
 
 

@@ -33,7 +33,7 @@ def machine_of(inventory: Inventory) -> SyncerMachine:
         link.up_bps or guess.up_bps,
         link.down_bps or guess.down_bps,
         guess.parameters_per_s,
-        guess.reads_back,
+        guess.reads_back if inventory.store.checks_uploads is None else not inventory.store.checks_uploads,
     )
 
 

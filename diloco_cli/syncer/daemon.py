@@ -89,7 +89,7 @@ def _serve_once(
     run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
-    reads_back = not _fit_to_the_store(run, bare, throttled, stop)
+    reads_back = _fit_to_the_store(run, bare, throttled, stop)
     evaluator, spending = _evaluator(run, url), Spending(lambda: store.pauses + throttled.pace.waits)
     syncer = Syncer(
         run, claim, TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")), evaluator,
@@ -132,12 +132,12 @@ def _serve_once(
 
 
 def _fit_to_the_store(run: RunFormat, bare: Store, throttled: ThrottledStore, stop: StopSignal) -> bool:
-    """The syncer's share of the calls to a store that throttles. Whether the store checks uploads itself."""
+    """The syncer's share of the calls to a store that throttles. Whether versions are read back."""
     throttled.pace.weight = max(1, len(run.all_islands))
-    checked = checks_uploads(bare, upload_trial_key(nonce()), stop.wait)
-    how = "the store checks uploads: versions are not read back" if checked else "versions are read back"
+    reads_back = not checks_uploads(bare, upload_trial_key(nonce()), stop.wait)
+    how = "versions are read back" if reads_back else "the store checks uploads: versions are not read back"
     say(f"{utc_now_text()} {how}")
-    return checked
+    return reads_back
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:

@@ -3,7 +3,7 @@
 Both come once a slot. So requests are dense about the time at which the next one is due, and sparse before and after:
 few requests, and a new object is found within a twentieth of a slot. Where slots are shorter than `SHORT_SLOT_S`,
 latency counts for more than requests, so requests are dense until an object is late: the store may be too slow for
-them. Pure and deterministic.
+them. (A syncer whose slots are short asks all learners in each of its turns.) Pure and deterministic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ON_TIME = 1.05  # slots after the last find; beyond that the pauses grow
 GROWTH = 1.5
 LATE = 3 / 4  # of the time by which an object is late: the next pause, where slots are short
 UNKNOWN = 1 / 8  # of a slot, between two requests while nothing is known
-MAX_PAUSE = 1.0  # slots: the longest pause
+MAX_PAUSE = 1.0  # slots: the longest pause, where slots are not short; there it is SHORT_SLOT_S
 DENSE_BOUNDS_S = (0.02, 0.075)
 MAX_REQUESTS = 8  # in any stretch of one slot, for one learner, at slots from SHORT_SLOT_S on
 WATCH_BOUNDS_S = (1.0, 10.0)

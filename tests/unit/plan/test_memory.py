@@ -132,10 +132,14 @@ def test_host_and_syncer_memory_by_hand() -> None:
     )
     assert host_memory_gb(small, sync, fragment, 2) - without == pytest.approx(16 * small.parameters / 1e9)
     assert fed_back - host_memory_gb(small, sync, fragment, 2) == pytest.approx(8 * small.parameters / 1e9)
-    assert syncer_memory_gb(small, fragment, 16.0, 8.0, 3) == pytest.approx(
+    assert syncer_memory_gb(small, fragment, 16.0, 8.0, 3, True) == pytest.approx(
         (8 * small.parameters + (2 * (8 + 1) + 3 * 2) * fragment + 64e6) / 1e9
     )
-    many = syncer_memory_gb(small, fragment, 16.0, 8.0, 1 << 20) - syncer_memory_gb(small, fragment, 16.0, 8.0, 0)
+    not_read_back = syncer_memory_gb(small, fragment, 16.0, 8.0, 3, False)
+    assert syncer_memory_gb(small, fragment, 16.0, 8.0, 3, True) - not_read_back == pytest.approx(9 * fragment / 1e9)
+    many = syncer_memory_gb(small, fragment, 16.0, 8.0, 1 << 20, True) - syncer_memory_gb(
+        small, fragment, 16.0, 8.0, 0, True
+    )
     assert many == pytest.approx((MAX_BYTES_AT_ONCE - 2 * fragment) / 1e9), "one at least, and no more than go at once"
 
 

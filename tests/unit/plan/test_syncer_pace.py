@@ -27,6 +27,10 @@ def inventory_of(count: int = 4, **link: float) -> Inventory:
     return Inventory(StoreSettings("gs://bucket", link=Link(**link)), islands)
 
 
+def of_s3(inventory: Inventory) -> Inventory:
+    return replace(inventory, store=replace(inventory.store, url="s3://bucket"))
+
+
 def planned(inventory: Inventory, run: RunSettings = RUN, model: object = SMALL) -> Plan:
     return make_plan(run, inventory, model)  # type: ignore[arg-type]
 
@@ -107,6 +111,17 @@ def test_a_simulated_run_shows_what_the_plan_predicts(adoption: str, rtt_s: floa
     assert tokens_per_s == pytest.approx(plan.prediction.tokens_per_s, rel=0.2)
 
 
+def test_what_is_read_back_takes_a_call_more_a_merge_in_plan_and_simulation() -> None:
+    checked, read_back = planned(inventory_of(rtt_s=0.25)), planned(of_s3(inventory_of(rtt_s=0.25)))
+    assert (checked.syncer.reads_back, read_back.syncer.reads_back) == (False, True)
+    more_s = read_back.syncer.fastest_slot_s - checked.syncer.fastest_slot_s
+    assert more_s == pytest.approx(0.25, rel=0.02)
+    assert merged_per_s(read_back)[0] - merged_per_s(checked)[0] == pytest.approx(more_s, rel=0.1)
+    assert read_back.syncer.memory_gb > checked.syncer.memory_gb
+    told = [assumption.text for assumption in read_back.assumptions if "reads versions back" in assumption.text]
+    assert told and not [a for a in checked.assumptions if "reads versions back" in a.text]
+
+
 @pytest.mark.parametrize("adoption", ["on_arrival", "at_tau"])
 def test_what_replacement_gives_up_in_flight_is_predicted(adoption: str) -> None:
     plan = paced(0.12, adoption, "replace")
@@ -148,7 +163,9 @@ def test_what_is_kept_depends_on_whether_islands_wait() -> None:
 def test_the_machine_is_what_the_inventory_states_and_a_guess_elsewhere() -> None:
     """A directory has what fsync confirms, GCS checks uploads, and of what speaks S3 some does."""
     assert machine_of(inventory_of()) == replace(GUESSED_MACHINE, reads_back=False)
-    assert guessed_machine("s3://bucket").reads_back
+    assert guessed_machine("s3://bucket").reads_back and machine_of(of_s3(inventory_of())) == GUESSED_MACHINE
+    checked = of_s3(inventory_of())
+    assert not machine_of(replace(checked, store=replace(checked.store, checks_uploads=True))).reads_back
     stated = machine_of(inventory_of(rtt_s=0.0, up_bps=1e9))
     assert (stated.call_s, stated.up_bps, stated.down_bps) == (0.0, 1e9, GUESSED_MACHINE.down_bps)
     folder = Inventory(StoreSettings("file:///runs"), inventory_of().islands)
