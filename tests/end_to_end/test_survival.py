@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -29,6 +30,8 @@ def test_a_run_survives_learner_syncer_and_supervisor_and_verifies(survived: Pla
     assert status["state"] == "FINISHED" and status["tokens"] >= SURVIVED_TOKENS
     assert status["syncer"]["epoch"] >= 2 and learner(status, "iowa")["incarnation"] >= 2
     assert status["loss"] < 4.0
+    heartbeat = survived.directory / "quickstart" / "bucket" / "quickstart" / "heartbeat" / "syncer.json"
+    assert json.loads(heartbeat.read_bytes())["reads_back"] is False  # a directory has what fsync confirms
     found = survived.json("verify", "quickstart")
     assert found["ok"] and found["duplicates"] == 0 and found["missing"] == 0 and found["mismatches"] == []
     other, again = (
