@@ -62,7 +62,8 @@ def test_objects_and_requests_are_those_of_a_run_in_virtual_time() -> None:
     made = sum(actor.operations for actor in world.actors) - store.deletes - before
     planned = objects_kept(LEARNERS, retained_commits(SLOT_S, FRAGMENTS, run.settings), FRAGMENTS, run.settings)
     schedule = SimpleNamespace(fragments=FRAGMENTS)
-    fleet_of_plan = SimpleNamespace(kept=run.islands, schedule=schedule, served_slot_s=SLOT_S)
+    island = SimpleNamespace(syncer=SimpleNamespace(reads_back=not world.checks_uploads))
+    fleet_of_plan = SimpleNamespace(kept=[island] * LEARNERS, schedule=schedule, served_slot_s=SLOT_S)
     requests = sum(requests_per_day(cast(Any, fleet_of_plan), run.settings))
     measured = made / (world.now_s - since_s) * DAY_S
     print(f"objects: at most {most}, planned {planned:.0f}; requests a day: {measured:.0f}, planned {requests:.0f}")

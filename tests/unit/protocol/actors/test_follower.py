@@ -11,7 +11,7 @@ from diloco_cli.errors import TryAgainError
 from diloco_cli.protocol.actors.follower import LOOKS_FOR_ROLLBACK
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key
 from diloco_cli.protocol.log.operations import Get, Operation
-from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS, fence_check_every_s
+from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS, SHORT_SLOT_S, fence_check_every_s
 from diloco_cli.virtual.world import Actor
 from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living
@@ -83,11 +83,13 @@ def test_a_merge_is_found_when_it_is_due_though_an_evaluation_came_right_before_
     assert living.world.now_s - merged_s < 2.5, "not a slot of 10 s later"
 
 
-def test_in_short_slots_it_looks_all_the_time() -> None:
-    _, looks_s = looked(0.1, 10.0)
+def test_in_short_slots_it_looks_all_the_time_and_ever_less_often_when_a_commit_is_late() -> None:
+    found_s, looks_s = looked(0.1, 10.0)
     pauses_s = [later_s - look_s for look_s, later_s in pairwise(looks_s)]
+    dense_s = [pause_s for look_s, pause_s in zip(looks_s, pauses_s, strict=False) if look_s < found_s + 0.4]
     shortest_s, max_s = DENSE_BOUNDS_S
-    assert len(pauses_s) > 100 and shortest_s <= min(pauses_s[1:]) and max(pauses_s) < max_s + 0.01
+    assert len(dense_s) > 5 and shortest_s <= min(pauses_s[1:]) and max(dense_s) < max_s + 0.01
+    assert len(pauses_s) < 50 and max(pauses_s) < SHORT_SLOT_S + 0.01
 
 
 def test_when_it_looks_again_follows_what_steps_turn_out_to_take() -> None:
