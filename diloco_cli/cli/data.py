@@ -57,8 +57,12 @@ def tokenize(
     else:
         sources, what = _rows(dataset, config, split or SPLIT, column or COLUMN, inputs)
     store = _opened(output, create=True)
-    with progress(f"tokenizing {what}") as line:
-        index = make(store, sources, encoder, dtype, on_shard=_Teller(sources, line))
+    try:
+        with progress(f"tokenizing {what}") as line:
+            index = make(store, sources, encoder, dtype, on_shard=_Teller(sources, line))
+    except KeyboardInterrupt:
+        talk("interrupted: the same command goes on behind the last whole shard")
+        raise
     _tell_index("data tokenize", store, index, as_json)
 
 
