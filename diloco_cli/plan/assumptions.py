@@ -94,7 +94,7 @@ def _of_the_syncer(inventory: Inventory) -> list[str]:
     guesses += [f"{' and '.join(verbs)} {format_bandwidth(SYNCER_BPS)}"] if verbs else []
     told = [f"the syncer's machine {' and '.join(guesses)} (store.link in the inventory)"] if guesses else []
     if machine.reads_back and inventory.store.checks_uploads is None:
-        told.append("the syncer reads versions back: not all that speaks S3 checks uploads (store.checks_uploads)")
+        told.append("the syncer reads versions back: not every S3 service checks uploads (store.checks_uploads)")
     return told
 
 

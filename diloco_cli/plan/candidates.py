@@ -36,11 +36,11 @@ class Crossing:
 @dataclass(frozen=True)
 class Candidate:
     """An island with its values that do not depend on other islands. `link`: with a guess for a round trip that is not
-    stated. `assumption`: the source of its speed; `busy`: the
-    share of its accelerators that a batch of whole sequences keeps busy; `share`: the part of its speed that other
-    islands on the same machine leave; `egress_per_gb`: the price of the data that it sends; `recomputing`: the part
-    of its speed that is left where the backward pass computes activations again; `obstacle`: why it cannot train;
-    `syncer`: the machine that merges its deltas, the same for all."""
+    stated. `assumption`: the source of its speed; `busy`: the share of its accelerators that a batch of whole sequences
+    keeps busy; `share`: the part of its speed that other islands on the same machine leave; `egress_per_gb`: the price
+    of the data that it sends; `recomputing`: the part of its speed that is left where the backward pass computes
+    activations again; `obstacle`: why it cannot train; `syncer`: the machine that merges its deltas, the same for
+    all."""
 
     island: IslandSettings
     link: Link
