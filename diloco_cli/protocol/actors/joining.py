@@ -67,11 +67,13 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     while state.revoked and (beyond := (yield from newest_claim(keyring, learner, incarnation))) is not None:
         incarnation = yield from claim_incarnation(keyring, learner, claim, beyond.number)  # it filled a gap
     head, seen = state, None
+    newest: dict[int, Offer] = {}  # also those that were found before a floor rose above them
     while seen is None or seen.gc_floor < head.gc_floor:  # behind a floor that has risen meanwhile, offers may be gone
         seen = head
-        offers = yield from _newest_offers(keyring, seen.learner(learner), learner, incarnation)
+        newest |= yield from _newest_offers(keyring, seen.learner(learner), learner, incarnation)
         if incarnation > 1:  # an earlier process may have gone on for long
             head = yield from read_log(run, seen, learner)
+    offers = [newest[number] for number in sorted(newest)]
     inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
     data_start = max([head.learner(learner).data_end, *(offer.data_end for offer in offers)])
     return Joined(incarnation, state, data_start, inner, head.n)
@@ -84,12 +86,12 @@ def predecessors(floor: int, incarnation: int) -> list[int]:
     return [*range(floor, min(floor + 1, newest.start)), *newest]
 
 
-def _newest_offers(keyring: Unsigned, known: LearnerRecord, learner: str, incarnation: int) -> Steps[list[Offer]]:
+def _newest_offers(keyring: Unsigned, known: LearnerRecord, learner: str, incarnation: int) -> Steps[dict[int, Offer]]:
     """The last offer of each predecessor that has published any, where this is `known` of the learner."""
     earlier = predecessors(max(1, known.floor), incarnation)
     settled = [known.next_seq if number == known.floor else 0 for number in earlier]
     newest = yield from together([_newest_offer(keyring, learner, *one) for one in zip(earlier, settled, strict=True)])
-    return [offer for offer in newest if offer is not None]
+    return {number: offer for number, offer in zip(earlier, newest, strict=True) if offer is not None}
 
 
 def _newest_offer(keyring: Unsigned, learner: str, incarnation: int, settled: int) -> Steps[Offer | None]:
