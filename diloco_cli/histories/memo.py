@@ -86,21 +86,21 @@ def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
     written: dict[int, tuple[object, bytes]] = {}
     known: dict[tuple[type[Any], bytes, int | None], Any] = {}
 
-    def remembered_encode(record: object) -> bytes:
+    def remembered_encode(record: object, **limits: int) -> bytes:
         if isinstance(record, dict):
-            return encode(record)
+            return encode(record, **limits)
         found = written.get(id(record))
         if found is None:  # the record is held, so that its id stays its own
-            found = written[id(record)] = (record, encode(record))
+            found = written[id(record)] = (record, encode(record, **limits))
             for kind, schema in product(_kinds_of(record), _readable_with(record)):
                 known[kind, found[1], schema] = record
         return found[1]
 
-    def remembered_decode(kind: type[Any], data: bytes, where: str, schema: int | None = None) -> Any:
+    def remembered_decode(kind: type[Any], data: bytes, where: str, schema: int | None = None, **limits: int) -> Any:
         found = known.get((kind, data, schema))
         if found is None:
             body = body_of(data)  # readers ignore a record's signature here
-            found = known.get((kind, body, schema)) or decode(kind, data, where, schema)
+            found = known.get((kind, body, schema)) or decode(kind, data, where, schema, **limits)
             known[kind, data, schema] = found
         return found
 

@@ -21,7 +21,7 @@ from diloco_cli.protocol.actors.collection import KEPT_MOMENTS, KEPT_SNAPSHOTS, 
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER, read_join_key
+from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER, read_join_key, read_snapshot_key
 from diloco_cli.protocol.log.narrowed import NarrowState, narrowed
 from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
@@ -215,7 +215,8 @@ class Monitor:
         expect(not orphan_of_now, "9", f"{key} was deleted, which this epoch's syncer may be about to commit")
 
     def _snapshots(self, bucket: Bucket) -> list[int]:
-        return [int(key[9:21]) for key in bucket.objects if key.startswith("snapshot/") and key not in bucket.forged]
+        read = (read_snapshot_key(key) for key in bucket.objects if key not in bucket.forged)
+        return [n for n in read if n is not None]
 
     def check_floor(self, floor: int, n: int) -> None:
         """9: between the floor and the commit n that sets it lies what an operator can ask to keep at the least."""

@@ -28,7 +28,7 @@ from diloco_cli.protocol.actors.collection import FLOORS_APART
 from diloco_cli.protocol.log.commit_log import LONG_WAY
 from diloco_cli.protocol.log.parts import HEAD_BYTES, PART_ENTRIES, WHOLE_ENTRIES
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY
+from diloco_cli.protocol.log.snapshots import PIECE_BYTES, SNAPSHOT_EVERY
 from diloco_cli.signing import Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
 
@@ -60,6 +60,7 @@ OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signe
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, FLIPPED_SHARE, POISONED_MERGES = 0.08, 0.25, (16, 60)
 LONG_COMMITS_SHARE = 0.15
+PIECES_SHARE = 0.15
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -117,6 +118,7 @@ class Options:
     flooder: bool = False
     whole_entries: int = WHOLE_ENTRIES
     head_bytes: int = HEAD_BYTES
+    piece_bytes: int = PIECE_BYTES
     checks_uploads: bool = False
 
     @property
@@ -159,6 +161,7 @@ class Options:
             "WHOLE_ENTRIES": self.whole_entries,
             "PART_ENTRIES": min(PART_ENTRIES, max(1, self.whole_entries)),
             "HEAD_BYTES": self.head_bytes,
+            "PIECE_BYTES": self.piece_bytes,
             "POLLS_A_SLOT": POLLS_A_SLOT,
             "POLL_BOUNDS_S": POLL_BOUNDS_S,
         }
@@ -175,7 +178,8 @@ class Options:
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
             f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
             f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}, "
-            f"commits whole up to {self.whole_entries} entries, heads of {self.head_bytes} bytes; "
+            f"commits whole up to {self.whole_entries} entries, heads of {self.head_bytes} bytes, "
+            f"snapshots in pieces from {self.piece_bytes} bytes; "
             f"{signed}faults of calls: {calls}; others: {others}{hostile}"
         )
 
@@ -238,7 +242,7 @@ def drawn_options(seed: int) -> Options:
 def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
     options = replace(options, checks_uploads=Stream(seed, "uploads").chance(0.5))
-    options = _with_long_commits(_with_harm(options, seed), seed)
+    options = _with_pieces(_with_long_commits(_with_harm(options, seed), seed), seed)
     return _with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed)
 
 
@@ -250,6 +254,12 @@ def _with_long_commits(options: Options, seed: int) -> Options:
     return replace(
         options, whole_entries=draw.choice((0, 1, 2)), head_bytes=draw.choice((1000, 1400, 1400, 1700, HEAD_BYTES))
     )
+
+
+def _with_pieces(options: Options, seed: int) -> Options:
+    """In some of the histories snapshots lie in pieces."""
+    draw = Stream(seed, "pieces")
+    return replace(options, piece_bytes=draw.choice((500, 1500))) if draw.chance(PIECES_SHARE) else options
 
 
 def _with_keys(options: Options, seed: int) -> Options:

@@ -30,14 +30,16 @@ from diloco_cli.protocol.log.keys import (
     epoch_key,
     max_fragment_bytes,
     offer_key,
+    read_snapshot_key,
     snapshot_key,
     state_key,
     weights_key,
 )
+from diloco_cli.protocol.log.operations import Result, Steps
 from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, Snapshot
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, read_snapshot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.runtime.driver import SystemClock, perform
@@ -299,9 +301,12 @@ class LogVerifier:
     def floor(self) -> int:
         """The floor from which the replay can start, by the folded log; the replay then checks it."""
         try:
-            return perform(read_log(self.run), self.store, SystemClock(monotonic_s, sleep_s, lambda: None)).gc_floor
+            return self._performed(read_log(self.run)).gc_floor
         except (RecordError, SignatureError):
             return 0  # the replay reports the error
+
+    def _performed(self, steps: Steps[Result]) -> Result:
+        return perform(steps, self.store, SystemClock(monotonic_s, sleep_s, lambda: None))
 
     def _check_end(self) -> None:
         """A commit that is missing in the middle looks like the end. The listing is for this alone."""
@@ -315,12 +320,12 @@ class LogVerifier:
         """Snapshots name the digest of their commit, so they also show a damaged or missing last commit."""
         recent = max(0, self.found.commits - 2 * SNAPSHOT_EVERY)
         for key in self.store.list("snapshot/", after=snapshot_key(recent)):
-            data = self.store.get(key, MAX_RECORD_BYTES)
-            if data is None:
-                continue  # collected since it was listed
+            data, number = self.store.get(key, MAX_RECORD_BYTES), read_snapshot_key(key)
+            if data is None or number is None:
+                continue  # collected since it was listed, or a piece of one
             try:
-                snapshot = decode(Snapshot, data, key)
-                self._expect_signed(LOG, key, data or b"")
+                snapshot = self._performed(read_snapshot(number, data))
+                self._expect_signed(LOG, key, data)
             except RecordError as error:
                 self.found.mismatches.append(str(error))
                 continue

@@ -14,12 +14,15 @@ from diloco_cli.histories.memo import tuned
 from diloco_cli.histories.options import drawn_options
 from diloco_cli.protocol.actors import syncer
 from diloco_cli.protocol.log import commit_log as log
+from diloco_cli.protocol.log.keys import read_snapshot_piece_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import MAX_EXACT, RunFormat
+from diloco_cli.protocol.log.snapshots import PIECE_BYTES
 from diloco_cli.protocol.log.state import RunState
 
 SEEDS = range(40)
 LONG_HISTORIES = 6  # with long commits
+PIECED_HISTORIES = 12
 
 
 def test_readers_on_a_long_way_look_for_newer_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +79,25 @@ def test_learners_of_histories_read_heads_and_parts_and_go_on_with_a_narrow_stat
     assert not [seed for seed in seeds if lived(seed, drawn_options(seed)).violation]
     print(dict(folded), dict(read))
     assert min(folded["NarrowState"], folded["RunState"], read["commit"]) > 10 * len(seeds)
+
+
+def test_snapshots_in_pieces_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written, read by restarts and newcomers, and collected."""
+    seen: Counter[str] = Counter()
+    get, delete = Bucket.get, Bucket.delete
+
+    def counted_get(self: Bucket, key: str, max_bytes: int | None = None) -> bytes | None:
+        data = get(self, key, max_bytes)
+        seen["read"] += data is not None and read_snapshot_piece_key(key) is not None
+        return data
+
+    def counted_delete(self: Bucket, key: str) -> None:
+        seen["deleted"] += read_snapshot_piece_key(key) is not None
+        delete(self, key)
+
+    monkeypatch.setattr(Bucket, "get", counted_get)
+    monkeypatch.setattr(Bucket, "delete", counted_delete)
+    seeds = [seed for seed in range(200) if drawn_options(seed).piece_bytes < PIECE_BYTES][:PIECED_HISTORIES]
+    assert not [seed for seed in seeds if lived(seed, drawn_options(seed)).violation]
+    print(dict(seen))
+    assert min(seen["read"], seen["deleted"]) > len(seeds)

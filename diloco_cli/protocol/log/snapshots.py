@@ -1,20 +1,32 @@
 """Snapshots: the folded log after every SNAPSHOT_EVERY commits, so that a log of any age opens fast. They are checked
-against the log, and never needed: an older one, or the log from its first commit, gives the same state."""
+against the log, and never needed: an older one, or the log from its first commit, gives the same state.
+
+A state grows with the learners and the fragments. Where it is too long for one record its bytes are written in pieces,
+before a record that lists their digests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diloco_cli.protocol.log.keys import HEAD_HINT_KEY, commit_key, read_snapshot_key, snapshot_key
+from diloco_cli.digests import digest
+from diloco_cli.protocol.log.keys import (
+    HEAD_HINT_KEY,
+    commit_key,
+    read_snapshot_key,
+    snapshot_key,
+    snapshot_piece_key,
+)
 from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
 from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.together import together_got
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.protocol.log.together import together, together_got
+from diloco_cli.protocol.log.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, RecordError, decode, encode
 from diloco_cli.signing import LOG
 
 SNAPSHOT_EVERY = 64
+PIECE_BYTES = MAX_BODY_BYTES  # the longest snapshot in one record, and each piece of a longer one but the last
+MAX_PIECES = 64
 TRIES = 3  # of the newest snapshots; after that the log is read from commit 0
 
 
@@ -29,10 +41,20 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class PiecedSnapshot:
+    """In the place of a snapshot that is too long: the digests of its pieces, in order."""
+
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class HeadHint:
     """Where to start reading: the newest snapshot. A lost or stale hint costs time, never correctness."""
 
     snapshot: int
+
+
+_PIECED = b'{"pieces":'  # how its record begins
 
 
 def newest_snapshot(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Steps[RunState | None]:
@@ -82,7 +104,7 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     if signed is None or signed != run.keyring.signature(LOG, commit_key(n), commit):
         return None
     try:
-        snapshot = decode(Snapshot, data, snapshot_key(n))
+        snapshot = yield from read_snapshot(n, data)
     except RecordError:
         return None
     same = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.schema == SCHEMA
@@ -90,13 +112,37 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     return snapshot.state if same and snapshot.commit_digest == commit_digest(commit) else None
 
 
+def read_snapshot(n: int, data: bytes) -> Steps[Snapshot]:
+    """The snapshot whose record is `data`, of which pieces are read if it lies in pieces. Raises RecordError."""
+    key = snapshot_key(n)
+    if not data.startswith(_PIECED):
+        return decode(Snapshot, data, key)
+    digests = decode(PiecedSnapshot, data, key).pieces[:MAX_PIECES]
+    keys = [snapshot_piece_key(n, *one) for one in enumerate(digests)]
+    pieces = yield from together_got(keys, PIECE_BYTES)
+    for piece_key, piece, named in zip(keys, pieces, digests, strict=True):
+        if piece is None or digest(piece) != named:
+            raise RecordError("a piece of a snapshot is missing or damaged", where=piece_key)
+    return decode(Snapshot, b"".join(filter(None, pieces)), key, max_bytes=PIECE_BYTES * MAX_PIECES)
+
+
 def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
-    """Write the snapshot of a state, and the hint to it. A state too long for a record gets no snapshot: readers then
+    """Write the snapshot of a state, and the hint to it. A state too long for MAX_PIECES gets no snapshot: readers then
     start from an older one."""
     key = snapshot_key(state.n)
     try:
-        data = encode(Snapshot(state, state.digest, run.run_id))
+        data = encode(Snapshot(state, state.digest, run.run_id), max_bytes=PIECE_BYTES * MAX_PIECES)
     except RecordError:
         return
+    if len(data) > PIECE_BYTES:
+        pieces = [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
+        digests = tuple(map(digest, pieces))
+        keys = [snapshot_piece_key(state.n, *piece) for piece in enumerate(digests)]
+        yield from together([_created(*one) for one in zip(keys, pieces, strict=True)])
+        data = encode(PiecedSnapshot(digests))
     yield Create(key, run.keyring.sign(LOG, key, data))
     yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
+
+
+def _created(key: str, data: bytes) -> Steps[None]:
+    yield Create(key, data)

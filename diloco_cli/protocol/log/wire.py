@@ -19,6 +19,7 @@ from diloco_cli.signing import MAX_TAIL_BYTES, PARTS, body_of
 from diloco_cli.store.port import HOLDER_BYTES
 
 MAX_RECORD_BYTES = HOLDER_BYTES  # so the answer to a create that lost holds the whole record
+MAX_BODY_BYTES = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
 _canonical = json.JSONEncoder(  # a record has no cycles: to check for them would take a tenth of the time
     sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
 ).encode
@@ -33,12 +34,11 @@ class RecordError(DataCheckError):
     code = "record"
 
 
-def encode(record: object) -> bytes:
+def encode(record: object, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Canonical JSON: sorted keys, no spaces, ASCII; equal records give equal bytes. A lone surrogate (as in a file's
     name that is not UTF-8) is written as U+FFFD. Raises ValueError for NaN."""
     plain = _plain(record)
     data = b"\n".join(divided(plain, _line)) if isinstance(record, Commit) else _line(plain)
-    max_bytes = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
     if len(data) > max_bytes:
         raise RecordError(f"{len(data)} bytes, more than the {max_bytes} allowed in a record")
     return data
@@ -66,11 +66,13 @@ def _as_text(value: Any) -> Any:
     return value
 
 
-def decode(kind: type[Record], data: bytes, where: str, schema: int | None = None) -> Record:
+def decode(
+    kind: type[Record], data: bytes, where: str, schema: int | None = None, max_bytes: int = MAX_RECORD_BYTES
+) -> Record:
     """Bytes to a record of type `kind`, or of the subclass that their tag names. Unknown keys from newer writers are
     ignored; wrong types are refused, and so is a record whose own `schema` is newer than `schema`."""
     head, *lines = data.split(b"\n") if issubclass(kind, Commit) else [data]
-    plain = _head(head, where, schema, len(data))
+    plain = _head(head, where, schema, len(data), max_bytes)
     try:
         if kind is RunFormat:
             return cast("Record", not_consented(from_plain(RunFormat, plain, strict=False)))
@@ -116,8 +118,8 @@ def told_in(head: bytes) -> Parts | None:
         return None
 
 
-def _head(line: bytes, where: str, schema: int | None, num_bytes: int) -> Any:
-    plain, is_canonical = _parsed(line, where, num_bytes)
+def _head(line: bytes, where: str, schema: int | None, num_bytes: int, max_bytes: int = MAX_RECORD_BYTES) -> Any:
+    plain, is_canonical = _parsed(line, where, num_bytes, max_bytes)
     if schema is not None:  # first: a newer version may write in another way
         _refuse_newer(plain.get("schema"), schema, where)
     _require_canonical(is_canonical, where)
@@ -153,12 +155,14 @@ def decode_plain(data: bytes, where: str) -> dict[str, Any]:
     return plain
 
 
-def _parsed(data: bytes, where: str, num_bytes: int = 0) -> tuple[dict[str, Any], bool]:
+def _parsed(
+    data: bytes, where: str, num_bytes: int = 0, max_bytes: int = MAX_RECORD_BYTES
+) -> tuple[dict[str, Any], bool]:
     """The object, and whether its bytes are what `encode` makes of it. A parser alone would keep the last of two equal
     keys and say nothing. `num_bytes`: of all lines, where these are one of several."""
     num_bytes = max(num_bytes, len(data))
-    if num_bytes > MAX_RECORD_BYTES:
-        raise RecordError(f"{num_bytes} bytes, more than the {MAX_RECORD_BYTES} allowed in a record", where=where)
+    if num_bytes > max_bytes:
+        raise RecordError(f"{num_bytes} bytes, more than the {max_bytes} allowed in a record", where=where)
     body = body_of(data)
     try:
         plain = _parse(body)

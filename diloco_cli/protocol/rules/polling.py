@@ -37,8 +37,9 @@ def next_request_s(found_s: float | None, asked_s: float, slot_s: float) -> floa
     if slot_s < SHORT_SLOT_S:
         shortest_s, max_s = DENSE_BOUNDS_S
         dense_s = min(max_s, max(shortest_s, slot_s * DENSE))
-        late_s = 0.0 if found_s is None else asked_s - found_s - slot_s * ON_TIME
-        return asked_s + max(dense_s, min(SHORT_SLOT_S, LATE * late_s))
+        if found_s is None:
+            return asked_s + max(dense_s, slot_s * UNKNOWN)
+        return asked_s + max(dense_s, min(SHORT_SLOT_S, LATE * (asked_s - found_s - slot_s * ON_TIME)))
     if found_s is None:
         return asked_s + slot_s * UNKNOWN
     first_s = found_s + slot_s * EARLY
