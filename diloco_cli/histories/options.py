@@ -61,6 +61,7 @@ HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, FLIPPED_SHARE, POISONED_MERGES = 0.08, 0.25, (16, 60)
 LONG_COMMITS_SHARE = 0.15
 PIECES_SHARE = 0.15
+PIECE_SIZES = (2500, 4000)  # two to four of a snapshot: many calls more in slots of five calls would hold up a region
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -259,7 +260,7 @@ def _with_long_commits(options: Options, seed: int) -> Options:
 def _with_pieces(options: Options, seed: int) -> Options:
     """In some of the histories snapshots lie in pieces."""
     draw = Stream(seed, "pieces")
-    return replace(options, piece_bytes=draw.choice((500, 1500))) if draw.chance(PIECES_SHARE) else options
+    return replace(options, piece_bytes=draw.choice(PIECE_SIZES)) if draw.chance(PIECES_SHARE) else options
 
 
 def _with_keys(options: Options, seed: int) -> Options:
