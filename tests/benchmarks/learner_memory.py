@@ -275,16 +275,15 @@ NOTHING = Row("nothing", lambda *counts: not any(counts))
 
 
 def watched(process: subprocess.Popen[bytes], marks: Marks, resident: int, store: LocalStore, commits: int) -> Peaks:
-    """Sample until so many commits are there, but not before each fragment was adopted once."""
+    """Sample from commit 2 on, so that a learner's start does not count, until so many commits are there."""
     peaks, begun, turn = Peaks(), False, 0
     while process.poll() is None:
-        counts, before, errors = marks.read()
+        seen = counts, before, errors = marks.read()
         try:
             held = anonymous_bytes(process.pid)
         except (FileNotFoundError, ProcessLookupError):
             break
-        counts_after, _, errors_after = marks.read()
-        if begun and (counts, errors) == (counts_after, errors_after):
+        if begun and marks.read() == seen:  # else it was being written
             peaks.note(counts, held - before - resident - errors)
         turn += 1
         if turn % 100 == 0:

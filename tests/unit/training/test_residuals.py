@@ -8,7 +8,8 @@ import torch
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import Fragment, TensorSlot
 from diloco_cli.tensors.codecs import codec, reader_of
-from diloco_cli.tensors.delta import DeltaFormat
+from diloco_cli.tensors.delta import DeltaFormat, difference
+from diloco_cli.tensors.stripes import BLOCK
 from diloco_cli.training.wire import Residuals
 
 ROUNDS = 6
@@ -89,6 +90,20 @@ def test_what_was_owed_before_a_refusal_is_still_owed_after_it() -> None:
     left = first - decoded(INT8, residuals.encode(0, 0, None, reader_of(first)))
     residuals.encode(0, 1, 0, reader_of(refused))
     assert residuals.encode(0, 2, 0, reader_of(following)) == INT8.encode(following + left)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
+def test_block_by_block_gives_the_bytes_and_errors_of_whole_vectors(name: str) -> None:
+    """Two blocks and a part of one, which is no whole number of a codec's own blocks."""
+    size, generator = 2 * BLOCK + 777, torch.Generator().manual_seed(10)
+    base, values, later = torch.randn(3, size, generator=generator)
+    form = form_of(name, size)
+    owing, plain = residuals_of(form), residuals_of(form, feedback=False)
+    assert plain.encode(0, 0, None, difference(base, values)) == form.encode(base - values)
+    payload = owing.encode(0, 0, None, difference(base, values))
+    seen = form.open(payload)[0](0, torch.empty(size))
+    assert payload == form.encode(base - values) and torch.equal(owing.left[0][0], (base - values) - seen)
+    assert owing.encode(0, 1, 0, difference(values, later)) == form.encode((values - later) + owing.left[0][0])
 
 
 def test_fragments_do_not_owe_one_another() -> None:
