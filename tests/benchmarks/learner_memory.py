@@ -6,9 +6,10 @@ it does: it offers from reading the fragment until the offer is in the bucket, a
 it trains on it, saves from copying the moments until they are in the bucket. A sample counts for everything that was
 under way. Resident is what the process had before it built its model, and of each parameter 20 bytes: parameter,
 gradient, two moments, base; and the rounding errors that error feedback keeps. Not resident, so in the figures: values
-that `rebase` keeps of offers on their way, and versions that wait for the end of a step. Freed memory goes back to the
-system at once (MALLOC_MMAP_THRESHOLD_), so that what is seen is what is held. After a step the learner rests for twice
-as long, so that most samples fall where all gradients are there.
+that `rebase` keeps of offers on their way, and versions that wait for the end of a step. Figures are above the least
+that it held while it did none of this, which is a row of its own. Freed memory goes back to the system at once
+(MALLOC_MMAP_THRESHOLD_), so that what is seen is what is held. After a step the learner rests for twice as long, so
+that most samples fall where all gradients are there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import argparse
 import gc
 import mmap
 import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -61,10 +61,10 @@ BATCH, WIDTH = 8, 1024
 RESIDENT_BYTES = 20  # a parameter
 GOAL, SAMPLE_S = 2.0, 0.002
 OFFERS, ADOPTS, SAVES, STEPS = range(4)
-MARKS = struct.Struct("<4B4x2q")  # how many of each are under way; bytes before the model was built; rounding errors
+PLACES = 3  # int64: how many of each are under way, a byte each; bytes before the model was built; rounding errors
 
 
-class Rows(nn.Module):
+class LightModel(nn.Module):
     """Equal matrices, one a fragment; a step reads one row of each, and its gradients are dense."""
 
     def __init__(self, fragments: int, rows: int) -> None:
@@ -76,10 +76,10 @@ class Rows(nn.Module):
 
 
 def build_model(fragments: int, rows: int) -> nn.Module:
-    return Rows(fragments, rows)
+    return LightModel(fragments, rows)
 
 
-class Data:
+class ConstantBatches:
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.zeros(1, batch_tokens), torch.full((1, batch_tokens), 1.0 + position % 3)
 
@@ -88,7 +88,7 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Case:
+class LearnerCase:
     """`save_every`: rounds between two saves of the moments; the default: none is saved."""
 
     name: str
@@ -100,7 +100,7 @@ class Case:
         rows = millions * 2**20 // WIDTH // self.sync.fragments
         model = ModelSettings(entrypoint=f"{MODULE}:build_model", args={"fragments": self.sync.fragments, "rows": rows})
         settings = RunSettings(
-            "memory", model=model, sync=self.sync, data=DataSettings(entrypoint=f"{MODULE}:Data"),
+            "memory", model=model, sync=self.sync, data=DataSettings(entrypoint=f"{MODULE}:ConstantBatches"),
             train=TrainSettings(tokens=10**12, batch_tokens=BATCH, inner=InnerSettings(save_every=self.save_every)),
             evaluation=EvaluationSettings(every=10**6),
         )  # fmt: skip
@@ -109,17 +109,17 @@ class Case:
         return RunFormat("id", "memory", "2026-01-01T00:00:00.000Z", settings, (island,), layout, "bench")
 
 
-def cases(fragments: int) -> list[Case]:
+def cases(fragments: int) -> list[LearnerCase]:
     def sync(**changes: Any) -> SyncSettings:
         return SyncSettings(every=4 * fragments, fragments=fragments, quorum=1, **changes)
 
     return [
-        Case("replace, bf16", sync()),
-        Case("replace, fp32 up and down", sync(codec="fp32", weights_codec="fp32")),
-        Case("replace, int4, error feedback", sync(codec="int4", error_feedback=True)),
-        Case("blend, bf16", sync(mixing="blend")),
-        Case("rebase, bf16", sync(mixing="rebase")),
-        Case("replace, bf16, moments each round", sync(), save_every=1),
+        LearnerCase("replace, bf16", sync()),
+        LearnerCase("replace, fp32 up and down", sync(codec="fp32", weights_codec="fp32")),
+        LearnerCase("replace, int4, error feedback", sync(codec="int4", error_feedback=True)),
+        LearnerCase("blend, bf16", sync(mixing="blend")),
+        LearnerCase("rebase, bf16", sync(mixing="rebase")),
+        LearnerCase("replace, bf16, moments each round", sync(), save_every=1),
     ]
 
 
@@ -131,7 +131,7 @@ class Marks:
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
-            self._room = mmap.mmap(file.fileno(), MARKS.size)
+            self._room = memoryview(mmap.mmap(file.fileno(), 8 * PLACES)).cast("q")  # each is written at once
         self._counts, self._lock = [0, 0, 0, 0], threading.Lock()
         self.before_bytes = self.error_bytes = 0
 
@@ -141,11 +141,11 @@ class Marks:
             self.write()
 
     def write(self) -> None:
-        MARKS.pack_into(self._room, 0, *self._counts, self.before_bytes, self.error_bytes)
+        self._room[1], self._room[2] = self.before_bytes, self.error_bytes
+        self._room[0] = int.from_bytes(self._counts, "little")
 
     def read(self) -> tuple[tuple[int, ...], int, int]:
-        *counts, before, errors = MARKS.unpack_from(self._room, 0)
-        return tuple(counts), before, errors
+        return tuple(self._room[0].to_bytes(4, "little")), self._room[1], self._room[2]
 
     @contextmanager
     def on(self, what: int) -> Iterator[None]:
@@ -243,20 +243,24 @@ def learn(url: str, marks: str) -> None:
 
 @dataclass
 class Peaks:
-    """The most bytes beyond the resident part, by how many offers, adoptions, saves and steps were under way."""
+    """The most bytes beyond the resident part, by how many offers, adoptions, saves and steps were under way. `rest`:
+    the least, while none was."""
 
     bytes: dict[tuple[int, ...], int] = field(default_factory=dict)
+    rest: int = 2**62
 
     def note(self, counts: tuple[int, ...], beyond: int) -> None:
+        if not any(counts):
+            self.rest = min(self.rest, beyond)
         self.bytes[counts] = max(self.bytes.get(counts, -(2**62)), beyond)
 
-    def of(self, what: Row) -> float | None:
+    def of(self, what: MemoryRow) -> float | None:
         """None: it was never seen."""
         return max((most for counts, most in self.bytes.items() if what.fits(*counts)), default=None)
 
 
 @dataclass(frozen=True)
-class Row:
+class MemoryRow:
     """`fits`: whether these offers, adoptions, saves and steps belong to the row."""
 
     name: str
@@ -265,13 +269,13 @@ class Row:
 
 
 ROWS = (
-    Row("offering", lambda offers, adopts, saves, _: (offers, adopts, saves) == (1, 0, 0), bound=True),
-    Row("adopting", lambda offers, adopts, saves, _: (offers, adopts, saves) == (0, 1, 0), bound=True),
-    Row("an offer and an adoption", lambda offers, adopts, saves, _: (offers, adopts, saves) == (1, 1, 0)),
-    Row("several of a kind", lambda offers, adopts, saves, _: max(offers, adopts) > 1 and not saves),
-    Row("saving moments", lambda offers, adopts, saves, _: saves > 0),
+    MemoryRow("offering", lambda offers, adopts, saves, _: (offers, adopts, saves) == (1, 0, 0), bound=True),
+    MemoryRow("adopting", lambda offers, adopts, saves, _: (offers, adopts, saves) == (0, 1, 0), bound=True),
+    MemoryRow("an offer and an adoption", lambda offers, adopts, saves, _: (offers, adopts, saves) == (1, 1, 0)),
+    MemoryRow("several of a kind", lambda offers, adopts, saves, _: max(offers, adopts) > 1 and not saves),
+    MemoryRow("saving moments", lambda offers, adopts, saves, _: saves > 0),
+    MemoryRow("none of these", lambda offers, adopts, saves, _: offers == adopts == saves == 0),
 )
-NOTHING = Row("nothing", lambda *counts: not any(counts))
 
 
 def watched(process: subprocess.Popen[bytes], marks: Marks, resident: int, store: LocalStore, commits: int) -> Peaks:
@@ -294,14 +298,14 @@ def watched(process: subprocess.Popen[bytes], marks: Marks, resident: int, store
     raise RuntimeError(f"the learner ended with status {process.poll()}")
 
 
-def measured(case: Case, millions: int, commits: int) -> Peaks:
+def measured(case: LearnerCase, millions: int, commits: int) -> Peaks:
     with tempfile.TemporaryDirectory() as name, ExitStack() as ends:
         folder = Path(name)
         run, bucket, marks = case.run(millions), folder / "bucket", folder / "marks"
         bucket.mkdir()
         store = LocalStore(bucket)
         store.create(FORMAT_KEY, encode(run))
-        marks.write_bytes(bytes(MARKS.size))
+        marks.write_bytes(bytes(8 * PLACES))
         log = ends.enter_context((folder / "log").open("wb"))
         own = {"DILOCO_HOME": name, "OMP_NUM_THREADS": "1"}
 
@@ -341,8 +345,8 @@ def main() -> None:
         if options.only not in case.name:
             continue
         found = [measured(case, options.millions, options.commits) for _ in range(options.rounds)]
-        rest = [peaks.of(NOTHING) or 0 for peaks in found]
-        print(row(f"{case.name}: between, MB", [most / 1e6 for most in rest], "", None, digits=1))
+        rest = [peaks.rest for peaks in found]
+        print(row(f"{case.name}: at rest, MB", [most / 1e6 for most in rest], "", None, digits=1))
         for what in ROWS:
             tops = [(peaks.of(what), least) for peaks, least in zip(found, rest, strict=True)]
             values = [(most - least) / unit for most, least in tops if most is not None]
