@@ -25,7 +25,7 @@ fragment's size would cost more than the arithmetic. Several threads can do it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -45,55 +45,73 @@ Read = Callable[[int, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Codec:
-    """Encodes [n] float32 into named tensors and back. Deterministic.
+    """Encodes n float32 values into named tensors and back. Deterministic.
 
+    `encode_into(n, read, tensors)` asks `read` for the values block by block, so that they need not be all in memory.
     `reader(tensors)` gives read(start, room), which decodes room.numel() elements from `start` on: into `room`, unless
     they are stored as float32 already; `start` is a multiple of CHUNK, `room` holds a multiple of CHUNK elements or all
     that are left. The returned tensor is for reading only. Several threads may read at once.
     """
 
     spec: Callable[[int], Spec]
-    encode_into: Callable[[torch.Tensor, Tensors], object]
+    encode_into: Callable[[int, Read, Tensors], object]
     reader: Callable[[Tensors], Read]
-
-    def decode(self, tensors: Tensors, out: torch.Tensor) -> None:
-        """All of it into `out` [n] float32."""
-        read = self.reader(tensors)
-
-        def decode(starts: range) -> None:
-            for start in starts:
-                room = out[start : start + BLOCK]
-                found = read(start, room)
-                if found.data_ptr() != room.data_ptr():
-                    room.copy_(found)
-
-        over_blocks(out.numel(), decode)
 
     def to_bytes(self, values: torch.Tensor) -> bytes:
         """[n] float32 on the CPU -> payload."""
         blank = Blank(self.spec(values.numel()))
-        self.encode_into(values, blank.tensors)
+        self.encode_into(values.numel(), reader_of(values), blank.tensors)
         return blank.seal()
 
     def from_bytes(self, data: bytes, num_elements: int) -> torch.Tensor:
-        """Payload -> [n] float32. Raises PayloadError if it is not a payload of this codec and length."""
-        values = torch.empty(num_elements, dtype=torch.float32)
-        self.decode(views(data, self.spec(num_elements)), values)
-        return values
+        """Payload -> [n] float32, for reading only: float32 values stay where they are in `data`. Raises PayloadError
+        if it is not a payload of this codec and length."""
+        tensors = views(data, self.spec(num_elements))
+        stored = tensors.get("values")
+        if stored is not None and stored.dtype == torch.float32:
+            return stored
+        return read_all(num_elements, self.reader(tensors))
+
+
+def reader_of(values: torch.Tensor) -> Read:
+    """[n] float32 as they lie in memory."""
+    return lambda start, room: values[start : start + room.numel()]
+
+
+def read_all(num_elements: int, read: Read) -> torch.Tensor:
+    """[n] float32, in memory of their own."""
+    values = torch.empty(num_elements, dtype=torch.float32)
+
+    def fill(starts: range) -> None:
+        for start in starts:
+            room = values[start : start + BLOCK]
+            found = read(start, room)
+            if found.data_ptr() != room.data_ptr():
+                room.copy_(found)
+
+    over_blocks(num_elements, fill)
+    return values
+
+
+def blocks_of(num_elements: int, read: Read, starts: range) -> Iterator[tuple[int, torch.Tensor]]:
+    """(start, values) of each block, valid until the next one."""
+    room = torch.empty(BLOCK)
+    for start in starts:
+        yield start, read(start, room[: min(BLOCK, num_elements - start)])
 
 
 def _plain(dtype: torch.dtype) -> Codec:
-    def encode(values: torch.Tensor, tensors: Tensors) -> None:
+    def encode(n: int, read: Read, tensors: Tensors) -> None:
         def copy(starts: range) -> None:
-            for start in starts:
-                tensors["values"][start : start + BLOCK].copy_(values[start : start + BLOCK])
+            for start, block in blocks_of(n, read, starts):
+                tensors["values"][start : start + BLOCK].copy_(block)
 
-        over_blocks(values.numel(), copy)
+        over_blocks(n, copy)
 
     def reader(tensors: Tensors) -> Read:
         values = tensors["values"]
         if dtype == torch.float32:
-            return lambda start, room: values[start : start + room.numel()]
+            return reader_of(values)
         return lambda start, room: room.copy_(values[start : start + room.numel()])
 
     return Codec(
@@ -113,16 +131,16 @@ def _int4_spec(n: int) -> Spec:
     return {"scales": (torch.bfloat16, (-(-n // INT4_BLOCK),)), "packed": (torch.int8, (packed,))}
 
 
-def _int8_encode(values: torch.Tensor, tensors: Tensors) -> None:
-    """[n] float32 into the tensors of the spec."""
+def _int8_encode(n: int, read: Read, tensors: Tensors) -> None:
+    """Into the tensors of the spec."""
 
     def encode(starts: range) -> None:
         steps = _Steps(INT8_BLOCK, 127.0, torch.float32)
-        for start in starts:
-            quantised = steps.count(values[start : start + BLOCK], tensors["scales"][start // INT8_BLOCK :])
+        for start, block in blocks_of(n, read, starts):
+            quantised = steps.count(block, tensors["scales"][start // INT8_BLOCK :])
             tensors["quantised"][start : start + BLOCK].copy_(quantised)
 
-    over_blocks(values.numel(), encode)
+    over_blocks(n, encode)
 
 
 def _int8_reader(tensors: Tensors) -> Read:
@@ -135,14 +153,13 @@ def _int8_reader(tensors: Tensors) -> Read:
     return read
 
 
-def _int4_encode(values: torch.Tensor, tensors: Tensors) -> None:
-    """[n] float32 into the tensors of the spec."""
+def _int4_encode(n: int, read: Read, tensors: Tensors) -> None:
+    """Into the tensors of the spec."""
 
     def encode(starts: range) -> None:
         steps = _Steps(INT4_BLOCK, 7.0, torch.bfloat16)
         nibbles, low = torch.empty(BLOCK, dtype=torch.int8), torch.empty(BLOCK // 2, dtype=torch.int8)
-        for start in starts:
-            block = values[start : start + BLOCK]
+        for start, block in blocks_of(n, read, starts):
             quantised = nibbles[: block.numel()].copy_(steps.count(block, tensors["scales"][start // INT4_BLOCK :]))
             for first, second, packed in _pages(quantised, tensors["packed"][start // 2 :]):
                 room = low[: first.numel()].view(first.shape)
@@ -151,7 +168,7 @@ def _int4_encode(values: torch.Tensor, tensors: Tensors) -> None:
                 packed[..., second.shape[-1] :] = 0
                 packed.bitwise_or_(room)
 
-    over_blocks(values.numel(), encode)
+    over_blocks(n, encode)
 
 
 def _int4_reader(tensors: Tensors) -> Read:

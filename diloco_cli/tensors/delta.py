@@ -12,7 +12,7 @@ import torch
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import Fragment, Layout
-from diloco_cli.tensors.codecs import Codec, Read, codec
+from diloco_cli.tensors.codecs import Codec, Read, codec, reader_of
 from diloco_cli.tensors.merge import cut_of
 from diloco_cli.tensors.norms import Norms, measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, Spec, views
@@ -28,14 +28,16 @@ class DeltaFormat:
             **codec.spec(self.cut.size),
         }
 
-    def encode(self, delta: torch.Tensor, decoded: torch.Tensor | None = None) -> bytes:
-        """[n] float32 -> payload. `decoded` [n], if given, receives what a reader will decode."""
+    def encode(self, delta: torch.Tensor) -> bytes:
+        """[n] float32 -> payload."""
+        return self.encode_blocks(reader_of(delta))
+
+    def encode_blocks(self, read: Read) -> bytes:
+        """The payload of a delta that is read block by block, and never whole in memory."""
         blank = Blank(self._with_norms)
-        self.codec.encode_into(delta, blank.tensors)
+        self.codec.encode_into(self.cut.size, read, blank.tensors)
         norms = torch.from_numpy(measured_norms(self.cut, self.codec.reader(blank.tensors)))
         blank.tensors["norms"].copy_(norms)
-        if decoded is not None:
-            self.codec.decode(blank.tensors, decoded)
         return blank.seal()
 
     def open(self, payload: bytes | memoryview) -> tuple[Read, Norms | None]:
@@ -46,6 +48,13 @@ class DeltaFormat:
         except PayloadError:
             return self.codec.reader(views(payload, self.codec.spec(self.cut.size))), None
         return self.codec.reader(tensors), tensors["norms"].numpy().astype(np.float64)
+
+
+def difference(base: torch.Tensor, values: torch.Tensor) -> Read:
+    """base - values, both [n] float32, chunk by chunk."""
+    return lambda start, room: torch.sub(
+        base[start : start + room.numel()], values[start : start + room.numel()], out=room
+    )
 
 
 def delta_formats(layout: Layout, sync: SyncSettings) -> list[DeltaFormat]:

@@ -8,8 +8,9 @@ import torch
 
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
-from diloco_cli.tensors.codecs import codec
-from diloco_cli.tensors.delta import DeltaFormat, delta_formats
+from diloco_cli.tensors.codecs import Read, blocks_of, codec, read_all
+from diloco_cli.tensors.delta import DeltaFormat, delta_formats, difference
+from diloco_cli.tensors.stripes import BLOCK, over_blocks
 
 
 class TensorWire:
@@ -22,7 +23,7 @@ class TensorWire:
         self.residuals = Residuals(delta_formats(run.layout, sync), sync.error_feedback)
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: torch.Tensor, values: torch.Tensor) -> bytes:
-        return self.residuals.encode(fragment, seq, applied, base - values)
+        return self.residuals.encode(fragment, seq, applied, difference(base, values))
 
     def decode(self, output: FragmentVersion, data: bytes) -> torch.Tensor:
         """[n] float32."""
@@ -53,20 +54,33 @@ class Residuals:
         self._formats, self._enabled = formats, enabled
         self.left: dict[int, dict[int, torch.Tensor]] = {}
 
-    def encode(self, fragment: int, seq: int, applied: int | None, delta: torch.Tensor) -> bytes:
-        """The payload of offer `seq` of a fragment's delta, [n] float32. `applied`: the newest offer of this
-        incarnation that the log had applied to the fragment when the delta was taken; all other offers had an outcome
-        by then, and were not applied."""
+    def encode(self, fragment: int, seq: int, applied: int | None, delta: Read) -> bytes:
+        """The payload of offer `seq` of a fragment's delta. `applied`: the newest offer of this incarnation that the
+        log had applied to the fragment when the delta was taken; all other offers had an outcome by then, and were not
+        applied. Nothing of the fragment's size is made but the payload and the rounding error."""
+        form = self._formats[fragment]
         if not self._enabled:
-            return self._formats[fragment].encode(delta)
+            return form.encode_blocks(delta)
         left = {earlier: r for earlier, r in self.left.get(fragment, {}).items() if earlier == applied}
+        self.left[fragment] = left  # the others are let go before the next one is made
+        wanted = read_all(form.cut.size, delta)
         owed = left.get(applied) if applied is not None else None
-        wanted = delta if owed is None else delta + owed
-        decoded = torch.empty_like(wanted)
-        payload = self._formats[fragment].encode(wanted, decoded)
-        left[seq] = torch.sub(wanted, decoded, out=decoded)
-        self.left[fragment] = left
+        if owed is not None:
+            wanted.add_(owed)
+        payload = form.encode(wanted)
+        left[seq] = take_off(wanted, form.open(payload)[0])
         return payload
+
+
+def take_off(values: torch.Tensor, read: Read) -> torch.Tensor:
+    """`values` [n] float32 less those that are read, in place."""
+
+    def subtract(starts: range) -> None:
+        for start, block in blocks_of(values.numel(), read, starts):
+            values[start : start + BLOCK].sub_(block)
+
+    over_blocks(values.numel(), subtract)
+    return values
 
 
 def mixed(
@@ -85,5 +99,5 @@ def mixed(
         case "blend" if blend is not None:
             return torch.lerp(merged, own, blend)
         case "rebase" if reference is not None:
-            return merged + (own - reference)
+            return torch.sub(own, reference).add_(merged)
     raise UsageError(f"a fragment cannot be adopted by {mixing!r} here: its reference or its share is missing")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diloco_cli.layout import Fragment, TensorSlot
-from diloco_cli.tensors.codecs import Read, codec
+from diloco_cli.tensors.codecs import Read, codec, read_all
 from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging
 from diloco_cli.tensors.norms import Cut, Granularity, Span, evened, measured_norms, spans
 from diloco_cli.tensors.payload import views
@@ -323,9 +323,7 @@ def test_a_merge_reads_payloads_as_if_they_had_been_decoded(name: str, granulari
     deltas = [torch.randn(fragment.num_parameters, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     spec = codec(name).spec(fragment.num_parameters)
     payloads = [views(codec(name).to_bytes(delta), spec) for delta in deltas]
-    decoded = [torch.empty_like(delta) for delta in deltas]
-    for payload, values in zip(payloads, decoded, strict=True):
-        codec(name).decode(payload, values)
+    decoded = [read_all(fragment.num_parameters, codec(name).reader(payload)) for payload in payloads]
     cut = Cut(spans(fragment, granularity))
     reads = [codec(name).reader(payload) for payload in payloads]
     sources = [DeltaSource(read, measured_norms(cut, read), claimed=True) for read in reads]

@@ -231,8 +231,8 @@ def test_what_the_learner_encodes_is_what_the_syncer_takes(run: RunFormat) -> No
     for codec_name in ("fp32", "bf16", "int8", "int4"):
         arithmetic = begun(run, codec=codec_name)
         form = delta_formats(run.layout, replace(run.settings.sync, codec=codec_name))[0]  # type: ignore[arg-type]
-        seen = torch.empty(SIZE)
-        found = arithmetic.read_delta(offer(), form.encode(torch.tensor(A), seen), None)
+        seen = form.codec.from_bytes(form.codec.to_bytes(torch.tensor(A)), SIZE)
+        found = arithmetic.read_delta(offer(), form.encode(torch.tensor(A)), None)
         assert isinstance(found, DeltaSource) and found.claimed and torch.equal(decoded(found), seen)
         merged(arithmetic, (found, 1.0))
 

@@ -7,8 +7,9 @@ import torch
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import Fragment, TensorSlot
-from diloco_cli.tensors.codecs import codec
-from diloco_cli.tensors.delta import DeltaFormat
+from diloco_cli.tensors.codecs import codec, reader_of
+from diloco_cli.tensors.delta import DeltaFormat, difference
+from diloco_cli.tensors.stripes import BLOCK
 from diloco_cli.training.wire import Residuals
 
 ROUNDS = 6
@@ -41,7 +42,7 @@ def relative_error_of_the_sum(name: str, feedback: bool, given: list[torch.Tenso
     form = form_of(name)
     residuals, total = residuals_of(form, feedback), torch.zeros(1000)
     for seq, delta in enumerate(given):
-        payload = residuals.encode(0, seq, seq - 1 if seq else None, delta)
+        payload = residuals.encode(0, seq, seq - 1 if seq else None, reader_of(delta))
         total += decoded(form, payload)
     true = torch.stack(given).sum(0)
     return float(torch.linalg.vector_norm(total - true) / torch.linalg.vector_norm(true))
@@ -63,7 +64,7 @@ def test_a_steady_drift_below_half_a_step_arrives_only_with_feedback() -> None:
     for feedback in (False, True):
         residuals, total[feedback] = residuals_of(form, feedback), torch.zeros(256)
         for seq in range(10):
-            total[feedback] += decoded(form, residuals.encode(0, seq, seq - 1, delta))
+            total[feedback] += decoded(form, residuals.encode(0, seq, seq - 1, reader_of(delta)))
     assert torch.equal(total[False][1:], torch.zeros(255))
     assert torch.equal(total[True][1:], torch.full((255,), 3.0))
 
@@ -71,42 +72,56 @@ def test_a_steady_drift_below_half_a_step_arrives_only_with_feedback() -> None:
 def test_a_lossless_codec_owes_nothing() -> None:
     plain, fed_back = (residuals_of(form_of("fp32"), feedback) for feedback in (False, True))
     for seq, delta in enumerate(deltas(4)):
-        applied = seq - 1 if seq else None
-        assert plain.encode(0, seq, applied, delta) == fed_back.encode(0, seq, applied, delta)
+        applied, read = seq - 1 if seq else None, reader_of(delta)
+        assert plain.encode(0, seq, applied, read) == fed_back.encode(0, seq, applied, read)
 
 
 def test_an_offer_that_was_not_applied_is_not_owed() -> None:
     """The second offer is the whole delta again: what the first one rounded away must not be added to it."""
     residuals, (first, whole, following) = residuals_of(INT8), deltas(5, 3)
-    residuals.encode(0, 0, None, first)
-    assert residuals.encode(0, 1, None, whole) == INT8.encode(whole)
+    residuals.encode(0, 0, None, reader_of(first))
+    assert residuals.encode(0, 1, None, reader_of(whole)) == INT8.encode(whole)
     left = whole - decoded(INT8, INT8.encode(whole))
-    assert residuals.encode(0, 2, 1, following) == INT8.encode(following + left)
+    assert residuals.encode(0, 2, 1, reader_of(following)) == INT8.encode(following + left)
 
 
 def test_what_was_owed_before_a_refusal_is_still_owed_after_it() -> None:
     residuals, (first, refused, following) = residuals_of(INT8), deltas(6, 3)
-    left = first - decoded(INT8, residuals.encode(0, 0, None, first))
-    residuals.encode(0, 1, 0, refused)
-    assert residuals.encode(0, 2, 0, following) == INT8.encode(following + left)
+    left = first - decoded(INT8, residuals.encode(0, 0, None, reader_of(first)))
+    residuals.encode(0, 1, 0, reader_of(refused))
+    assert residuals.encode(0, 2, 0, reader_of(following)) == INT8.encode(following + left)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
+def test_block_by_block_gives_the_bytes_and_errors_of_whole_vectors(name: str) -> None:
+    """Two blocks and a part of one, which is no whole number of a codec's own blocks."""
+    size, generator = 2 * BLOCK + 777, torch.Generator().manual_seed(10)
+    base, values, later = torch.randn(3, size, generator=generator)
+    form = form_of(name, size)
+    owing, plain = residuals_of(form), residuals_of(form, feedback=False)
+    assert plain.encode(0, 0, None, difference(base, values)) == form.encode(base - values)
+    payload = owing.encode(0, 0, None, difference(base, values))
+    seen = form.open(payload)[0](0, torch.empty(size))
+    assert payload == form.encode(base - values) and torch.equal(owing.left[0][0], (base - values) - seen)
+    assert owing.encode(0, 1, 0, difference(values, later)) == form.encode((values - later) + owing.left[0][0])
 
 
 def test_fragments_do_not_owe_one_another() -> None:
     residuals, (first, other) = residuals_of(INT8), deltas(7, 2)
-    residuals.encode(0, 0, None, first)
-    assert residuals.encode(1, 1, 0, other) == INT8.encode(other)
+    residuals.encode(0, 0, None, reader_of(first))
+    assert residuals.encode(1, 1, 0, reader_of(other)) == INT8.encode(other)
 
 
 def test_an_offer_that_was_never_encoded_owes_nothing() -> None:
     """The log had passed its slot by then; the one before it, which was applied, is still made up for."""
     residuals, (first, following) = residuals_of(INT8), deltas(9, 2)
-    left = first - decoded(INT8, residuals.encode(0, 0, None, first))
-    assert residuals.encode(0, 2, 0, following) == INT8.encode(following + left)
+    left = first - decoded(INT8, residuals.encode(0, 0, None, reader_of(first)))
+    assert residuals.encode(0, 2, 0, reader_of(following)) == INT8.encode(following + left)
 
 
 def test_at_most_two_vectors_a_fragment_are_kept() -> None:
     """Of the offer that was applied last, and of the one that is out."""
     residuals = residuals_of(INT8)
     for seq, delta in enumerate(deltas(8, 40)):
-        residuals.encode(0, seq, max(0, seq // 7 * 7 - 1) if seq else None, delta)
+        residuals.encode(0, seq, max(0, seq // 7 * 7 - 1) if seq else None, reader_of(delta))
         assert len(residuals.left[0]) <= 2
