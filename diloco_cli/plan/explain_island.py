@@ -166,13 +166,13 @@ def _exchange(plan: Plan, candidate: Candidate, flow: Flow, num_islands: int) ->
 
 
 def _transfer_numbers(candidate: Candidate, parameters: float, sync: SyncSettings) -> str:
-    own = candidate.link
+    own = candidate.island.link
     parts = [
         f"{short(parameters)} * {CODEC_BITS[codec]:g} / {short(bps)}"
         for codec, bps in ((sync.codec, own.up_bps), (sync.weights_codec, own.down_bps))
         if bps
     ]
-    return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(own.rtt_s or 0.0)}"])
+    return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(candidate.rtt_s)}"])
 
 
 def _memory(plan: Plan, island: PlannedIsland, candidate: Candidate) -> Iterator[Explanation]:
