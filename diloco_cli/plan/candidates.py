@@ -114,7 +114,7 @@ def _candidate(
         egress_per_gb=egress_per_gb(island, inventory),
         crossing=crossing_of(island, inventory),
         obstacle=obstacle(island, batch_tokens, inventory, model),
-        syncer=machine_of(inventory),
+        syncer=machine_of(inventory.store),
     )
 
 

@@ -51,7 +51,7 @@ def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings, mac
     read = f"{read_bits} / {short(machine.down_bps or math.inf)}"
     written = f"{version} / {short(machine.up_bps or math.inf)}"
     merged = f"{num_islands} / {short(machine.parameters_per_s)}"
-    calls = f"{calls_of_merge(num_islands, machine.reads_back)} * {short(machine.call_s)}"
+    calls = f"{calls_of_merge(num_islands, machine)} * {short(machine.call_s)}"
     return f"{short(parameters)} * ({merged} + {read} + {written}) + {calls}"
 
 

@@ -41,6 +41,7 @@ from diloco_cli.runtime.spending import Spending
 from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.open import open_store
+from diloco_cli.store.parallel import connections_here
 from diloco_cli.store.port import Store
 from diloco_cli.store.proof import checks_uploads
 from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, retrying_text, store_beside
@@ -90,7 +91,10 @@ def _serve_once(
     begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
     reads_back = _fit_to_the_store(run, bare, throttled, stop)
-    evaluator, spending = _evaluator(run, url), Spending(lambda: store.pauses + throttled.pace.waits)
+    evaluator, spending = (
+        _evaluator(run, url),
+        Spending(lambda: store.pauses + throttled.pace.waits, connections_here()),
+    )
     syncer = Syncer(
         run, claim, TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")), evaluator,
         time_text=utc_now_text, nonce=nonce,
@@ -184,6 +188,7 @@ def _heartbeat_facts(
             **spending.facts(),
             "calls_a_s": throttled.calls_a_s,
             "reads_back": reads_back,
+            "connections": connections_here(),
             "mirrors": [to_plain(heartbeat) for heartbeat in regions.heartbeats()],
         }
 
