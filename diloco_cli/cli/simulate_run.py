@@ -18,6 +18,7 @@ from diloco_cli.paths import templates_directory
 from diloco_cli.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
+    from diloco_cli.cli.run_argument import OpenRun
     from diloco_cli.faults.scenario import Scenario
     from diloco_cli.faults.timetable import Injection
     from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
@@ -30,7 +31,7 @@ DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
 MAX_DAYS = 30.0
 OF_AN_EXISTING_RUN = (
     "a run that exists says neither how often its hardware fails nor what it costs: no failures, no prices; the plan "
-    "or run file that it was launched from says both; its syncer's machine and link are guessed"
+    "or run file that it was launched from says both"
 )
 SCENARIOS = "chaos"  # the folder of built-in ones, under templates
 
@@ -99,7 +100,7 @@ def run(
 def _subject(text: str) -> _Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
     from diloco_cli.forecast.run import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
-    from diloco_cli.plan.syncer_pace import guessed_machine, machine_of
+    from diloco_cli.plan.syncer_pace import machine_of
 
     path = Path(text)
     if path.is_file():
@@ -110,14 +111,24 @@ def _subject(text: str) -> _Subject:
         made = run_of_plan(plan, "simulated", __version__)
         return _Subject(
             made, hardware_of_plan(plan), prices_of_plan(plan), not_charged(plan), (), plan.schedule.slot_s,
-            machine_of(plan.inventory), plan, path.parent,
+            machine_of(plan.inventory.store), plan, path.parent,
         )  # fmt: skip
     if text.endswith((".json", ".yaml", ".yml")):
         raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
-    opened = open_run(text)
-    existing, machine = opened.format, guessed_machine(opened.url)
-    slot_s = min(i.local_steps * i.step_s for i in existing.islands) / existing.num_fragments
-    return _Subject(existing, {}, {}, (), (OF_AN_EXISTING_RUN,), slot_s, machine, None, Path())
+    return _of_existing(open_run(text))
+
+
+def _of_existing(opened: OpenRun) -> _Subject:
+    from diloco_cli.config.settings import StoreSettings
+    from diloco_cli.forecast.run import with_round_trips
+    from diloco_cli.launch.plan_files import as_used_here
+    from diloco_cli.observe.limits import machine_of_syncer
+    from diloco_cli.plan.syncer_pace import machine_of
+
+    run, guess = with_round_trips(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))
+    machine, source = machine_of_syncer(opened.facts(most_batches=0), guess)
+    slot_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
+    return _Subject(run, {}, {}, (), (OF_AN_EXISTING_RUN, source), slot_s, machine, None, Path())
 
 
 def _scenario(text: str | None) -> Scenario | None:

@@ -18,6 +18,7 @@ from diloco_cli.config.own_loops import LOOP, data_class, infra_of
 from diloco_cli.config.readers import Reader, above, at_least, between, inside, integer, number, quantity
 from diloco_cli.config.run_file import COUNT, refuse_newer
 from diloco_cli.config.settings import (
+    MAX_CONNECTIONS,
     Accelerators,
     Device,
     Inventory,
@@ -105,7 +106,11 @@ def _rules(folder: Path) -> Rules:
         "tokens_per_s": Rule(POSITIVE),
     }
     return {
-        StoreSettings: {"url": Rule(store_url), "region": Rule(readers.name)},
+        StoreSettings: {
+            "url": Rule(store_url),
+            "region": Rule(readers.name),
+            "connections": Rule(between(1, MAX_CONNECTIONS, integer)),
+        },
         RegionSettings: {
             "store": Rule(store_url),
             "egress_per_gb": Rule(quantity(parse_egress), key="egress"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from diloco_cli.config.settings import Link
 from diloco_cli.faults.timetable import Injection
@@ -135,6 +135,11 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
     return RunFormat(run_id, plan.run.name, "2000-01-01T00:00:00.000Z", plan.run, islands, layout, software)
 
 
+def with_round_trips(run: RunFormat, url: str) -> RunFormat:
+    """An existing run, with a guess for the round trips that its islands do not state."""
+    return replace(run, islands=tuple(replace(i, link=with_rtt(i.link, url)) for i in run.islands))
+
+
 def simulated(
     run: RunFormat,
     hardware: dict[str, Hardware],
@@ -157,7 +162,7 @@ def simulated(
         merge_s=merge_time(work, machine).processor_s,
         latency_s=machine.call_s,
         syncer_link=Link(machine.up_bps, machine.down_bps),
-        world=World(checks_uploads=not machine.reads_back),
+        world=World(checks_uploads=not machine.reads_back, connections=machine.connections),
     )
     on_start(fleet)
     fleet.run_for(within_s)

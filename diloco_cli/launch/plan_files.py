@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from diloco_cli.config.build import Origins
 from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
-from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings
+from diloco_cli.config.settings import MAX_CONNECTIONS, Inventory, ModelSettings, RunSettings, StoreSettings
 from diloco_cli.config.validation import refuse_together
 from diloco_cli.errors import InfeasibleError, UsageError, suggestion
 from diloco_cli.launch.data_size import planned_epochs
@@ -21,6 +22,9 @@ from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.plan_file import load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.plan.runnable import not_launched
+from diloco_cli.store.open import client_of
+from diloco_cli.store.parallel import CONNECTIONS_VARIABLE, connections_here
+from diloco_cli.store.proof import checked_by
 
 TEMPLATE_BUCKET = "my-bucket"
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
@@ -42,7 +46,7 @@ def plan_of_files(
     if inventory_path is None:
         where = None if file is None else str(file)
         raise UsageError("no inventory given", where=where, hint="diloco plan INVENTORY, or first: diloco init")
-    islands, facts = load_inventory(inventory_path), facts_of(run, run_path.parent)
+    islands, facts = _inventory_as_used_here(inventory_path, tell), facts_of(run, run_path.parent)
     if file is None:
         tell(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
     refuse_together(run, origins, islands, facts.num_tensors, str(run_path), facts.sequence)
@@ -73,9 +77,27 @@ def read_plan_with_origins(file: Path, overrides: list[str]) -> tuple[Plan, Orig
         raise UsageError(
             "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
         )
-    inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
+    inventory, facts = _inventory_as_used_here(inventory_path), facts_of(run, file.parent)
     refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
     return make_plan(run, inventory, facts), origins
+
+
+def _inventory_as_used_here(path: Path, tell: Callable[[str], None] = lambda line: None) -> Inventory:
+    inventory = load_inventory(path)
+    return replace(inventory, store=as_used_here(inventory.store, tell))
+
+
+def as_used_here(store: StoreSettings, tell: Callable[[str], None] = lambda line: None) -> StoreSettings:
+    """With what this machine's environment says of connections and client, where the inventory does not: the syncer is
+    taken to have the same."""
+    connections = connections_here()
+    if store.connections is None and connections < MAX_CONNECTIONS:
+        tell(f"planning for a syncer with {CONNECTIONS_VARIABLE}={connections}, as here (store.connections)")
+        store = replace(store, connections=connections)
+    if store.checks_uploads is None and checked_by(client_of(store.url)) is False:
+        tell("planning for a syncer that reads versions back, as with this machine's client (store.checks_uploads)")
+        store = replace(store, checks_uploads=False)
+    return store
 
 
 def refuse_region(plan: Plan, region: str | None) -> None:

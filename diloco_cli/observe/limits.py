@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
+from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.look import Look, training_slot_s
 from diloco_cli.observe.unit_states import STEPS
+from diloco_cli.plan.syncer_pace import connections_of, machine_text, measured_by
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.states import SyncerState
-from diloco_cli.protocol.rules.capacity import SlotTime, measured_slot
+from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.units import format_count, format_duration
 
 SLOW_BELOW = 0.8
@@ -54,13 +57,26 @@ def _of_learner(name: str, said: LearnerHeartbeat) -> str:
 def pace_of_syncer(look: Look) -> tuple[SlotTime, float] | None:
     """What a slot takes the syncer, by its own measurements, and the slot that the learners' training takes, in
     seconds: merges that come too late stretch the log's own slots. None before its first merge."""
-    merges, heard = look.facts.state.metrics.recent_merges, look.facts.syncer
-    if heard is None or not merges or heard.heartbeat.call_s <= 0:
+    facts = look.facts
+    merges, heard = facts.state.metrics.recent_merges, facts.syncer
+    measured = None if heard is None else measured_by(heard.heartbeat, facts.run, merges)
+    if measured is None:
         return None
-    said = heard.heartbeat
-    slot_s = training_slot_s(look.facts) or look.expected_s
-    learners = len(merges[-1].participants)
-    return measured_slot(said.call_s, said.bytes_s, said.processor_s, said.reads_back, learners, slot_s), slot_s
+    slot_s = training_slot_s(facts) or look.expected_s
+    return shortest_slot(*measured, slot_s), slot_s
+
+
+def machine_of_syncer(facts: RunFacts, guess: SyncerMachine) -> tuple[SyncerMachine, str]:
+    """The machine of a run's syncer: as its newest heartbeat says, and a guess for what it does not. And in words,
+    which it was."""
+    if facts.syncer is None:
+        return guess, f"its syncer has no heartbeat, so that its machine is guessed: {machine_text(guess)}"
+    said = facts.syncer.heartbeat
+    measured = measured_by(said, facts.run, facts.state.metrics.recent_merges)
+    if measured is not None:
+        return measured[1], f"its syncer's machine, as that has measured it: {machine_text(measured[1])}"
+    known = replace(guess, reads_back=said.reads_back, connections=connections_of(said))
+    return known, f"its syncer has measured no merge, so that its machine's speed is guessed: {machine_text(known)}"
 
 
 def _of_syncer(look: Look) -> tuple[str, bool]:

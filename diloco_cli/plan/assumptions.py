@@ -88,7 +88,7 @@ def _of_the_inventory(islands: Sequence[IslandSettings], inventory: Inventory) -
 
 def _of_the_syncer(inventory: Inventory) -> list[str]:
     """Of its machine's link to the bucket, `store.link`, what is not given."""
-    link, machine = inventory.store.link, machine_of(inventory)
+    link, machine = inventory.store.link, machine_of(inventory.store)
     guesses = [] if link.rtt_s is not None else [f"takes {format_duration(machine.call_s)} for a call to the store"]
     verbs = [verb for verb, given in (("reads", link.down_bps), ("writes", link.up_bps)) if given is None]
     guesses += [f"{' and '.join(verbs)} {format_bandwidth(SYNCER_BPS)}"] if verbs else []

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from diloco_cli.config.devices import HOST_DEVICES
-from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, RunSettings
+from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan import goodput
-from diloco_cli.plan.link import Need, with_rtt
+from diloco_cli.plan.link import Need, rtt_of
 from diloco_cli.plan.memory import Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption, Excluded
@@ -35,15 +35,15 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An island with its values that do not depend on other islands. `link`: with a guess for a round trip that is not
-    stated. `assumption`: the source of its speed; `busy`: the share of its accelerators that a batch of whole sequences
-    keeps busy; `share`: the part of its speed that other islands on the same machine leave; `egress_per_gb`: the price
-    of the data that it sends; `recomputing`: the part of its speed that is left where the backward pass computes
-    activations again; `obstacle`: why it cannot train; `syncer`: the machine that merges its deltas, the same for
-    all."""
+    """An island with its values that do not depend on other islands. `rtt_s`: of a call to its store, stated or
+    guessed. `assumption`: the source of its speed; `busy`: the share of its accelerators that a batch of whole
+    sequences keeps busy; `share`: the part of its speed that other islands on the same machine leave; `egress_per_gb`:
+    the price of the data that it sends; `recomputing`: the part of its speed that is left where the backward pass
+    computes activations again; `obstacle`: why it cannot train; `syncer`: the machine that merges its deltas, the same
+    for all."""
 
     island: IslandSettings
-    link: Link
+    rtt_s: float
     assumption: Assumption
     batch_tokens: int
     fit: Fit
@@ -101,7 +101,7 @@ def _candidate(
     tokens_per_s = undisturbed * busy * share * recomputing
     return Candidate(
         island=island,
-        link=with_rtt(island.link, inventory.store.url),
+        rtt_s=rtt_of(island.link, inventory.store.url),
         assumption=assumption,
         batch_tokens=batch_tokens,
         fit=fit_of(island.accelerators, island.nodes, island.num_ranks, batch_tokens),
@@ -114,7 +114,7 @@ def _candidate(
         egress_per_gb=egress_per_gb(island, inventory),
         crossing=crossing_of(island, inventory),
         obstacle=obstacle(island, batch_tokens, inventory, model),
-        syncer=machine_of(inventory),
+        syncer=machine_of(inventory.store),
     )
 
 

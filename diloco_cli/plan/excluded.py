@@ -75,7 +75,7 @@ def _link_too_slow(
 ) -> Excluded:
     """Why the link is too slow, and what helps: a longer round, a smaller codec, moments saved less often, a faster
     link, leaving the island out. `run` has the chosen settings."""
-    link, sync = candidate.link, run.sync
+    link, sync = candidate.island.link, run.sync
     round_s = max(sync.every * fastest.step_s, candidate.step_s)
     need = need_of_round(model, sync.codec, sync.weights_codec)
     load = load_of_round(model, sync.codec, sync.weights_codec, run.train.inner)

@@ -51,7 +51,7 @@ def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings, mac
     read = f"{read_bits} / {short(machine.down_bps or math.inf)}"
     written = f"{version} / {short(machine.up_bps or math.inf)}"
     merged = f"{num_islands} / {short(machine.parameters_per_s)}"
-    calls = f"{calls_of_merge(num_islands, machine.reads_back)} * {short(machine.call_s)}"
+    calls = f"{calls_of_merge(num_islands, machine)} * {short(machine.call_s)}"
     return f"{short(parameters)} * ({merged} + {read} + {written}) + {calls}"
 
 
@@ -166,13 +166,13 @@ def _exchange(plan: Plan, candidate: Candidate, flow: Flow, num_islands: int) ->
 
 
 def _transfer_numbers(candidate: Candidate, parameters: float, sync: SyncSettings) -> str:
-    own = candidate.link
+    own = candidate.island.link
     parts = [
         f"{short(parameters)} * {CODEC_BITS[codec]:g} / {short(bps)}"
         for codec, bps in ((sync.codec, own.up_bps), (sync.weights_codec, own.down_bps))
         if bps
     ]
-    return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(own.rtt_s or 0.0)}"])
+    return " + ".join([*parts, f"{link.ROUND_TRIPS} * {short(candidate.rtt_s)}"])
 
 
 def _memory(plan: Plan, island: PlannedIsland, candidate: Candidate) -> Iterator[Explanation]:

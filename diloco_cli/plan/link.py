@@ -105,14 +105,19 @@ def guessed_rtt_s(url: str) -> float:
 
 def with_rtt(link: Link, url: str) -> Link:
     """With a guess where its round trip to this store is not stated."""
-    return link if link.rtt_s is not None else replace(link, rtt_s=guessed_rtt_s(url))
+    return replace(link, rtt_s=rtt_of(link, url))
 
 
-def transfer_s(link: Link, parameters: float, codec: str, weights_codec: str) -> float:
+def rtt_of(link: Link, url: str) -> float:
+    """Of a call over this link to this store: as stated, or guessed."""
+    return guessed_rtt_s(url) if link.rtt_s is None else link.rtt_s
+
+
+def transfer_s(link: Link, rtt_s: float, parameters: float, codec: str, weights_codec: str) -> float:
     """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing."""
     up = parameters * CODEC_BITS[codec] / link.up_bps if link.up_bps else 0.0
     down = parameters * CODEC_BITS[weights_codec] / link.down_bps if link.down_bps else 0.0
-    return up + down + ROUND_TRIPS * (GUESSED_RTT_S if link.rtt_s is None else link.rtt_s)
+    return up + down + ROUND_TRIPS * rtt_s
 
 
 def rounded_up(bps: float, digits: int) -> float:

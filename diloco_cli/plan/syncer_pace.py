@@ -12,11 +12,24 @@ Everything else of the schedule, such as what the overlap hides, goes by the slo
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from math import isfinite
 
-from diloco_cli.config.settings import Inventory, SyncSettings
-from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, guessed_rtt_s
-from diloco_cli.protocol.rules.capacity import MergeWork, SlotTime, SyncerMachine, merge_time, shortest_slot
+from diloco_cli.config.settings import StoreSettings, SyncSettings
+from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, rtt_of
+from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat
+from diloco_cli.protocol.log.metrics import MergeNote
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.together import MAX_AT_ONCE
+from diloco_cli.protocol.rules.capacity import (
+    MergeWork,
+    SlotTime,
+    SyncerMachine,
+    measured_machine,
+    merge_time,
+    shortest_slot,
+)
+from diloco_cli.units import format_bandwidth, format_count, format_duration
 
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
 SYNCER_BPS = 10e9  # guessed: rate at which a machine near the bucket reads from it, or writes to it, bits per second
@@ -25,22 +38,47 @@ STATE_BITS = 64  # of a parameter: itself and its momentum, float32
 GUESSED_MACHINE = SyncerMachine(GUESSED_RTT_S, SYNCER_BPS, SYNCER_BPS, MERGE_PARAMETERS_PER_S)
 
 
-def machine_of(inventory: Inventory) -> SyncerMachine:
-    """The syncer's machine as the inventory states it, `store.link`; guesses for what it does not."""
-    link, guess = inventory.store.link, guessed_machine(inventory.store.url)
+def machine_of(store: StoreSettings) -> SyncerMachine:
+    """The syncer's machine as the inventory states it; guesses for what it does not. Of services that speak S3 some
+    check uploads and some do not (store/proof.py)."""
+    guess, checks = GUESSED_MACHINE, store.checks_uploads
     return SyncerMachine(
-        guess.call_s if link.rtt_s is None else link.rtt_s,
-        link.up_bps or guess.up_bps,
-        link.down_bps or guess.down_bps,
+        rtt_of(store.link, store.url),
+        store.link.up_bps or guess.up_bps,
+        store.link.down_bps or guess.down_bps,
         guess.parameters_per_s,
-        guess.reads_back if inventory.store.checks_uploads is None else not inventory.store.checks_uploads,
+        store.url.startswith("s3://") if checks is None else not checks,
+        store.connections or guess.connections,
     )
 
 
-def guessed_machine(url: str) -> SyncerMachine:
-    """Of a store about which nothing is stated: a bucket, or a folder, whose calls take next to no time. Of services
-    that speak S3 some check uploads and some do not (store/proof.py)."""
-    return replace(GUESSED_MACHINE, call_s=guessed_rtt_s(url), reads_back=url.startswith("s3://"))
+def measured_by(
+    said: SyncerHeartbeat, run: RunFormat, merges: Sequence[MergeNote]
+) -> tuple[MergeWork, SyncerMachine] | None:
+    """The mean merge of a syncer that exists, and the machine that it does that on, as it measures itself. None before
+    its first merge."""
+    if not merges or said.call_s <= 0:
+        return None
+    work = work_of(run.layout.num_parameters / run.num_fragments, len(merges[-1].participants), run.settings.sync)
+    figures = said.call_s, said.bytes_s, said.processor_s
+    return work, measured_machine(work, *figures, said.reads_back, connections_of(said))
+
+
+def connections_of(said: SyncerHeartbeat) -> int:
+    """As many as a syncer can have: a heartbeat is a hint, and may say anything."""
+    return min(max(1, said.connections), MAX_AT_ONCE)
+
+
+def machine_text(machine: SyncerMachine) -> str:
+    """In words, without what takes no time."""
+    links = [
+        f"{format_bandwidth(bps)} {way}" for bps, way in ((machine.up_bps, "up"), (machine.down_bps, "down")) if bps
+    ]
+    per_s = machine.parameters_per_s
+    merged = [f"merges {format_count(per_s)} parameters a second"] if isfinite(per_s) else []
+    back = f"versions are {'' if machine.reads_back else 'not '}read back"
+    calls = f"{format_duration(machine.call_s)} a call, {machine.connections} at a time"
+    return ", ".join([calls, *links, *merged, back])
 
 
 def work_of(parameters: float, num_islands: int, sync: SyncSettings) -> MergeWork:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from diloco_cli.protocol.log.operations import Create, Operation, Put, There, Together
+from diloco_cli.protocol.log.together import MAX_AT_ONCE
+from diloco_cli.protocol.rules.capacity import turns
 
 LARGE_BYTES = 1 << 16
 CALLS_SHARE = 0.05  # that a new call has in the mean
@@ -22,10 +24,11 @@ DIGITS = 6
 
 
 class Spending:
-    """Of one syncer process; seconds. `pauses`: how many there have been before calls to the store."""
+    """Of one syncer process; seconds. `pauses`: how many there have been before calls to the store; `connections`: how
+    many calls go at a time."""
 
-    def __init__(self, pauses: Callable[[], int] = lambda: 0) -> None:
-        self._pauses, self._paused_before = pauses, 0
+    def __init__(self, pauses: Callable[[], int] = lambda: 0, connections: int = MAX_AT_ONCE) -> None:
+        self._pauses, self._paused_before, self._connections = pauses, 0, connections
         self._call_s: float | None = None
         self._merge_bytes_s: float | None = None
         self._merge_processor_s: float | None = None
@@ -40,12 +43,13 @@ class Spending:
     def called(self, operation: Operation, answer: Any, seconds: float) -> None:
         """A call, or those that went together, took so long, pauses included."""
         is_large, paused = _num_bytes(operation, answer) >= LARGE_BYTES, self._pauses() != self._paused_before
+        in_turn = turns(len(operation.operations), self._connections) if isinstance(operation, Together) else 1
         if paused:
             self._bytes_s = None if is_large else self._bytes_s
         elif not is_large:
-            self._call_s = _mean(self._call_s, seconds, CALLS_SHARE)
+            self._call_s = _mean(self._call_s, seconds / in_turn, CALLS_SHARE)
         elif self._bytes_s is not None:
-            self._bytes_s += max(0.0, seconds - (self._call_s or 0.0))
+            self._bytes_s += max(0.0, seconds - in_turn * (self._call_s or 0.0))
 
     def merged(self) -> None:
         """A merge is in the log: what came since the one before was for it."""

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 from urllib.parse import urlsplit
 
 from diloco_cli.config.store_url import without_credentials
@@ -92,7 +92,9 @@ _BY_STATUS = {404: ObjectAbsentError, 412: ConditionFailedError, 416: RangeBehin
 
 class BucketStore(ABC):
     """A bucket and prefix. The client starts at the first call, in the process that makes it: never share one store
-    with a forked child. It retries only the parts of a large object."""
+    with a forked child. It retries only the parts of a large object. `sends_checksums`: for the service to compare."""
+
+    sends_checksums: ClassVar[bool] = True
 
     def __init__(self, url: str, sorted_error: Callable[[Exception, str], Exception]) -> None:
         """`sorted_error(error, where)`: the port's error, or one of ANSWERS, for what the client raised."""

@@ -81,7 +81,7 @@ def open_store(url: str, *, create: bool = False) -> Store:
     never made. Cloud clients are started at their first call, in the process that makes it. $DILOCO_STORE_CLIENT
     chooses which."""
     parsed = parse_url(url)
-    is_obstore = _chosen_client() == "obstore" and parsed.scheme != "memory"
+    is_obstore = _is_obstore(parsed)
     if is_obstore:
         _require("obstore", url, f"{install_hint('obstore')}, or unset {CLIENT_VARIABLE}")
     if parsed.scheme == "file":
@@ -103,6 +103,27 @@ def open_store(url: str, *, create: bool = False) -> Store:
     from diloco_cli.store.s3 import S3Store
 
     return S3Store(parsed.place, parsed.prefix)
+
+
+def client_of(url: str) -> type[Store]:
+    """The class of the store that `open_store` would open here. Nothing is opened, and no package need be installed."""
+    parsed = parse_url(url)
+    if _is_obstore(parsed):
+        from diloco_cli.store.obstore import ObstoreStore
+
+        return ObstoreStore
+    if parsed.scheme == "file":
+        from diloco_cli.store.local import LocalStore
+
+        return LocalStore
+    if parsed.scheme == "memory":
+        from diloco_cli.store.memory import MemoryStore
+
+        return MemoryStore
+    from diloco_cli.store.gcs import GCSStore
+    from diloco_cli.store.s3 import S3Store
+
+    return GCSStore if parsed.scheme == "gs" else S3Store
 
 
 def join_url(url: str, name: str) -> str:
@@ -192,6 +213,10 @@ def _chosen_client() -> str:
             f"unknown client {chosen!r}", where=CLIENT_VARIABLE, hint=f"clients are {' and '.join(CLIENTS)}"
         )
     return chosen
+
+
+def _is_obstore(parsed: StoreUrl) -> bool:
+    return _chosen_client() == "obstore" and parsed.scheme != "memory"
 
 
 def _open_with_obstore(parsed: StoreUrl) -> Store:

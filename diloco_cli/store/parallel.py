@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from diloco_cli.config.settings import MAX_CONNECTIONS
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 
 CONNECTIONS_VARIABLE = "DILOCO_STORE_CONNECTIONS"
-READERS = 48  # below the connections that the clients keep
 
 
 def connections_here() -> int:
     """How many calls this machine's processes make at a time. Raises UsageError."""
-    setting = environment_value(CONNECTIONS_VARIABLE) or str(READERS)
-    if not setting.isdecimal() or not 1 <= int(setting) <= READERS:
+    setting = environment_value(CONNECTIONS_VARIABLE) or str(MAX_CONNECTIONS)
+    if not setting.isdecimal() or not 1 <= int(setting) <= MAX_CONNECTIONS:
         raise UsageError(
-            f"not a number of connections: {setting!a}", where=CONNECTIONS_VARIABLE, hint=f"1 to {READERS}"
+            f"not a number of connections: {setting!a}", where=CONNECTIONS_VARIABLE, hint=f"1 to {MAX_CONNECTIONS}"
         )
     return int(setting)
 

@@ -22,10 +22,18 @@ TRIAL_S = 5.0
 def checks_uploads(store: Store, key: str, sleep: Callable[[float], object] = clock.sleep_s) -> bool:
     """Tries it at this key, where nothing stays. From then on the store's creates say that they are checked. False also
     if no try within TRIAL_S has an answer: a run goes on without."""
-    if not isinstance(store, BucketStore):
-        return isinstance(store, LocalStore)
+    known = checked_by(type(store))
+    if known is not None or not isinstance(store, BucketStore):
+        return bool(known)
     try:
         trying = RetryingStore(store, TRIAL_S, sleep=sleep)
         return trying.persist("create", lambda: store.prove_uploads(key))
     except StoreError:
         return False
+
+
+def checked_by(client: type[Store]) -> bool | None:
+    """Whether what this client has stored is checked; None: the service decides, and must be tried."""
+    if not issubclass(client, BucketStore):
+        return issubclass(client, LocalStore)
+    return None if client.sends_checksums else False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import psutil
@@ -41,11 +42,11 @@ from diloco_cli.runtime.spending import Spending
 from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.open import open_store
+from diloco_cli.store.parallel import connections_here
 from diloco_cli.store.port import Store
 from diloco_cli.store.proof import checks_uploads
-from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, retrying_text, store_beside
+from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, retrying_text, store_beside
 from diloco_cli.store.throttle import ThrottledStore
-from diloco_cli.store.wrapper import MeteredStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.first_commit import FromTheStart
@@ -84,40 +85,35 @@ def _serve_once(
 ) -> int:
     torch.set_num_threads(1)  # sums in one order
     use_threads(usable_cores())
-    throttled = ThrottledStore(bare := open_store(url), stop.wait)
-    meter, store, news, clock = opened(url, stop, throttled=throttled)
-    run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
-    begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
+    home = _Home(url, stop)
+    run = perform(read_format(url, signing_secret(), (LOG,)), home.store, home.clock)
+    begins = home.store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
-    reads_back = _fit_to_the_store(run, bare, throttled, stop)
-    evaluator, spending = _evaluator(run, url), Spending(lambda: store.pauses + throttled.pace.waits)
+    home.fit(run)
+    evaluator, spending = _evaluator(run, url), Spending(home.pauses, connections_here())
     syncer = Syncer(
         run, claim, TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")), evaluator,
         time_text=utc_now_text, nonce=nonce,
         on_commit=lambda state, commit: _note_commit(run, state, commit, spending),
-        recover=lambda output: rebuild(run, store, output), because=because,
+        recover=lambda output: rebuild(run, home.store, output), because=because,
     )  # fmt: skip
     syncer.evaluations = FromTheStart(run, evaluator)
-    events = EventWriter(bare)
-    mirrors = _earlier_mirrors(before := _last_heartbeat(run, store))
-    beside = store_beside(meter, stop.wait, stop.is_set, news)  # for threads that must not collect beside the syncer
-    regions = RegionServices(run, beside, home_of(syncer), mirrors, said_as_events(events), events_to=bare)
+    events, before = EventWriter(home.bare), _last_heartbeat(run, home.store)
+    tell, earlier = said_as_events(events), _earlier_mirrors(before)
+    regions = RegionServices(run, home.beside, home_of(syncer), earlier, tell, events_to=home.bare)
     read_after_relays(syncer, regions.links)
-    syncer.heartbeat_facts = _heartbeat_facts(
-        meter, (store, beside), throttled, unit, regions, counts_of(before), spending, reads_back
-    )
-    tries = store_beside(meter, stop.wait, stop.is_set, news, deadline_s=MAKING_ROOM_TRIES_S)
-    news.heartbeat, news.make_room = _heartbeating(syncer, meter, clock), _making_room(syncer, tries, meter, clock)
+    syncer.heartbeat_facts = _heartbeat_facts(home, unit, regions, spending, counts_of(before))
+    home.served_by(syncer)
     regions.start()
     over = False
     try:
         with discarding_leftovers([url, *run.region_urls]):
-            state = perform(serving(syncer), store, clock, tries_once=meter, spending=spending)
+            state = perform(serving(syncer), home.store, home.clock, tries_once=home.meter, spending=spending)
         if state.phase == RunPhase.STOPPED and not syncer.epoch:
             say(f"{utc_now_text()} run {run.name} is stopped; to go on with it: diloco resume {run.name}")
         over = True
     except TerminatedError:
-        _say_goodbye(syncer, meter)
+        _say_goodbye(syncer, home.meter)
         raise
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retries of a failing store: that is no failure of this syncer
@@ -127,17 +123,45 @@ def _serve_once(
         regions.end(over and not stop.is_set())
         events.close()
     if regions.services:
-        _heartbeat_unless_it_fails(syncer, meter, clock)  # with the regions' final state
+        _heartbeat_unless_it_fails(syncer, home.meter, home.clock)  # with the regions' final state
     return 0
 
 
-def _fit_to_the_store(run: RunFormat, bare: Store, throttled: ThrottledStore, stop: StopSignal) -> bool:
-    """The syncer's share of the calls to a store that throttles. Whether versions are read back."""
-    throttled.pace.weight = max(1, len(run.all_islands))
-    reads_back = not checks_uploads(bare, upload_trial_key(nonce()), stop.wait)
-    how = "versions are read back" if reads_back else "the store checks uploads: versions are not read back"
-    say(f"{utc_now_text()} {how}")
-    return reads_back
+class _Home:
+    """The home bucket as this process calls it. `bare`: at once; `meter`: counted, and no faster than the store takes
+    calls; `store`: again and again until there is an answer; `beside`: likewise, for threads that must not collect
+    beside the syncer. `reads_back`: whether versions are read back."""
+
+    def __init__(self, url: str, stop: StopSignal) -> None:
+        self.bare, self.reads_back, self._stop = open_store(url), True, stop
+        self.throttled = ThrottledStore(self.bare, stop.wait)
+        self.meter, self.store, self._news, self.clock = opened(url, stop, throttled=self.throttled)
+        self.beside = store_beside(self.meter, stop.wait, stop.is_set, self._news)
+
+    def fit(self, run: RunFormat) -> None:
+        """The syncer's share of the calls to a store that throttles; whether the store checks uploads."""
+        self.throttled.pace.weight = max(1, len(run.all_islands))
+        self.reads_back = not checks_uploads(self.bare, upload_trial_key(nonce()), self._stop.wait)
+        how = "versions are read back" if self.reads_back else "the store checks uploads: versions are not read back"
+        say(f"{utc_now_text()} {how}")
+
+    def pauses(self) -> int:
+        """How often calls were repeated, or had to wait for their turn."""
+        return self.store.pauses + self.throttled.pace.waits
+
+    def served_by(self, syncer: Syncer) -> None:
+        """Heartbeats while a call is repeated, and collecting while a write waits for room. That may run on a
+        connection's thread, beside other calls of the same turn: the turn itself waits for all of them. What is wrong
+        with the log, and a successor, the turn finds itself."""
+        tries = store_beside(self.meter, self._stop.wait, self._stop.is_set, self._news, deadline_s=MAKING_ROOM_TRIES_S)
+        own = Connections()  # those of the process may all wait for room
+
+        def make() -> None:
+            with suppress(StoreError, NoSpaceError, FencedError, DataCheckError, RefusedError):
+                perform(make_room(syncer), tries, self.clock, tries_once=self.meter, own=own)
+
+        self._news.heartbeat = partial(_heartbeat_unless_it_fails, syncer, self.meter, self.clock)
+        self._news.make_room = make
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
@@ -165,14 +189,13 @@ def _earlier_mirrors(data: bytes | None) -> tuple[MirrorHeartbeat, ...]:
 
 
 def _heartbeat_facts(
-    meter: MeteredStore, stores: Iterable[RetryingStore], throttled: ThrottledStore, unit: str, regions: RegionServices,
-    earlier: dict[str, int], spending: Spending, reads_back: bool,
-) -> Any:  # fmt: skip
+    home: _Home, unit: str, regions: RegionServices, spending: Spending, earlier: dict[str, int]
+) -> Callable[[], dict[str, Any]]:
     """This process's own figures for the syncer's heartbeat; counts go on from `earlier`, the syncer's before."""
     process = psutil.Process()
 
     def facts() -> dict[str, Any]:
-        counts = meter.counts
+        counts = home.meter.counts
         return {
             "unit": unit,
             "up_bytes": counts.up_bytes + earlier.get("up_bytes", 0),
@@ -180,10 +203,11 @@ def _heartbeat_facts(
             "requests": counts.num_requests + earlier.get("requests", 0),
             "writes": counts.num_writes + earlier.get("writes", 0),
             "memory_bytes": process.memory_info().rss,
-            "retrying": next(filter(None, map(retrying_text, stores)), ""),
+            "retrying": retrying_text(home.store) or retrying_text(home.beside),
             **spending.facts(),
-            "calls_a_s": throttled.calls_a_s,
-            "reads_back": reads_back,
+            "calls_a_s": home.throttled.calls_a_s,
+            "reads_back": home.reads_back,
+            "connections": connections_here(),
             "mirrors": [to_plain(heartbeat) for heartbeat in regions.heartbeats()],
         }
 
@@ -194,22 +218,6 @@ def _heartbeat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock)
     """Write a heartbeat while a call is repeated, so that `status` shows the failure if heartbeats can be written."""
     with suppress(StoreError, NoSpaceError):
         perform(syncer.send_heartbeat(monotonic_s(), force=True), store, clock)
-
-
-def _heartbeating(syncer: Syncer, store: Store, clock: SystemClock) -> Callable[[], None]:
-    return lambda: _heartbeat_unless_it_fails(syncer, store, clock)
-
-
-def _making_room(syncer: Syncer, store: Store, once: Store, clock: SystemClock) -> Callable[[], None]:
-    """What collects while a write waits for room. It may run on a connection's thread, beside other calls of the same
-    turn: the turn itself waits for all of them. What is wrong with the log, and a successor, the turn finds itself."""
-    own = Connections()  # those of the process may all wait for room
-
-    def make() -> None:
-        with suppress(StoreError, NoSpaceError, FencedError, DataCheckError, RefusedError):
-            perform(make_room(syncer), store, clock, tries_once=once, own=own)
-
-    return make
 
 
 def _say_goodbye(syncer: Syncer, store: Store) -> None:

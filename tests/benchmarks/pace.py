@@ -22,6 +22,7 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.protocol.rules.capacity import MergeWork, SyncerMachine
 from tests.benchmarks.measure import machine
@@ -106,6 +107,7 @@ class Syncing:
     bps: float | None = None
     merge_s: float = 0.0
     reads_back: bool = True
+    connections: int = MAX_AT_ONCE
 
     @property
     def work(self) -> MergeWork:
@@ -113,7 +115,7 @@ class Syncing:
 
     @property
     def machine(self) -> SyncerMachine:
-        return SyncerMachine(self.call_s, self.bps, self.bps, float(self.learners), self.reads_back)
+        return SyncerMachine(self.call_s, self.bps, self.bps, float(self.learners), self.reads_back, self.connections)
 
 
 def served_every(case: Syncing, merges: int = 24) -> float:
@@ -123,7 +125,7 @@ def served_every(case: Syncing, merges: int = 24) -> float:
     sizes = Sizes((case.delta_bytes,) * FRAGMENTS, (weights,) * FRAGMENTS, 0.0, (state,) * FRAGMENTS)
     link = Link(case.bps, case.bps)
     fleet = SimulatedFleet(run, sizes, {}, merge_s=case.merge_s, latency_s=case.call_s, syncer_link=link)
-    fleet.world.checks_uploads = not case.reads_back
+    fleet.world.checks_uploads, fleet.world.connections = not case.reads_back, case.connections
     fleet.start()
     at_s = []
     for target in (2 * FRAGMENTS, 2 * FRAGMENTS + merges):

@@ -12,6 +12,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from diloco_cli.forecast.run import simulated
+from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat, sealed
+from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.protocol.rules.capacity import SyncerMachine
+from diloco_cli.signing import LOG
+from diloco_cli.store.open import open_store
+from tests.benchmarks.pace import make_run
 from tests.cli.bucket import make_bucket
 from tests.forked import ROOT, run_diloco
 
@@ -217,6 +224,28 @@ def test_an_existing_run_is_simulated_without_failures_and_prices_and_that_is_sa
     assert found["data"]["merges"] > 0 and found["data"]["cost"] == 0
     assert [text for text in found["warnings"] if "no failures, no prices" in text]
     assert "warnings" not in found["data"]
+    assert [text for text in found["warnings"] if "its machine is guessed: 1 ms a call, 48 at a time" in text]
+
+
+def test_an_existing_run_is_simulated_with_the_machine_that_its_syncer_measured(tmp_path: Path) -> None:
+    """A syncer that takes much longer than a slot of 0.2 s merges as often as `status` says that it can."""
+    history = simulated(make_run(4, 0.2), {}, (), 0, 20.0, SyncerMachine(0.001, None, None, 1e9))
+    folder, store = tmp_path / "bucket" / "pace", history.world.store
+    bucket = open_store(str(folder), create=True)
+    for key in store.list("", limit=1 << 20):
+        bucket.create(key, store.get(key) or b"")
+    machine = {"call_s": 0.03, "bytes_s": 0.1, "processor_s": 0.2, "reads_back": False, "connections": 2}
+    said = SyncerHeartbeat("SERVING", history.state.epoch, history.state.n, "far", heartbeats=1 << 20, **machine)
+    key = heartbeat_key(SYNCER)
+    bucket.put(key, sealed(history.run.keyring, LOG, key, said))
+    url = f"file://{folder}"
+    syncer = answer(tmp_path, "status", url, "--json")["data"]["syncer"]
+    needed_s = syncer["calls_s"] + syncer["bytes_s"] + syncer["processor_s"]
+    assert 0.6 < needed_s < 0.8  # 0.03 * (2 + 4 + 1 + 1) + 0.1 + 0.2, and what is made now and then
+    found = answer(tmp_path, "simulate", "run", url, "--for", "40 s", "--json")
+    assert found["data"]["simulated_s"] / found["data"]["merges"] == pytest.approx(needed_s, rel=0.2)
+    (told,) = [text for text in found["warnings"] if "as that has measured it" in text]
+    assert "30 ms a call, 2 at a time" in told and "not read back" in told
 
 
 @pytest.mark.parametrize(

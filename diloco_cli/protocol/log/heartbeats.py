@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.log.wire import RecordError, decode_plain, encode
 from diloco_cli.signing import LOG, Unsigned
 
@@ -99,7 +100,7 @@ class SyncerHeartbeat:
     `slowest_s`: the longest recent time between two of them, on its own clock. `call_s`: a call to the store, in
     the mean; `bytes_s`, `processor_s`: of a recent merge, its bytes beyond its calls, its computation (0: not
     known). `calls_a_s`: its pace of calls, where the store refuses more; else 0. `reads_back`: what it has written,
-    because the store does not check uploads itself."""
+    because the store does not check uploads itself. `connections`: how many calls it makes at a time."""
 
     state: str
     epoch: int
@@ -121,6 +122,7 @@ class SyncerHeartbeat:
     processor_s: float = 0.0
     calls_a_s: float = 0.0
     reads_back: bool = True
+    connections: int = MAX_AT_ONCE
     garbage: GarbageHeartbeat = GarbageHeartbeat()
 
 

@@ -2,27 +2,28 @@
 
 A syncer serves one slot after the other. For a merge of M learners' deltas it needs, beside what it does now and then,
 
-    calls       (ceil(M / 48) + ceil(2 M / 48) + 2) x a round trip      offers are found; the next ones looked for and
+    calls       (turns(M) + turns(2 M) + turns(2) + 1) x a round trip   offers are found; the next ones looked for and
                                 payloads read; state and weights are written; the commit
     bytes       M deltas / down + a version / up                        a version: state and weights
-    read back   1 round trip + a version / down                         where the store does not check uploads itself
+    read back   turns(2) round trips + a version / down                 where the store does not check uploads itself
     processor   M x parameters of a fragment / parameters of one learner merged a second
 
-and these add up, since none of it is done beside another where the syncer is behind. `SlotTime` is also what a syncer
-has measured of itself (runtime/spending.py). Pure; `plan`, `simulate run` and `status` use it.
+and these add up, since none of it is done beside another where the syncer is behind. turns(n) = ceil(n / connections),
+of which there are 48 at most. `measured_machine` is that of a syncer that measures itself (runtime/spending.py). Pure;
+`plan`, `simulate run` and `status` use it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 
 Limit = Literal["calls", "bytes", "processor"]
-CALLS_OF_A_MERGE = 2
+WRITTEN = 2  # objects of a version: state and weights
 REQUEST_CALLS = 2  # in turn, when it looks for operators' requests and for a successor
 HEARTBEAT_EVERY_S = 3.0
 MAX_LEARNERS = 1 << 16
@@ -34,13 +35,15 @@ EXACT = 1e-9
 @dataclass(frozen=True)
 class SyncerMachine:
     """A syncer's machine: seconds of a call to the store, its own link (None: unknown, fast enough), how many
-    parameters of one learner it merges in a second, and whether it reads back what it has written (store/proof.py)."""
+    parameters of one learner it merges in a second, whether it reads back what it has written (store/proof.py), and how
+    many calls it makes at a time, MAX_AT_ONCE at most."""
 
     call_s: float
     up_bps: float | None
     down_bps: float | None
     parameters_per_s: float
     reads_back: bool = True
+    connections: int = MAX_AT_ONCE
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,17 @@ class SlotTime:
         return max(parts, key=lambda name: parts[name])
 
 
-def calls_of_merge(learners: int, reads_back: bool) -> int:
+def turns(calls: int, connections: int) -> int:
+    """How many round trips calls take that do not depend on each other: they go in portions of MAX_AT_ONCE, each over
+    so many connections."""
+    portions, rest = divmod(calls, MAX_AT_ONCE)
+    return portions * ceil(MAX_AT_ONCE / connections) + ceil(rest / connections)
+
+
+def calls_of_merge(learners: int, machine: SyncerMachine) -> int:
     """Calls in turn, from the first offer that is found to the commit."""
-    found, behind = ceil(learners / MAX_AT_ONCE), ceil(2 * learners / MAX_AT_ONCE)
-    return found + behind + CALLS_OF_A_MERGE + reads_back
+    found, behind, written = (turns(n, machine.connections) for n in (learners, 2 * learners, WRITTEN))
+    return found + behind + written * (1 + machine.reads_back) + 1
 
 
 def merge_time(work: MergeWork, machine: SyncerMachine) -> SlotTime:
@@ -85,41 +95,40 @@ def merge_time(work: MergeWork, machine: SyncerMachine) -> SlotTime:
     down = BITS * read_bytes / machine.down_bps if machine.down_bps else 0.0
     up = BITS * work.version_bytes / machine.up_bps if machine.up_bps else 0.0
     processor_s = work.learners * work.parameters / machine.parameters_per_s
-    calls = calls_of_merge(work.learners, machine.reads_back)
-    return SlotTime(calls * machine.call_s, down + up, processor_s)
+    return SlotTime(calls_of_merge(work.learners, machine) * machine.call_s, down + up, processor_s)
+
+
+def measured_machine(
+    work: MergeWork, call_s: float, bytes_s: float, processor_s: float, reads_back: bool, connections: int
+) -> SyncerMachine:
+    """The machine that takes so long for a call, and for a merge's bytes and its arithmetic. Its link is taken to be as
+    fast up as down."""
+    bits = BITS * (work.learners * work.delta_bytes + (1 + reads_back) * work.version_bytes)
+    bps = bits / bytes_s if bytes_s else None
+    parameters_per_s = work.learners * work.parameters / processor_s if processor_s else inf
+    return SyncerMachine(call_s, bps, bps, parameters_per_s, reads_back, connections)
 
 
 def shortest_slot(work: MergeWork, machine: SyncerMachine, slot_s: float) -> SlotTime:
-    """What the shortest slot that this syncer can hold is spent on. `slot_s`: the learners' slot, by which it chooses
-    how often it looks for what comes rarely."""
-    return with_upkeep(merge_time(work, machine), machine.call_s, work.learners, slot_s)
-
-
-def with_upkeep(merge: SlotTime, call_s: float, learners: int, slot_s: float) -> SlotTime:
-    """A merge and the calls that a syncer makes now and then beside it: heartbeats, looks for operators' requests, for
-    a successor, for new incarnations. Each is made at the end of the first turn after it is due, so the longer the
-    turns, the fewer of them."""
+    """What the shortest slot that this syncer can hold is spent on: a merge, and the calls that it makes now and then
+    beside it: heartbeats, looks for operators' requests, for a successor, for new incarnations. Each is made at the end
+    of the first turn after it is due, so the longer the turns, the fewer of them. `slot_s`: the learners' slot, by
+    which it chooses how often it looks for what comes rarely."""
+    merge = merge_time(work, machine)
+    look = turns(work.learners, machine.connections)  # for new incarnations
     seconds, upkeep_s = merge.seconds, 0.0
     for _ in range(ENOUGH_ROUNDS):
-        before_s, upkeep_s = upkeep_s, call_s * _upkeep_calls(learners, seconds, slot_s)
+        before_s, upkeep_s = upkeep_s, machine.call_s * _upkeep_calls(look, seconds, slot_s)
         seconds = merge.seconds + upkeep_s
         if upkeep_s - before_s <= EXACT * seconds:
             break
     return replace(merge, calls_s=merge.calls_s + upkeep_s)
 
 
-def measured_slot(
-    call_s: float, bytes_s: float, processor_s: float, reads_back: bool, learners: int, slot_s: float
-) -> SlotTime:
-    """The shortest slot, of what a syncer measures: a call, and the bytes and the processor of a merge."""
-    calls_s = calls_of_merge(learners, reads_back) * call_s
-    return with_upkeep(SlotTime(calls_s, bytes_s, processor_s), call_s, learners, slot_s)
-
-
-def _upkeep_calls(learners: int, seconds: float, slot_s: float) -> float:
-    """In turn, in a turn of so many seconds, in the mean."""
+def _upkeep_calls(look: int, seconds: float, slot_s: float) -> float:
+    """In turn, in a turn of so many seconds, in the mean; `look`: those of one look for new incarnations."""
     requests = REQUEST_CALLS * _due(requests_every_s(slot_s), seconds)
-    incarnations = ceil(learners / MAX_AT_ONCE) * _due(watch_every_s(slot_s), seconds)
+    incarnations = look * _due(watch_every_s(slot_s), seconds)
     return requests + incarnations + _due(HEARTBEAT_EVERY_S, seconds)
 
 

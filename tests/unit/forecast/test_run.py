@@ -336,7 +336,7 @@ PAYING = (
 def of_plan(inventory: Inventory, rounds: int = 40) -> tuple[Plan, RunForecast, SimulatedFleet]:
     """So many rounds of a plan with four fragments."""
     plan = make_plan(fleets.with_sync(fragments=4), inventory, fleets.MODEL)
-    made, machine = run_of_plan(plan, "simulated", "test"), machine_of(plan.inventory)
+    made, machine = run_of_plan(plan, "simulated", "test"), machine_of(plan.inventory.store)
     fleet = simulated(made, {}, (), 0, rounds * plan.schedule.round_s, machine)
     return plan, report(fleet, prices_of_plan(plan), not_charged(plan)), fleet
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.plan.link import HEARTBEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes
+from diloco_cli.config.settings import Link
+from diloco_cli.plan.link import HEARTBEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes, rtt_of, transfer_s
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.commits import Merge
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
@@ -79,3 +80,10 @@ def test_a_round_of_a_large_model_is_fragments_and_a_little() -> None:
 
 def test_a_process_that_joins_downloads_every_fragment_once() -> None:
     assert join_bytes(MODEL, with_sync(weights_codec="int8").sync) == pytest.approx(1e9 * 8.125 / 8)
+
+
+def test_a_round_trip_that_is_not_stated_is_guessed_by_its_store_and_nowhere_else() -> None:
+    unknown = Link()
+    assert [rtt_of(unknown, url) for url in ("gs://bucket", "s3://bucket", "file:///runs")] == [0.05, 0.05, 0.001]
+    assert rtt_of(Link(rtt_s=0.0), "gs://bucket") == 0.0
+    assert transfer_s(unknown, rtt_of(unknown, "file:///runs"), 1e9, "int8", "bf16") == pytest.approx(4 * 0.001)

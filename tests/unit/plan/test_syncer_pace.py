@@ -9,10 +9,11 @@ import pytest
 
 from diloco_cli.config.settings import Inventory, Link, RunSettings, StoreSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.run import report, run_of_plan, simulated
+from diloco_cli.plan.explain import explain
 from diloco_cli.plan.model_facts import facts_from_numbers
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, guessed_machine, kept_at_pace, machine_of, waiting_s
+from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, kept_at_pace, machine_of, waiting_s
 from tests.unit.plan.fleets import island
 
 SMALL = facts_from_numbers(1_000_000, 8, 64, 64)
@@ -87,7 +88,7 @@ def merged_per_s(plan: Plan) -> tuple[float, float]:
     """(seconds from merge to merge, tokens merged a second) of a simulated run, after its first rounds."""
     served_s = max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
     made = run_of_plan(plan, "simulated", "test")
-    played = [simulated(made, {}, (), 0, slots * served_s, machine_of(plan.inventory)) for slots in (24, 96)]
+    played = [simulated(made, {}, (), 0, slots * served_s, machine_of(plan.inventory.store)) for slots in (24, 96)]
     first, whole = (report(fleet, {}) for fleet in played)
     seconds = whole.simulated_s - first.simulated_s
     return seconds / (whole.merges - first.merges), (whole.tokens - first.tokens) / seconds
@@ -120,6 +121,20 @@ def test_what_is_read_back_takes_a_call_more_a_merge_in_plan_and_simulation() ->
     assert read_back.syncer.memory_gb > checked.syncer.memory_gb
     told = [assumption.text for assumption in read_back.assumptions if "reads versions back" in assumption.text]
     assert told and not [a for a in checked.assumptions if "reads versions back" in a.text]
+
+
+def test_fewer_connections_take_longer_in_plan_and_simulation() -> None:
+    """Of 4 learners on one connection: 4 calls for their offers, 8 behind them, 2 for a version, and the commit. In
+    turns of 0.9 s requests (2 calls) and incarnations (4) are looked for in each second one, and each 4th sends a
+    heartbeat."""
+    many = inventory_of(rtt_s=0.05)
+    plan = planned(replace(many, store=replace(many.store, connections=1)))
+    beside = 2 / 2 + 4 / 2 + 1 / 4
+    assert plan.syncer.calls_s == pytest.approx(0.05 * (4 + 8 + 2 + 1 + beside), rel=0.01)
+    assert planned(many).syncer.calls_s < plan.syncer.calls_s / 2.5
+    assert merged_per_s(plan)[0] == pytest.approx(plan.syncer.fastest_slot_s, rel=0.18)
+    texts = {line.name: line.numbers for line in explain(plan) if line.of == "schedule"}
+    assert "15 * 0.05" in texts["merging"]
 
 
 @pytest.mark.parametrize("adoption", ["on_arrival", "at_tau"])
@@ -162,11 +177,11 @@ def test_what_is_kept_depends_on_whether_islands_wait() -> None:
 
 def test_the_machine_is_what_the_inventory_states_and_a_guess_elsewhere() -> None:
     """A directory has what fsync confirms, GCS checks uploads, and of what speaks S3 some does."""
-    assert machine_of(inventory_of()) == replace(GUESSED_MACHINE, reads_back=False)
-    assert guessed_machine("s3://bucket").reads_back and machine_of(of_s3(inventory_of())) == GUESSED_MACHINE
+    assert machine_of(inventory_of().store) == replace(GUESSED_MACHINE, reads_back=False)
+    assert machine_of(of_s3(inventory_of()).store) == GUESSED_MACHINE
     checked = of_s3(inventory_of())
-    assert not machine_of(replace(checked, store=replace(checked.store, checks_uploads=True))).reads_back
-    stated = machine_of(inventory_of(rtt_s=0.0, up_bps=1e9))
+    assert not machine_of(replace(checked.store, checks_uploads=True)).reads_back
+    stated = machine_of(inventory_of(rtt_s=0.0, up_bps=1e9).store)
     assert (stated.call_s, stated.up_bps, stated.down_bps) == (0.0, 1e9, GUESSED_MACHINE.down_bps)
-    folder = Inventory(StoreSettings("file:///runs"), inventory_of().islands)
+    folder = StoreSettings("file:///runs")
     assert machine_of(folder).call_s == 0.001 and not machine_of(folder).reads_back

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.settings import MAX_CONNECTIONS
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.parallel import READERS
 from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.store.wan import EmulatedLink
 from diloco_cli.store.wrapper import MeteredStore
@@ -48,7 +48,7 @@ def test_past_the_end_of_a_log_it_reads_no_more_than_it_had_read() -> None:
     meter = MeteredStore(EmulatedLink(log(10), None, None, rtt_s=0.04))
     with CommitsAhead(meter) as ahead:
         assert numbers(ahead, 0, 10)[-1] is None
-    assert meter.counts.requests["get"] <= 11 + 10 < 11 + READERS
+    assert meter.counts.requests["get"] <= 11 + 10 < 11 + MAX_CONNECTIONS
 
 
 def test_a_commit_that_is_asked_for_again_is_read_again() -> None:

@@ -87,6 +87,16 @@ def test_objects_that_go_together_count_by_their_sum() -> None:
     assert spending.facts() == pytest.approx({"call_s": CALL_S, "bytes_s": BYTES_S, "processor_s": 0.0})
 
 
+def test_calls_that_wait_for_a_connection_are_no_slower_calls() -> None:
+    """Five on two connections: three round trips, and with a large object what is beyond them."""
+    spending = Spending(connections=2)
+    five = tuple(Get(name, 9) for name in "abcde")
+    spending.called(Together(five), [None] * 5, 3 * CALL_S)
+    spending.called(Together((*five[1:], Create("large", LARGE))), [None] * 5, 3 * CALL_S + BYTES_S)
+    spending.merged()
+    assert spending.facts() == pytest.approx({"call_s": CALL_S, "bytes_s": BYTES_S, "processor_s": 0.0})
+
+
 class OutOfOrder(TimedStore):
     """Fails for a while from a second of the clock on."""
 

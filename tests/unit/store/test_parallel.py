@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
+from diloco_cli.config.settings import MAX_CONNECTIONS
 from diloco_cli.errors import UsageError
-from diloco_cli.store.parallel import CONNECTIONS_VARIABLE, READERS, answers, connections_here
+from diloco_cli.store.parallel import CONNECTIONS_VARIABLE, answers, connections_here
 
 
 def test_a_machine_may_have_fewer_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert connections_here() == READERS
+    assert connections_here() == MAX_CONNECTIONS
     monkeypatch.setenv(CONNECTIONS_VARIABLE, "1")
     gate = threading.Lock()
 

@@ -13,10 +13,11 @@ from diloco_cli.protocol.rules.capacity import (
     SlotTime,
     SyncerMachine,
     calls_of_merge,
-    measured_slot,
+    measured_machine,
     merge_time,
     most_learners,
     shortest_slot,
+    turns,
 )
 from tests.benchmarks.pace import Syncing, served_every
 
@@ -33,7 +34,22 @@ def test_a_merge_is_its_calls_its_bytes_and_its_processor_one_after_the_other() 
 
 
 def test_learners_calls_go_together_up_to_the_number_of_connections() -> None:
-    assert [calls_of_merge(learners, True) for learners in (1, 48, 49, 96, 97)] == [5, 6, 8, 9, 11]
+    assert [calls_of_merge(learners, FAR) for learners in (1, 48, 49, 96, 97)] == [5, 6, 8, 9, 11]
+    assert [turns(calls, 48) for calls in (0, 1, 48, 49, 96, 97)] == [0, 1, 1, 2, 2, 3]
+
+
+def test_fewer_connections_take_more_calls_in_turn() -> None:
+    """Of 8 learners on 5: 2 for their offers, 4 for payloads and looks, then state and weights at once, twice, and the
+    commit. On one connection each call is in turn. Sets of more than 48 calls go in portions, whose last connections
+    may stay idle: 96 calls on 5 are twice 10."""
+    few = replace(FAR, connections=5, call_s=1.0)
+    assert calls_of_merge(8, few) == 2 + 4 + 1 + 1 + 1
+    assert calls_of_merge(8, replace(few, connections=1)) == 8 + 16 + 2 + 2 + 1
+    assert calls_of_merge(8, replace(few, connections=1, reads_back=False)) == 8 + 16 + 2 + 1
+    assert [turns(96, connections) for connections in (1, 5, 48)] == [96, 20, 2]
+    assert merge_time(WORK, few).calls_s == 9.0
+    bare = SyncerMachine(1.0, None, None, 1e30, connections=1)
+    assert shortest_slot(WORK, bare, 0.1).seconds == 29 + 2 + 8 + 1, "the look for incarnations as well"
 
 
 def test_what_a_store_has_checked_is_not_read_back() -> None:
@@ -78,9 +94,14 @@ def test_more_learners_never_take_less() -> None:
 
 
 def test_what_a_syncer_measures_gives_the_same_slot() -> None:
-    spent = merge_time(WORK, FAR)
-    measured = measured_slot(FAR.call_s, spent.bytes_s, spent.processor_s, FAR.reads_back, WORK.learners, 0.5)
-    assert measured == shortest_slot(WORK, FAR, 0.5)
+    few = replace(FAR, connections=3)
+    spent = merge_time(WORK, few)
+    measured = measured_machine(WORK, few.call_s, spent.bytes_s, spent.processor_s, few.reads_back, few.connections)
+    found, expected = shortest_slot(WORK, measured, 0.5), shortest_slot(WORK, few, 0.5)
+    assert (found.calls_s, found.bytes_s) == pytest.approx((expected.calls_s, expected.bytes_s))
+    assert found.processor_s == pytest.approx(expected.processor_s)
+    light = merge_time(WORK, measured_machine(WORK, 0.04, 0.0, 0.0, True, 48))
+    assert (light.bytes_s, light.processor_s) == (0.0, 0.0)
     assert SlotTime(0.1, 0.3, 0.2).limit == "bytes"
 
 
@@ -93,6 +114,10 @@ def test_what_a_syncer_measures_gives_the_same_slot() -> None:
         (Syncing(3, 0.355, 0.1), "calls"),
         (Syncing(8, 0.2, 0.4), "calls"),
         (Syncing(8, 0.2, 0.1, reads_back=False), "calls"),
+        (Syncing(8, 0.2, 0.04, connections=5), "calls"),
+        (Syncing(8, 1.0, 0.01, connections=2), None),
+        (Syncing(8, 0.2, 0.04, connections=1), "calls"),
+        (Syncing(6, 0.2, 0.04, connections=1, reads_back=False), "calls"),
         pytest.param(Syncing(60, 0.3, 0.04), "calls", marks=pytest.mark.long),
         (Syncing(4, 0.2, 0.005, delta_bytes=2e7, version_bytes=1e8, bps=4e9), "bytes"),
         (Syncing(4, 0.2, 0.005, merge_s=0.5), "processor"),
