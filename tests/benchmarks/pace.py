@@ -25,6 +25,7 @@ from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.protocol.rules.capacity import MergeWork, SyncerMachine
 from tests.benchmarks.measure import machine
+from tests.benchmarks.offers import OfferingFleet
 
 CASES = ((8, 1.0, 3000), (16, 1.0, 3000), (32, 1.0, 3000), (64, 2.0, 3000), (256, 5.0, 500))
 FRAGMENTS, STEPS_A_SLOT, BATCH_TOKENS = 8, 2, 1000
@@ -71,10 +72,12 @@ def make_run(learners: int, slot_s: float, rtt_s: float = CALL_S) -> RunFormat:
     return RunFormat("pace", settings.name, "", settings, islands, layout, "bench")
 
 
-def play(learners: int, slot_s: float, merges: int) -> PaceFound:
+def play(learners: int, slot_s: float, merges: int, told: bool = False) -> PaceFound:
+    """`told`: with a generator of offers (offers.py) in the learners' place."""
     run, size = make_run(learners, slot_s), UPLOAD_SHARE * slot_s * LINK_BPS / 8
     sizes = Sizes((size,) * FRAGMENTS, (size,) * FRAGMENTS, 0.0)
-    fleet = SimulatedFleet(run, sizes, {}, merge_s=MERGE_SHARE * slot_s, latency_s=CALL_S)
+    kind = OfferingFleet if told else SimulatedFleet
+    fleet = kind(run, sizes, {}, merge_s=MERGE_SHARE * slot_s, latency_s=CALL_S)
     fleet.start()
     world, at_s, kept = fleet.world, dict[int, float](), list[dict[str, int]]()
     filled = round(KEPT_ROUNDS * FRAGMENTS * 1.5 + 60.0 / slot_s)  # then as much goes as comes
@@ -83,6 +86,7 @@ def play(learners: int, slot_s: float, merges: int) -> PaceFound:
         if not world.run(lambda: fleet.state.merges >= target, 20 * merges * slot_s):  # noqa: B023
             raise RuntimeError(f"no {target} merges by {world.now_s:.0f} s: {fleet.state.merges}")
         at_s[target] = world.now_s
+        world.writes.clear()  # which grow for ever, and nobody reads here
         if target > WARM_UP:
             kept.append({kind: len(world.store.list(f"{kind}/", limit=1 << 20)) for kind in KINDS})
     thirds = kept[: LOOKS // 3], kept[-(LOOKS // 3) :]
@@ -140,14 +144,16 @@ def case_of(text: str) -> tuple[int, float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--told", action="store_true", help="a generator of offers in the learners' place")
     parser.add_argument(
         "--case", type=case_of, action="append", help="instead of all: learners, seconds a slot, merges"
     )
+    options = parser.parse_args()
     print(machine())
     holds = True
-    for learners, slot_s, merges in parser.parse_args().case or CASES:
+    for learners, slot_s, merges in options.case or CASES:
         began_s = time.perf_counter()
-        found = play(learners, slot_s, merges)
+        found = play(learners, slot_s, merges, options.told)
         holds &= found.holds
         verdict = "holds" if found.holds else "MISSED"
         kept = ", ".join(f"{kind} {first:.0f} and {last:.0f}" for kind, (first, last) in found.kept.items())
