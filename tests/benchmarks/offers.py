@@ -41,17 +41,22 @@ class ToldFollower(Follower):
 
     def newest(self, state: RunState) -> Steps[tuple[RunState, dict[int, FetchedVersion]]]:
         self.state, now_s = state, (yield Now())
+        self._fetched = {output.fragment: output.version for output in state.outputs}
         return state, {output.fragment: (output, None, now_s) for output in state.outputs}
 
     def follow(self) -> Steps[None]:
         yield from ()
 
     def hear(self, state: RunState, since_s: float, now_s: float) -> None:
-        self.state, self.head = state, (state, since_s, now_s)
-        self._put([])
+        """One that has just joined may know of it."""
+        if state.n > self.state.n:
+            self.state, self.head = state, (state, since_s, now_s)
+            self._put([])
 
     def receive(self, outputs: list[FragmentVersion], seen_s: float) -> None:
-        self._put([(output, None, seen_s) for output in outputs])
+        news = [output for output in outputs if output.version > self._fetched[output.fragment]]
+        self._fetched |= {output.fragment: output.version for output in news}
+        self._put([(output, None, seen_s) for output in news])
 
 
 @dataclass
@@ -68,11 +73,10 @@ class Board:
     groups: list[dict[str, ToldFollower]] = field(default_factory=lambda: [{} for _ in range(GROUPS)])
     joined: int = 0
 
-    def join(self, learner: str, follower: ToldFollower) -> None:
+    def join(self, learner: str, follower: ToldFollower) -> NarrowState:
+        """From now on it is told; the head as it is now."""
         self.groups[self.joined % GROUPS][learner] = follower
         self.joined += 1
-
-    def state_of(self, learner: str) -> NarrowState:
         return seen_by(self.shared, self.state, learner)
 
     def show(self, state: RunState, now_s: float) -> None:
@@ -119,8 +123,7 @@ class ToldLearner(VirtualLearner):
         while not self.board.state.outputs:
             yield Sleep(WAIT_FOR_GENESIS_S)
         incarnation = yield from claim_incarnation(self.run.keyring, self.name, self.claim, 0)
-        self.board.join(self.name, self.follower)
-        state = self.board.state_of(self.name)
+        state = self.board.join(self.name, self.follower)
         return Joined(incarnation, state, 0, None, state.n)
 
 
@@ -134,9 +137,7 @@ class OfferingFleet(SimulatedFleet):
         slot_s = island.local_steps * island.step_s / self.run.num_fragments
         down_bps, call_s = island.link.down_bps, island.link.rtt_s
         download_s = max(self.sizes.weights) * BITS / down_bps if down_bps else 0.0
-        self.board = Board(
-            self.world.call_at, self.latency_s if call_s is None else call_s, DENSE * slot_s, download_s
-        )
+        self.board = Board(self.world.call_at, self.latency_s if call_s is None else call_s, DENSE * slot_s, download_s)
 
     def _committed(self, state: RunState) -> None:
         if state.n > self.state.n:
