@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.monitor import check_folded, check_own
@@ -15,7 +13,7 @@ from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.actors.collection import FLOORS_APART, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.protocol.log.keys import SYNCER, read_snapshot_piece_key
+from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
 from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, watch_every_s
@@ -29,7 +27,6 @@ FRAGMENT_ROUNDS = 12  # the longest time for which a learner that offers may lea
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # a learner that may offer is silent for the longest of these at most
 POLLS_A_SECOND = 1.5 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
 LOOKS_A_SECOND = (1 + MAX_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, with short slots and without news
-OF_EACH_PIECE = 8  # requests a commit for each piece of a snapshot: a sweep reads several snapshots
 COLLECTS_BELOW = 0.03  # of a slot: if a store call per learner and one for the version takes less, a syncer can collect
 GOOD_ENDS = (0, FencedError.exit_status)
 
@@ -144,12 +141,11 @@ class Healthy:
         history, processes = self.history, self.history.supervisor.processes
         commits = history.monitor.replayer.n - self.since_n
         learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
-        pieces = most_pieces(history.bucket)
         mailboxes = learners + 2 + (MAX_OLD_MAILBOXES * (learners + 1) if history.options.flooder else 0)
         for process in processes:
             spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
             a_second = POLLS_A_SECOND * mailboxes if process.role == SYNCER else LOOKS_A_SECOND
-            each = 30 + 6 * learners + OF_EACH_PIECE * pieces
+            each = 30 + 6 * learners
             bound = a_second * max(0.0, spent_s) + each * (commits + 4) + 4 * history.monitor.deletions
             done = process.operations - self.operations.get(process.name, 0)
             expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
@@ -187,13 +183,6 @@ def check_gave_way(history: Scene, process: Process) -> None:
     newest = max(keys, default="")
     there = newest != "" and int(newest[len(kind) :].partition(".")[0].partition("-")[0]) > own
     expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
-
-
-def most_pieces(bucket: Bucket) -> int:
-    """The largest number of pieces in which a snapshot of this bucket lies; 0: all are whole."""
-    pieces = Counter(map(read_snapshot_piece_key, bucket.objects))
-    del pieces[None]
-    return max(pieces.values(), default=0)
 
 
 def check_restart(history: Scene, replayer: Replayer) -> None:

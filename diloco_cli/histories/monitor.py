@@ -14,6 +14,7 @@ from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.genuine import ForeignReads, Genuine
 from diloco_cli.histories.harm import Harm
 from diloco_cli.histories.moments import MomentsWatch
+from diloco_cli.histories.pieces import check_record, whole_snapshots
 from diloco_cli.histories.poisoner import NormBooks
 from diloco_cli.histories.processes import MAX_DRIFT
 from diloco_cli.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, plain, signed_by
@@ -21,7 +22,7 @@ from diloco_cli.protocol.actors.collection import KEPT_MOMENTS, KEPT_SNAPSHOTS, 
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER, read_join_key, read_snapshot_key
+from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER, read_join_key
 from diloco_cli.protocol.log.narrowed import NarrowState, narrowed
 from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
@@ -135,6 +136,8 @@ class Monitor:
             expect(key == f"commit/{self.replayer.n + 1:012d}.json", "1", f"{role} created {key} beyond the log's end")
             self._committed(self.replayer.feed(data), now_s)
             self.last_commit_s = now_s
+        elif key.startswith("snapshot/"):
+            check_record(self.bucket, key, data, self.replayer.gc_floor)
         elif key.startswith("offer/"):
             self._offered(key, plain(data), now_s)
         elif key.startswith("request/"):
@@ -198,7 +201,7 @@ class Monitor:
             passed = self.replayer.is_passed((learner, int(incarnation), int(name[:10])), floor)
             expect(passed, "9", f"{key} was deleted, which a reader behind the floor {floor} may ask for")
         elif kind == "snapshot" and key not in floors.bucket.forged:
-            left = [n for n in self._snapshots(floors.bucket) if int(rest[:12]) < n <= floor]
+            left = [n for n in whole_snapshots(floors.bucket) if int(rest[:12]) < n <= floor]
             expect(len(left) >= KEPT_SNAPSHOTS, "9", f"{key} was deleted, and {left} alone lead to the floor {floor}")
 
     def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str, floor: int) -> None:
@@ -213,10 +216,6 @@ class Monitor:
         expect(not needed, "9", f"{key} was deleted, which readers of the floor {floor} need")
         orphan_of_now = not committed and epoch >= self.replayer.epoch and version > versions[-1]
         expect(not orphan_of_now, "9", f"{key} was deleted, which this epoch's syncer may be about to commit")
-
-    def _snapshots(self, bucket: Bucket) -> list[int]:
-        read = (read_snapshot_key(key) for key in bucket.objects if key not in bucket.forged)
-        return [n for n in read if n is not None]
 
     def check_floor(self, floor: int, n: int) -> None:
         """9: between the floor and the commit n that sets it lies what an operator can ask to keep at the least."""

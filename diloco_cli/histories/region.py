@@ -14,6 +14,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.options import REGION
+from diloco_cli.histories.pieces import check_record
 from diloco_cli.histories.processes import Process
 from diloco_cli.histories.replayer import OfferId, ViolationError, expect, plain
 from diloco_cli.histories.scene import Scene
@@ -107,6 +108,7 @@ class Region:
         else:
             same = home is None or body_of(home) == body_of(data) or key in self.history.bucket.forged
             expect(same, "1", f"{key} in the region's bucket has other bytes than at home")
+            check_record(self.bucket, key, data, self.history.monitor.replayer.gc_floor)
         return None
 
     def put(self, role: str, key: str) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
+from statistics import fmean
 
 from diloco_cli.config.settings import StoreSettings, SyncSettings
 from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, rtt_of
@@ -57,15 +58,16 @@ def measured_by(
 ) -> tuple[MergeWork, SyncerMachine] | None:
     """The mean merge of a syncer that exists, and the machine that it does that on, as it measures itself. None before
     its first merge."""
-    if not merges or said.call_s <= 0:
-        return None
-    work = work_of(run.layout.num_parameters / run.num_fragments, len(merges[-1].participants), run.settings.sync)
     figures = said.call_s, said.bytes_s, said.processor_s
+    if not merges or not all(isfinite(figure) and figure >= 0 for figure in figures) or said.call_s == 0:
+        return None  # a heartbeat is a hint, and may say anything
+    learners = round(fmean(len(merge.participants) for merge in merges)) or 1  # its figures are means of several, too
+    work = work_of(run.layout.num_parameters / run.num_fragments, learners, run.settings.sync)
     return work, measured_machine(work, *figures, said.reads_back, connections_of(said))
 
 
 def connections_of(said: SyncerHeartbeat) -> int:
-    """As many as a syncer can have: a heartbeat is a hint, and may say anything."""
+    """As many as a syncer can have."""
     return min(max(1, said.connections), MAX_AT_ONCE)
 
 

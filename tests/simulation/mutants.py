@@ -14,6 +14,7 @@ from diloco_cli.protocol.actors.collection import Collector, Sweep
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.protocol.log.snapshots import PIECE_BYTES
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.simulation import mutant_collectors as collectors
 from tests.simulation import mutant_evaluations as evaluations
@@ -145,6 +146,11 @@ OF_THE_LOG: dict[str, Mutant] = {
     ),
     "snapshot without watermarks": Mutant(Actors(syncer=logs.AlteredSnapshots), frozenset({"2", "10", "loss"})),
     "gap in a mirror": Mutant(Actors(mirror=logs.GapInTheMirror), frozenset("1"), lambda options: options.apart > 0),
+    "mirror without pieces": Mutant(
+        Actors(mirror=logs.MirrorWithoutPieces),
+        frozenset("9"),
+        lambda options: options.apart > 0 and options.piece_bytes < PIECE_BYTES,
+    ),
 }
 OF_COLLECTORS: dict[str, Mutant] = {
     "collection without floor": Mutant(_collecting(collectors.HastyCollector), frozenset("9")),

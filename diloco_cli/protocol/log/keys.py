@@ -24,7 +24,8 @@ A claim, an offer or a request may lie at another place of its key (see places.p
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
 
 Every object has a largest possible size, and no more is read: no honest process writes a longer one. Records have
-MAX_RECORD_BYTES (wire.py), heartbeats MAX_HEARTBEAT_BYTES (heartbeats.py); all other sizes follow from the run's layout
+MAX_RECORD_BYTES (wire.py), as have pieces of snapshots, heartbeats MAX_HEARTBEAT_BYTES (heartbeats.py); all other sizes
+follow from the run's layout
 (at the end of this file).
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diloco_cli.digests import digest
+from diloco_cli.digests import digest, is_digest
 from diloco_cli.protocol.log.keys import (
     HEAD_HINT_KEY,
     commit_key,
@@ -114,16 +114,27 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
 
 def read_snapshot(n: int, data: bytes) -> Steps[Snapshot]:
     """The snapshot whose record is `data`, of which pieces are read if it lies in pieces. Raises RecordError."""
-    key = snapshot_key(n)
+    pieces = yield from read_pieces(n, data)
+    if not pieces:
+        return decode(Snapshot, data, snapshot_key(n))
+    return decode(Snapshot, b"".join(pieces.values()), snapshot_key(n), max_bytes=PIECE_BYTES * MAX_PIECES)
+
+
+def read_pieces(n: int, data: bytes) -> Steps[dict[str, bytes]]:
+    """The pieces that this record of a snapshot names, by their keys, in order; none if it is whole. Raises
+    RecordError."""
     if not data.startswith(_PIECED):
-        return decode(Snapshot, data, key)
-    digests = decode(PiecedSnapshot, data, key).pieces[:MAX_PIECES]
+        return {}
+    digests = decode(PiecedSnapshot, data, snapshot_key(n)).pieces
+    if not 0 < len(digests) <= MAX_PIECES or not all(map(is_digest, digests)):
+        raise RecordError(f"not digests of 1 to {MAX_PIECES} pieces", where=snapshot_key(n))
     keys = [snapshot_piece_key(n, *one) for one in enumerate(digests)]
-    pieces = yield from together_got(keys, PIECE_BYTES)
-    for piece_key, piece, named in zip(keys, pieces, digests, strict=True):
+    found: dict[str, bytes] = {}
+    for key, piece, named in zip(keys, (yield from together_got(keys, PIECE_BYTES)), digests, strict=True):
         if piece is None or digest(piece) != named:
-            raise RecordError("a piece of a snapshot is missing or damaged", where=piece_key)
-    return decode(Snapshot, b"".join(filter(None, pieces)), key, max_bytes=PIECE_BYTES * MAX_PIECES)
+            raise RecordError("a piece of a snapshot is missing or damaged", where=key)
+        found[key] = piece
+    return found
 
 
 def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from diloco_cli.config.settings import MAX_CONNECTIONS
 from diloco_cli.errors import StoreError
 from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Steps, There, Together
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 
 Result = TypeVar("Result")
-MAX_AT_ONCE = 48  # operations: as many as a process has connections
+MAX_AT_ONCE = MAX_CONNECTIONS  # operations
 MAX_BYTES_AT_ONCE = MAX_AT_ONCE * MAX_RECORD_BYTES
 """Of objects that are on their way at a time, and of those that members hold between two operations. One that is larger
 goes alone."""

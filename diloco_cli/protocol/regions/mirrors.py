@@ -3,7 +3,7 @@
     home bucket                            a region's bucket
     FORMAT.json                     ->     FORMAT.json
     weights/..., then commit/<n>    ->     the same bytes under the same keys, in the log's order, create-once
-    snapshot/<n>, hint/head.json    ->     the same, once every commit up to n is there
+    snapshot/<n>, its pieces, hint  ->     the same, once every commit up to n is there
 
 The home log is the only authority: a mirror writes only bytes read from home, and snapshots of the home log, and no
 process at home waits for a mirror. If a key of the region's bucket already holds other bytes, all work for the region
@@ -40,7 +40,7 @@ from diloco_cli.protocol.log.keys import (
 from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.signed import read_signed
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, HeadHint, newest_snapshot, write_snapshot
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, HeadHint, newest_snapshot, read_pieces, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.together import together
@@ -131,6 +131,11 @@ def copy_once(key: str, data: bytes) -> Steps[None]:
     again = yield There(Get(key, len(data) + MAX_TAIL_BYTES))  # the bytes in the first answer may have been damaged
     if not same(key, again, data):
         raise stopped(key)
+
+
+def _copied(key: str, data: bytes) -> Steps[None]:
+    """Write a piece of a snapshot. Other bytes under its key make that snapshot unsound for readers, and no more."""
+    yield There(Create(key, data))
 
 
 def same(key: str, one: bytes | None, other: bytes | None) -> bool:
@@ -270,6 +275,11 @@ class Mirror:
         authentic = data is not None and self.run.keyring.authenticates(LOG, snapshot_key(n), data)
         if data is None or not authentic or len(data) > MAX_RECORD_BYTES:
             return False
+        try:
+            pieces = yield from read_pieces(n, data)
+        except RecordError:
+            return False
+        yield from together([_copied(*piece) for piece in pieces.items()])
         yield from copy_once(snapshot_key(n), data)
         yield There(Put(HEAD_HINT_KEY, encode(HeadHint(n))))
         self.last_snapshot = n

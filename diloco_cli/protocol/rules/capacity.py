@@ -8,8 +8,9 @@ A syncer serves one slot after the other. For a merge of M learners' deltas it n
     read back   turns(2) round trips + a version / down                 where the store does not check uploads itself
     processor   M x parameters of a fragment / parameters of one learner merged a second
 
-and these add up, since none of it is done beside another where the syncer is behind. turns(n) = ceil(n / connections),
-of which there are 48 at most. `measured_machine` is that of a syncer that measures itself (runtime/spending.py). Pure;
+and these add up, since none of it is done beside another where the syncer is behind. turns(n): calls go in portions of
+48, each of which takes ceil(48 / connections) round trips, and the last one as many as its rest needs. So 47 of them
+carry hardly more than 24. `measured_machine` is that of a syncer that measures itself (runtime/spending.py). Pure;
 `plan`, `simulate run` and `status` use it.
 """
 

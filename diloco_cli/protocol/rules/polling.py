@@ -3,7 +3,8 @@
 Both come once a slot. So requests are dense about the time at which the next one is due, and sparse before and after:
 few requests, and a new object is found within a twentieth of a slot. Where slots are shorter than `SHORT_SLOT_S`,
 latency counts for more than requests, so requests are dense until an object is late: the store may be too slow for
-them. (A syncer whose slots are short asks all learners in each of its turns.) Pure and deterministic.
+them. While nothing has been found yet, an eighth of a slot lies between two requests. (A syncer whose slots are short
+asks all learners in each of its turns.) Pure and deterministic.
 """
 
 from __future__ import annotations

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.observe.limits import machine_of_syncer
 from diloco_cli.observe.status import status_of
-from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, work_of
+from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, measured_by, work_of
 from diloco_cli.protocol.rules.capacity import shortest_slot
 from tests.unit.observe.test_status import RUN, facts
 from tests.unit.observe.test_verdict import everybody_merged, syncer_says
@@ -28,6 +30,23 @@ def test_a_simulation_of_a_run_has_the_slot_that_its_status_tells() -> None:
     merge, beside = 2 + 4 + 2 + 1, 2 + 2 + 1  # calls; those of looks and a heartbeat come in some turns
     assert merge * 0.04 < said.calls_s < (merge + beside) * 0.04
     assert "as that has measured it: 40 ms a call, 1 at a time" in source and "versions are not read back" in source
+
+
+@pytest.mark.parametrize("figure", [-1.0, math.inf, math.nan])
+def test_figures_that_no_syncer_measures_count_as_none(figure: float) -> None:
+    for name in ("call_s", "bytes_s", "processor_s"):
+        machine, source = machine_of_syncer(syncer_says(everybody_merged(), **{**MEASURED, name: figure}), GUESS)
+        assert machine.call_s == GUESS.call_s and "speed is guessed" in source
+
+
+def test_means_of_several_merges_are_not_those_of_the_last_one() -> None:
+    """A merge that half of the learners missed makes the machine no slower."""
+    run = syncer_says(everybody_merged(), **MEASURED)
+    heartbeat, notes = run.syncer, run.state.metrics.recent_merges * 4
+    missed = structs.replace(notes[-1], participants=notes[-1].participants[:1])
+    assert heartbeat is not None
+    whole, partly = (measured_by(heartbeat.heartbeat, run.run, some) for some in (notes, (*notes[:-1], missed)))
+    assert whole is not None and whole == partly
 
 
 def test_a_number_of_connections_that_no_syncer_has_harms_no_reader() -> None:

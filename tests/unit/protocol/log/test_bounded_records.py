@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.collection import is_garbage
 from diloco_cli.protocol.actors.inbox import MAX_OUTCOMES_A_COMMIT, Inbox
 from diloco_cli.protocol.log import snapshots, wire
@@ -69,6 +70,16 @@ def test_a_piece_that_is_not_sound_makes_the_snapshot_unsound(
         store.create(piece, b"other bytes")
     assert perform(snapshot_at(RUN, 0), store, CLOCK) is None
     assert perform(read_log(RUN), store, CLOCK) == state, "from commit 0"
+
+
+@pytest.mark.parametrize("named", ["../../x", "d" * 3000, "no digest"])
+def test_a_record_that_names_no_digests_is_no_snapshot(named: str, long_state: tuple[MemoryStore, RunState]) -> None:
+    store, state = long_state
+    for pieces in ([named], [], [digest(b"")] * (snapshots.MAX_PIECES + 1)):
+        store.delete("snapshot/000000000000.json")
+        store.create("snapshot/000000000000.json", encode({"pieces": pieces}))
+        assert perform(snapshot_at(RUN, 0), store, CLOCK) is None
+        assert perform(read_log(RUN), store, CLOCK) == state
 
 
 def test_pieces_go_with_their_snapshot(long_state: tuple[MemoryStore, RunState]) -> None:

@@ -7,14 +7,24 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.digests import digest
+from diloco_cli.protocol.log import snapshots
 from diloco_cli.protocol.log.commit_log import append
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key, snapshot_key, weights_key
+from diloco_cli.protocol.log.keys import (
+    FORMAT_KEY,
+    HEAD_HINT_KEY,
+    commit_key,
+    read_snapshot_key,
+    read_snapshot_piece_key,
+    snapshot_key,
+    weights_key,
+)
 from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, write_snapshot
+from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, snapshot_at, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.regions.mirrors import Mirror, RegionStoppedError
+from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import NOBODY, Signature, Unsigned
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.virtual.world import LATENCY_S, Actor, World
@@ -54,8 +64,9 @@ class MirrorBench:
         assert self.world.run(lambda: writer.ended, 100.0) and writer.error is None
         self.states: list[RunState] = writer.result
         self.snapshots = {key: self.home.get(key) or b"" for key in self.home.list("snapshot/")}
-        for key in self.home.list("snapshot/")[:-2]:
-            self.home.delete(key)
+        for key in self.home.list("snapshot/"):
+            if key < f"snapshot/{LENGTH - 2 * SNAPSHOT_EVERY:012d}":
+                self.home.delete(key)
 
     def fill(self, last: int, snapshot: int | None) -> None:
         self.far.create(FORMAT_KEY, encode(RUN))
@@ -162,3 +173,25 @@ def test_a_place_that_is_not_homes_stops_the_region(spoiled: str) -> None:
         bench.far.put(snapshot_key(last), bench.snapshots[snapshot_key(last)].replace(b'"nothing"', b'"something"'))
     actor = bench.mirror()
     assert isinstance(actor.error, RegionStoppedError) and f"{spoiled}/" in str(actor.error)
+
+
+def test_snapshots_in_pieces_are_mirrored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "PIECE_BYTES", 300)
+    bench = MirrorBench()
+    assert bench.mirror().error is None
+    newest = LENGTH // SNAPSHOT_EVERY * SNAPSHOT_EVERY
+    for store in (bench.home, bench.far):
+        state = perform(snapshot_at(RUN, newest), store, SystemClock(lambda: 0.0, lambda seconds: None, lambda: None))
+        assert state is not None and state == bench.states[newest + 1]
+
+
+def test_where_a_piece_is_gone_at_home_the_mirror_writes_a_snapshot_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "PIECE_BYTES", 300)
+    bench = MirrorBench()
+    newest = LENGTH // SNAPSHOT_EVERY * SNAPSHOT_EVERY
+    bench.home.delete(next(key for key in bench.home.list("snapshot/") if read_snapshot_piece_key(key) == newest))
+    assert bench.mirror().error is None
+    found = [read_snapshot_key(key) for key in bench.far.list("snapshot/")]
+    clock = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+    newest_there = max(number for number in found if number is not None)
+    assert perform(snapshot_at(RUN, newest_there), bench.far, clock) == bench.states[newest_there + 1]

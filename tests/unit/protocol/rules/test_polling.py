@@ -41,6 +41,8 @@ def test_after_a_find_the_next_is_asked_for_just_before_it_is_due_and_then_ever_
 
 def test_with_nothing_known_it_is_asked_for_eight_times_a_slot() -> None:
     assert next_request_s(None, 50.0, 8.0) == 51.0
+    assert next_request_s(None, 0.0, 1.4) == pytest.approx(0.175), "also where slots are short"
+    assert next_request_s(None, 0.0, 0.1) == 0.02, "but no oftener than this"
 
 
 @quick
