@@ -103,6 +103,10 @@ class SimulatedFleet:
         """The training of an island; subclasses may override it."""
         return VirtualTraining(condition)
 
+    def learner_of(self, condition: Condition, *arguments: Any) -> VirtualLearner:
+        """The learner of an island; subclasses may override it."""
+        return VirtualLearner(condition, *arguments)
+
     def nonce(self) -> str:
         return f"{self.seed & 0xFFFFFFFF:08x}{next(self._numbers):024x}"
 
@@ -135,7 +139,7 @@ class SimulatedFleet:
             actors[:] = [actor for actor in actors if not actor.ended]
             actors.append(self.world.start(name, steps))
 
-        learner = VirtualLearner(
+        learner = self.learner_of(
             condition, self.run, name, self._claim(name), self.training_of(condition), NamedPayloads(name),
             self.nonce, VirtualLanes(begin).start, Stalls(condition),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.forecast.fleet import SimulatedFleet
-from diloco_cli.forecast.island import BITS, Condition, NamedPayloads, Stalls, VirtualLearner
+from diloco_cli.forecast.island import BITS, Condition, VirtualLearner
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower
 from diloco_cli.protocol.actors.joining import WAIT_FOR_GENESIS_S, Joined
 from diloco_cli.protocol.log.narrowed import NarrowState, narrowed
@@ -24,7 +24,6 @@ from diloco_cli.protocol.log.places import claim_incarnation
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.polling import DENSE
-from diloco_cli.virtual.world import Actor, VirtualLanes
 
 GROUPS = 16  # of learners that hear at the same time
 CALLS_TO_HEAR = 2  # in turn: a long commit's beginning, and the part of it that names the learner
@@ -144,16 +143,5 @@ class OfferingFleet(SimulatedFleet):
             self.board.show(state, self.world.now_s)
         super()._committed(state)
 
-    def _start_learner(self, name: str, delay_s: float) -> None:
-        condition, actors = self.conditions[name], list[Actor]()
-        self.incarnations[name] = actors
-
-        def begin(steps: Steps[Any]) -> None:
-            actors[:] = [actor for actor in actors if not actor.ended]
-            actors.append(self.world.start(name, steps))
-
-        learner = ToldLearner(
-            self.board, condition, self.run, name, self._claim(name), self.training_of(condition),
-            NamedPayloads(name), self.nonce, VirtualLanes(begin).start, Stalls(condition),
-        )  # fmt: skip
-        actors.append(self.world.start(name, learner.train(), delay_s))
+    def learner_of(self, condition: Condition, *arguments: Any) -> VirtualLearner:
+        return ToldLearner(self.board, condition, *arguments)
