@@ -21,6 +21,7 @@ MENDED = {
     93065157: "a poisoner, whose deltas are refused, takes part in half of the merges (of the check)",
     94021958: "one that came back offered never, as the others were merged long before their windows began",
     95016415: "a wish to join that a relay carries after a takeover is one to the syncer before (of the check)",
+    50001484: "an offer that arrived after its slot was merged early was taken for one with a long hidden way",
     20007488: "a restart forgot the moments that an offer names, as a floor rose above that offer meanwhile",
     93057265: "such a snapshot stopped the region's mirror for good",
 }

@@ -86,11 +86,13 @@ class Delivery:
 @dataclass
 class Shot:
     """One offer on its way to its slot: when that slot's window closes; whether the syncer knew this incarnation when
-    the offer was sent (before that it does not ask for its offers); when its upload ended."""
+    the offer was sent (before that it does not ask for its offers); when its upload ended; since when the log is past
+    the slot."""
 
     closes_s: float
     known: bool
     arrived_s: float | None = None
+    over_s: float = inf
 
 
 @dataclass
@@ -140,6 +142,9 @@ class Aim:
             if before_s > -inf:
                 self._spacings_s.append((self.head_since_s - before_s) / advanced)
             self.skipped = all(output.slot < state.slot - 1 for output in state.outputs)
+            for slot, shot in self._shots.items():
+                if slot < state.slot:
+                    shot.over_s = min(shot.over_s, self.head_since_s)
         self.head, self.window = state.slot, state.window
 
     def begin_at(self, head: int) -> None:
@@ -169,7 +174,8 @@ class Aim:
             if slot == self._probed:
                 self.delivery.was_shorter()
         elif shot is not None and shot.known and shot.arrived_s is not None and shot.closes_s < inf:
-            hidden_s = min(shot.closes_s, self._closed_s(slot)) - shot.arrived_s
+            # A slot may be over before its window closes, if the learners that the syncer expects came early.
+            hidden_s = min(shot.closes_s, shot.over_s, self._closed_s(slot)) - shot.arrived_s
             if hidden_s >= 0:
                 more_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
                 # Offers that come later than a round after their slot have another cause, such as a dead relay.

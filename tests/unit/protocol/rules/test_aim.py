@@ -538,6 +538,17 @@ def test_a_window_that_began_before_it_was_expected_explains_a_miss(late_s: floa
     assert (aim.delivery.hidden_s > 0) == hides
 
 
+def test_an_offer_that_arrives_after_its_slot_was_merged_shows_no_hidden_way() -> None:
+    """A syncer that does not expect this learner yet merges as soon as the others are there, long before the window
+    closes. What it is sent after that comes too late however short its way is."""
+    aim = aim_at(10)
+    aim.sent(10, 100.0)
+    aim.delivered(10, 0.4, 100.4)
+    aim.heard(log(11), 100.25, 100.25)
+    aim.settled(10, in_time=False)
+    assert aim.delivery.hidden_s == 0.0
+
+
 def test_a_way_that_stays_too_long_goes_on_growing_up_to_a_round() -> None:
     aim, ways = aim_at(10), []
     for _ in range(20):
