@@ -30,9 +30,14 @@ class TensorWire:
         return self._weights_codec.from_bytes(data, self._layout.fragments[output.fragment].num_parameters)
 
     def mix(
-        self, mixing: Mixing, merged: torch.Tensor, own: torch.Tensor, reference: torch.Tensor | None
+        self,
+        mixing: Mixing,
+        merged: torch.Tensor,
+        own: torch.Tensor,
+        reference: torch.Tensor | None,
+        into_own: bool = False,
     ) -> torch.Tensor:
-        return mixed(mixing, merged, own, reference, self._blend)
+        return mixed(mixing, merged, own, reference, self._blend, own if into_own else None)
 
 
 class Residuals:
@@ -84,9 +89,15 @@ def take_off(values: torch.Tensor, read: Read) -> torch.Tensor:
 
 
 def mixed(
-    mixing: Mixing, merged: torch.Tensor, own: torch.Tensor, reference: torch.Tensor | None, blend: float | None = None
+    mixing: Mixing,
+    merged: torch.Tensor,
+    own: torch.Tensor,
+    reference: torch.Tensor | None,
+    blend: float | None = None,
+    into: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The fragment after adoption, [n] float32, from its merged version and the learner's own parameters.
+    """The fragment after adoption, [n] float32, from its merged version and the learner's own parameters. `into`: takes
+    a blend or a rebase; it may be `own`.
 
     replace   merged; own progress since the offer is dropped (arXiv 2604.21428, algorithm 2: alpha = 0)
     blend     blend * own + (1 - blend) * merged, blend in [0, 1] (Streaming DiLoCo, arXiv 2501.18512, calls it alpha)
@@ -97,7 +108,7 @@ def mixed(
         case "replace":
             return merged
         case "blend" if blend is not None:
-            return torch.lerp(merged, own, blend)
+            return torch.lerp(merged, own, blend, out=into)
         case "rebase" if reference is not None:
-            return torch.sub(own, reference).add_(merged)
+            return torch.sub(own, reference, out=into).add_(merged)
     raise UsageError(f"a fragment cannot be adopted by {mixing!r} here: its reference or its share is missing")

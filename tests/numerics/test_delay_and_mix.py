@@ -14,7 +14,7 @@ from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSetting
 from diloco_cli.config.validation import max_overlap
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log import directions
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.records import Mixing, RunFormat
 from diloco_cli.protocol.rules import norms
 from diloco_cli.tasks.build import build_model
 from diloco_cli.training.inner import build_optimizer
@@ -161,3 +161,11 @@ def test_the_arithmetic_of_adoption_is_exact_at_its_ends() -> None:
     assert torch.equal(mixed("blend", torch.tensor([4.0]), torch.tensor([8.0]), None, 0.25), torch.tensor([5.0]))
     assert torch.equal(mixed("rebase", merged, own, own), merged)
     assert torch.equal(mixed("rebase", merged, own, sent), merged + (own - sent))
+
+
+@pytest.mark.parametrize("mixing", ["blend", "rebase"])
+def test_an_adoption_in_the_memory_of_ones_own_parameters_gives_the_same_bits(mixing: Mixing) -> None:
+    merged, own, sent = torch.randn(3, 1000)
+    expected = mixed(mixing, merged, own, sent, 0.3)
+    result = mixed(mixing, merged, own, sent, 0.3, into=own)
+    assert result is own and torch.equal(result, expected)

@@ -23,20 +23,25 @@ class Fragments:
 
     def adopt(self, fragment: int, merged: Values, mixing: Mixing, since: int | None) -> None:
         """Take over a merged version. `since`: with `rebase`, the progress since this offer is kept; None: all progress
-        is kept, and the values sent are moved onto the new version too."""
+        is kept, and the values sent are moved onto the new version too. Beside the merged version and the values sent
+        it makes one copy of the fragment at a time."""
         base, sent = self.bases[fragment], self.sent[fragment]
-        kept: dict[int, Values] = {}
-        if mixing == "replace":
-            own = merged
-        elif mixing == "blend":
-            own = self._wire.mix(mixing, merged, self._training.read(fragment), None)
-        else:
+        reference = None
+        if mixing == "rebase":
             reference = base if since is None else sent[since]
-            own = self._wire.mix(mixing, merged, self._training.read(fragment), reference)
-            if since is None:
-                kept = {seq: self._wire.mix(mixing, merged, values, base) for seq, values in sent.items()}
+        self._write_mixed(fragment, merged, mixing, reference)
+        self.bases[fragment] = merged
+        if mixing == "rebase" and since is None:
+            for seq, values in sent.items():  # an upload may still read the old ones
+                sent[seq] = self._wire.mix(mixing, merged, values, base)
+        else:
+            self.sent[fragment] = {}
+
+    def _write_mixed(self, fragment: int, merged: Values, mixing: Mixing, reference: Values | None) -> None:
+        own = merged
+        if mixing != "replace":
+            own = self._wire.mix(mixing, merged, self._training.read(fragment), reference, into_own=True)
         self._training.write(fragment, own)
-        self.bases[fragment], self.sent[fragment] = merged, kept
 
     def send(self, fragment: int, seq: int, keep: bool) -> Values:
         """The parameters as they are now; `keep`: remember them for a later `rebase`."""
