@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.records import Offer, Outcome, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import RecordError, decode
-from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal
+from diloco_cli.protocol.rules.eligibility import Eligibility, is_well_formed
 from diloco_cli.protocol.rules.polling import SHORT_SLOT_S, expected_slot_s, next_request_s
 from diloco_cli.signing import Unsigned
 
@@ -156,8 +156,7 @@ class Inbox:
                 self.heard_s[island.name] = now_s
             for incarnation in kept_mailboxes(known, watch.newest):
                 self._box(island.name, incarnation).since_s = now_s
-            if watch.newest > 0:
-                self._retire(island.name, self._box(island.name, watch.newest), now_s)
+        self._retire({watch.learner: watch.newest for watch in watches if watch.newest > 0}, now_s)
 
     def _watch(self, learner: str, state: RunState) -> ClaimWatch:
         if learner not in self.claims:
@@ -166,12 +165,15 @@ class Inbox:
             self.claims[learner] = ClaimWatch(keyring, learner, max(newest, state.learner(learner).floor))
         return self.claims[learner]
 
-    def _retire(self, learner: str, newest: Mailbox, now_s: float) -> None:
-        old = (
-            key for key, box in self.mailboxes.items() if key[0] == learner and box is not newest and not box.pending
-        )
-        for key in replaced(old, newest, now_s):
-            del self.mailboxes[key]
+    def _retire(self, newest: dict[str, int], now_s: float) -> None:
+        """`newest`: each learner's newest incarnation."""
+        old: dict[str, list[tuple[str, int]]] = {}
+        for key, box in self.mailboxes.items():
+            if box.incarnation != newest.get(box.learner) and not box.pending:
+                old.setdefault(box.learner, []).append(key)
+        for learner, number in newest.items():
+            for key in replaced(old.get(learner, ()), self._box(learner, number), now_s):
+                del self.mailboxes[key]
 
     def poll(self, state: RunState, now_s: float, slot_s: float, everywhere: bool = False) -> Steps[bool]:
         """Fetch offers that have appeared. Where slots are long, only from the mailboxes that are due; with
@@ -261,10 +263,11 @@ class Inbox:
 
     def sort_out(self, state: RunState) -> None:
         """Give every pending offer that can never be applied its outcome, and forget offers that have one."""
+        eligibility = Eligibility(state, self.run)
         for key, box in list(self.mailboxes.items()):
             keep: list[Offer] = []
             for offer in box.pending:
-                reason = refusal(offer, state, self.run)
+                reason = eligibility.refusal(offer)
                 if reason is None:
                     keep.append(offer)
                 elif reason != "settled":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from diloco_cli.protocol.log.wire import RecordError
 from diloco_cli.signing import NOBODY, Signature
 
 ROLLBACKS_KEPT = 16
-Item = TypeVar("Item", MergedOffer, Outcome)
+Item = TypeVar("Item", bound=MergedOffer | Outcome)
 
 
 class Applied(Struct, frozen=True, gc=False):
@@ -261,16 +261,15 @@ def _check_outputs(state: RunState, commit: commits.Commit, num_fragments: int) 
 def _settle_outcomes(state: RunState, commit: commits.Commit) -> RunState:
     if not commit.inputs and not commit.outcomes:
         return state
-    applied = _by_learner(commit.inputs)
-    refused = _by_learner(commit.outcomes)
+    settled: list[MergedOffer | Outcome] = [*commit.inputs, *commit.outcomes]
+    offers, refused = _by_learner(settled), _by_learner(commit.outcomes)
     learners = dict(state.learners)
-    for name in sorted(applied.keys() | refused.keys()):
-        merged, outcomes = applied.get(name, ()), refused.get(name, ())
-        known = learners.get(name, _UNHEARD_OF)
-        known = _settle(known, [(item.incarnation, item.seq) for item in (*merged, *outcomes)])
+    for name in sorted(offers):
+        mine, outcomes = offers[name], refused.get(name, ())
+        known = _settle(learners.get(name, _UNHEARD_OF), mine)
         if outcomes or known.faults:
             num_hostile = sum(outcome.reason in HOSTILE for outcome in outcomes)
-            faults = faults_with(known.faults, len(merged), num_hostile)
+            faults = faults_with(known.faults, len(mine) - len(outcomes), num_hostile)
             known = replace(known, refused=known.refused + len(outcomes), faults=faults)
         learners[name] = known
     return replace(state, learners=learners)
@@ -283,14 +282,15 @@ def _by_learner(items: Iterable[Item]) -> dict[str, list[Item]]:
     return found
 
 
-def _settle(known: LearnerRecord, offers: list[tuple[int, int]]) -> LearnerRecord:
+def _settle(known: LearnerRecord, offers: Sequence[MergedOffer | Outcome]) -> LearnerRecord:
     """The first outcome of any offer of a newer incarnation raises the floor."""
-    if offers == [(known.floor, known.next_seq)] and not known.settled:  # the usual case, and thousands of them
-        return replace(known, next_seq=known.next_seq + 1)
-    floor = max(incarnation for incarnation, _ in offers)
+    first = offers[0]
+    if len(offers) == 1 and first.seq == known.next_seq and first.incarnation == known.floor and not known.settled:
+        return replace(known, next_seq=known.next_seq + 1)  # the usual case, and thousands of them
+    floor = max(offer.incarnation for offer in offers)
     if floor > known.floor:
         known = replace(known, floor=floor, next_seq=0, settled=())
-    settled = set(known.settled) | {seq for incarnation, seq in offers if incarnation == known.floor}
+    settled = set(known.settled) | {offer.seq for offer in offers if offer.incarnation == known.floor}
     next_seq = known.next_seq
     while next_seq in settled:
         next_seq += 1

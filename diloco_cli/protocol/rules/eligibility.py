@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from diloco_cli.digests import is_digest
 from diloco_cli.protocol.log.keys import max_fragment_bytes
-from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, FragmentVersion, Offer, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.records import (
+    MAX_EXACT,
+    SCHEMA,
+    FragmentVersion,
+    Island,
+    Offer,
+    RunFormat,
+    fragment_of_slot,
+)
+from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.tape import MAX_EVENTS
 from diloco_cli.protocol.rules.merging import token_weight
 
@@ -58,44 +66,67 @@ def has_possible_size(offer: Offer, run: RunFormat) -> bool:
 
 def refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
     """The reason why `offer` can never be applied at this head, or None if it is eligible."""
-    known, run = state.learner(offer.learner), state.with_members(run)
-    if run.island(offer.learner) is None:
-        return "unknown_learner"
-    if offer.incarnation < known.floor:
-        return "old_incarnation"
-    if offer.incarnation == known.floor and known.has_outcome(offer.seq):
-        return "settled"
-    if known.quarantined is not None:
-        return "quarantined"
-    if not _claims_are_possible(offer, run):
-        return "bad_claim"
-    if offer.slot < state.slot or offer.payload_bytes == 0:  # no payload: its learner knew that the slot had passed
-        return "late"
-    if offer.slot - state.slot > max_ahead(run):
-        return "too_early"
-    if offer.steps == 0 or offer.tokens == 0:
-        return "no_weight"
-    if offer.base < state.base_floor:
-        return "before_rollback"
-    wrong = _base_refusal(offer, state, run)
-    if wrong is not None:
-        return wrong
+    return Eligibility(state, run).refusal(offer)
+
+
+class Eligibility:
+    """Judges offers at one head. What does not depend on the offer is computed once, as there may be thousands."""
+
+    def __init__(self, state: RunState, run: RunFormat) -> None:
+        self._state, self._run = state, state.with_members(run)
+        self._max_ahead, self._max_steps = max_ahead(self._run), max_steps(self._run)
+
+    def refusal(self, offer: Offer) -> str | None:
+        """As the function of this name."""
+        state = self._state
+        known, island = state.learner(offer.learner), self._run.island(offer.learner)
+        if island is None:
+            return "unknown_learner"
+        if offer.incarnation < known.floor:
+            return "old_incarnation"
+        if offer.incarnation == known.floor and known.has_outcome(offer.seq):
+            return "settled"
+        if known.quarantined is not None:
+            return "quarantined"
+        if not self._claims_are_possible(offer, island):
+            return "bad_claim"
+        if offer.slot < state.slot or offer.payload_bytes == 0:  # no payload: its learner knew that the slot had passed
+            return "late"
+        if offer.slot - state.slot > self._max_ahead:
+            return "too_early"
+        if offer.steps == 0 or offer.tokens == 0:
+            return "no_weight"
+        if offer.base < state.base_floor:
+            return "before_rollback"
+        return self._base_refusal(offer) or _consumed(offer, known)
+
+    def _base_refusal(self, offer: Offer) -> str | None:
+        base = self._state.version(offer.fragment, offer.base)
+        if base is None:
+            return "unknown_base"
+        if base.weights_digest != offer.base_digest:
+            return "wrong_base"
+        stale = self._state.slot - base.slot > self._max_ahead
+        return "unknown_base" if stale and base not in self._state.outputs else None  # a current one is never stale
+
+    def _claims_are_possible(self, offer: Offer, island: Island) -> bool:
+        return (
+            0 <= offer.fragment < self._run.num_fragments
+            and offer.slot >= 0
+            and fragment_of_slot(offer.slot, self._run.num_fragments) == offer.fragment
+            and 0 <= offer.steps <= self._max_steps
+            and 0 <= offer.data_start <= offer.data_end
+            and offer.tokens == offer.data_end - offer.data_start
+            and offer.tokens <= offer.steps * island.batch_tokens
+            and has_possible_size(offer, self._run)
+        )
+
+
+def _consumed(offer: Offer, known: LearnerRecord) -> str | None:
     last = known.applied.get(offer.fragment)
     if last is not None and offer.base < last.produced:
         return "base_consumed"
-    if last is not None and offer.data_start < last.data_end:
-        return "data_overlap"
-    return None
-
-
-def _base_refusal(offer: Offer, state: RunState, run: RunFormat) -> str | None:
-    base = state.version(offer.fragment, offer.base)
-    if base is None:
-        return "unknown_base"
-    if base.weights_digest != offer.base_digest:
-        return "wrong_base"
-    stale = is_stale(base, state.slot, run) and base not in state.outputs  # a current version does not become stale
-    return "unknown_base" if stale else None
+    return "data_overlap" if last is not None and offer.data_start < last.data_end else None
 
 
 def is_stale(base: FragmentVersion, slot: int, run: RunFormat) -> bool:
@@ -129,18 +160,3 @@ def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int) -> flo
     if learner not in run.launched:
         tokens = min(tokens, steps * run.largest_batch_tokens)
     return token_weight(tokens, steps, run.settings.sync.weight)
-
-
-def _claims_are_possible(offer: Offer, run: RunFormat) -> bool:
-    island = run.island(offer.learner)
-    assert island is not None
-    return (
-        0 <= offer.fragment < run.num_fragments
-        and offer.slot >= 0
-        and fragment_of_slot(offer.slot, run.num_fragments) == offer.fragment
-        and 0 <= offer.steps <= max_steps(run)
-        and 0 <= offer.data_start <= offer.data_end
-        and offer.tokens == offer.data_end - offer.data_start
-        and offer.tokens <= offer.steps * island.batch_tokens
-        and has_possible_size(offer, run)
-    )
