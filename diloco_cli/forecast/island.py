@@ -149,9 +149,7 @@ class NamedPayloads:
     def decode(self, output: FragmentVersion, data: bytes) -> Values:
         return None
 
-    def mix(
-        self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, into_own: bool = False
-    ) -> Values:
+    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, last: bool = False) -> Values:
         return None
 
 

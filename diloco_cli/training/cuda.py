@@ -158,13 +158,11 @@ class CudaWire(TensorWire):
                 base.upload()  # the progress that is kept may have to be measured from there
         return placed
 
-    def mix(
-        self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, into_own: bool = False
-    ) -> Values:
+    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, last: bool = False) -> Values:
         against, mine = None if reference is None else reference.device, own.device
-        into = mine if into_own else None
+        into = mine if last else None
         found = Placed(self._inward, None, mixed(mixing, merged.device, mine, against, self._blend, into))
-        for placed in (merged, reference):
+        for placed in (merged, reference) if last else ():  # each mix would bring them there again
             if placed is not None:
                 placed.leave_device()
         return found

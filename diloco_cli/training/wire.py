@@ -35,9 +35,9 @@ class TensorWire:
         merged: torch.Tensor,
         own: torch.Tensor,
         reference: torch.Tensor | None,
-        into_own: bool = False,
+        last: bool = False,
     ) -> torch.Tensor:
-        return mixed(mixing, merged, own, reference, self._blend, own if into_own else None)
+        return mixed(mixing, merged, own, reference, self._blend, own if last else None)
 
 
 class Residuals:

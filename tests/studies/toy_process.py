@@ -46,7 +46,7 @@ class FloatWire:
     def decode(self, output: FragmentVersion, data: bytes) -> int:
         return round(array("f", data[-4:])[0])
 
-    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None, into_own: bool = False) -> int:
+    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None, last: bool = False) -> int:
         return merged if reference is None else merged + (own - reference)
 
 

@@ -29,18 +29,18 @@ class Fragments:
         reference = None
         if mixing == "rebase":
             reference = base if since is None else sent[since]
-        self._write_mixed(fragment, merged, mixing, reference)
-        self.bases[fragment] = merged
         if mixing == "rebase" and since is None:
             for seq, values in sent.items():  # an upload may still read the old ones
                 sent[seq] = self._wire.mix(mixing, merged, values, base)
         else:
             self.sent[fragment] = {}
+        self._write_mixed(fragment, merged, mixing, reference)
+        self.bases[fragment] = merged
 
     def _write_mixed(self, fragment: int, merged: Values, mixing: Mixing, reference: Values | None) -> None:
         own = merged
         if mixing != "replace":
-            own = self._wire.mix(mixing, merged, self._training.read(fragment), reference, into_own=True)
+            own = self._wire.mix(mixing, merged, self._training.read(fragment), reference, last=True)
         self._training.write(fragment, own)
 
     def send(self, fragment: int, seq: int, keep: bool) -> Values:

@@ -165,9 +165,7 @@ class Wire(Protocol):
         """A committed version from its bytes; their digest has been checked."""
         ...
 
-    def mix(
-        self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, into_own: bool = False
-    ) -> Values:
-        """The fragment after adoption. rebase: merged + (own - reference); blend: a share of each. `into_own`: nobody
-        needs `own` any more, so the result may take its memory."""
+    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, last: bool = False) -> Values:
+        """The fragment after adoption. rebase: merged + (own - reference); blend: a share of each. `last`: of
+        an adoption; nobody needs `own` any more, so the result may take its memory."""
         ...

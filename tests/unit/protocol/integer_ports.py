@@ -66,7 +66,7 @@ class UnitWire:
     def decode(self, output: FragmentVersion, data: bytes) -> int:
         return int(data)
 
-    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None, into_own: bool = False) -> int:
+    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None, last: bool = False) -> int:
         if mixing == "blend":
             return (merged + own) // 2
         assert mixing == "rebase" and reference is not None

@@ -127,6 +127,18 @@ def test_at_the_start_one_fragment_at_a_time_is_on_the_device(monkeypatch: pytes
     assert all(tensor() is None for tensor in uploaded), "bases are on the host"
 
 
+def test_an_adoption_brings_no_version_to_the_device_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many values sent it moves: the training thread would wait for each copy into a pinned buffer."""
+    device, brought = CudaDevice(run_of(mixing="rebase"), "slow"), []
+    device.fragments.begin(0, device.version(0, 1.0))
+    for seq in range(3):
+        device.fragments.send(0, seq, keep=True)
+    merged, to_device = device.version(0, 2.0), Copies.to_device
+    monkeypatch.setattr(Copies, "to_device", lambda self, values: brought.append(1) or to_device(self, values))
+    device.fragments.adopt(0, merged, "rebase", None)
+    assert len(brought) == 0
+
+
 @everywhere
 def test_saved_moments_are_those_of_the_step_after_which_they_were_saved(accelerator: str) -> None:
     saved = []
