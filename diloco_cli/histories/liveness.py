@@ -7,10 +7,11 @@ from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.monitor import check_folded, check_own
 from diloco_cli.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
 from diloco_cli.histories.participation import Attendances
+from diloco_cli.histories.pieces import most_pieces
 from diloco_cli.histories.processes import MAX_DRIFT, Process
 from diloco_cli.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
 from diloco_cli.histories.scene import Scene
-from diloco_cli.protocol.actors.collection import FLOORS_APART, LEAST_ROUNDS
+from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
@@ -137,15 +138,17 @@ class Healthy:
 
     def check_operations(self) -> None:
         """Check that no process makes more store operations than its polling allows. A flooder's claims keep mailboxes
-        of replaced incarnations open, its own and the learners'."""
+        of replaced incarnations open, its own and the learners'. A sweep reads the pieces of the snapshots that it
+        keeps, and tries to delete again what a listing that lags still shows."""
         history, processes = self.history, self.history.supervisor.processes
         commits = history.monitor.replayer.n - self.since_n
         learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
+        pieces = most_pieces(history.bucket)
         mailboxes = learners + 2 + (MAX_OLD_MAILBOXES * (learners + 1) if history.options.flooder else 0)
         for process in processes:
             spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
             a_second = POLLS_A_SECOND * mailboxes if process.role == SYNCER else LOOKS_A_SECOND
-            each = 30 + 6 * learners
+            each = 30 + 6 * learners + (1 + KEPT_SNAPSHOTS) * pieces
             bound = a_second * max(0.0, spent_s) + each * (commits + 4) + 4 * history.monitor.deletions
             done = process.operations - self.operations.get(process.name, 0)
             expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")

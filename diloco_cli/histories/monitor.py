@@ -180,7 +180,6 @@ class Monitor:
         expect(not key.startswith(NEVER_DELETED), "1", f"{role} deleted {key}")
         if data is None:
             return
-        self.deletions += 1
         floors = apart or self.floors
         floor = floors.past_grace(now_s)
         expect(floor > 0, "9", f"{role} deleted {key} before the grace of any floor was over")

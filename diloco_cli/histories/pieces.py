@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.replayer import expect
-from diloco_cli.protocol.log.keys import read_snapshot_key, snapshot_piece_key
+from diloco_cli.protocol.log.keys import read_snapshot_key, read_snapshot_piece_key, snapshot_piece_key
 from diloco_cli.protocol.log.snapshots import PiecedSnapshot
 from diloco_cli.protocol.log.wire import RecordError, decode
 
@@ -21,6 +23,12 @@ def whole_snapshots(bucket: Bucket) -> list[int]:
     """The numbers of this bucket's snapshots, but for forged ones and those that lack a piece."""
     read = ((read_snapshot_key(key), data) for key, data in bucket.objects.items() if key not in bucket.forged)
     return [n for n, data in read if n is not None and not _missing(bucket, n, data)]
+
+
+def most_pieces(bucket: Bucket) -> int:
+    """Of one snapshot that is there; 0: all are whole."""
+    pieces = Counter(n for n in map(read_snapshot_piece_key, bucket.objects) if n is not None)
+    return max(pieces.values(), default=0)
 
 
 def _missing(bucket: Bucket, n: int, data: bytes) -> list[str]:
