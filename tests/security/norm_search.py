@@ -4,9 +4,11 @@
 
 Each trial plays a strategy of `attacks.hostile` against two honest learners (contest.py) and compares it with the run
 without that learner, with the same restarts, at equal honest tokens. Known attacks first, then random strategies, then
-changes of the worst ones found. The worst three are played again with other seeds, and with deltas of usual size. Ends
-with status 1 unless no merge of theirs raised the held-out loss by more than 2 %, and their final loss is within 1 %
-(mean of three paired seeds).
+changes of the worst ones found. A false delta of usual size costs something as well, which nobody prevents (README.md):
+where the final loss is more than 1 % above, the same false deltas are played once more with usual lengths, one a slot,
+in their time; only what the strategy adds to that counts. The worst three are played again with other seeds. Ends with
+status 1 unless no merge of theirs raised the held-out loss by more than 2 %, and what they add to the final loss is
+within 1 % (means of three paired seeds).
 """
 
 from __future__ import annotations
@@ -66,7 +68,8 @@ SPACE: dict[str, Drawn] = {
 
 @dataclass(frozen=True)
 class NormTrial:
-    """`drift`: of the final loss against the run without the hostile learner, as a share."""
+    """`drift`: of the final loss against the run without the hostile learner, as a share; `usual`: the same where its
+    false deltas are of usual size, 0 if that was not played."""
 
     strategy: Strategy
     seed: int
@@ -79,19 +82,26 @@ class NormTrial:
     rollbacks: int
     reached: bool
     phase: str
+    usual: float = 0.0
+
+    @property
+    def added(self) -> float:
+        """What the strategy adds to the final loss beyond false deltas of usual size."""
+        return self.drift - max(0.0, self.usual)
 
     @property
     def damage(self) -> float:
         """Above 1: beyond what is promised."""
-        return max(self.worst_rise / MAX_RISE, self.drift / MAX_DRIFT, 0.0 if self.reached else 1.01)
+        return max(self.worst_rise / MAX_RISE, self.added / MAX_DRIFT, 0.0 if self.reached else 1.01)
 
     def line(self, number: int) -> str:
         plan = {f.name: getattr(self.strategy, f.name) for f in fields(Strategy)}
         told = " ".join(f"{k}={v}" for k, v in plan.items() if v != getattr(Strategy(), k))
         ends = "" if self.reached else f" STALLED ({self.phase})"
         blamed = f" quarantined {','.join(self.blamed)}" if self.blamed else ""
+        usual = f" (of usual size {self.usual:+.2%})" if self.usual else ""
         return (
-            f"{number:4} worst merge {self.worst_rise:+8.2%}  final {self.drift:+8.2%}  applied {self.applied:3}"
+            f"{number:4} worst merge {self.worst_rise:+8.2%}  final {self.drift:+8.2%}{usual}  applied {self.applied:3}"
             f"  rollbacks {self.rollbacks}{blamed}{ends}  [{told}]"
         )
 
@@ -108,6 +118,17 @@ def played(strategy: Strategy, seed: int = 0, rounds: int = ROUNDS) -> NormTrial
         strategy, seed, score.worst_rise, score.final / without.final - 1.0, score.final, without.final,
         score.applied, score.blamed, score.rollbacks, score.reached, score.phase,
     )  # fmt: skip
+
+
+def measured(strategy: Strategy, seed: int = 0, rounds: int = ROUNDS) -> NormTrial:
+    """A trial, and what is left of it with deltas of usual size if it is beyond what is promised."""
+    trial = played(strategy, seed, rounds)
+    return replace(trial, usual=played(of_usual_size(strategy), seed, rounds).drift) if trial.damage > 1.0 else trial
+
+
+def of_usual_size(strategy: Strategy) -> Strategy:
+    """The same false deltas for the same slots, as long as honest ones and with honest counts, one a slot, in time."""
+    return replace(strategy, scale=1.0, ratchet=1.0, claims=1.0, focus=False, copies=1, ahead=0, waits=True)
 
 
 def drawn(chance: random.Random) -> Strategy:
@@ -139,7 +160,7 @@ def search(trials: int, seed: int, within_s: float, rounds: int = SEARCHED) -> I
             strategy = drawn(chance)
         else:
             strategy = changed(chance.choice(worst(found, REFINED)).strategy, chance)
-        found.append(played(strategy, rounds=rounds))
+        found.append(measured(strategy, rounds=rounds))
         yield found[-1]
 
 
@@ -147,10 +168,10 @@ def worst(found: list[NormTrial], number: int) -> list[NormTrial]:
     return sorted(found, key=lambda trial: trial.damage, reverse=True)[:number]
 
 
-def confirmed(strategy: Strategy) -> tuple[float, float, list[NormTrial]]:
-    """(the worst merge of all seeds, the mean drift, the trials)."""
-    trials = [played(strategy, seed) for seed in SEEDS]
-    return max(t.worst_rise for t in trials), mean(t.drift for t in trials), trials
+def confirmed(strategy: Strategy) -> list[NormTrial]:
+    """One trial a seed, each beside what deltas of usual size do."""
+    usual = of_usual_size(strategy)
+    return [replace(played(strategy, seed), usual=played(usual, seed).drift) for seed in SEEDS]
 
 
 def main() -> None:
@@ -169,11 +190,16 @@ def main() -> None:
                 out.write(json.dumps(asdict(trial)) + "\n")
     holds = True
     for rank, trial in enumerate(worst(found, BEST)):
-        rise, drift, trials = confirmed(trial.strategy)
-        sound = rise <= MAX_RISE and drift <= MAX_DRIFT and all(t.reached for t in trials)
+        trials = confirmed(trial.strategy)
+        rise, drift, usual = (
+            max(t.worst_rise for t in trials),
+            mean(t.drift for t in trials),
+            mean(t.usual for t in trials),
+        )
+        added = drift - max(0.0, usual)
+        sound = rise <= MAX_RISE and added <= MAX_DRIFT and all(t.reached for t in trials)
         holds &= sound
-        usual = confirmed(replace(trial.strategy, scale=1.0, ratchet=1.0, claims=1.0))[1]
-        says = f"merge {rise:+.2%}, final {drift:+.2%} over {len(SEEDS)} seeds (of usual size: {usual:+.2%})"
+        says = f"merge {rise:+.2%}, final {drift:+.2%} over {len(SEEDS)} seeds (of usual size {usual:+.2%})"
         print(f"worst {rank + 1} {'holds' if sound else 'BROKEN'}: {says}")
         for other in trials:
             print(other.line(other.seed))

@@ -18,7 +18,9 @@ steps are the learner's word. `sync.max_share` bounds what one learner weighs; `
 longer than so many times the fragment's newest ones: its longest deltas, to one length, as far as need be.
 
 A learner whose deltas point against the others' weighs OPPOSING_WEIGHT of what it would. Weights are relative, so where
-only such deltas are merged, because the others are away, they are scaled down by as much.
+only such deltas are merged, because the others are away, they are scaled down by as much. Its delta is compared with
+those of other learners as they are, even with a single one, whatever steps it states: beside one short honest delta
+after an outage, a 64th of a long one would be more than that.
 """
 
 from __future__ import annotations
@@ -77,6 +79,7 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     firm = [(one.norm, one.steps) for one in known.usual.values() if one.firm]
     company = [(delta.norm, delta.steps) for delta in deltas] if len(deltas) >= COMPANY else []
     counted = counted_steps(known, deltas)
+    of_others = upper_median(delta.norm for delta in deltas if not delta.opposes)
 
     @cache  # most deltas have the same few numbers of steps
     def measures(steps: int) -> tuple[float | None, float | None, list[float]]:
@@ -95,6 +98,8 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
             continue
         _, settled, rising = measures(steps)
         others = median_without(rising, longest(delta.norm, delta.steps, steps)) if rising else None
+        if delta.opposes and of_others is not None:
+            others = of_others if others is None else min(others, of_others)
         verdicts.append(DeltaVerdict(_scale(delta, None if unjudged else settled, others, sync)))
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
     weights = bounded_weights([_weight(deltas[place], counted[place]) for place in fit], sync.max_share)

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.norms import FOLLOWS, NEW, NOTHING, FragmentNorms, Usual
-from diloco_cli.protocol.rules.norms import CAP, FEWEST_MERGES, JudgedDelta, Judgement, counted_steps, judge
+from diloco_cli.protocol.rules.norms import (
+    CAP,
+    FEWEST_MERGES,
+    OPPOSING_WEIGHT,
+    JudgedDelta,
+    Judgement,
+    counted_steps,
+    judge,
+)
 
 H = 16
 
@@ -163,6 +172,17 @@ def test_without_others_the_clip_goes_by_what_three_learners_are_known_for() -> 
 def test_most_of_a_slot_lengthens_what_is_merged_no_faster_than_the_memory_follows() -> None:
     assert scales(known(1.0, 1.0, 1.0), 7.5, 7.5, 1.0, clip=1.0) == [0.2, 0.2, 1.0]
     assert FOLLOWS / 7.5 == 0.2
+
+
+def test_a_learner_that_opposes_is_as_long_as_a_single_other_whatever_steps_it_states() -> None:
+    """After an outage an honest learner may hold two steps. A 64th of eight rounds' length would outweigh them."""
+    honest, flipped = delta("l0", 2, 0.3), replace(delta("x0", 8 * H, 6.0), opposes=True)
+    young = known(0.3, steps=2)
+    assert [v.scale for v in judge(young, [honest, flipped], SyncSettings()).verdicts] == pytest.approx([1.0, 0.0625])
+    trusted = judge(young, [honest, replace(flipped, opposes=False)], SyncSettings())
+    assert [verdict.scale for verdict in trusted.verdicts] == [1.0, 1.0], "of two nobody knows whose are too long"
+    alone = judge(young, [flipped], SyncSettings())
+    assert alone.verdicts[0].scale == OPPOSING_WEIGHT, "with nobody to compare it with"
 
 
 def test_honest_deltas_of_a_slot_are_left_as_they_are() -> None:
