@@ -19,8 +19,7 @@ from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tensors.flat import flatten, unflatten
 from diloco_cli.tensors.names import bare_parameters
-from diloco_cli.tensors.payload import to_bytes
-from diloco_cli.training.inner import inner_state, restore_inner_state
+from diloco_cli.training.inner import restore_inner_state, saved_moments
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,12 @@ class LentTraining:
 
     def save(self) -> Moments | None:
         """Raises UsageError if the loader's state cannot be saved."""
-        tensors = inner_state(self._model, self._optimizer) if saves_moments(self._optimizer) else None
-        step = self._steps if tensors is None else int(tensors["step"][0])
+        moments = saved_moments(self._model, self._optimizer) if saves_moments(self._optimizer) else None
         if self.loader is None:
-            return None if tensors is None else Moments(step, lambda: to_bytes(tensors))
+            return moments
         loader = encoded(self.loader, self._position)
-        return Moments(step, lambda: joined(b"" if tensors is None else to_bytes(tensors), loader))
+        step, own = (self._steps, b"") if moments is None else (moments.step, moments.encode())
+        return Moments(step, lambda: joined(own, loader))
 
     def restore(self, moments: bytes) -> bool:
         own = moments

@@ -18,9 +18,10 @@ from torch import nn
 
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
+from diloco_cli.protocol.actors.ports import Moments
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tensors.names import bare_parameters
-from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes
+from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes, to_bytes
 
 FLOOR = 0.1  # what falls ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
@@ -124,16 +125,20 @@ def _spec(model: nn.Module) -> Spec:
     return spec
 
 
-def inner_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
-    """Copies of AdamW's moments on the CPU, ready to be written; None if there are none (SGD, or no step yet)."""
+def saved_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments | None:
+    """AdamW's moments as they are now. Their bytes are made at once, on the host, and are the only copy. None if there
+    are none."""
     tensors = moments_of(model, optimizer)
-    return (
-        None if tensors is None else {name: torch.empty_like(t, device="cpu").copy_(t) for name, t in tensors.items()}
-    )
+    return None if tensors is None else as_saved(int(tensors["step"][0]), to_bytes(tensors))
+
+
+def as_saved(step: int, data: bytes) -> Moments:
+    return Moments(step, lambda: data)
 
 
 def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
-    """AdamW's present moments in float32, on their device; those that are float32 already are not copied."""
+    """AdamW's present moments in float32, on their device; those that are float32 already are not copied. None if there
+    are none (SGD, or no step yet)."""
     named = [(name, p) for name, p in bare_parameters(model).items() if p.requires_grad]
     if not all("exp_avg" in optimizer.state.get(p, {}) for _, p in named):
         return None

@@ -20,11 +20,11 @@ from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tasks.build import Data, build_model_on_meta
 from diloco_cli.tensors.flat import flatten, unflatten
-from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.tensors.payload import Blank
 from diloco_cli.training.commands import Command, Commands
 from diloco_cli.training.cuda import LeavingMoments, Placed, largest
 from diloco_cli.training.faults import enough_memory, with_others
-from diloco_cli.training.inner import MOMENTS, begin_moments, keeps_moments, moments_of, sound_moments
+from diloco_cli.training.inner import MOMENTS, as_saved, begin_moments, keeps_moments, moments_of, sound_moments
 from diloco_cli.training.ranked_model import copied_model, sharded_model
 from diloco_cli.training.ranked_replica import RankedReplica
 from diloco_cli.training.replica import DeviceTraining, Replica, check_layout
@@ -114,16 +114,16 @@ class RankedTraining(DeviceTraining):
         moments = moments_of(self.replica.model, self.replica.optimizer) if self._shards.sharded else None
         if moments is None:
             return super().save()
-        found = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in moments.items()}
-        found["step"] = moments["step"]
+        blank = Blank({name: (t.dtype, tuple(t.shape)) for name, t in moments.items()})
+        blank.tensors["step"].copy_(moments["step"])
         with self._told(Command.SAVE):
             for fragment, moment in _all_moments(self._shards):
                 flat = self._shards.gather(fragment, _of(moments, moment))
                 assert flat is not None
                 with self._on_host(flat) as host:
-                    unflatten(self.run.layout.fragments[fragment], host, _of(found, moment))
+                    unflatten(self.run.layout.fragments[fragment], host, _of(blank.tensors, moment))
                 self._alive.beat()
-        return Moments(int(found["step"][0]), lambda: to_bytes(found))
+        return as_saved(int(moments["step"][0]), blank.seal())
 
     def _on_host(self, flat: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         return nullcontext(flat) if self._outward is None else self._outward.on_host(flat, self._outward.now())

@@ -23,16 +23,15 @@ from diloco_cli.tasks.build import Batch, Data, losses_of
 from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.flat import flatten, parameter_facts, unflatten
 from diloco_cli.tensors.names import bare_parameters
-from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.training.faults import enough_memory
 from diloco_cli.training.inner import (
     autocast,
     build_optimizer,
     clip_gradients,
     finite_norm,
-    inner_state,
     keeps_moments,
     restore_inner_state,
+    saved_moments,
     set_learning_rate,
     step_learning_rate,
 )
@@ -209,8 +208,7 @@ class DeviceTraining:
         unflatten(self.run.layout.fragments[fragment], values, self._tensors)
 
     def save(self) -> Moments | None:
-        tensors = inner_state(self.replica.model, self.replica.optimizer)
-        return None if tensors is None else Moments(int(tensors["step"][0]), lambda: to_bytes(tensors))
+        return saved_moments(self.replica.model, self.replica.optimizer)
 
     def restore(self, moments: bytes) -> bool:
         return restore_inner_state(self.replica.model, self.replica.optimizer, moments)

@@ -184,16 +184,15 @@ def _state_bytes(size: int) -> bytes:
 
 
 def _moments() -> Parser:
-    from diloco_cli.tensors.payload import to_bytes
-    from diloco_cli.training.inner import inner_state
+    from diloco_cli.training.inner import saved_moments
 
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    saved = inner_state(model, optimizer)
+    saved = saved_moments(model, optimizer)
     assert saved is not None
-    return Parser("moments", lambda data: restore_inner_state(model, optimizer, data), (to_bytes(saved),))
+    return Parser("moments", lambda data: restore_inner_state(model, optimizer, data), (saved.encode(),))
 
 
 def _files(folder: Path) -> list[Parser]:

@@ -18,8 +18,7 @@ from diloco_cli.launch.new_run import layout_of
 from diloco_cli.layout import make_layout
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.names import bare_parameters
-from diloco_cli.tensors.payload import to_bytes
-from diloco_cli.training.inner import build_optimizer, inner_state, restore_inner_state
+from diloco_cli.training.inner import build_optimizer, restore_inner_state, saved_moments
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import Regression
 
@@ -80,8 +79,8 @@ def test_moments_saved_by_a_wrapped_model_are_restored_into_the_bare_one() -> No
     for parameter in wrapped.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizers[0].step()
-    saved = inner_state(wrapped, optimizers[0])
-    assert saved is not None and restore_inner_state(bare, optimizers[1], to_bytes(saved))
+    saved = saved_moments(wrapped, optimizers[0])
+    assert saved is not None and restore_inner_state(bare, optimizers[1], saved.encode())
 
 
 def compiled_regression() -> nn.Module:

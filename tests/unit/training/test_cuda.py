@@ -22,7 +22,7 @@ from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.cuda import CudaTraining, CudaWire, Placed
-from diloco_cli.training.inner import inner_state
+from diloco_cli.training.inner import moments_of
 from diloco_cli.training.prefetch import Pinned
 from diloco_cli.training.replica import DeviceTraining, Replica
 from diloco_cli.training.streams import Copies
@@ -272,6 +272,6 @@ def _on_host(values: Any) -> torch.Tensor:
 
 
 def _moments(device: CudaDevice) -> dict[str, torch.Tensor]:
-    found = inner_state(device.training.replica.model, device.training.replica.optimizer)
+    found = moments_of(device.training.replica.model, device.training.replica.optimizer)
     assert found is not None
-    return found
+    return {name: tensor.clone().cpu() for name, tensor in found.items()}

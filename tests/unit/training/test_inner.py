@@ -23,8 +23,8 @@ from diloco_cli.training.inner import (
     build_optimizer,
     clip_gradients,
     finite_norm,
-    inner_state,
     learning_rate,
+    moments_of,
     restore_inner_state,
 )
 
@@ -49,9 +49,9 @@ def trained(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.
     optimizer = build_optimizer(model, InnerSettings(lr=0.1))
     for seed in range(3):
         step(model, optimizer, seed)
-    saved = inner_state(model, optimizer)
-    assert saved is not None
-    return model, optimizer, saved
+    moments = moments_of(model, optimizer)
+    assert moments is not None
+    return model, optimizer, {name: tensor.clone() for name, tensor in moments.items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -178,9 +178,8 @@ ROOT = Path(__file__).resolve().parents[3]
 LIFE = """
 import sys
 import torch
-from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.config.settings import InnerSettings
-from diloco_cli.training.inner import build_optimizer, inner_state, restore_inner_state
+from diloco_cli.training.inner import build_optimizer, restore_inner_state, saved_moments
 from tests.benchmarks.inner_step import replica_of
 
 replica = replica_of("gpt-pico")
@@ -188,8 +187,8 @@ for optimizer in (replica.optimizer, build_optimizer(replica.model, InnerSetting
     replica.optimizer = optimizer
     for _ in range(2):
         replica.step(0, 128, 1e-3)
-    moments = inner_state(replica.model, optimizer)
-    assert moments is None or restore_inner_state(replica.model, optimizer, to_bytes(moments))
+    moments = saved_moments(replica.model, optimizer)
+    assert moments is None or restore_inner_state(replica.model, optimizer, moments.encode())
     optimizer.load_state_dict(optimizer.state_dict())
 print([name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules])
 """
