@@ -35,7 +35,7 @@ from diloco_cli.tensors.directions import FEWEST, agreements
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
 from diloco_cli.tensors.names import bare_parameters
-from diloco_cli.tensors.norms import Cut, evened, kept_shares, measured_norms
+from diloco_cli.tensors.norms import Cut, evened, measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, views
 
 SMALLEST_BYTES = 1 << 18  # smaller payloads stay in memory
@@ -156,7 +156,8 @@ class TorchArithmetic:
     def merge(self, slot: int, deltas: list[tuple[DeltaSource, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
-        sources, weights = self._scaled(form.cut, deltas)
+        sources = self._scaled(form.cut, deltas)
+        weights = [weight for _, weight, _ in deltas]
         compare = self.sync.mixing == "adaptive"
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
         blank = Blank(state_spec(form.cut.size))
@@ -179,21 +180,12 @@ class TorchArithmetic:
             return ()
         return agreements(size, [source.own or source.read for source in sources], "".join(s.payload for s in sources))
 
-    def _scaled(
-        self, cut: Cut, deltas: list[tuple[DeltaSource, float, float]]
-    ) -> tuple[list[DeltaSource], list[float]]:
-        """The deltas as they are merged, and their weights: in all by what the log says, and tensor by tensor beside
-        each other. One that is shortened tensor by tensor weighs less in proportion: it would take its share of the
-        tokens from the others' step in the tensors where it has nothing."""
-        weights = [weight for _, weight, _ in deltas]
+    def _scaled(self, cut: Cut, deltas: list[tuple[DeltaSource, float, float]]) -> list[DeltaSource]:
+        """The deltas as they are merged: in all by what the log says, and tensor by tensor beside each other."""
         if self.sync.clip == "none":
-            return [replace(source, scale=scale) for source, _, scale in deltas], weights
-        norms = np.stack([source.norms for source, _, _ in deltas])
-        factors = evened(cut, norms, self.sync.clip)
-        sources = [
-            replace(source, scale=scale * even) for (source, _, scale), even in zip(deltas, factors, strict=True)
-        ]
-        return sources, [weight * left for weight, left in zip(weights, kept_shares(norms, factors), strict=True)]
+            return [replace(source, scale=scale) for source, _, scale in deltas]
+        factors = evened(cut, np.stack([source.norms for source, _, _ in deltas]), self.sync.clip)
+        return [replace(source, scale=scale * even) for (source, _, scale), even in zip(deltas, factors, strict=True)]
 
     def _version(self, fragment: int, blank: Blank) -> Merged:
         weights = self.weights_codec.to_bytes(blank.tensors["parameters"])

@@ -21,13 +21,6 @@ SHORTENED = {
     "all of it in one small tensor": Strategy(scale=7.5, focus=True, claims=8.0, begins=0),
     "before anything is usual": Strategy(scale=50.0, claims=8.0, direction="random", begins=0),
 }
-IDLE = {
-    "next to nothing": Strategy(scale=0.01, direction="aligned", begins=8),
-    "all of it in one tensor after outages": Strategy(
-        scale=3.0, direction="aligned", focus=True, begins=8, honest_between=3, claims=4.0, ahead=8, waits=False,
-        restart_every=5, outage_slots=12.0,
-    ),
-}  # fmt: skip
 OF_FINDINGS = {
     "offers left while no syncer lives": Strategy(
         scale=1e4, in_silence=True, waits=False, ahead=3, restart_every=16, outage_slots=3.0
@@ -48,13 +41,6 @@ def test_a_hostile_learner_of_three_does_no_harm_by_long_deltas(strategy: Strate
 def test_no_merge_of_long_deltas_that_nobody_refuses_raises_the_loss(strategy: Strategy) -> None:
     trial = played(strategy, rounds=SEARCHED)
     assert trial.reached and trial.worst_rise <= MAX_RISE and not trial.rollbacks, trial.line(0)
-
-
-@pytest.mark.parametrize("strategy", IDLE.values(), ids=IDLE.keys())
-def test_deltas_that_hold_little_or_lie_in_one_tensor_do_not_slow_the_others_down(strategy: Strategy) -> None:
-    """They have a third of the tokens. When they weighed as much they cost 2.5 and 4 %."""
-    trial = played(strategy, rounds=SEARCHED)
-    assert trial.reached and trial.worst_rise <= MAX_RISE and trial.drift <= MAX_DRIFT, trial.line(0)
 
 
 @pytest.mark.parametrize("scale", [1.0, 7.5])

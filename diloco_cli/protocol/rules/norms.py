@@ -14,9 +14,7 @@ than three learners nothing is refused.
 `sync.clip` scales a delta down that is longer than so many times the company, of which a settled reference allows
 FOLLOWS times itself; where one of both is missing, the other alone counts.
 For this and for its weight a delta counts for no more steps than a round has, or than the slot's other deltas hold:
-steps are the learner's word. A delta shorter than FULL times the company for these steps, or else the settled
-reference, weighs less in proportion: one that holds next to nothing would shorten the others' step by its share of the
-tokens. `sync.max_share` bounds what one learner weighs; `sync.max_step` shortens a merge that is
+steps are the learner's word. `sync.max_share` bounds what one learner weighs; `sync.max_step` shortens a merge that is
 longer than so many times the fragment's newest ones: its longest deltas, to one length, as far as need be.
 
 A learner whose deltas point against the others' weighs OPPOSING_WEIGHT of what it would. Weights are relative, so where
@@ -31,24 +29,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil, inf
-from statistics import median_low
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.log.norms import (
-    FOLLOWS,
-    FragmentNorms,
-    longest,
-    median_without,
-    merged_length,
-    shortest,
-    upper_median,
-)
+from diloco_cli.protocol.log.norms import FOLLOWS, FragmentNorms, longest, median_without, merged_length, upper_median
 from diloco_cli.protocol.rules.merging import bounded_weights
 
 CAP = 8.0
 COMPANY = 3  # deltas in a slot, from which on they are compared with each other
 OPPOSING_WEIGHT = 1 / 64
-FULL = 0.5  # of the others' length: honest deltas are longer
 FEWEST_MERGES = 4  # of a fragment, from which on a merge's length is compared with them
 
 
@@ -93,11 +81,6 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     counted = counted_steps(known, deltas)
     of_others = upper_median(delta.norm for delta in deltas if not delta.opposes)
 
-    @cache
-    def least(steps: int) -> tuple[float | None, list[float]]:
-        settled = median_low(_shortest(firm, steps)) if len(firm) >= COMPANY else None
-        return settled, sorted(_shortest(company, steps))
-
     @cache  # most deltas have the same few numbers of steps
     def measures(steps: int) -> tuple[float | None, float | None, list[float]]:
         settled = upper_median(_lengths(firm, steps)) if len(firm) >= COMPANY else None
@@ -119,9 +102,7 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
             others = of_others if others is None else min(others, of_others)
         verdicts.append(DeltaVerdict(_scale(delta, None if unjudged else settled, others, sync)))
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
-    full = [_fullness(deltas[place], counted[place], *least(counted[place])) for place in fit]
-    own_weights = [_weight(deltas[place], counted[place]) * share for place, share in zip(fit, full, strict=True)]
-    weights = bounded_weights(own_weights, sync.max_share)
+    weights = bounded_weights([_weight(deltas[place], counted[place]) for place in fit], sync.max_share)
     length = merged_length(
         (deltas[place].norm, verdicts[place].scale, weight) for place, weight in zip(fit, weights, strict=True)
     )
@@ -173,19 +154,6 @@ def longest_kept(lengths: Sequence[float], weights: Sequence[float], step: float
 def _weight(delta: JudgedDelta, counted: int) -> float:
     weight = delta.weight if counted == delta.steps else delta.weight * counted / delta.steps
     return weight * OPPOSING_WEIGHT if delta.opposes else weight
-
-
-def _fullness(delta: JudgedDelta, counted: int, settled: float | None, rising: list[float]) -> float:
-    """The share of its weight that a delta's length is worth, from the others' least lengths for the steps counted. Of
-    an even number the smaller one counts, so that one of two learners cannot make the other light by long deltas."""
-    own = shortest(delta.norm, delta.steps, counted)
-    middle = (len(rising) - 2) // 2  # of the others
-    others = rising[middle + (own <= rising[middle])] if rising else settled
-    return min(1.0, max(OPPOSING_WEIGHT, own / (FULL * others))) if others else 1.0
-
-
-def _shortest(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
-    return [shortest(norm, steps, in_steps) for norm, steps in measured]
 
 
 def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
