@@ -278,7 +278,8 @@ class History:
                 self.note(f"{actor.name} deleted {key}")
                 if self.options.list_lag_s and before is not None:
                     watcher.bucket.listed_until_s[key] = self._listed_at_s()
-                self.monitor.deletions += before is not None or key in watcher.bucket.listed_until_s
+                still_listed = watcher.bucket.listed_until_s.get(key, 0.0) > self.world.now_s
+                self.monitor.deletions += before is not None or still_listed
                 watcher.deleted(role, key, before, self.world.now_s)
                 if before is not None and key.startswith("offer/"):
                     self._create_late(key, before, watcher)

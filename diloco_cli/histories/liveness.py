@@ -143,12 +143,12 @@ class Healthy:
         history, processes = self.history, self.history.supervisor.processes
         commits = history.monitor.replayer.n - self.since_n
         learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
-        pieces = most_pieces(history.bucket)
+        pieces = (1 + KEPT_SNAPSHOTS) * most_pieces(history.bucket)
         mailboxes = learners + 2 + (MAX_OLD_MAILBOXES * (learners + 1) if history.options.flooder else 0)
         for process in processes:
             spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
             a_second = POLLS_A_SECOND * mailboxes if process.role == SYNCER else LOOKS_A_SECOND
-            each = 30 + 6 * learners + (1 + KEPT_SNAPSHOTS) * pieces
+            each = 30 + 6 * learners + (pieces if process.role == SYNCER else 0)
             bound = a_second * max(0.0, spent_s) + each * (commits + 4) + 4 * history.monitor.deletions
             done = process.operations - self.operations.get(process.name, 0)
             expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")

@@ -26,8 +26,9 @@ def whole_snapshots(bucket: Bucket) -> list[int]:
 
 
 def most_pieces(bucket: Bucket) -> int:
-    """Of one snapshot that is there; 0: all are whole."""
-    pieces = Counter(n for n in map(read_snapshot_piece_key, bucket.objects) if n is not None)
+    """Of one snapshot that is there; 0: all are whole. What others put there does not count."""
+    keys = bucket.objects.keys() - bucket.foreign
+    pieces = Counter(n for n in map(read_snapshot_piece_key, keys) if n is not None)
     return max(pieces.values(), default=0)
 
 

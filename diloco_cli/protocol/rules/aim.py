@@ -174,12 +174,19 @@ class Aim:
             if slot == self._probed:
                 self.delivery.was_shorter()
         elif shot is not None and shot.known and shot.arrived_s is not None and shot.closes_s < inf:
-            # A slot may be over before its window closes, if the learners that the syncer expects came early.
-            hidden_s = min(shot.closes_s, shot.over_s, self._closed_s(slot)) - shot.arrived_s
-            if hidden_s >= 0:
-                more_s = max(self.delivery.hidden_s, hidden_s) + HIDDEN_STEP * slot_s
-                # Offers that come later than a round after their slot have another cause, such as a dead relay.
-                self.delivery.hidden_s = min(more_s, self.num_fragments * slot_s)
+            more_s = self._hidden_after(shot, shot.arrived_s, self._closed_s(slot), HIDDEN_STEP * slot_s)
+            # Offers that come later than a round after their slot have another cause, such as a dead relay.
+            self.delivery.hidden_s = min(more_s, max(self.delivery.hidden_s, self.num_fragments * slot_s))
+
+    def _hidden_after(self, shot: Shot, arrived_s: float, closed_s: float, step_s: float) -> float:
+        """The hidden delay after an offer was late that arrived before its window closed. The slot may be over earlier,
+        if the learners that the syncer expects came early: then the next offer must come by so much earlier."""
+        closes_s, hidden_s = min(shot.closes_s, closed_s), self.delivery.hidden_s
+        if closes_s < arrived_s:
+            return hidden_s
+        if shot.over_s < arrived_s:
+            return hidden_s + min(arrived_s - shot.over_s, step_s)
+        return max(hidden_s, min(closes_s, shot.over_s) - arrived_s) + step_s
 
     def _closed_s(self, slot: int) -> float:
         """When half of a merged slot's grace was over, at the latest, computed from the present head."""

@@ -26,9 +26,10 @@ after an outage, a 64th of a long one would be more than that.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, inf
+from statistics import median_low
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.norms import FOLLOWS, FragmentNorms, longest, median_without, merged_length, upper_median
@@ -79,7 +80,6 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     firm = [(one.norm, one.steps) for one in known.usual.values() if one.firm]
     company = [(delta.norm, delta.steps) for delta in deltas] if len(deltas) >= COMPANY else []
     counted = counted_steps(known, deltas)
-    of_others = upper_median(delta.norm for delta in deltas if not delta.opposes)
 
     @cache  # most deltas have the same few numbers of steps
     def measures(steps: int) -> tuple[float | None, float | None, list[float]]:
@@ -98,9 +98,8 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
             continue
         _, settled, rising = measures(steps)
         others = median_without(rising, longest(delta.norm, delta.steps, steps)) if rising else None
-        if delta.opposes and of_others is not None:
-            others = of_others if others is None else min(others, of_others)
         verdicts.append(DeltaVerdict(_scale(delta, None if unjudged else settled, others, sync)))
+    _shorten_opposing(deltas, verdicts, sync)
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
     weights = bounded_weights([_weight(deltas[place], counted[place]) for place in fit], sync.max_share)
     length = merged_length(
@@ -114,6 +113,18 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
         scale = verdicts[place].scale * (1.0 if outweighed else OPPOSING_WEIGHT)
         verdicts[place] = DeltaVerdict(scale * most / own if own > most else scale, weight)
     return Judgement(tuple(verdicts), step)
+
+
+def _shorten_opposing(deltas: Sequence[JudgedDelta], verdicts: list[DeltaVerdict], sync: SyncSettings) -> None:
+    """Deltas of learners that oppose, to the lower median of the others' as they are merged."""
+    pairs = list(zip(deltas, verdicts, strict=True))
+    others = [delta.norm * v.scale for delta, v in pairs if not (delta.opposes or v.refused) and delta.norm > 0]
+    if sync.clip == "none" or not others:
+        return
+    most = sync.clip * median_low(others)
+    for place, (delta, verdict) in enumerate(pairs):
+        if delta.opposes and delta.norm * verdict.scale > most:
+            verdicts[place] = replace(verdict, scale=most / delta.norm)
 
 
 def counted_steps(known: FragmentNorms, deltas: Sequence[JudgedDelta]) -> list[int]:

@@ -181,6 +181,9 @@ def test_a_learner_that_opposes_is_as_long_as_a_single_other_whatever_steps_it_s
     assert [v.scale for v in judge(young, [honest, flipped], SyncSettings()).verdicts] == pytest.approx([1.0, 0.0625])
     trusted = judge(young, [honest, replace(flipped, opposes=False)], SyncSettings())
     assert [verdict.scale for verdict in trusted.verdicts] == [1.0, 1.0], "of two nobody knows whose are too long"
+    accomplices = [delta("x1", 2, 0.0), delta("x2", 2, 50.0)]  # nothing, and what is refused
+    beside = judge(young, [honest, flipped, *accomplices], SyncSettings())
+    assert beside.verdicts[3].refused and beside.verdicts[1].scale == pytest.approx(0.0625)
     alone = judge(young, [flipped], SyncSettings())
     assert alone.verdicts[0].scale == OPPOSING_WEIGHT, "with nobody to compare it with"
 
