@@ -52,7 +52,9 @@ USUAL_OVERLAP = 1  # slots; until the schedule is known
 BASE_BYTES, RESIDUAL_BYTES = 4, 8  # per parameter in the host: adopted versions; rounding errors, with error feedback
 INPUT_BYTES = 4  # per token, layer and width, of a checkpointed layer: the residual stream is float32
 LOGIT_BYTES = 12  # per token and vocabulary entry: float32 logarithms, and the gradients of both their sides
-SAVED_BYTES = 16  # per parameter in the host: AdamW's moments in pinned memory, of a device, and their bytes
+SAVED_BYTES = (
+    16  # per parameter in the host: AdamW's moments, pinned for a device's copies, and their bytes; half without
+)
 WORKING = ("activations", "logits")  # parts that grow with the micro-batch
 USABLE = 0.9  # the rest is fragmentation and the framework's own
 WORKING_MARGIN = 1.4
@@ -309,7 +311,7 @@ def host_memory_gb(model: ModelFacts, sync: SyncSettings, largest: float, overla
     """Memory of the process that commands an island, for the exchange: every adopted version in float32, to measure
     progress from; for each fragment in flight (at most `largest` parameters) the sent values, the delta and its
     payload; one arrived version, encoded and decoded; with error feedback two rounding errors a fragment; if AdamW's
-    moments are `saved`, a copy of them and their bytes."""
+    moments are `saved`, a copy of them and their bytes, as for a device (without one their bytes are the copy)."""
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     in_flight = (overlap + 1) * (4 + 4 + up_bits / 8) + 4 + down_bits / 8
     return (host_bytes(sync, saved) * model.parameters + in_flight * largest) / GB
