@@ -52,9 +52,7 @@ USUAL_OVERLAP = 1  # slots; until the schedule is known
 BASE_BYTES, RESIDUAL_BYTES = 4, 8  # per parameter in the host: adopted versions; rounding errors, with error feedback
 INPUT_BYTES = 4  # per token, layer and width, of a checkpointed layer: the residual stream is float32
 LOGIT_BYTES = 12  # per token and vocabulary entry: float32 logarithms, and the gradients of both their sides
-SAVED_BYTES = (
-    16  # per parameter in the host: AdamW's moments, pinned for a device's copies, and their bytes; half without
-)
+SAVED_BYTES = 16  # per parameter in the host: AdamW's moments, pinned to copy from a device, and their bytes
 WORKING = ("activations", "logits")  # parts that grow with the micro-batch
 USABLE = 0.9  # the rest is fragmentation and the framework's own
 WORKING_MARGIN = 1.4
