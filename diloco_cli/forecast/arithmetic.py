@@ -50,6 +50,9 @@ class TraceArithmetic:
     def false_claim(self, fragment: int, delta: Any) -> str | None:
         return None
 
+    def agreements(self, fragment: int, deltas: list[Any]) -> tuple[float, ...]:
+        return ()
+
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged:
         fragment = fragment_of_slot(slot, self._num_fragments)
         inputs = b";".join(b"%s*%r" % (delta.payload, weight) for delta, weight, _ in deltas)

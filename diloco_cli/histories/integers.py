@@ -131,6 +131,9 @@ class IntegerArithmetic:
     def false_claim(self, fragment: int, delta: Any) -> str | None:
         return None
 
+    def agreements(self, fragment: int, deltas: list[Any]) -> tuple[float, ...]:
+        return cosines([delta.made for delta in deltas])
+
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         late = {place: self.unfit(delta.offer) for place, (delta, _, _) in enumerate(deltas)}
@@ -140,8 +143,7 @@ class IntegerArithmetic:
         parameter, momentum = numbers(self.current[fragment], "state")
         weighed = [(scaled(int(delta), scale), weight) for delta, weight, scale in deltas]
         merged = self._version(fragment, *outer_step(parameter, momentum, weighed))
-        agrees = cosines([delta.made for delta, _, _ in deltas])
-        return replace(merged, agreement=agreement([int(delta) for delta, _, _ in deltas]), agrees=agrees)
+        return replace(merged, agreement=agreement([int(delta) for delta, _, _ in deltas]))
 
     def settled(self, fragment: int) -> Merged:
         state = self.current[fragment]

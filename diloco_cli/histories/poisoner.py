@@ -1,8 +1,8 @@
 """One hostile learner among at least three: its deltas are too long at moments that it chooses, or point the other way.
 Nothing longer than the bound of protocol/rules/norms.py may be merged once the honest ones are known, or counts for
-more than CLIP times those of two honest ones in its slot, and its good deltas must not save it from a quarantine. Once
-it has pointed the other way some times in a row, it weighs next to nothing. That no honest one is refused, kept out or
-weighs less is demanded in every history (monitor.py, replayer.py)."""
+more than CLIP times those of two honest ones in its slot, and its good deltas must not save it from a quarantine. What
+points the other way, or holds next to nothing, beside two honest ones weighs next to nothing. That no honest one is
+refused, kept out or weighs less than it holds is demanded in every history (monitor.py, replayer.py)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from math import sqrt
 from typing import Literal
 
 from diloco_cli.histories.integers import numbers
+from diloco_cli.histories.reckoning import EMPTY, FULL
 from diloco_cli.histories.replayer import BLAME, FLOODER, Plain, Replayer, expect, is_poisoner
 from diloco_cli.histories.stream import Stream
 from diloco_cli.protocol.log.faults import HOSTILE, PAID_BACK, faults_for_quarantine
 
-Tactic = Literal["always", "absent", "in turn", "burst", "ratchet", "flipped"]
+Tactic = Literal["always", "absent", "in turn", "burst", "ratchet", "flipped", "empty"]
 """When its deltas are too long: always; while no syncer lives; every second one; many in a row now and then; ever more,
-until they are as long as can be, and then again from the beginning. Or never, and all of them point the other way."""
-TACTICS: tuple[Tactic, ...] = ("always", "absent", "in turn", "burst", "ratchet")
-LONG, RATCHET, LONGEST = 1000.0, 1.5, 1e6
+until they are as long as can be, and then again from the beginning. Or never, and all of them point the other way, or
+hold next to nothing."""
+TACTICS: tuple[Tactic, ...] = ("always", "absent", "in turn", "burst", "ratchet", "empty")
+LONG, RATCHET, LONGEST, SHORT = 1000.0, 1.5, 1e6, 1e-3
 BOUND, CLIP = 8.0, 1.25
 KNOWN, ROUNDS_KEPT = 2, 16  # merges; rounds without one, after which a learner is forgotten
-COMPANY, FLIPPED = 3, 3  # deltas in a merge; such merges in a row
-LEAST = 1 / 64  # of its weight, is what such a learner keeps
+COMPANY = 3  # deltas in a merge, from which on they are compared
+LEAST = 1 / 64  # of its weight, is what a delta keeps that flips
 SLACK = 6.0  # faults beyond those for a quarantine
 
 
@@ -58,26 +60,27 @@ class Poisoner:
                 return min(length, LONGEST)
             case "flipped":
                 return -1.0
+            case "empty":
+                return SHORT
 
 
 @dataclass
 class NormBooks:
     """The norms, directions and faults that commits state, by a reader of its own. `merged`: (norm, steps) by fragment
     and learner, since the memory last began anew or forgot the learner, which was in no merge for so long; `last`: the
-    round of its newest merge; `flipped`: merges in a row in which the poisoner's delta pointed the other way."""
+    round of its newest merge."""
 
     replayer: Replayer
     merged: dict[int, dict[str, list[tuple[float, int]]]] = field(default_factory=dict)
     last: dict[tuple[int, str], int] = field(default_factory=dict)
     faults: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    flipped: int = 0
 
     def committed(self, commit: Plain) -> None:
         if commit["kind"] == "merge" and commit.get("outputs"):
             self._check_norms(commit)
             self._check_directions(commit)
         elif commit["kind"] == "readmit":
-            self.merged, self.flipped = {}, 0
+            self.merged = {}
         self._count_faults(commit)
 
     def _check_norms(self, commit: Plain) -> None:
@@ -98,24 +101,32 @@ class NormBooks:
                     _check(item, here, f"{who} is merged in spite of its company")
                     counts = {**item, "norm": item["norm"] * item["scale"]}
                     _check(counts, here, f"{who} is not shortened", CLIP)
+                    self._check_weight(item, here, who)
         for item in commit["inputs"]:
             known[item["learner"]].append((item["norm"], item["steps"]))
             self.last[fragment, item["learner"]] = now
 
+    def _check_weight(self, item: Plain, honest: list[tuple[float, int]], who: str) -> None:
+        """8: beside two honest ones, a delta weighs no more than its length is worth, for the fewest steps of all."""
+        fewest = min(item["steps"], *(steps for _, steps in honest))
+        least = min(norm * min(fewest / steps, sqrt(fewest / steps)) for norm, steps in honest)
+        if item["norm"] < FULL * least:
+            share = max(EMPTY, item["norm"] / (FULL * least))
+            expect(item["weight"] <= share * _full_weight(item) * (1 + 1e-9), "8", f"{who} is empty, and weighs much")
+
     def _check_directions(self, commit: Plain) -> None:
-        """8: the commit states whose delta points against the others', and who keeps doing that weighs little."""
+        """8: the commit states whose delta points against the others'; beside two others it weighs little."""
         for item in commit["inputs"]:
             who = f"commit {commit['n']}: offer {item['incarnation']}/{item['seq']} of {item['learner']}"
             agrees = item.get("agrees")
             if not is_poisoner(item["learner"]):
                 expect(agrees is None or agrees >= 0, "8", f"{who} is said to point against the others")
                 continue
-            most = item["tokens"] ** 2 / item["steps"] * (LEAST if self.flipped >= FLIPPED else 1.0)
-            expect(item["weight"] <= most * (1 + 1e-9), "8", f"{who} keeps pointing the other way, and weighs much")
             if len(commit["inputs"]) >= COMPANY:
                 flips = numbers(self.replayer.payload_of(item) or b"", "delta")[0] < 0
                 expect(agrees is not None and (agrees < 0) == flips, "8", f"{who} agrees by {agrees} with the others")
-                self.flipped = self.flipped + 1 if flips else 0
+                most = _full_weight(item) * (LEAST if flips else 1.0)
+                expect(item["weight"] <= most * (1 + 1e-9), "8", f"{who} points the other way, and weighs much")
 
     def _count_faults(self, commit: Plain) -> None:
         """Good deltas pay little of a fault back: who goes on is kept out, as long as enough others are left."""
@@ -131,6 +142,11 @@ class NormBooks:
             most = faults_for_quarantine(run.num_fragments) + SLACK
             for name in sorted(trusted - {FLOODER}):  # which has many refused at once
                 expect(self.faults[name] < most, BLAME, f"{name} has {self.faults[name]:g} faults, and is not kept out")
+
+
+def _full_weight(item: Plain) -> float:
+    full: float = item["tokens"] ** 2 / item["steps"]
+    return full
 
 
 def _check(item: Plain, honest: Iterable[tuple[float, int]], text: str, bound: float = BOUND) -> None:

@@ -33,7 +33,7 @@ from diloco_cli.histories.integers import (
     weights_bytes,
 )
 from diloco_cli.histories.lines import head_of, in_one
-from diloco_cli.histories.reckoning import AppliedOffer, Version
+from diloco_cli.histories.reckoning import AppliedOffer, Lengths, Version
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.port import Store
 
@@ -121,7 +121,7 @@ class Replayer:
         self.left: dict[tuple[str, int, int], tuple[int, int]] = {}
         self.returns: dict[int, int] = {}
         self.revoked: set[str] = set()
-        self.epoch_signer = ("", "")
+        self.epoch_signer, self.lengths = ("", ""), Lengths()
 
     def read(self) -> Replayer:
         """Read the log to its end from the present position; no commit may lie beyond the end. Behind the newest floor
@@ -262,6 +262,7 @@ class Replayer:
         expect(len(names) >= quorum == commit["quorum"], "5", f"{len(names)} inputs, quorum {quorum}")
         expect(commit["tokens"] == sum(item["tokens"] for item in commit["inputs"]), "4", "tokens do not add up")
         self.merges += 1
+        self.lengths.note(fragment, (item for item in commit["inputs"] if not is_poisoner(item["learner"])))
         deltas = [(scaled(self._input(item, fragment), item["scale"]), item["weight"]) for item in commit["inputs"]]
         before = self.versions[fragment][-1]
         parameter, momentum = outer_step(before.parameter, before.momentum, deltas)
@@ -286,6 +287,7 @@ class Replayer:
         full /= item["steps"]
         planned = self.run.settings.sync.every if island is None else island.local_steps
         least = full * min(1.0, planned / item["steps"]) * (1 - 1e-9)  # steps beyond a round may count in part
+        least *= self.lengths.least_share(fragment, item)
         least = 0.0 if is_poisoner(learner) else least
         expect(least <= item["weight"] <= full, "4", f"{who}: weight {item['weight']}")
         expect(item["incarnation"] >= self.floors[learner], "2", f"{who}: below the floor {self.floors[learner]}")

@@ -180,10 +180,14 @@ class Books:
             (one.learner, max(1, one.steps), one.norm, offered_weight(self.run, one.learner, one.tokens, one.steps))
             for one in commit.inputs
         ] + [(one.learner, one.steps or 1, one.norm or 0.0, 0.0) for one in refused]
+        agrees = {one.learner: one.agrees for one in commit.inputs}
         deltas = [
-            JudgedDelta(*one, round_steps=round_steps(self.run, one[0]), opposes=opposes(self.opposition, one[0]))
+            JudgedDelta(
+                *one, round_steps=round_steps(self.run, one[0]),
+                opposes=opposes(self.opposition, one[0], agrees.get(one[0])),
+            )
             for one in stated
-        ]
+        ]  # fmt: skip
         known = self.norms.get(fragment, NOTHING)
         judgement = judge(known, deltas, sync)
         verdicts = judgement.verdicts

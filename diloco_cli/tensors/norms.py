@@ -158,6 +158,13 @@ def evened(cut: Cut, norms: Norms, times: float) -> Norms:
     return np.repeat(factors, cut.rows, axis=1)
 
 
+def kept_shares(norms: Norms, factors: Norms) -> list[float]:
+    """[sources, num_norms] and factors of that shape -> of each source's norm the share that its factors leave; 1 where
+    it has none."""
+    whole, kept = np.linalg.norm(norms, axis=1), np.linalg.norm(norms * factors, axis=1)
+    return np.divide(kept, whole, out=np.ones_like(whole), where=whole > 0).tolist()  # type: ignore[no-any-return]
+
+
 def agree(found: Norms, claimed: Norms, tolerance: float) -> bool:
     """Whether each claimed norm is the one that was found."""
     return bool(np.all(np.abs(found - claimed) <= tolerance * claimed))

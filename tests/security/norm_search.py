@@ -33,6 +33,9 @@ MAX_RISE, MAX_DRIFT = 0.02, 0.01
 SEEDS = (0, 1, 2)
 BEST, REFINED, KNOWN_SHARE = 3, 6, 0.6
 SEARCHED = 10  # rounds of a trial; the worst ones are played again with ROUNDS
+AFTER_OUTAGES = Strategy(
+    scale=33.89, begins=8, claims=4.0, ahead=8, waits=False, restart_every=5, outage_slots=12.0
+)  # the first merge after an outage, in which honest learners may hold few steps
 KNOWN = (
     Strategy(scale=1e4, in_silence=True, waits=False, ahead=3, restart_every=16, outage_slots=3.0),
     Strategy(scale=1e4, copies=4),
@@ -46,11 +49,14 @@ KNOWN = (
     Strategy(scale=50.0, claims=8.0, direction="random", begins=0),
     Strategy(scale=100.0, begins=0, waits=False),
     Strategy(scale=3.0, waits=False, ahead=8, restart_every=8),
+    Strategy(scale=0.01, direction="aligned", claims=8.0, restart_every=8, outage_slots=12.0),
+    AFTER_OUTAGES,
+    replace(AFTER_OUTAGES, scale=3.0, direction="aligned", focus=True, honest_between=3),
 )
 
 Drawn = Callable[[random.Random], Any]
 SPACE: dict[str, Drawn] = {
-    "scale": lambda r: round(10 ** r.uniform(0.1, 4.0), 2),
+    "scale": lambda r: round(10 ** r.uniform(-2.0, 4.0), 2),
     "ratchet": lambda r: r.choice((1.0, 1.0, 1.05, 1.2, 1.5, 3.0)),
     "direction": lambda r: r.choice(("flipped", "random", "aligned")),
     "focus": lambda r: r.random() < 0.25,
@@ -139,7 +145,7 @@ def changed(strategy: Strategy, chance: random.Random) -> Strategy:
     """A neighbour: one to three of its values drawn anew, or its scale changed a little."""
     new: dict[str, Any] = {name: SPACE[name](chance) for name in chance.sample(sorted(SPACE), chance.randint(1, 3))}
     if chance.random() < 0.6:
-        new["scale"] = round(max(1.0, strategy.scale * 2 ** chance.uniform(-1.5, 1.5)), 2)
+        new["scale"] = round(max(0.01, strategy.scale * 2 ** chance.uniform(-1.5, 1.5)), 2)
     return allowed(replace(strategy, **new))
 
 

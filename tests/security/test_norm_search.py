@@ -4,14 +4,16 @@ python -m tests.security.norm_search, python -m tests.security.poisons; results 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from diloco_cli.protocol.log.directions import OPPOSES
+from diloco_cli.protocol.rules.eligibility import offered_weight
 from tests.security.attacks.hostile import Strategy
 from tests.security.contest import Contest, contest, contest_run
 from tests.security.norm_replay import WORST
-from tests.security.norm_search import MAX_DRIFT, MAX_RISE, SEARCHED, SPACE, changed, drawn, played
+from tests.security.norm_search import AFTER_OUTAGES, MAX_DRIFT, MAX_RISE, SEARCHED, SPACE, changed, drawn, played
 from tests.security.poisons import compared
 
 ROUNDS = 12
@@ -20,6 +22,12 @@ SHORTENED = {
     "with more steps than it made": Strategy(scale=7.5, claims=8.0),
     "all of it in one small tensor": Strategy(scale=7.5, focus=True, claims=8.0, begins=0),
     "before anything is usual": Strategy(scale=50.0, claims=8.0, direction="random", begins=0),
+}
+IDLE = {
+    "next to nothing": Strategy(scale=0.01, direction="aligned", begins=8),
+    "all of it in one tensor after outages": replace(
+        AFTER_OUTAGES, scale=3.0, direction="aligned", focus=True, honest_between=3
+    ),
 }
 OF_FINDINGS = {
     "offers left while no syncer lives": Strategy(
@@ -43,6 +51,19 @@ def test_no_merge_of_long_deltas_that_nobody_refuses_raises_the_loss(strategy: S
     assert trial.reached and trial.worst_rise <= MAX_RISE and not trial.rollbacks, trial.line(0)
 
 
+@pytest.mark.parametrize("strategy", IDLE.values(), ids=IDLE.keys())
+def test_deltas_that_hold_little_or_lie_in_one_tensor_do_not_slow_the_others_down(strategy: Strategy) -> None:
+    """They have a third of the tokens. When they weighed as much they cost 2.5 and 4 %."""
+    trial = played(strategy, rounds=SEARCHED)
+    assert trial.reached and trial.worst_rise <= MAX_RISE and trial.drift <= MAX_DRIFT, trial.line(0)
+
+
+def test_a_flip_right_after_an_outage_weighs_little_already_in_its_own_merge() -> None:
+    """Honest deltas hold few steps then. When it counted from the next merge on it cost 6.5 %."""
+    trial = played(AFTER_OUTAGES, rounds=SEARCHED)
+    assert trial.reached and trial.worst_rise <= MAX_RISE and trial.drift <= MAX_DRIFT, trial.line(0)
+
+
 @pytest.mark.parametrize("scale", [1.0, 7.5])
 def test_a_hostile_learner_of_three_that_flips_signs_costs_next_to_nothing(scale: float) -> None:
     trial = played(Strategy(scale=scale, begins=4, honest_between=1), rounds=SEARCHED)
@@ -59,10 +80,14 @@ def test_honest_learners_of_unlike_data_are_not_taken_for_opponents(islands: tup
     """Three texts without a byte in common; four groups of two."""
     game = Contest(contest_run(0, islands, apart=apart), None)
     assert game.play(ROUNDS).reached
-    cosines = [item.agrees for commit, _ in game.commits for item in commit.inputs if item.agrees is not None]
+    inputs = [item for commit, _ in game.commits for item in commit.inputs]
+    cosines = [item.agrees for item in inputs if item.agrees is not None]
     assert min(cosines) < -0.2, "they do point apart"
     most = max(value for _, state in game.commits for value in (0.0, *state.opposition.values()))
     assert most < OPPOSES / 2
+    run = contest_run(0, islands, apart=apart)
+    weights = {(one.weight, offered_weight(run, one.learner, one.tokens, one.steps)) for one in inputs}
+    assert all(weight == full for weight, full in weights), weights
 
 
 def test_four_broken_learners_of_sixteen_do_no_harm_by_long_deltas() -> None:

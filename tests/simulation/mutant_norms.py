@@ -14,6 +14,7 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.norms import NOTHING
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.eligibility import offered_weight
 
 
 class JudgesAlone(Loader):
@@ -43,6 +44,28 @@ class IgnoresDirections(Loader):
 
     def candidates(self, state: RunState) -> Steps[Candidates]:
         return (yield from super().candidates(structs.replace(state, opposition={})))
+
+    def compared(self, state: RunState, found: Candidates) -> Candidates:
+        return replace(super().compared(state, found), fit=found.fit)
+
+
+class LearnsDirectionsLate(Loader):
+    """Lets a delta that flips weigh as much as others in its own merge."""
+
+    def compared(self, state: RunState, found: Candidates) -> Candidates:
+        return replace(super().compared(state, found), fit=found.fit)
+
+
+class WeighsTheEmpty(Loader):
+    """Lets a delta that holds next to nothing weigh as much as others."""
+
+    def candidates(self, state: RunState) -> Steps[Candidates]:
+        found = yield from super().candidates(state)
+        run = state.with_members(self.run)
+        offers = [one.offer for one in found.fit]
+        full = [offered_weight(run, offer.learner, offer.tokens, offer.steps) for offer in offers]
+        fit = tuple(replace(one, weight=weight) for one, weight in zip(found.fit, full, strict=True))
+        return replace(found, fit=fit)
 
 
 class ForgetsAtRestart(Loader):

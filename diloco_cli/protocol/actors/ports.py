@@ -19,13 +19,11 @@ the histories, nothing in simulations of time alone."""
 class Merged:
     """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
 
-    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it.
-    `agrees`: of each delta, in their order, the upper median of its cosines with the others; empty below three."""
+    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it."""
 
     state: bytes
     weights: bytes
     agreement: float | None = None
-    agrees: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,10 @@ class Arithmetic(Protocol):
     def false_claim(self, fragment: int, delta: Any) -> str | None:
         """The reason to refuse a delta whose payload claims other norms than its values have; None if it does not. A
         merge finds that out itself."""
+        ...
+
+    def agreements(self, fragment: int, deltas: list[Any]) -> tuple[float, ...]:
+        """Of each delta, in their order, the upper median of its cosines with the others; empty below three."""
         ...
 
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:

@@ -286,7 +286,7 @@ class Syncer:
                 self.inbox.forget(candidates.unfit_alone)
             self.inbox.sort_out(self.state)
         else:
-            done = yield from self._merge(candidates, facts, grace, decision.reason)
+            done = yield from self._merge(self.loader.compared(self.state, candidates), facts, grace, decision.reason)
         self.watch = None
         return done
 

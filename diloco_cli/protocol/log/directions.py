@@ -2,8 +2,9 @@
 
 A merge of three or more states for each delta the upper median of its cosines with the others. Those of honest learners
 are above -0.45, and about -0.1 in the mean, even if each has data of its own alphabet; that of a sign flip is -0.7 or
-less. What is below AGAINST adds up, and a single cosine below FLIPS is enough; merges in which a learner agrees take
-little of it back. From OPPOSES on it weighs next to nothing (rules/norms.py), until it has agreed for some rounds.
+less. What is below AGAINST adds up, and a single cosine of FLIPS or less is enough; merges in which a learner agrees
+take little of it back. From OPPOSES on it weighs next to nothing (rules/norms.py), until it has agreed for some rounds.
+A delta of FLIPS or less weighs so little already in its own merge.
 Nobody is refused or held back for a direction.
 """
 
@@ -33,10 +34,15 @@ def opposition_after(known: dict[str, float], commit: Commit) -> dict[str, float
     for name, agrees in stated.items():
         if agrees >= AGAINST and name not in after:  # nothing to add, nor to pay back
             continue
-        change = FLIP if agrees <= FLIPS else max(-PAID_BACK, AGAINST - agrees)
+        change = FLIP if flips(agrees) else max(-PAID_BACK, AGAINST - agrees)
         after[name] = round(min(MOST, max(0.0, after.get(name, 0.0) + change)), 6)
     return {name: one for name, one in after.items() if one > 0}
 
 
-def opposes(known: dict[str, float], learner: str) -> bool:
-    return known.get(learner, 0.0) >= OPPOSES
+def flips(agrees: float | None) -> bool:
+    return agrees is not None and agrees <= FLIPS
+
+
+def opposes(known: dict[str, float], learner: str, agrees: float | None = None) -> bool:
+    """Before a merge in which its delta has this logged cosine; None: there is none, or it is not known yet."""
+    return flips(agrees) or known.get(learner, 0.0) >= OPPOSES

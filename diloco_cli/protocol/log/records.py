@@ -287,7 +287,8 @@ OfferId = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class MergedOffer:
-    """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
+    """An offer that a merge applied, with the weight it got (before its tensors are compared with the others', after
+    which it may be less: syncer/arithmetic.py). Carries all that a replay needs.
 
     `norm`: of its delta as the learner made it, before it was re-anchored or scaled. `scale`: what it was multiplied
     by, below 1 where it or the whole merge was shortened (protocol/rules/norms.py). `agrees`: the upper median of the

@@ -14,13 +14,15 @@ than three learners nothing is refused.
 `sync.clip` scales a delta down that is longer than so many times the company, of which a settled reference allows
 FOLLOWS times itself; where one of both is missing, the other alone counts.
 For this and for its weight a delta counts for no more steps than a round has, or than the slot's other deltas hold:
-steps are the learner's word. `sync.max_share` bounds what one learner weighs; `sync.max_step` shortens a merge that is
-longer than so many times the fragment's newest ones: its longest deltas, to one length, as far as need be.
+steps are the learner's word. A delta that is shorter than FULL times the company, or else the settled reference, for
+these steps, weighs less in proportion: one that holds next to nothing would shorten the others' step by its share of
+the tokens. `sync.max_share` bounds what one learner weighs; `sync.max_step` shortens a merge that is longer than so
+many times the fragment's newest ones: its longest deltas, to one length, as far as need be.
 
-A learner whose deltas point against the others' weighs OPPOSING_WEIGHT of what it would. Weights are relative, so where
-only such deltas are merged, because the others are away, they are scaled down by as much. Its delta is compared with
-those of other learners as they are, even with a single one, whatever steps it states: beside one short honest delta
-after an outage, a 64th of a long one would be more than that.
+A delta that points against the others', or whose learner's do, weighs OPPOSING_WEIGHT of what it would. Weights are
+relative, so where only such deltas are merged, because the others are away, they are scaled down by as much. It is
+compared with those of other learners as they are, even with a single one, whatever steps it states: beside one short
+honest delta after an outage, a 64th of a long one would be more than that.
 """
 
 from __future__ import annotations
@@ -32,20 +34,29 @@ from math import ceil, inf
 from statistics import median_low
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.log.norms import FOLLOWS, FragmentNorms, longest, median_without, merged_length, upper_median
+from diloco_cli.protocol.log.norms import (
+    FOLLOWS,
+    FragmentNorms,
+    longest,
+    median_without,
+    merged_length,
+    shortest,
+    upper_median,
+)
 from diloco_cli.protocol.rules.merging import bounded_weights
 
 CAP = 8.0
 COMPANY = 3  # deltas in a slot, from which on they are compared with each other
-OPPOSING_WEIGHT = 1 / 64
+OPPOSING_WEIGHT = EMPTY_WEIGHT = 1 / 64
+FULL = 0.5  # of the others' length: honest deltas are longer
 FEWEST_MERGES = 4  # of a fragment, from which on a merge's length is compared with them
 
 
 @dataclass(frozen=True)
 class JudgedDelta:
     """A delta as the log states it: of one learner, of so many steps, with the weight that its tokens give.
-    `round_steps`: those of a round (rules/eligibility.py). `opposes`: its learner's deltas point against the others'
-    (log/directions.py)."""
+    `round_steps`: those of a round (rules/eligibility.py). `opposes`: it points against the others', or its learner's
+    deltas do (log/directions.py)."""
 
     learner: str
     steps: int
@@ -101,7 +112,9 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
         verdicts.append(DeltaVerdict(_scale(delta, None if unjudged else settled, others, sync)))
     _shorten_opposing(deltas, verdicts, sync)
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
-    weights = bounded_weights([_weight(deltas[place], counted[place]) for place in fit], sync.max_share)
+    shares = fullness(known, [deltas[place] for place in fit], [counted[place] for place in fit], sync)
+    own_weights = [_weight(deltas[place], counted[place]) * share for place, share in zip(fit, shares, strict=True)]
+    weights = bounded_weights(own_weights, sync.max_share)
     length = merged_length(
         (deltas[place].norm, verdicts[place].scale, weight) for place, weight in zip(fit, weights, strict=True)
     )
@@ -139,6 +152,36 @@ def counted_steps(known: FragmentNorms, deltas: Sequence[JudgedDelta]) -> list[i
     return counted
 
 
+def fullness(
+    known: FragmentNorms, deltas: Sequence[JudgedDelta], counted: Sequence[int], sync: SyncSettings
+) -> list[float]:
+    """Of deltas that are merged together: the share of its weight that each one's length is worth, beside the least
+    length of the others for the steps counted, their lower median, so that one of two cannot make the other light by
+    long deltas. The greatest is 1: weights are relative. What opposes weighs next to nothing anyway, and keeps it."""
+    firm = [(one.norm, one.steps) for one in known.usual.values() if one.firm]
+    company = [(delta.norm, delta.steps) for delta in deltas] if len(deltas) >= COMPANY else []
+
+    @cache
+    def least(steps: int) -> tuple[float | None, list[float]]:
+        settled = median_low(_shortest(firm, steps)) if len(firm) >= COMPANY else None
+        return settled, sorted(_shortest(company, steps))
+
+    if sync.clip == "none":
+        return [1.0] * len(deltas)
+    shares = []
+    for delta, steps in zip(deltas, counted, strict=True):
+        settled, rising = least(steps)
+        if rising:
+            own, middle = shortest(delta.norm, delta.steps, steps), (len(rising) - 2) // 2  # of the others
+            others: float | None = rising[middle + (own <= rising[middle])]
+        else:
+            others = None if delta.learner in known.trusted else settled
+        enough = others is None or delta.opposes or delta.norm >= FULL * others
+        shares.append(1.0 if others is None or enough else delta.norm / (FULL * others))
+    most = max((share for share, delta in zip(shares, deltas, strict=True) if not delta.opposes), default=1.0) or 1.0
+    return [min(1.0, max(EMPTY_WEIGHT, share / most)) for share in shares]
+
+
 def step_factor(known: FragmentNorms, length: float, sync: SyncSettings) -> float:
     """By how much a merge of this length is shortened; 1: not at all."""
     usual = upper_median(known.merged)
@@ -169,6 +212,10 @@ def _weight(delta: JudgedDelta, counted: int) -> float:
 
 def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
     return [longest(norm, steps, in_steps) for norm, steps in measured]
+
+
+def _shortest(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
+    return [shortest(norm, steps, in_steps) for norm, steps in measured]
 
 
 def _refusal(delta: JudgedDelta, usual: float | None, others: float | None) -> str:

@@ -19,7 +19,7 @@ from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.payload import to_bytes
 from tests.numerics.harness import make_run
 
-SIZE = 5
+SIZE, NUM_A = 5, 3
 
 
 @pytest.fixture
@@ -251,6 +251,18 @@ def test_a_delta_at_a_scale_is_the_shorter_delta(arithmetic: TorchArithmetic) ->
     by_hand = merged(arithmetic, (read(arithmetic, A), 1.0), (read(arithmetic, [value / 4 for value in B]), 1.0))
     scaled = arithmetic.merge(0, [(read(arithmetic, A), 1.0, 1.0), (read(arithmetic, B), 1.0, 0.25)])
     assert scaled == by_hand, "scaling by a power of two is exact"
+
+
+def test_a_delta_with_all_of_its_norm_in_one_tensor_slows_no_other_tensor_down(run: RunFormat) -> None:
+    """Beside two like each other it is shortened there to 1.25 times their share, and weighs as much less."""
+    arithmetic, rest = begun(run), SIZE - NUM_A
+    honest = [0.01] * NUM_A + [1.0] * rest
+    before = current(arithmetic).clone()
+    deltas = [(read(arithmetic, honest), 1.0), (read(arithmetic, honest), 1.0)]
+    version = merged(arithmetic, *deltas, (read(arithmetic, [1.0] * NUM_A + [0.0] * rest), 1.0))
+    arithmetic.settle(0, digest(version.state))
+    moved = before - current(arithmetic)
+    torch.testing.assert_close(moved[NUM_A:], torch.ones(rest), rtol=0.05, atol=0.0)
 
 
 # -- agreement --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.commits import EpochStart, Merge, Readmit, Skip
-from diloco_cli.protocol.log.directions import MOST, opposes, opposition_after
+from diloco_cli.protocol.log.directions import FLIPS, MOST, OPPOSES, opposes, opposition_after
 from diloco_cli.protocol.log.norms import NOTHING
 from diloco_cli.protocol.rules.norms import OPPOSING_WEIGHT, JudgedDelta, judge
 from tests.unit.protocol.records import applied, genesis, merge, output
@@ -31,6 +31,11 @@ def test_a_sign_flip_opposes_at_once_and_for_long() -> None:
     known = after(known, 100, x=-0.9)
     assert known["x"] == MOST and opposes(after(known, 24, x=0.9), "x") and not opposes(after(known, 25, x=0.9), "x")
     assert after(known, 32, x=0.9) == {}
+
+
+def test_a_delta_that_flips_opposes_in_its_own_merge() -> None:
+    assert opposes({}, "x", FLIPS) and not opposes({}, "x", FLIPS + 1e-6) and not opposes({}, "x", None)
+    assert opposes({"x": OPPOSES}, "x", 0.9)
 
 
 def test_seven_good_deltas_between_two_bad_ones_do_not_help() -> None:

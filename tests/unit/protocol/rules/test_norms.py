@@ -6,17 +6,21 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.norms import FOLLOWS, NEW, NOTHING, FragmentNorms, Usual
 from diloco_cli.protocol.rules.norms import (
     CAP,
+    EMPTY_WEIGHT,
     FEWEST_MERGES,
+    FULL,
     OPPOSING_WEIGHT,
     JudgedDelta,
     Judgement,
     counted_steps,
+    fullness,
     judge,
 )
 
@@ -186,6 +190,49 @@ def test_a_learner_that_opposes_is_as_long_as_a_single_other_whatever_steps_it_s
     assert beside.verdicts[3].refused and beside.verdicts[1].scale == pytest.approx(0.0625)
     alone = judge(young, [flipped], SyncSettings())
     assert alone.verdicts[0].scale == OPPOSING_WEIGHT, "with nobody to compare it with"
+
+
+def weights(memory: FragmentNorms, *norms: float, **options: Any) -> list[float]:
+    return [verdict.weight for verdict in judged(memory, *norms, **options).verdicts]
+
+
+def test_a_delta_that_holds_next_to_nothing_weighs_next_to_nothing() -> None:
+    """It would shorten the others' step by its share of the tokens. Long ones make no other light."""
+    assert weights(NOTHING, 1.0, 1.2, 0.25) == [1.0, 1.0, pytest.approx(0.25 / FULL)]
+    assert weights(NOTHING, 1.0, 1.2, 7.5) == weights(NOTHING, 1.0, 1.2, 0.7) == [1.0] * 3
+    assert weights(NOTHING, 1.0, 1.0, 0.0) == [1.0, 1.0, EMPTY_WEIGHT], "never none at all"
+    assert weights(NOTHING, 1.0, 1.2, 0.25, clip="none") == [1.0] * 3
+    assert weights(known(1.0, 1.0, 0.1), 1.0, 0.1) == [1.0, pytest.approx(0.2)], "by what is usual"
+    assert weights(known(1.0, 0.1), 1.0, 0.1) == weights(NOTHING, 1.0, 0.0) == [1.0, 1.0], "of two nobody knows"
+
+
+def test_deltas_that_are_all_short_weigh_in_full_also_beside_one_that_opposes() -> None:
+    memory = known(1.0, 1.0, 1.0)
+    assert weights(memory, 0.01) == [1.0] and weights(memory, 0.02, 0.01) == [1.0, 0.5]
+    assert weights(memory, 0.0, 0.0) == [EMPTY_WEIGHT] * 2
+    opposing = replace(delta("x", H, 0.01), opposes=True)
+    found = judge(memory, [delta("l0", H, 0.01), opposing], SyncSettings()).verdicts
+    assert [verdict.weight for verdict in found] == [1.0, OPPOSING_WEIGHT]
+
+
+def test_few_steps_make_no_delta_light_and_many_none_heavy() -> None:
+    def lengths(*deltas: JudgedDelta) -> list[float]:
+        return fullness(NOTHING, deltas, counted_steps(NOTHING, deltas), SyncSettings())
+
+    round_ones = [delta("l0", H, 1.0), delta("l1", H, 1.0)]
+    assert lengths(*round_ones, delta("l2", 1, 1.0 / H)) == [1.0] * 3
+    assert lengths(*round_ones, delta("l2", H, 1.0 / H))[2] == pytest.approx(2 / H)
+    assert lengths(*round_ones, delta("l2", 8 * H, 1.0)) == [1.0] * 3, "after an outage its rounds count as one"
+    assert lengths(*[delta(f"l{i}", 2, 2 / H) for i in range(2)], delta("l2", 4 * H, 1.0)) == [1.0] * 3
+
+
+def test_only_the_company_judges_who_was_readmitted() -> None:
+    memory = msgspec.structs.replace(known(1.0, 1.0, 1.0), trusted=("l1",))
+    assert weights(memory, 1.0, 0.01) == [1.0, 1.0] and weights(memory, 1.0, 0.1, 1.0)[1] == pytest.approx(0.2)
+
+
+def test_the_share_that_a_learner_may_have_bounds_it_beside_empty_ones() -> None:
+    assert weights(NOTHING, 1.0, 1.0, 0.0, max_share=0.4) == pytest.approx([2 / 64, 2 / 64, 1 / 64])
 
 
 def test_honest_deltas_of_a_slot_are_left_as_they_are() -> None:
