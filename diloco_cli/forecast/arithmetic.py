@@ -50,7 +50,7 @@ class TraceArithmetic:
     def false_claim(self, fragment: int, delta: Any) -> str | None:
         return None
 
-    def agreements(self, fragment: int, deltas: list[Any]) -> tuple[float, ...]:
+    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
         return ()
 
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged:

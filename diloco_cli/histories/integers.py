@@ -131,7 +131,7 @@ class IntegerArithmetic:
     def false_claim(self, fragment: int, delta: Any) -> str | None:
         return None
 
-    def agreements(self, fragment: int, deltas: list[Any]) -> tuple[float, ...]:
+    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
         return cosines([delta.made for delta in deltas])
 
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:

@@ -109,7 +109,7 @@ class NormBooks:
     def _check_weight(self, item: Plain, honest: list[tuple[float, int]], who: str) -> None:
         """8: beside two honest ones, a delta weighs no more than its length is worth, for the fewest steps of all."""
         fewest = min(item["steps"], *(steps for _, steps in honest))
-        least = min(norm * min(fewest / steps, sqrt(fewest / steps)) for norm, steps in honest)
+        least = min(norm * (fewest / steps) ** 2 for norm, steps in honest)
         if item["norm"] < FULL * least:
             share = max(EMPTY, item["norm"] / (FULL * least))
             expect(item["weight"] <= share * _full_weight(item) * (1 + 1e-9), "8", f"{who} is empty, and weighs much")

@@ -25,7 +25,7 @@ from diloco_cli.protocol.log.commits import (
     Skip,
     Stop,
 )
-from diloco_cli.protocol.log.directions import opposes, opposition_after
+from diloco_cli.protocol.log.directions import flipping_of, opposes, opposition_after
 from diloco_cli.protocol.log.faults import faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.norms import NOTHING, Norms, norms_after
 from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
@@ -180,11 +180,11 @@ class Books:
             (one.learner, max(1, one.steps), one.norm, offered_weight(self.run, one.learner, one.tokens, one.steps))
             for one in commit.inputs
         ] + [(one.learner, one.steps or 1, one.norm or 0.0, 0.0) for one in refused]
-        agrees = {one.learner: one.agrees for one in commit.inputs}
+        flipping = flipping_of({one.learner: one.agrees for one in commit.inputs if one.agrees is not None}) or set()
         deltas = [
             JudgedDelta(
                 *one, round_steps=round_steps(self.run, one[0]),
-                opposes=opposes(self.opposition, one[0], agrees.get(one[0])),
+                opposes=opposes(self.opposition, one[0]) or one[0] in flipping,
             )
             for one in stated
         ]  # fmt: skip

@@ -176,7 +176,8 @@ class LogVerifier:
         self._expect(digest(merged.state) == output.state_digest, f"{key}: replayed parameters differ")
         self._expect(digest(merged.weights) == output.weights_digest, f"{key}: replayed weights differ")
         self._expect(as_logged(merged.agreement) == commit.agreement, f"{key}: the deltas agree otherwise than it says")
-        found = self.arithmetic.agreements(output.fragment, [delta for delta in deltas if delta is not None])
+        made = [delta for delta in deltas if delta is not None]
+        found = self.arithmetic.agreements(output.fragment, made, commit.nonce)
         for item, agrees in zip(commit.inputs, found or [None] * len(commit.inputs), strict=True):
             stated = item.agrees
             both = stated is not None and agrees is not None and isclose(stated, agrees, abs_tol=10 * TOLERANCE)

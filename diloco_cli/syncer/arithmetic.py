@@ -25,15 +25,14 @@ from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
-from diloco_cli.protocol.rules.merging import bounded_weights
-from diloco_cli.protocol.rules.norms import FULL
+from diloco_cli.protocol.rules.norms import EMPTY_WEIGHT, FULL
 from diloco_cli.protocol.rules.schedule import outer_at
 from diloco_cli.syncer.versions import first_state, state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
-from diloco_cli.tensors.directions import FEWEST, agreements
+from diloco_cli.tensors.directions import FEWEST, FEWEST_VALUES, agreements
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
 from diloco_cli.tensors.names import bare_parameters
@@ -144,7 +143,7 @@ class TorchArithmetic:
         except PayloadError:
             return "bad_payload"
         found = measured_norms(form.cut, read) if norms is None else norms
-        source = DeltaSource(read, found, claimed=norms is not None, made=made, own=own, payload=offer.payload_digest)
+        source = DeltaSource(read, found, claimed=norms is not None, made=made, own=own)
         if not np.isfinite(source.norms).all() or not isfinite(source.norm):
             return "non_finite"
         return "bad_norms" if (source.norms < 0).any() else source
@@ -155,11 +154,11 @@ class TorchArithmetic:
     def _kept(self, data: bytes) -> bytes | memoryview:
         return data if self.spool is None else self.spool.keep(data)
 
-    def agreements(self, fragment: int, deltas: list[DeltaSource]) -> tuple[float, ...]:
+    def agreements(self, fragment: int, deltas: list[DeltaSource], seed: str) -> tuple[float, ...]:
         """Of the deltas as their learners made them: re-anchoring an old one turns it against what was merged since."""
-        if len(deltas) < FEWEST:
+        size = self._formats[fragment].cut.size
+        if len(deltas) < FEWEST or size < FEWEST_VALUES:
             return ()
-        seed, size = "".join(delta.payload for delta in deltas), self._formats[fragment].cut.size
         return agreements(size, [delta.own or delta.read for delta in deltas], seed)
 
     def merge(self, slot: int, deltas: list[tuple[DeltaSource, float, float]]) -> Merged | Refused:
@@ -186,7 +185,8 @@ class TorchArithmetic:
     ) -> tuple[list[DeltaSource], list[float]]:
         """The deltas as they are merged, and their weights: in all by what the log says, and tensor by tensor beside
         each other. One of which that leaves less than FULL weighs less, by the square of it: it would take its share of
-        the tokens from the others' step in the tensors where it has nothing."""
+        the tokens from the others' step in the tensors where it has nothing. No figure of the log says so: `verify`
+        computes it again."""
         weights = [weight for _, weight, _ in deltas]
         if self.sync.clip == "none":
             return [replace(source, scale=scale) for source, _, scale in deltas], weights
@@ -195,9 +195,8 @@ class TorchArithmetic:
         sources = [
             replace(source, scale=scale * even) for (source, _, scale), even in zip(deltas, factors, strict=True)
         ]
-        shares = [min(1.0, kept / FULL) ** 2 for kept in kept_shares(norms, factors)]
-        weighed = [weight * share for weight, share in zip(weights, shares, strict=True)]
-        return sources, bounded_weights(weighed, self.sync.max_share)
+        shares = [max(EMPTY_WEIGHT, min(1.0, kept / FULL) ** 2) for kept in kept_shares(norms, factors)]
+        return sources, [weight * share for weight, share in zip(weights, shares, strict=True)]
 
     def _version(self, fragment: int, blank: Blank) -> Merged:
         weights = self.weights_codec.to_bytes(blank.tensors["parameters"])

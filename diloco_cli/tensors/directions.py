@@ -13,7 +13,7 @@ from diloco_cli.tensors.codecs import Read
 from diloco_cli.tensors.stripes import CHUNK
 
 SAMPLED_CHUNKS, SAMPLED_VALUES = 16, 4096
-FEWEST = 3
+FEWEST, FEWEST_VALUES = 3, 64  # of fewer values, honest deltas point against each other by chance
 PARTNERS = 64  # at most, that each delta is compared with
 
 
@@ -22,7 +22,8 @@ def agreements(size: int, reads: Sequence[Read], seed: str) -> tuple[float, ...]
     that with some honest one, while more than half of the deltas are honest. Exact sums, in a fixed order."""
     values = np.stack([_sample(size, read, seed) for read in reads])
     lengths = np.sqrt((values**2).sum(axis=1, keepdims=True))
-    units = np.divide(values, lengths, out=np.zeros_like(values), where=lengths > 0)
+    sound = np.isfinite(lengths) & (lengths > 0)  # what is not finite is refused later, and agrees with nobody
+    units = np.divide(values, lengths, out=np.zeros_like(values), where=sound)
     partners = range(0, len(units), -(-len(units) // PARTNERS))
     cosines = np.einsum("mk,pk->mp", units, units[list(partners)])  # no BLAS: the same bits with any number of threads
     found = []

@@ -66,7 +66,7 @@ def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
 class DeltaSource:
     """One learner's delta: `read` decodes a part of it, `norms` [num_norms] are finite. `claimed`: the norms are the
     learner's claim and not checked yet. `scale` shortens the delta, or each part that has a norm. `made`: the norm of
-    the delta as its learner made it, where it was re-anchored since; `own` reads that. `payload`: its digest."""
+    the delta as its learner made it, where it was re-anchored since; `own` reads that."""
 
     read: Read
     norms: Norms
@@ -74,7 +74,6 @@ class DeltaSource:
     scale: float | Norms = 1.0
     made: float | None = None
     own: Read | None = None
-    payload: str = ""
 
     @property
     def norm(self) -> float:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.config.validation import max_overlap
 from diloco_cli.observe.replay import LogVerifier
-from diloco_cli.protocol.log import directions
 from diloco_cli.protocol.log.records import Mixing, RunFormat
 from diloco_cli.protocol.rules import norms
 from diloco_cli.tasks.build import build_model
@@ -119,8 +118,6 @@ def reference(run: RunFormat, slots: int) -> torch.Tensor:
 
 
 @patch.object(norms, "CAP", inf)  # fragments of one number: their deltas differ by more than those of any model,
-@patch.object(directions, "OPPOSES", inf)  # and point either with each other or against
-@patch.object(directions, "FLIPS", -inf)
 @settings(max_examples=14, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(st.data())
 def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:

@@ -16,6 +16,7 @@ from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.norms import Judgement, judge
+from diloco_cli.syncer import arithmetic
 from tests.numerics.harness import commits, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
 
@@ -72,9 +73,16 @@ def test_a_syncer_that_clips_as_it_likes_is_found_out(sync: dict[str, Any], monk
     assert len(told) == len(found.mismatches) >= found.merges, found.mismatches
 
 
-@pytest.mark.parametrize("change", [lambda agrees: agrees + 1e-4, lambda agrees: None], ids=["another", "none"])
-def test_cosines_that_the_log_states_falsely_are_found(change: Callable[[float], float | None]) -> None:
-    """By a change that moves no decision."""
+@pytest.mark.parametrize(
+    "change",
+    [lambda agrees: agrees + 1e-4, lambda agrees: None, lambda agrees: -0.9],
+    ids=["another", "none", "a flip"],
+)
+def test_cosines_that_the_log_states_falsely_are_found(
+    change: Callable[[float], float | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a change that moves no decision, or takes an honest learner's weight."""
+    monkeypatch.setattr(arithmetic, "FEWEST_VALUES", 1)
     run = small_run(3)
     store, _ = run_to_end(run)
     merge = [commit for commit in commits(store) if commit.inputs][-1]
@@ -83,6 +91,7 @@ def test_cosines_that_the_log_states_falsely_are_found(change: Callable[[float],
     store.put(commit_key(merge.n), encode(changed))
     text = " ".join(LogVerifier(store, run).replay().mismatches)
     assert "l0's delta agrees with the others by" in text
+    assert ("of l0 has weight" in text) == (changed["inputs"][0]["agrees"] == -0.9), text
 
 
 def test_norms_that_the_log_states_falsely_are_found() -> None:

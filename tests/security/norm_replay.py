@@ -1,9 +1,10 @@
-"""The worst three attacks of tests.security.norm_search, with real processes: python -m tests.security.norm_replay
+"""The worst attacks of tests.security.norm_search, with real processes: python -m tests.security.norm_replay
 
 Two `diloco learner`, one `diloco syncer` that is killed and started as the strategy wants it, and one hostile process
 with a learner's credentials, on a bucket of this machine; three seeds each, beside the same runs without the hostile
-one, at equal honest tokens. Prints the rows of the table in README.md. Ends with status 1 unless no merge raises the
-held-out loss by more than 2 %, and the final loss is within 1 % in the mean of the seeds.
+one, at equal honest tokens. Where the final loss is more than 1 % above, beside those too with the same false deltas of
+usual size, as in the search. Prints the rows of the table in README.md. Ends with status 1 unless no merge raises the
+held-out loss by more than 2 %, and what the strategy adds to the final loss is within 1 %, in the mean of the seeds.
 """
 
 from __future__ import annotations
@@ -18,20 +19,22 @@ from statistics import mean
 from tests.security.attacks.hostile import Strategy
 from tests.security.attacks.norms import replayed
 from tests.security.contest import Score
-from tests.security.norm_search import MAX_DRIFT, MAX_RISE, SEEDS
+from tests.security.norm_search import AFTER_OUTAGES, MAX_DRIFT, MAX_RISE, SEEDS, of_usual_size
 
 ROUNDS = 16
-WORST = {  # of the kinds among 200 trials of seed 1
+WORST = {  # of each kind, among 200 trials of seed 1 and of seed 2; the first, of an earlier search
     "flipped in silence": Strategy(
         scale=4.47, begins=8, honest_between=3, copies=2, claims=8.0, waits=False, in_silence=True,
         restart_every=8, outage_slots=12.0,
     ),
-    "flipped": Strategy(
-        scale=4.82, begins=8, honest_between=3, copies=16, claims=8.0, waits=False, restart_every=8, outage_slots=12.0
+    "flipped after outages": AFTER_OUTAGES,
+    "one small tensor": Strategy(
+        scale=9.06, direction="aligned", focus=True, begins=4, honest_between=3, claims=2.0, ahead=8, waits=False,
+        restart_every=24, outage_slots=3.0,
     ),
     "noise": Strategy(
-        scale=1.0, ratchet=1.05, direction="random", begins=8, claims=4.0, waits=False, restart_every=8,
-        outage_slots=12.0,
+        scale=1.42, ratchet=1.05, direction="random", begins=20, honest_between=1, ahead=8, waits=False,
+        restart_every=5, outage_slots=6.0,
     ),
 }  # fmt: skip
 
@@ -46,8 +49,9 @@ def clean(restart_every: int, outage_slots: float, rounds: int, seed: int) -> Sc
     return played(Strategy(restart_every=restart_every, outage_slots=outage_slots), rounds, seed, absent=True)
 
 
-def row(strategy: Strategy, rounds: int) -> tuple[str, bool]:
-    scores, drifts = [], []
+def runs(strategy: Strategy, rounds: int) -> tuple[list[Score], float]:
+    """One of each seed, and the mean of their final losses against those without the hostile learner, as a share."""
+    scores, drifts = list[Score](), []
     for seed in SEEDS:
         without = clean(strategy.restart_every, strategy.outage_slots, rounds, seed)
         scores.append(played(strategy, rounds, seed))
@@ -56,11 +60,17 @@ def row(strategy: Strategy, rounds: int) -> tuple[str, bool]:
         told = f"worst merge {held.worst_rise:+.2%}, final loss {held.final:.4f} ({drifts[-1]:+.2%})"
         without_it = f"without it {without.worst_rise:+.2%} and {without.final:.4f}"
         print(f"seed {seed}: {told}; {without_it}", file=sys.stderr, flush=True)
-    rise, drift = max(score.worst_rise for score in scores), mean(drifts)
+    return scores, mean(drifts)
+
+
+def row(strategy: Strategy, rounds: int) -> tuple[str, bool]:
+    scores, drift = runs(strategy, rounds)
+    usual = runs(of_usual_size(strategy), rounds)[1] if drift > MAX_DRIFT else 0.0
+    rise, added = max(score.worst_rise for score in scores), drift - max(0.0, usual)
     reached = all(score.reached for score in scores)
     applied, blamed = sum(score.applied for score in scores), sum(bool(score.blamed) for score in scores)
-    told = f"| {rise:+.2%} | {drift:+.2%} | {applied} | {blamed} of {len(SEEDS)} |{'' if reached else ' STALLED'}"
-    return told, rise <= MAX_RISE and drift <= MAX_DRIFT and reached
+    told = f"| {rise:+.2%} | {drift:+.2%} | {usual:+.2%} | {applied} | {blamed} of {len(SEEDS)} |{'' if reached else ' STALLED'}"
+    return told, rise <= MAX_RISE and added <= MAX_DRIFT and reached
 
 
 def main() -> None:
@@ -68,8 +78,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     rounds = parser.parse_args().rounds
     holds = True
-    print("| deltas | worst merge | final loss | merged | quarantined |")
-    print("|---|---|---|---|---|", flush=True)
+    print("| deltas | worst merge | final loss | of usual size | merged | quarantined |")
+    print("|---|---|---|---|---|---|", flush=True)
     for name, strategy in WORST.items():
         told, sound = row(strategy, rounds)
         holds &= sound

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from msgspec import structs
 
@@ -14,6 +15,7 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.norms import NOTHING
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules import norms as rules
 from diloco_cli.protocol.rules.eligibility import offered_weight
 
 
@@ -54,6 +56,15 @@ class LearnsDirectionsLate(Loader):
 
     def compared(self, state: RunState, found: Candidates) -> Candidates:
         return replace(super().compared(state, found), fit=found.fit)
+
+
+class WeighsHonestOnesLess(Loader):
+    """Takes what is not twice as long as the others' for empty."""
+
+    def candidates(self, state: RunState) -> Steps[Candidates]:
+        found = yield from super().candidates(state)
+        with patch.object(rules, "FULL", 2.0):
+            return judged(self.run, state, found.offers, self.loaded)
 
 
 class WeighsTheEmpty(Loader):

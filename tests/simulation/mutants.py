@@ -205,6 +205,9 @@ OF_SYNCERS: dict[str, Mutant] = {
     "long deltas not shortened": Mutant(_loading(norms.NeverClips), frozenset("8"), _is_poisoned("ratchet")),
     "directions ignored": Mutant(_loading(norms.IgnoresDirections), frozenset("8"), _is_poisoned("flipped")),
     "directions learned late": Mutant(_loading(norms.LearnsDirectionsLate), frozenset("8"), _is_poisoned("flipped")),
+    "honest deltas taken for empty": Mutant(
+        _loading(norms.WeighsHonestOnesLess), frozenset("4"), _is_poisoned("empty")
+    ),
     "empty deltas weigh in full": Mutant(_loading(norms.WeighsTheEmpty), frozenset("8"), _is_poisoned("empty")),
     "norms forgotten at a restart": Mutant(_loading(norms.ForgetsAtRestart), frozenset("8"), _is_poisoned("ratchet")),
     "norms begun anew by one": Mutant(_loading(norms.ResetByOne), frozenset("8"), _is_poisoned("always", "ratchet")),

@@ -5,14 +5,14 @@ Nothing is refused for its norm before the slot's commit: who else offers decide
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from diloco_cli.protocol.actors.inbox import Inbox, in_order
 from diloco_cli.protocol.actors.merging import Recover, load_delta, make_resident
 from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta, Merged
 from diloco_cli.protocol.log.commits import Merge, Skip
-from diloco_cli.protocol.log.directions import flips, logged_cosine, opposes
+from diloco_cli.protocol.log.directions import flipping_of, logged_cosine, opposes
 from diloco_cli.protocol.log.norms import NOTHING, logged_norm
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import (
@@ -34,7 +34,6 @@ from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 REASONS_TOLD = 3  # in one commit
 AHEAD_BYTES = 1 << 30  # of payloads that wait for later slots: on the syncer's disk
 MAX_AHEAD = 256  # of them: each is an open file
-NOT_COMPARED: Mapping[str, float] = {}
 AHEAD_AT_ONCE_BYTES = 64 << 20  # that one turn reads, for which the due slot may have to wait; larger ones are not
 
 
@@ -54,7 +53,7 @@ class Candidates:
     """A slot's `offers` with sound payloads, sorted by learner: those that `fit`, and the outcomes of those that are
     refused if the slot is merged now; `reasons` says why. `step`: the factor by which the merge is shortened. `alone`:
     those that are refused if the slot is skipped, for which nobody else's delta counts, with their reasons. `agrees`:
-    of those that fit, once they have been compared."""
+    of those that fit, once they have been compared, by values that `nonce` chose."""
 
     offers: tuple[Offer, ...] = ()
     fit: tuple[FitOffer, ...] = ()
@@ -63,6 +62,7 @@ class Candidates:
     step: float = 1.0
     alone: tuple[tuple[Outcome, str], ...] = ()
     agrees: tuple[float, ...] = ()
+    nonce: str = ""
 
     @property
     def learners(self) -> set[str]:
@@ -97,6 +97,7 @@ class Loader:
     arithmetic: Arithmetic
     inbox: Inbox
     recover: Recover
+    nonce: Callable[[], str]
     loaded: dict[OfferId, LoadedDelta] = field(default_factory=dict)
     measured: set[OfferId] = field(default_factory=set)
     ahead: dict[OfferId, int] = field(default_factory=dict)
@@ -130,12 +131,13 @@ class Loader:
     def compared(self, state: RunState, found: Candidates) -> Candidates:
         """With the directions of those that fit; judged once more if one of them flips. A merge alone needs that, since
         nobody is refused for a direction."""
-        fragment = fragment_of_slot(state.slot, self.run.num_fragments)
-        agrees = tuple(map(logged_cosine, self.arithmetic.agreements(fragment, [one.delta for one in found.fit])))
-        if any(map(flips, agrees)):
-            by_learner = dict(zip((one.offer.learner for one in found.fit), agrees, strict=True))
-            found = judged(self.run, state, found.offers, self.loaded, by_learner)
-        return replace(found, agrees=agrees)
+        fragment, nonce = fragment_of_slot(state.slot, self.run.num_fragments), self.nonce()
+        cosines = self.arithmetic.agreements(fragment, [one.delta for one in found.fit], nonce)
+        agrees = tuple(map(logged_cosine, cosines))
+        flipping = flipping_of(dict(zip((one.offer.learner for one in found.fit), agrees, strict=False)))
+        if flipping:
+            found = judged(self.run, state, found.offers, self.loaded, flipping)
+        return replace(found, agrees=agrees, nonce=nonce)
 
     def _keep(self, offers: Iterable[Offer]) -> None:
         left = {offer.id for offer in offers}
@@ -208,9 +210,9 @@ class Loader:
 
 def judged(
     run: RunFormat, state: RunState, offers: Sequence[Offer], loaded: Mapping[OfferId, LoadedDelta],
-    agrees: Mapping[str, float] = NOT_COMPARED,
+    flipping: Collection[str] = (),
 ) -> Candidates:  # fmt: skip
-    """The offers judged together, by the very norms, and cosines by learner (`agrees`), that the log will state."""
+    """The offers judged together, by the very norms that the log will state, and by the learners whose deltas flip."""
     sync = run.settings.sync
     known = state.norms.get(fragment_of_slot(state.slot, run.num_fragments), NOTHING)
     run = state.with_members(run)
@@ -218,7 +220,7 @@ def judged(
         JudgedDelta(
             o.learner, o.steps, logged_norm(loaded[o.id].norm), offered_weight(run, o.learner, o.tokens, o.steps),
             round_steps=round_steps(run, o.learner),
-            opposes=opposes(state.opposition, o.learner, agrees.get(o.learner)),
+            opposes=opposes(state.opposition, o.learner) or o.learner in flipping,
         )
         for o in offers
     ]  # fmt: skip
@@ -245,6 +247,7 @@ def merge_commit(
     """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
     return Merge(
         slot=output.slot,
+        nonce=candidates.nonce,
         inputs=tuple(map(_input, candidates.fit, candidates.agrees or [None] * len(candidates.fit))),
         outputs=(output,),
         outcomes=in_order(outcomes + candidates.refused),

@@ -64,8 +64,9 @@ class Arithmetic(Protocol):
         merge finds that out itself."""
         ...
 
-    def agreements(self, fragment: int, deltas: list[Any]) -> tuple[float, ...]:
-        """Of each delta, in their order, the upper median of its cosines with the others; empty below three."""
+    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
+        """Of each delta, in their order, the upper median of its cosines with the others; empty below three, and in
+        fragments too small to tell. `seed`: by which their values are sampled; no learner may know it beforehand."""
         ...
 
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:

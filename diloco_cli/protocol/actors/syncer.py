@@ -84,7 +84,7 @@ class Syncer:
         self.epoch = 0
         self.doing = SyncerState.READING
         self.inbox, self.joins = Inbox(run), JoinQueue(run)
-        self.loader = Loader(run, arithmetic, self.inbox, recover)
+        self.loader = Loader(run, arithmetic, self.inbox, recover, nonce)
         self.pacer = Pacer(run)
         self.watch: Watch | None = None
         self.window_from_s = -inf  # of the slot that is due, at the earliest
@@ -197,9 +197,8 @@ class Syncer:
 
     def drafted(self, draft: commits.Commit) -> commits.Commit:
         """With what this syncer adds to each of its records."""
-        return structs.replace(
-            draft, epoch=self.epoch, nonce=self.nonce(), time=self.time_text(), software=self.run.software
-        )  # fmt: skip
+        nonce, software = draft.nonce or self.nonce(), self.run.software
+        return structs.replace(draft, epoch=self.epoch, nonce=nonce, time=self.time_text(), software=software)
 
     # -- one turn of the loop -----------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ FOLLOWS times itself; where one of both is missing, the other alone counts.
 For this and for its weight a delta counts for no more steps than a round has, or than the slot's other deltas hold:
 steps are the learner's word. A delta that is shorter than FULL times the company, or else the settled reference, for
 these steps, weighs less in proportion: one that holds next to nothing would shorten the others' step by its share of
-the tokens. `sync.max_share` bounds what one learner weighs; `sync.max_step` shortens a merge that is longer than so
-many times the fragment's newest ones: its longest deltas, to one length, as far as need be.
+the tokens. `sync.max_share` bounds what one learner's tokens weigh, before it loses weight so. `sync.max_step` shortens
+a merge that is longer than so many times the fragment's newest ones: its longest deltas, to one length, as far as need
+be.
 
 A delta that points against the others', or whose learner's do, weighs OPPOSING_WEIGHT of what it would. Weights are
 relative, so where only such deltas are merged, because the others are away, they are scaled down by as much. It is
@@ -30,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from statistics import median_low
 
 from diloco_cli.config.settings import SyncSettings
@@ -40,7 +41,6 @@ from diloco_cli.protocol.log.norms import (
     longest,
     median_without,
     merged_length,
-    shortest,
     upper_median,
 )
 from diloco_cli.protocol.rules.merging import bounded_weights
@@ -48,7 +48,7 @@ from diloco_cli.protocol.rules.merging import bounded_weights
 CAP = 8.0
 COMPANY = 3  # deltas in a slot, from which on they are compared with each other
 OPPOSING_WEIGHT = EMPTY_WEIGHT = 1 / 64
-FULL = 0.5  # of the others' length: honest deltas are longer
+FULL = 0.5  # of the others' length: honest deltas are seldom shorter
 FEWEST_MERGES = 4  # of a fragment, from which on a merge's length is compared with them
 
 
@@ -113,8 +113,11 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
     _shorten_opposing(deltas, verdicts, sync)
     fit = [place for place, verdict in enumerate(verdicts) if not verdict.refused]
     shares = fullness(known, [deltas[place] for place in fit], [counted[place] for place in fit], sync)
-    own_weights = [_weight(deltas[place], counted[place]) * share for place, share in zip(fit, shares, strict=True)]
-    weights = bounded_weights(own_weights, sync.max_share)
+    by_tokens = bounded_weights([_weight(deltas[place], counted[place]) for place in fit], sync.max_share)
+    kept = [
+        share * (OPPOSING_WEIGHT if deltas[place].opposes else 1.0) for place, share in zip(fit, shares, strict=True)
+    ]
+    weights = [weight * share for weight, share in zip(by_tokens, kept, strict=True)]
     length = merged_length(
         (deltas[place].norm, verdicts[place].scale, weight) for place, weight in zip(fit, weights, strict=True)
     )
@@ -172,7 +175,7 @@ def fullness(
     for delta, steps in zip(deltas, counted, strict=True):
         settled, rising = least(steps)
         if rising:
-            own, middle = shortest(delta.norm, delta.steps, steps), (len(rising) - 2) // 2  # of the others
+            own, middle = _least(delta.norm, delta.steps, steps), (len(rising) - 2) // 2  # of the others
             others: float | None = rising[middle + (own <= rising[middle])]
         else:
             others = None if delta.learner in known.trusted else settled
@@ -206,8 +209,7 @@ def longest_kept(lengths: Sequence[float], weights: Sequence[float], step: float
 
 
 def _weight(delta: JudgedDelta, counted: int) -> float:
-    weight = delta.weight if counted == delta.steps else delta.weight * counted / delta.steps
-    return weight * OPPOSING_WEIGHT if delta.opposes else weight
+    return delta.weight if counted == delta.steps else delta.weight * counted / delta.steps
 
 
 def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
@@ -215,7 +217,14 @@ def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float
 
 
 def _shortest(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
-    return [shortest(norm, steps, in_steps) for norm, steps in measured]
+    return [_least(norm, steps, in_steps) for norm, steps in measured]
+
+
+def _least(norm: float, steps: int, in_steps: int) -> float:
+    """The least length of a delta of `in_steps`, also of a learner that warms up again: while the learning rate rises,
+    norms grow by the square of the steps."""
+    ratio = in_steps / steps
+    return norm * min(ratio**2, sqrt(ratio))
 
 
 def _refusal(delta: JudgedDelta, usual: float | None, others: float | None) -> str:

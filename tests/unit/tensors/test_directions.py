@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -29,6 +31,14 @@ def test_three_by_hand() -> None:
     x, y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
     assert agreed(x, x + y / 2, -3 * x) == pytest.approx([0.5**0.5, 0.5**0.5, -(0.5**0.5)])
     assert agreed(x, y, torch.zeros(2)) == [0.0, 0.0, 0.0]
+
+
+def test_what_is_not_finite_agrees_with_nobody_and_moves_no_other() -> None:
+    x = torch.tensor([1.0, 1.0])
+    for bad in (float("inf"), float("nan")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert agreed(x, x, torch.tensor([bad, 1.0]), x)[::2] == pytest.approx([1.0, 0.0])
 
 
 @pytest.mark.parametrize(("honest", "flipped"), [(2, 1), (3, 2), (12, 4), (56, 8)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -46,6 +46,44 @@ def test_a_skip_refuses_only_by_the_memory_as_it_does_not_state_the_other_norms(
 
 
 @dataclass
+class Cosines:
+    """Arithmetic that finds these, and notes by which seeds it was asked."""
+
+    found: tuple[float, ...]
+    seeds: list[str] = field(default_factory=list)
+
+    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
+        self.seeds.append(seed)
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("norms", "cosines", "light"),
+    [
+        ((1.0, 1.0, 1.0), (0.5, 0.5, -0.9), ["l2"]),
+        ((1.0, 1.0, 1.0), (0.5, 0.5, -0.69), []),
+        ((1.0, 1.0, 1.0), (), []),
+        ((1.0, 1.0, 1.0, 1e3), (0.5, -0.9, 0.5), ["l1"]),
+        ((1.0, 1.0, 1.0, 1.0), (-0.9, -0.9, -0.9, -0.9), []),
+    ],
+    ids=["a flip", "against", "not compared", "beside what is refused", "two against two"],
+)
+def test_a_delta_that_flips_weighs_little_in_its_own_merge(
+    norms: tuple[float, ...], cosines: tuple[float, ...], light: list[str]
+) -> None:
+    state, arithmetic = genesis(), Cosines(cosines)
+    loader = Loader(RUN, arithmetic, Inbox(RUN), lambda output: None, lambda: "drawn")  # type: ignore[arg-type]
+    before = candidates(state, *norms)
+    loader.loaded = {one.id: Loaded(norm) for one, norm in zip(before.offers, norms, strict=True)}
+    found = loader.compared(state, before)
+    pairs = zip(before.fit, found.fit, strict=True)
+    assert [now.offer.learner for then, now in pairs if now.weight == then.weight / 64] == light
+    assert (found.refused, found.agrees, found.nonce) == (before.refused, cosines, "drawn")
+    assert arithmetic.seeds == ["drawn"], "that nobody can have known who offered"
+    assert any("against the others" in reason for reason in found.reasons) == bool(light)
+
+
+@dataclass
 class Holding:
     """Arithmetic that has these fragments in memory."""
 
@@ -74,7 +112,7 @@ def looked(offers: list[Offer], arithmetic: Holding = Holding(), there: bool = T
     inbox.open(genesis(), 0.0)
     for one in offers:
         inbox.deliver(one)
-    loader = Loader(RUN, arithmetic, inbox, lambda output: None)  # type: ignore[arg-type]
+    loader = Loader(RUN, arithmetic, inbox, lambda output: None, lambda: "nonce")  # type: ignore[arg-type]
     for _ in range(2):  # what was looked for once is not asked for again
         played(loader.look_ahead(genesis()), lambda get: asked.append(get.key) or (PAYLOAD if there else None))
     return loader, asked

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.commits import EpochStart, Merge, Readmit, Skip
-from diloco_cli.protocol.log.directions import FLIPS, MOST, OPPOSES, opposes, opposition_after
+from diloco_cli.protocol.log.directions import FLIPS, MOST, flipping_of, opposes, opposition_after
 from diloco_cli.protocol.log.norms import NOTHING
 from diloco_cli.protocol.rules.norms import OPPOSING_WEIGHT, JudgedDelta, judge
 from tests.unit.protocol.records import applied, genesis, merge, output
@@ -20,6 +20,8 @@ def after(known: dict[str, float], times: int = 1, **agrees: float | None) -> di
 
 
 def merge_of(**agrees: float | None) -> Merge:
+    """Two more learners agree with everybody by 0."""
+    agrees = {"p": 0.0, "q": 0.0, **agrees}
     inputs = tuple(replace(applied(name), agrees=one) for name, one in sorted(agrees.items()))
     return Merge(slot=0, inputs=inputs, outputs=(output(0, 1, 0),))
 
@@ -33,9 +35,14 @@ def test_a_sign_flip_opposes_at_once_and_for_long() -> None:
     assert after(known, 32, x=0.9) == {}
 
 
-def test_a_delta_that_flips_opposes_in_its_own_merge() -> None:
-    assert opposes({}, "x", FLIPS) and not opposes({}, "x", FLIPS + 1e-6) and not opposes({}, "x", None)
-    assert opposes({"x": OPPOSES}, "x", 0.9)
+def test_a_delta_that_points_so_clearly_against_the_others_flips() -> None:
+    assert flipping_of({"a": 0.5, "b": FLIPS + 1e-6, "x": FLIPS}) == {"x"} and flipping_of({"a": 1.0}) == set()
+
+
+def test_where_half_of_the_deltas_flip_nobody_can_tell_whose_do() -> None:
+    assert flipping_of({"a": -0.9, "b": -0.9, "x": -0.9, "y": -0.9}) is None is flipping_of({})
+    assert after({}, x=-0.9, y=-0.9) == {}
+    assert flipping_of({"a": 0.1, "b": 0.1, "c": 0.1, "x": -0.9, "y": -0.9}) == {"x", "y"}
 
 
 def test_seven_good_deltas_between_two_bad_ones_do_not_help() -> None:
@@ -58,14 +65,15 @@ def test_honest_learners_of_quite_other_data_oppose_nobody() -> None:
 def test_only_merges_of_three_say_anything_and_a_readmitted_learner_begins_anew() -> None:
     known = after({}, 5, x=-0.9)
     assert opposition_after(known, EpochStart()) == opposition_after(known, Skip(slot=0)) == known
-    assert after(known, 50, x=None) == known
+    assert after(known, 50, p=None, q=None, x=None) == known
     assert (
         opposition_after(known, Readmit(learner="x")) == {} and opposition_after(known, Readmit(learner="a")) == known
     )
 
 
 def test_the_folded_log_has_it() -> None:
-    state = merge(genesis(), replace(applied("l0"), agrees=-0.75))
+    cosines = {"l0": -0.75, "l1": 0.1, "l2": 0.1}
+    state = merge(genesis(), *[replace(applied(name), agrees=cosine) for name, cosine in cosines.items()])
     assert state.opposition == {"l0": 2.0}
 
 

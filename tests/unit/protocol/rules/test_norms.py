@@ -221,6 +221,7 @@ def test_few_steps_make_no_delta_light_and_many_none_heavy() -> None:
 
     round_ones = [delta("l0", H, 1.0), delta("l1", H, 1.0)]
     assert lengths(*round_ones, delta("l2", 1, 1.0 / H)) == [1.0] * 3
+    assert lengths(*round_ones, delta("l2", 1, 1.0 / H**2)) == [1.0] * 3, "while its learning rate rises again"
     assert lengths(*round_ones, delta("l2", H, 1.0 / H))[2] == pytest.approx(2 / H)
     assert lengths(*round_ones, delta("l2", 8 * H, 1.0)) == [1.0] * 3, "after an outage its rounds count as one"
     assert lengths(*[delta(f"l{i}", 2, 2 / H) for i in range(2)], delta("l2", 4 * H, 1.0)) == [1.0] * 3
@@ -231,8 +232,8 @@ def test_only_the_company_judges_who_was_readmitted() -> None:
     assert weights(memory, 1.0, 0.01) == [1.0, 1.0] and weights(memory, 1.0, 0.1, 1.0)[1] == pytest.approx(0.2)
 
 
-def test_the_share_that_a_learner_may_have_bounds_it_beside_empty_ones() -> None:
-    assert weights(NOTHING, 1.0, 1.0, 0.0, max_share=0.4) == pytest.approx([2 / 64, 2 / 64, 1 / 64])
+def test_the_share_that_a_learner_may_have_counts_before_it_loses_weight() -> None:
+    assert weights(NOTHING, 1.0, 1.0, 0.0, max_share=0.34) == [1.0, 1.0, EMPTY_WEIGHT], "nobody gains by it"
 
 
 def test_honest_deltas_of_a_slot_are_left_as_they_are() -> None:
