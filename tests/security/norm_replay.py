@@ -69,8 +69,8 @@ def row(strategy: Strategy, rounds: int) -> tuple[str, bool]:
     rise, added = max(score.worst_rise for score in scores), drift - max(0.0, usual)
     reached = all(score.reached for score in scores)
     applied, blamed = sum(score.applied for score in scores), sum(bool(score.blamed) for score in scores)
-    told = f"| {rise:+.2%} | {drift:+.2%} | {usual:+.2%} | {applied} | {blamed} of {len(SEEDS)} |{'' if reached else ' STALLED'}"
-    return told, rise <= MAX_RISE and added <= MAX_DRIFT and reached
+    told = f"| {rise:+.2%} | {drift:+.2%} | {usual:+.2%} | {applied} | {blamed} of {len(SEEDS)} |"
+    return told + ("" if reached else " STALLED"), rise <= MAX_RISE and added <= MAX_DRIFT and reached
 
 
 def main() -> None:
