@@ -83,6 +83,20 @@ class NormBooks:
             self.merged = {}
         self._count_faults(commit)
 
+    def only_the_poisoner_is_known(self, commit: Plain) -> bool:
+        """Whether, before this merge or skip, no honest one is known for the fragment (by these books: a readmission
+        empties them), and a single one is there: its delta may be the one that is refused, for of two nobody can
+        tell."""
+        fragments, slot = self.replayer.run.num_fragments, commit["slot"]
+        known = [
+            name
+            for name, pairs in self.merged.get(slot % fragments, {}).items()
+            if len(pairs) >= KNOWN and slot // fragments - self.last[slot % fragments, name] < ROUNDS_KEPT
+        ]
+        judged = [*commit.get("inputs", ()), *(one for one in commit["outcomes"] if one.get("norm") is not None)]
+        honest = sum(not is_poisoner(one["learner"]) for one in judged)
+        return all(map(is_poisoner, known)) and honest < 2
+
     def _check_norms(self, commit: Plain) -> None:
         """8: no delta is merged that is longer than BOUND times those of the honest, for its steps; none beside two of
         them counts for more than CLIP times theirs."""

@@ -7,9 +7,10 @@ A delta is refused (`norm_cap`) if it is longer than CAP times one of these, eac
 
 Of an even number the greater of the two in the middle counts. So while more than half of the learners are honest,
 nothing is merged that is longer than CAP times an honest learner's usual delta for the steps that it claims. Where a
-single other learner is known, the company decides instead of it, if there is one: nobody alone says what is usual. The
-company alone judges a learner that an operator has readmitted, until it is known again. In the first rounds of fewer
-than three learners nothing is refused.
+single other learner is known, the company decides instead of it, or it and a third one's delta in the slot: nobody
+alone says what is usual, if more are there. If not, the refusal is no fault (`norm_disputed`): nobody can tell which of
+two is right. The company alone judges a learner that an operator has readmitted, until it is known again. In the first
+rounds of fewer than three learners nothing is refused.
 
 `sync.clip` scales a delta down that is longer than so many times the company, of which a settled reference allows
 FOLLOWS times itself; where one of both is missing, the other alone counts.
@@ -28,7 +29,7 @@ honest delta after an outage, a 64th of a long one would be more than that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil, inf, sqrt
@@ -46,6 +47,7 @@ from diloco_cli.protocol.log.norms import (
 from diloco_cli.protocol.rules.merging import bounded_weights
 
 CAP = 8.0
+BY_NORM = ("norm_cap", "norm_disputed")  # reasons of outcomes
 COMPANY = 3  # deltas in a slot, from which on they are compared with each other
 OPPOSING_WEIGHT = EMPTY_WEIGHT = 1 / 64
 FULL = 0.5  # of the others' length: honest deltas are seldom shorter
@@ -68,11 +70,18 @@ class JudgedDelta:
 
 @dataclass(frozen=True)
 class DeltaVerdict:
-    """What becomes of one delta: it is multiplied by `scale` and weighs `weight`, or is refused for this reason."""
+    """What becomes of one delta: it is multiplied by `scale` and weighs `weight`, or is refused for this reason, which
+    is `disputed` if it rests on a single other learner's word."""
 
     scale: float = 1.0
     weight: float = 0.0
     refused: str = ""
+    disputed: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """The reason of the offer's outcome; empty if it is merged."""
+        return BY_NORM[self.disputed] if self.refused else ""
 
 
 @dataclass(frozen=True)
@@ -102,10 +111,13 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
         usual, _, rising = measures(delta.steps)
         others = median_without(rising, delta.norm) if rising else None
         by_another = len(by_name) == 1 and delta.learner not in by_name
+        third = _of_third(deltas, {delta.learner, *by_name}) if by_another and not company else []
+        if third and usual is not None:
+            usual = upper_median([usual, *_lengths(third, delta.steps)])
         unjudged = (by_another and company) or delta.learner in known.trusted
         refused = _refusal(delta, None if unjudged else usual, others)
         if refused:
-            verdicts.append(DeltaVerdict(refused=refused))
+            verdicts.append(DeltaVerdict(refused=refused, disputed=by_another and not (third or company)))
             continue
         _, settled, rising = measures(steps)
         others = median_without(rising, longest(delta.norm, delta.steps, steps)) if rising else None
@@ -210,6 +222,10 @@ def longest_kept(lengths: Sequence[float], weights: Sequence[float], step: float
 
 def _weight(delta: JudgedDelta, counted: int) -> float:
     return delta.weight if counted == delta.steps else delta.weight * counted / delta.steps
+
+
+def _of_third(deltas: Sequence[JudgedDelta], two: Collection[str]) -> list[tuple[float, int]]:
+    return [(one.norm, one.steps) for one in deltas if one.learner not in two]
 
 
 def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
