@@ -136,7 +136,7 @@ class SyncSettings:
     `clip`: of three learners or more, a delta longer than so many times the others' is scaled down to that, and so is a
     tensor that has so many times its share of the delta's norm (of what is far shorter than the others', or loses most
     of its norm so, the weight falls). `max_step`: so is a whole merge longer than so many
-    times the fragment's newest ones. `max_share`: the most that one learner weighs in a merge, of 1.
+    times the fragment's newest ones. `max_share`: the most that one learner's tokens weigh, of 1.
     `mixing`: how a merged fragment that arrives replaces a learner's own parameters: `replace` drops them (the paper's
     alpha = 0), `blend` keeps a share of `blend` (alpha) of them, `rebase` puts the progress made in flight on top of
     the new version, `adaptive` rebases while the learners' deltas agree and replaces while they do not.

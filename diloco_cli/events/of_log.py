@@ -23,7 +23,6 @@ WORDS = {  # of the reasons that honest learners meet; others are shown as they 
     "bad_payload": "damaged",
     "non_finite": "not finite",
     "norm_cap": "too large",
-    "norm_disputed": "larger than another's",
 }
 
 

@@ -292,8 +292,9 @@ class Monitor:
         """No learner is refused for a hostile reason, or quarantined, without a cause."""
         for outcome in commit["outcomes"]:
             blamed = outcome["reason"] == "quarantined" and outcome["learner"] in self.harm.blamed
+            if outcome["reason"] == "norm_cap" and self.norms.only_the_poisoner_is_known(commit):
+                self.suspects.add(outcome["learner"])
             fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects or blamed
-            fair = fair or (outcome["reason"] == "norm_disputed" and self.norms.only_the_poisoner_is_known(commit))
             offer = f"offer {outcome['incarnation']}/{outcome['seq']} of {outcome['learner']}"
             text = f"{offer} was refused: {outcome['reason']}"
             expect(fair, BLAME, f"{text}, and nothing was wrong with it")

@@ -68,25 +68,25 @@ class Poisoner:
 class NormBooks:
     """The norms, directions and faults that commits state, by a reader of its own. `merged`: (norm, steps) by fragment
     and learner, since the memory last began anew or forgot the learner, which was in no merge for so long; `last`: the
-    round of its newest merge."""
+    round of its newest merge; `forgot`: whether a readmission has emptied `merged`."""
 
     replayer: Replayer
     merged: dict[int, dict[str, list[tuple[float, int]]]] = field(default_factory=dict)
     last: dict[tuple[int, str], int] = field(default_factory=dict)
     faults: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    forgot: bool = False
 
     def committed(self, commit: Plain) -> None:
         if commit["kind"] == "merge" and commit.get("outputs"):
             self._check_norms(commit)
             self._check_directions(commit)
         elif commit["kind"] == "readmit":
-            self.merged = {}
+            self.merged, self.forgot = {}, True
         self._count_faults(commit)
 
     def only_the_poisoner_is_known(self, commit: Plain) -> bool:
-        """Whether, before this merge or skip, no honest one is known for the fragment (by these books: a readmission
-        empties them), and a single one is there: its delta may be the one that is refused, for of two nobody can
-        tell."""
+        """Whether, before this merge or skip, it alone is known for the fragment, and a single honest one is there: its
+        delta may be the one that is refused, and it may be kept out, for of two nobody can tell."""
         fragments, slot = self.replayer.run.num_fragments, commit["slot"]
         known = [
             name
@@ -95,7 +95,7 @@ class NormBooks:
         ]
         judged = [*commit.get("inputs", ()), *(one for one in commit["outcomes"] if one.get("norm") is not None)]
         honest = sum(not is_poisoner(one["learner"]) for one in judged)
-        return all(map(is_poisoner, known)) and honest < 2
+        return (bool(known) or self.forgot) and all(map(is_poisoner, known)) and honest < 2
 
     def _check_norms(self, commit: Plain) -> None:
         """8: no delta is merged that is longer than BOUND times those of the honest, for its steps; none beside two of

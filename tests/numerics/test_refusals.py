@@ -139,7 +139,7 @@ def test_a_norm_far_above_what_the_fragment_has_seen() -> None:
     bucket = RefusalBucket(the_run())
     for slot in range(4):
         assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
-    assert bucket.put(*bucket.sound("l1", 0, 4, values(*[100.0] * SIZE))) == "norm_disputed", "by one learner's word"
+    assert bucket.put(*bucket.sound("l1", 0, 4, values(*[100.0] * SIZE))) == "norm_cap"
 
 
 @pytest.mark.parametrize("norms", [[1000.0, 1000.0], [1e9, 1e9]])
@@ -164,7 +164,7 @@ def test_verify_measures_the_norms_of_refused_deltas_at_each_place_of_their_offe
     monkeypatch.setattr(TorchArithmetic, "false_claim", lambda *of: None)  # a syncer that believes what is claimed
     if junk_first:
         bucket.world.store.create(offer_key("l1", 1, 0), b'{"junk":1}')
-    assert bucket.put(*bucket.sound("l1", 0, 4, with_norms([1000.0, 1000.0], values()))) == "norm_disputed"
+    assert bucket.put(*bucket.sound("l1", 0, 4, with_norms([1000.0, 1000.0], values()))) == "norm_cap"
     monkeypatch.undo()
     told = [text for text in verified(bucket.world.store, run).mismatches if "only claims" in text]
     assert len(told) == 1 and "offer 1/0 of l1" in told[0]
@@ -201,8 +201,8 @@ def test_steps_on_smaller_batches_are_no_false_claim() -> None:
 def test_every_word_of_the_log_has_its_test() -> None:
     """Those that only time, other offers or an operator give have tests of their own."""
     here = {reason for _, _, reason in PAYLOADS}
-    here |= {"bad_claim", "digest_mismatch", "norm_disputed", "base_consumed", "data_overlap", "late"}
+    here |= {"bad_claim", "digest_mismatch", "norm_cap", "base_consumed", "data_overlap", "late"}
     elsewhere = {"unknown_learner", "old_incarnation", "settled", "quarantined", "before_rollback", "superseded"}
-    elsewhere |= {"bad_signature", "norm_cap"}
+    elsewhere |= {"bad_signature"}
     elsewhere |= {outcome for _, outcome in WRONG}  # tests/simulation/test_liveness.py
     assert here | elsewhere | {"run_over"} == set(REASONS)

@@ -23,7 +23,7 @@ MENDED = {
     95016415: "a wish to join that a relay carries after a takeover is one to the syncer before (of the check)",
     50001484: "an offer that arrived after its slot was merged early was taken for one with a long hidden way",
     20007488: "a restart forgot the moments that an offer names, as a floor rose above that offer meanwhile",
-    91000031: "who came first, with next to nothing, had honest deltas refused by its word alone: a fault for each",
+    91000031: "who came first, with next to nothing, had honest deltas refused by its word (of two: of the check)",
     93057265: "such a snapshot stopped the region's mirror for good",
 }
 

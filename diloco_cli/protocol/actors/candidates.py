@@ -228,7 +228,7 @@ def judged(
     fit, refused, reasons, alone = [], [], [], []
     for offer, delta, verdict in zip(offers, deltas, judgement.verdicts, strict=True):
         if verdict.refused:
-            outcome = Outcome(*offer.id, offer.fragment, verdict.outcome, delta.norm, delta.steps)
+            outcome = Outcome(*offer.id, offer.fragment, "norm_cap", delta.norm, delta.steps)
             refused.append(outcome)
             reasons.append(verdict.refused)
             by_memory = judge(known, [delta], sync).verdicts[0].refused

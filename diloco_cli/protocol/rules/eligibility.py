@@ -39,7 +39,6 @@ REASONS: dict[str, str] = {
     "non_finite": "its payload holds values that are not finite",
     "bad_norms": "the norms that it claims are not those of its values",
     "norm_cap": "its norm is far above what this fragment has seen lately",
-    "norm_disputed": "its norm is far above that of the only other learner that is known: of two nobody can tell",
     "no_weight": "it brings no steps",
     "bad_signature": "the offer is damaged: its learner has published the next one",
     "bad_record": "the offer itself is not well formed",

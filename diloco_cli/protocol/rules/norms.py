@@ -8,9 +8,8 @@ A delta is refused (`norm_cap`) if it is longer than CAP times one of these, eac
 Of an even number the greater of the two in the middle counts. So while more than half of the learners are honest,
 nothing is merged that is longer than CAP times an honest learner's usual delta for the steps that it claims. Where a
 single other learner is known, the company decides instead of it, or it and a third one's delta in the slot: nobody
-alone says what is usual, if more are there. If not, the refusal is no fault (`norm_disputed`): nobody can tell which of
-two is right. The company alone judges a learner that an operator has readmitted, until it is known again. In the first
-rounds of fewer than three learners nothing is refused.
+alone says what is usual, if more are there. The company alone judges a learner that an operator has readmitted, until
+it is known again. In the first rounds of fewer than three learners nothing is refused.
 
 `sync.clip` scales a delta down that is longer than so many times the company, of which a settled reference allows
 FOLLOWS times itself; where one of both is missing, the other alone counts.
@@ -47,7 +46,6 @@ from diloco_cli.protocol.log.norms import (
 from diloco_cli.protocol.rules.merging import bounded_weights
 
 CAP = 8.0
-BY_NORM = ("norm_cap", "norm_disputed")  # reasons of outcomes
 COMPANY = 3  # deltas in a slot, from which on they are compared with each other
 OPPOSING_WEIGHT = EMPTY_WEIGHT = 1 / 64
 FULL = 0.5  # of the others' length: honest deltas are seldom shorter
@@ -70,18 +68,11 @@ class JudgedDelta:
 
 @dataclass(frozen=True)
 class DeltaVerdict:
-    """What becomes of one delta: it is multiplied by `scale` and weighs `weight`, or is refused for this reason, which
-    is `disputed` if it rests on a single other learner's word."""
+    """What becomes of one delta: it is multiplied by `scale` and weighs `weight`, or is refused for this reason."""
 
     scale: float = 1.0
     weight: float = 0.0
     refused: str = ""
-    disputed: bool = False
-
-    @property
-    def outcome(self) -> str:
-        """The reason of the offer's outcome; empty if it is merged."""
-        return BY_NORM[self.disputed] if self.refused else ""
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,7 @@ def judge(known: FragmentNorms, deltas: Sequence[JudgedDelta], sync: SyncSetting
         unjudged = (by_another and company) or delta.learner in known.trusted
         refused = _refusal(delta, None if unjudged else usual, others)
         if refused:
-            verdicts.append(DeltaVerdict(refused=refused, disputed=by_another and not (third or company)))
+            verdicts.append(DeltaVerdict(refused=refused))
             continue
         _, settled, rising = measures(steps)
         others = median_without(rising, longest(delta.norm, delta.steps, steps)) if rising else None

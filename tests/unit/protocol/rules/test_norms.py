@@ -101,18 +101,17 @@ def test_two_have_no_majority() -> None:
     assert refused(NOTHING, 1.0, 1000.0) == [] and refused(NOTHING, 1000.0) == []
 
 
-def outcomes(memory: FragmentNorms, *deltas: JudgedDelta) -> list[str]:
-    return [verdict.outcome for verdict in judge(memory, deltas, SyncSettings()).verdicts]
+def unfit(memory: FragmentNorms, *deltas: JudgedDelta) -> list[bool]:
+    return [bool(verdict.refused) for verdict in judge(memory, deltas, SyncSettings()).verdicts]
 
 
 def test_the_only_learner_that_is_known_decides_on_others_only_where_no_third_one_is_there() -> None:
     memory = FragmentNorms({"l9": Usual(1.0, H, 9, 8)})
     long, known_one = delta("l0", H, 100.0), delta("l9", H, 1.0)
-    assert outcomes(memory, long) == ["norm_disputed"] and outcomes(memory, known_one) == [""]
-    assert outcomes(memory, known_one, long) == ["", "norm_disputed"], "it has one voice, however often it offers"
-    assert outcomes(memory, long, delta("l1", H, 60.0)) == ["", ""]
-    assert outcomes(memory, long, delta("l1", H, 1.0)) == ["norm_cap", ""]
-    assert outcomes(known(1.0, 1.0), delta("l5", H, 100.0)) == ["norm_cap"]
+    assert unfit(memory, long) == [True] and unfit(memory, known_one) == [False]
+    assert unfit(memory, known_one, long) == [False, True], "it has one voice, however often it offers"
+    assert unfit(memory, long, delta("l1", H, 60.0)) == [False, False]
+    assert unfit(memory, long, delta("l1", H, 1.0)) == [True, False]
     assert refused(memory, 100.0, 100.0, 100.0) == [], "three that agree know better than one"
     assert refused(memory, 100.0, 100.0, 1.0, 1000.0) == [3]
 
