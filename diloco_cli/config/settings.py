@@ -134,9 +134,9 @@ class SyncSettings:
     `layout`: how tensors are dealt to fragments; `split_rows`: whether tensors larger than the ideal fragment are cut;
     `head_is_embedding`: whether an untied output head counts as one. `granularity`: what one norm of `rda` covers.
     `clip`: of three learners or more, a delta longer than so many times the others' is scaled down to that, and so is a
-    tensor that has so many times its share of the delta's norm (of what is far shorter than the others', or loses most
-    of its norm so, the weight falls). `max_step`: so is a whole merge longer than so many
-    times the fragment's newest ones. `max_share`: the most that one learner's tokens weigh, of 1.
+    tensor that has so many times its share of the delta's norm; what is far shorter than the others', or loses most of
+    its norm so, weighs less. `max_step`: a whole merge longer than so many times the fragment's newest ones is scaled
+    down to that. `max_share`: the most that one learner's tokens weigh, of 1.
     `mixing`: how a merged fragment that arrives replaces a learner's own parameters: `replace` drops them (the paper's
     alpha = 0), `blend` keeps a share of `blend` (alpha) of them, `rebase` puts the progress made in flight on top of
     the new version, `adaptive` rebases while the learners' deltas agree and replaces while they do not.

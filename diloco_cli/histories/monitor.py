@@ -293,7 +293,7 @@ class Monitor:
         for outcome in commit["outcomes"]:
             blamed = outcome["reason"] == "quarantined" and outcome["learner"] in self.harm.blamed
             if outcome["reason"] == "norm_cap" and self.norms.only_the_poisoner_is_known(commit):
-                self.suspects.add(outcome["learner"])
+                self.suspects.add(outcome["learner"])  # enough of these refusals keep it out
             fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects or blamed
             offer = f"offer {outcome['incarnation']}/{outcome['seq']} of {outcome['learner']}"
             text = f"{offer} was refused: {outcome['reason']}"

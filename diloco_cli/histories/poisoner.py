@@ -2,7 +2,8 @@
 Nothing longer than the bound of protocol/rules/norms.py may be merged once the honest ones are known, or counts for
 more than CLIP times those of two honest ones in its slot, and its good deltas must not save it from a quarantine. What
 points the other way, or holds next to nothing, beside two honest ones weighs next to nothing. That no honest one is
-refused, kept out or weighs less than it holds is demanded in every history (monitor.py, replayer.py)."""
+refused, kept out or weighs less than it holds is demanded in every history (monitor.py, replayer.py), but where the
+poisoner's word alone stands against it."""
 
 from __future__ import annotations
 

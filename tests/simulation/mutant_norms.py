@@ -41,21 +41,18 @@ class NeverClips(Loader):
         return judged(run, state, offers, self.loaded)
 
 
-class IgnoresDirections(Loader):
-    """Lets a learner weigh as much as ever that keeps pointing against the others."""
-
-    def candidates(self, state: RunState) -> Steps[Candidates]:
-        return (yield from super().candidates(structs.replace(state, opposition={})))
-
-    def compared(self, state: RunState, found: Candidates) -> Candidates:
-        return replace(super().compared(state, found), fit=found.fit)
-
-
 class LearnsDirectionsLate(Loader):
     """Lets a delta that flips weigh as much as others in its own merge."""
 
     def compared(self, state: RunState, found: Candidates) -> Candidates:
         return replace(super().compared(state, found), fit=found.fit)
+
+
+class IgnoresDirections(LearnsDirectionsLate):
+    """Lets a learner weigh as much as ever that keeps pointing against the others."""
+
+    def candidates(self, state: RunState) -> Steps[Candidates]:
+        return (yield from super().candidates(structs.replace(state, opposition={})))
 
 
 class WeighsHonestOnesLess(Loader):

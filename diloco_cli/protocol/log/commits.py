@@ -16,7 +16,9 @@ from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Island, Mer
 class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """What every commit says. `previous` is the digest of the record before: the log is a hash chain.
 
-    `request`: the newest request that this commit answers. `outcomes`: those of offers that no merge used.
+    `request`: the newest request that this commit answers. `outcomes`: those of offers that no merge used. `nonce`: by
+    it a process recognises its own write; a merge's also chooses the values by which directions are compared, so it is
+    drawn after the offers were read.
     """
 
     n: int = -1

@@ -169,8 +169,8 @@ def fullness(
 
     @cache
     def least(steps: int) -> tuple[float | None, list[float]]:
-        settled = median_low(_shortest(firm, steps)) if len(firm) >= COMPANY else None
-        return settled, sorted(_shortest(company, steps))
+        settled = median_low(_least(*one, steps) for one in firm) if len(firm) >= COMPANY else None
+        return settled, sorted(_least(*one, steps) for one in company)
 
     if sync.clip == "none":
         return [1.0] * len(deltas)
@@ -221,10 +221,6 @@ def _of_third(deltas: Sequence[JudgedDelta], two: Collection[str]) -> list[tuple
 
 def _lengths(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
     return [longest(norm, steps, in_steps) for norm, steps in measured]
-
-
-def _shortest(measured: Iterable[tuple[float, int]], in_steps: int) -> list[float]:
-    return [_least(norm, steps, in_steps) for norm, steps in measured]
 
 
 def _least(norm: float, steps: int, in_steps: int) -> float:
