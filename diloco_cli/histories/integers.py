@@ -38,13 +38,11 @@ def agreement(deltas: list[int]) -> float | None:
     return sum(deltas) % 11 / 10 if len(deltas) > 1 else None
 
 
-def cosines(made: list[int], momentum: int) -> tuple[float, ...]:
-    """Of each of three or more deltas the upper median of its cosines with the others, of two those with the momentum:
-    in one dimension signs."""
-    signs = [(delta > 0) - (delta < 0) for delta in made]
+def cosines(made: list[int]) -> tuple[float, ...]:
+    """Of each of three or more deltas the upper median of its cosines with the others: in one dimension signs."""
     if len(made) < 3:
-        turn = (momentum > 0) - (momentum < 0)
-        return tuple(float(sign * turn) for sign in signs) if len(made) == 2 else ()
+        return ()
+    signs = [(delta > 0) - (delta < 0) for delta in made]
     others = [sorted(sign * one for one in signs[:place] + signs[place + 1 :]) for place, sign in enumerate(signs)]
     return tuple(float(rising[len(rising) // 2]) for rising in others)
 
@@ -134,8 +132,7 @@ class IntegerArithmetic:
         return None
 
     def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
-        momentum = numbers(self.current[fragment], "state")[1]
-        return cosines([delta.made for delta in deltas], momentum)
+        return cosines([delta.made for delta in deltas])
 
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)

@@ -80,7 +80,7 @@ class NormBooks:
     def committed(self, commit: Plain) -> None:
         if commit["kind"] == "merge" and commit.get("outputs"):
             self._check_norms(commit)
-            (self._check_pair if len(commit["inputs"]) == 2 else self._check_directions)(commit)
+            self._check_directions(commit)
         elif commit["kind"] == "readmit":
             self.merged, self.forgot = {}, True
         self._count_faults(commit)
@@ -138,25 +138,10 @@ class NormBooks:
                 expect(agrees is None or agrees >= 0, "8", f"{who} is said to point against the others")
                 continue
             if len(commit["inputs"]) >= COMPANY:
-                flips = self._sign(item) < 0
+                flips = numbers(self.replayer.payload_of(item) or b"", "delta")[0] < 0
                 expect(agrees is not None and (agrees < 0) == flips, "8", f"{who} agrees by {agrees} with the others")
                 most = _full_weight(item) * (LEAST if flips else 1.0)
                 expect(item["weight"] <= most * (1 + 1e-9), "8", f"{who} points the other way, and weighs much")
-
-    def _check_pair(self, commit: Plain) -> None:
-        """8: of two deltas the commit states which points against the momentum; one that alone does weighs little."""
-        momentum = self.replayer.versions[commit["outputs"][0]["fragment"]][-2].momentum
-        turns = [self._sign(item) * momentum < 0 for item in commit["inputs"]]
-        for item, against in zip(commit["inputs"], turns, strict=True):
-            who = f"commit {commit['n']}: offer {item['incarnation']}/{item['seq']} of {item['learner']}"
-            agrees = item.get("agrees")
-            expect(agrees is not None and (agrees < 0) == against, "8", f"{who} agrees by {agrees} with the momentum")
-            most = _full_weight(item) * (LEAST if against and not all(turns) else 1.0)
-            expect(item["weight"] <= most * (1 + 1e-9), "8", f"{who} points the other way, and weighs much")
-
-    def _sign(self, item: Plain) -> int:
-        delta = numbers(self.replayer.payload_of(item) or b"", "delta")[0]
-        return (delta > 0) - (delta < 0)
 
     def _count_faults(self, commit: Plain) -> None:
         """Good deltas pay little of a fault back: who goes on is kept out, as long as enough others are left."""

@@ -39,19 +39,15 @@ class AppliedOffer:
 @dataclass
 class Lengths:
     """Of each fragment the greatest norm by the square root of a step that the merged deltas of honest learners had: so
-    long at most is what a delta is compared with, for its steps, while most are honest. `turned`: a poisoner has turned
-    the momentum that the merge's two deltas are compared with."""
+    long at most is what a delta is compared with, for its steps, while most are honest."""
 
     greatest: dict[int, float] = field(default_factory=lambda: defaultdict(float))
-    turned: bool = False
 
-    def note(self, fragment: int, honest: Iterable[dict[str, Any]], turned: bool) -> None:
-        self.turned = turned
+    def note(self, fragment: int, honest: Iterable[dict[str, Any]]) -> None:
         found = [item["norm"] / sqrt(item["steps"]) for item in honest]
         self.greatest[fragment] = max([self.greatest[fragment], *found])
 
     def least_share(self, fragment: int, item: dict[str, Any]) -> float:
         """What an honest delta keeps of its weight at least."""
         others = self.greatest[fragment] * sqrt(item["steps"])
-        share = 1.0 if item["norm"] >= FULL * others else max(EMPTY, item["norm"] / (FULL * others))
-        return share * (EMPTY if self.turned else 1.0)
+        return 1.0 if item["norm"] >= FULL * others else max(EMPTY, item["norm"] / (FULL * others))

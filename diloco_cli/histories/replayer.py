@@ -262,9 +262,9 @@ class Replayer:
         expect(len(names) >= quorum == commit["quorum"], "5", f"{len(names)} inputs, quorum {quorum}")
         expect(commit["tokens"] == sum(item["tokens"] for item in commit["inputs"]), "4", "tokens do not add up")
         self.merges += 1
-        before, honest = self.versions[fragment][-1], (i for i in commit["inputs"] if not is_poisoner(i["learner"]))
-        self.lengths.note(fragment, honest, turned=len(names) == 2 and before.momentum < 0)
+        self.lengths.note(fragment, (item for item in commit["inputs"] if not is_poisoner(item["learner"])))
         deltas = [(scaled(self._input(item, fragment), item["scale"]), item["weight"]) for item in commit["inputs"]]
+        before = self.versions[fragment][-1]
         parameter, momentum = outer_step(before.parameter, before.momentum, deltas)
         self.versions[fragment].append(Version(commit["n"], parameter, momentum, "", "", ""))
         parameters = self.run.layout.fragments[fragment].num_parameters

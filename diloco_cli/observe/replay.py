@@ -181,7 +181,7 @@ class LogVerifier:
         for item, agrees in zip(commit.inputs, found or [None] * len(commit.inputs), strict=True):
             stated = item.agrees
             both = stated is not None and agrees is not None and isclose(stated, agrees, abs_tol=10 * TOLERANCE)
-            said = f"{key}: the direction of {item.learner}'s delta agrees by {agrees}, not {stated}"
+            said = f"{key}: {item.learner}'s delta agrees with the others by {agrees}, not {stated}"
             self._expect(both or stated is agrees, said)
         return True
 

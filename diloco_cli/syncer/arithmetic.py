@@ -32,7 +32,7 @@ from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
-from diloco_cli.tensors.directions import FEWEST_VALUES, agreements
+from diloco_cli.tensors.directions import FEWEST, FEWEST_VALUES, agreements
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
 from diloco_cli.tensors.names import bare_parameters
@@ -156,11 +156,10 @@ class TorchArithmetic:
 
     def agreements(self, fragment: int, deltas: list[DeltaSource], seed: str) -> tuple[float, ...]:
         """Of the deltas as their learners made them: re-anchoring an old one turns it against what was merged since."""
-        size, momentum = self._formats[fragment].cut.size, self._current[fragment].momentum
-        if size < FEWEST_VALUES:
+        size = self._formats[fragment].cut.size
+        if len(deltas) < FEWEST or size < FEWEST_VALUES:
             return ()
-        made = [delta.own or delta.read for delta in deltas]
-        return agreements(size, made, lambda start, room: momentum[start : start + room.numel()], seed)
+        return agreements(size, [delta.own or delta.read for delta in deltas], seed)
 
     def merge(self, slot: int, deltas: list[tuple[DeltaSource, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)

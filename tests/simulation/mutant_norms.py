@@ -48,14 +48,6 @@ class LearnsDirectionsLate(Loader):
         return replace(super().compared(state, found), fit=found.fit)
 
 
-class AsksNoMomentum(Loader):
-    """Lets one of two deltas weigh as much as the other that alone points against the momentum."""
-
-    def compared(self, state: RunState, found: Candidates) -> Candidates:
-        compared = super().compared(state, found)
-        return replace(compared, fit=found.fit) if len(found.fit) == 2 else compared
-
-
 class IgnoresDirections(LearnsDirectionsLate):
     """Lets a learner weigh as much as ever that keeps pointing against the others."""
 

@@ -205,7 +205,6 @@ OF_SYNCERS: dict[str, Mutant] = {
     "long deltas not shortened": Mutant(_loading(norms.NeverClips), frozenset("8"), _is_poisoned("ratchet")),
     "directions ignored": Mutant(_loading(norms.IgnoresDirections), frozenset("8"), _is_poisoned("flipped")),
     "directions learned late": Mutant(_loading(norms.LearnsDirectionsLate), frozenset("8"), _is_poisoned("flipped")),
-    "momentum not asked": Mutant(_loading(norms.AsksNoMomentum), frozenset("8"), _is_poisoned("flipped")),
     "honest deltas taken for empty": Mutant(
         _loading(norms.WeighsHonestOnesLess), frozenset("4"), _is_poisoned("empty")
     ),

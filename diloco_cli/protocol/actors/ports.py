@@ -65,9 +65,8 @@ class Arithmetic(Protocol):
         ...
 
     def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
-        """Of each delta, in their order, the upper median of its cosines with the others; of two deltas the cosine of
-        each with the momentum of the fragment's settled version. Empty for one, and in fragments too small to tell.
-        `seed`: by which their values are sampled; no learner may know it beforehand."""
+        """Of each delta, in their order, the upper median of its cosines with the others; empty below three, and in
+        fragments too small to tell. `seed`: by which their values are sampled; no learner may know it beforehand."""
         ...
 
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:

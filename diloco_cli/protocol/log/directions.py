@@ -6,13 +6,7 @@ one whose data contradict the others' (other targets for the same inputs: -0.64)
 less. What is below AGAINST adds up, and a single cosine of FLIPS or less is enough; merges in which a learner agrees
 take little of it back. From OPPOSES on it weighs next to nothing (rules/norms.py), until it has agreed for some rounds.
 A delta of FLIPS or less weighs so little already in its own merge. Where half of a merge's deltas or more are such,
-nobody can tell whose do, and the merge says nothing.
-
-Of two deltas the cosines are those with the fragment's outer momentum (Nesterov momentum on the merged deltas; DiLoCo,
-arXiv 2311.08105). The lowest of honest ones that was measured is -0.29, of flips -0.41 to -1. So of two the one of
-TURNS or less weighs little in this merge, if the other is not such, too: a momentum that has gone too far has both
-against it. The momentum is no witness against a learner, so such a merge adds nothing to the sums. Nobody is refused or
-held back for a direction.
+nobody can tell whose do, and the merge says nothing. Nobody is refused or held back for a direction.
 """
 
 from __future__ import annotations
@@ -23,8 +17,6 @@ from diloco_cli.protocol.log.commits import Commit, Readmit
 
 AGAINST = -0.25
 FLIPS, FLIP = -0.7, 2.0  # a cosine, and what it adds
-TURNS = -0.4  # a cosine with the momentum
-COMPARED = 3  # deltas in a merge, from which on they are compared with each other
 OPPOSES, MOST = 1.0, 4.0
 PAID_BACK = 0.125  # by one merge
 
@@ -40,7 +32,7 @@ def opposition_after(known: dict[str, float], commit: Commit) -> dict[str, float
         return {name: one for name, one in known.items() if name != commit.learner}
     stated = {item.learner: item.agrees for item in commit.inputs if item.agrees is not None}
     flipping, after = flipping_of(stated), dict(known)
-    if flipping is None or len(stated) < COMPARED:
+    if flipping is None:
         return known
     for name, agrees in stated.items():
         if agrees >= AGAINST and name not in after:  # nothing to add, nor to pay back
@@ -52,9 +44,6 @@ def opposition_after(known: dict[str, float], commit: Commit) -> dict[str, float
 
 def flipping_of(agrees: Mapping[str, float]) -> set[str] | None:
     """Of a merge's learners, by logged cosines, those whose deltas flip; None if the merge says nothing of that."""
-    if len(agrees) < COMPARED:
-        found = {name for name, cosine in agrees.items() if cosine <= TURNS}
-        return found if len(found) < len(agrees) else None
     found = {name for name, cosine in agrees.items() if cosine <= FLIPS}
     return found if 2 * len(found) < len(agrees) else None
 

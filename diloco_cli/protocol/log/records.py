@@ -292,8 +292,8 @@ class MergedOffer:
 
     `norm`: of its delta as the learner made it, before it was re-anchored or scaled. `scale`: what it was multiplied
     by, below 1 where it or the whole merge was shortened (protocol/rules/norms.py). `agrees`: the upper median of the
-    cosines between its delta and the others of the merge, or beside a single other one, its cosine with the fragment's
-    momentum; None for one alone, and in fragments too small to tell (log/directions.py)."""
+    cosines between its delta and the others of the merge; None where these are fewer than two, and in fragments too
+    small to tell (log/directions.py)."""
 
     learner: str
     incarnation: int

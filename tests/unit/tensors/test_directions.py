@@ -1,4 +1,4 @@
-"""How the directions of deltas agree: by hand, whoever lies, of two with the momentum, and sampled."""
+"""How the directions of deltas agree: by hand, whoever lies, and sampled."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ def reader_of(delta: torch.Tensor) -> Read:
     return lambda start, room: delta[start : start + room.numel()]
 
 
-def agreed(*deltas: torch.Tensor, momentum: torch.Tensor | None = None, seed: str = "s") -> list[float]:
-    """By default the momentum is what the first delta points against."""
-    along = reader_of(-deltas[0] if momentum is None else momentum)
-    return list(agreements(deltas[0].numel(), [reader_of(delta) for delta in deltas], along, seed))
+def agreed(*deltas: torch.Tensor, seed: str = "s") -> list[float]:
+    return list(agreements(deltas[0].numel(), [reader_of(delta) for delta in deltas], seed))
 
 
 def noisy(count: int, size: int, noise: float) -> list[torch.Tensor]:
@@ -33,12 +31,6 @@ def test_three_by_hand() -> None:
     x, y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
     assert agreed(x, x + y / 2, -3 * x) == pytest.approx([0.5**0.5, 0.5**0.5, -(0.5**0.5)])
     assert agreed(x, y, torch.zeros(2)) == [0.0, 0.0, 0.0]
-
-
-def test_two_by_hand_with_the_momentum() -> None:
-    x, y = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])
-    assert agreed(x + y / 2, -3 * x, momentum=2 * x) == pytest.approx([0.5**0.5, -1.0])
-    assert agreed(x, y, momentum=torch.zeros(2)) == [0.0, 0.0] and agreed(x) == []
 
 
 def test_what_is_not_finite_agrees_with_nobody_and_moves_no_other() -> None:

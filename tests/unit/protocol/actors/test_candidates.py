@@ -65,10 +65,8 @@ class Cosines:
         ((1.0, 1.0, 1.0), (), []),
         ((1.0, 1.0, 1.0, 1e3), (0.5, -0.9, 0.5), ["l1"]),
         ((1.0, 1.0, 1.0, 1.0), (-0.9, -0.9, -0.9, -0.9), []),
-        ((1.0, 1.0), (0.1, -0.4), ["l1"]),
-        ((1.0, 1.0), (-0.9, -0.9), []),
     ],
-    ids=["a flip", "against", "not compared", "beside what is refused", "two against two", "a turn", "two turn"],
+    ids=["a flip", "against", "not compared", "beside what is refused", "two against two"],
 )
 def test_a_delta_that_flips_weighs_little_in_its_own_merge(
     norms: tuple[float, ...], cosines: tuple[float, ...], light: list[str]

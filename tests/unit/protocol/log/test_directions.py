@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msgspec import structs
-
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.commits import EpochStart, Merge, Readmit, Skip
-from diloco_cli.protocol.log.directions import FLIPS, MOST, TURNS, flipping_of, opposes, opposition_after
+from diloco_cli.protocol.log.directions import FLIPS, MOST, flipping_of, opposes, opposition_after
 from diloco_cli.protocol.log.norms import NOTHING
 from diloco_cli.protocol.rules.norms import OPPOSING_WEIGHT, JudgedDelta, judge
 from tests.unit.protocol.records import applied, genesis, merge, output
@@ -39,18 +37,6 @@ def test_a_sign_flip_opposes_at_once_and_for_long() -> None:
 
 def test_a_delta_that_points_so_clearly_against_the_others_flips() -> None:
     assert flipping_of({"a": 0.5, "b": FLIPS + 1e-6, "x": FLIPS}) == {"x"} and flipping_of({"a": 1.0}) == set()
-
-
-def test_of_two_deltas_the_one_alone_that_points_against_the_momentum_flips() -> None:
-    assert flipping_of({"a": TURNS + 1e-6, "x": TURNS}) == {"x"} and flipping_of({"a": 0.1, "b": 0.2}) == set()
-    assert flipping_of({"a": -0.9, "b": -0.9}) is None, "the momentum has gone too far"
-    assert flipping_of({"a": -0.9}) is None, "alone nobody is compared"
-
-
-def test_the_momentum_is_no_witness_against_a_learner() -> None:
-    two = merge_of(x=-0.9)
-    two = structs.replace(two, inputs=two.inputs[1:])
-    assert len(two.inputs) == 2 and opposition_after({"q": 1.0}, two) == {"q": 1.0}
 
 
 def test_where_half_of_the_deltas_flip_nobody_can_tell_whose_do() -> None:
