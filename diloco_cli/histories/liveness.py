@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
-from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, watch_every_s
+from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, SHORT_SLOT_S, watch_every_s
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.retry import MAX_PAUSE_S
 
@@ -27,6 +27,7 @@ CALLS_OF_EACH = 100  # per learner, while a syncer reads the offers that have co
 FRAGMENT_ROUNDS = 12  # the longest time for which a learner that offers may leave out a fragment
 IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # a learner that may offer is silent for the longest of these at most
 POLLS_A_SECOND = 1.5 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
+LOOKS_S = (1 + MAX_DRIFT) * SHORT_SLOT_S
 LOOKS_A_SECOND = (1 + MAX_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, with short slots and without news
 COLLECTS_BELOW = 0.03  # of a slot: if a store call per learner and one for the version takes less, a syncer can collect
 GOOD_ENDS = (0, FencedError.exit_status)
@@ -80,15 +81,18 @@ class Healthy:
 
     def _check_fragments(self, process: Process) -> None:
         """Check that a learner that offers, offers all fragments. (If learners do not follow the others' pace, or there
-        is no grace, a learner half as fast may reach every second slot, and these may always be the same fragment's.)
-        """
+        is no grace, a learner half as fast may reach every second slot, and these may always be the same fragment's.
+        After a long time without commits a learner with short slots looks for the next one every LOOKS_S.)"""
         merges, options = self.history.monitor.replayer.merges, self.history.options
+        now_s = self.history.world.now_s
         if (options.local_steps, options.adoption) != ("measured", "on_arrival") or options.overlap == 0:
             return
         for fragment in range(options.fragments):
-            rounds = (merges - process.offered_of.setdefault(fragment, merges)) / options.fragments
-            text = f"{process.name} offers nothing of fragment {fragment} for {rounds:.0f} rounds"
-            expect(rounds <= FRAGMENT_ROUNDS, LIVENESS, text)
+            offered_at, offered_s = process.offered_of.setdefault(fragment, (merges, now_s))
+            rounds, silent_s = (merges - offered_at) / options.fragments, now_s - offered_s
+            missing = rounds > FRAGMENT_ROUNDS and silent_s > LOOKS_S + IDLE_SLOTS * options.slot_s
+            text = f"{process.name} offers nothing of fragment {fragment} for {rounds:.0f} rounds and {silent_s:.1f} s"
+            expect(not missing, LIVENESS, text)
 
     def _excused(self, process: Process) -> bool:
         """Whether a learner need not offer now. A region's learners depend on the mirror and the relay."""

@@ -35,8 +35,8 @@ class Thread:
 class Process:
     """The `number`-th process of a role. `status`: its exit status, None while it lives or after a crash. For a
     learner, `incarnation`: the one that it has joined as, 0 before; `offered`: its newest offer, of `offers` in all;
-    `offered_of`: the number of merges when it last offered each fragment; `heard_merges`: the number of merges when it
-    last offered or was excused from it; `heard_s`: when the next merge came."""
+    `offered_of`: the number of merges when it last offered each fragment, and the time; `heard_merges`: the number of
+    merges when it last offered or was excused from it; `heard_s`: when the next merge came."""
 
     role: str
     number: int
@@ -53,7 +53,7 @@ class Process:
     threads_started: int = 0
     heard_s: float = 0.0
     heard_merges: int = 0
-    offered_of: dict[int, int] = field(default_factory=dict)
+    offered_of: dict[int, tuple[int, float]] = field(default_factory=dict)
     incarnation: int = 0
     offered: OfferId | None = None
     offers: int = 0
@@ -92,7 +92,7 @@ class Process:
         elif kind == "offer":
             self.offered = (self.role, int(number), int(name[0][:10]))
             self.offers += 1
-            self.offered_of[plain(data)["fragment"]] = merges
+            self.offered_of[plain(data)["fragment"]] = merges, self.world.now_s
 
     def held_until_s(self) -> float:
         """When no thread waits any more for a call with a fault; an error that is still on its way takes one more pause
