@@ -220,10 +220,8 @@ def _disk(plan: Plan) -> str:
     url = plan.inventory.store.url
     if "://" in url and not url.startswith("file://"):
         return f"{learner}; everything else is in {url}"
-    growth = (
-        f"{format_size(plan.money.storage_gb_per_day * GB)}/day to {format_size(plan.money.storage_gb_at_end * GB)}"
-    )
-    return f"{learner}; where the folder of the store is, {growth}"
+    most = "at most" if plan.run.retention.rounds != "all" else "by the end"
+    return f"{learner}; the store's folder {most} {format_size(plan.money.storage_gb_at_end * GB)}"
 
 
 def _waterfall(plan: Plan) -> list[str]:
