@@ -64,6 +64,11 @@ class FarFound:
         return f"{pace}, {self.inputs:.3f} of the learners in it, {cpu}\n{self.said}"
 
 
+def far_run(learners: int, slot_s: float) -> RunFormat:
+    run = float_run(1 << 20, slot_s * FRAGMENTS / LOCAL_STEPS, ELEMENTS, [f"l{number}" for number in range(learners)])
+    return replace(run, layout=layout_of(run.settings))
+
+
 @contextmanager
 def started(run: RunFormat, url: str, logs: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """The run's processes, by name, until the end."""
@@ -116,17 +121,15 @@ def main() -> None:
     parser.add_argument("--merges", type=int, default=200)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *about: sys.exit(143))  # so that nothing that was started stays behind
-    step_s = arguments.slot * FRAGMENTS / LOCAL_STEPS
-    names = [f"l{number}" for number in range(arguments.learners)]
-    run = float_run(1 << 20, step_s, ELEMENTS, names)
-    run = replace(run, layout=layout_of(run.settings))
+    run = far_run(arguments.learners, arguments.slot)
     print(f"# {machine()}; load {os.getloadavg()[0]:.1f} at the start", flush=True)
     with ExitStack() as stack:
         endpoint = stack.enter_context(server("fake_gcs", "bucket", "--delay-ms", str(DELAY_MS)))
         stack.enter_context(environment({"STORAGE_EMULATOR_HOST": endpoint}))
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         found = measured(run, f"gs://bucket/{nonce()}", arguments.slot, arguments.merges, logs)
-    print(f"{len(names)} learners, slots of {arguments.slot:g} s, {DELAY_MS} ms a call: {found.text(arguments.slot)}")
+    fleet = f"{arguments.learners} learners, slots of {arguments.slot:g} s, {DELAY_MS} ms a call"
+    print(f"{fleet}: {found.text(arguments.slot)}")
     print(f"load {os.getloadavg()[0]:.1f} at the end")
     holds = mean(found.gaps_s) <= MAX_SLOTS * arguments.slot and found.inputs >= LEAST_INPUTS
     sys.exit(0 if holds else 1)
