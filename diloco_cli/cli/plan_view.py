@@ -220,8 +220,9 @@ def _disk(plan: Plan) -> str:
     url = plan.inventory.store.url
     if "://" in url and not url.startswith("file://"):
         return f"{learner}; everything else is in {url}"
-    most = "at most" if plan.run.retention.rounds != "all" else "by the end"
-    return f"{learner}; the store's folder {most} {format_size(plan.money.storage_gb_at_end * GB)}"
+    kept = format_size(plan.money.storage_gb_at_end * GB)
+    bound = f"{kept} by its end" if plan.run.retention.rounds == "all" else f"at most {kept}"
+    return f"{learner}; the store's folder holds {bound}"
 
 
 def _waterfall(plan: Plan) -> list[str]:

@@ -47,6 +47,12 @@ def test_plan_prints_verdict_islands_schedule_and_waterfall_in_80_columns(diloco
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(("rounds", "bound"), [("64", "at most "), ("all", "by its end")])
+def test_plan_says_how_much_the_folder_of_the_store_holds(diloco, rounds, bound):
+    text = " ".join(diloco(*quickstart("--set", f"retention.rounds={rounds}")).split())
+    assert "the store's folder holds " in text and bound in text.partition("folder holds ")[2][:20]
+
+
 def test_in_a_pipe_no_column_is_dropped(diloco, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     headings = diloco(*quickstart()).splitlines()[2]
