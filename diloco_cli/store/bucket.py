@@ -70,12 +70,12 @@ def settled(holder: bytes | None, data: bytes, doubt: Exception, where: str) -> 
     return Created(checked=True) if holder == data else Exists(holder)
 
 
-def intact(data: bytes, found: transfers.Downloaded, where: str) -> bytes:
-    """`data`, if it fits the checksum that the store states, or if the store states none."""
+def intact(found: transfers.Downloaded, where: str) -> bytes:
+    """The bytes that were found, if they fit the checksum that the store states, or if the store states none."""
     stated = found.stated_crc32c
-    if stated is not None and stated != (found.found_crc32c or transfers.crc32c(data)):
+    if stated is not None and stated != (found.found_crc32c or transfers.crc32c(found.data)):
         raise StoreUnavailableError("the bytes read do not match their crc32c", where=where)
-    return data
+    return found.data
 
 
 def within_range(data: bytes, num_bytes: int, where: str) -> bytes:
@@ -117,9 +117,8 @@ class BucketStore(ABC):
             return None
         except RangeBehindEndError:
             return b""  # no range of an empty object can be had
-        data = transfers.joined(found.chunks, max_bytes)
-        is_whole = max_bytes is None or len(data) <= max_bytes
-        return intact(data, found, self._where(key)) if is_whole else data
+        is_whole = max_bytes is None or len(found.data) <= max_bytes
+        return intact(found, self._where(key)) if is_whole else found.data
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         check_key(key)

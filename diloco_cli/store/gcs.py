@@ -86,8 +86,8 @@ class GCSStore(BucketStore):
             fetch = self._fetch(key, answer.headers.get("X-Goog-Generation"))
             size = transfers.size_to_read(answer.headers.get("Content-Range"), answer.content_length, max_bytes)
             source = transfers.Download(answer.content.iter_any())
-            chunks = await transfers.read_in_parts(size, source, fetch, max_bytes)
-            return transfers.Downloaded(chunks, stated_crc32c(answer.headers), source.crc32c_of(chunks))
+            data = await transfers.read_in_parts(size, source, fetch, max_bytes)
+            return transfers.Downloaded(data, stated_crc32c(answer.headers), source.crc32c())
 
     async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
         span = {"Range": f"bytes={start}-{end - 1}"}

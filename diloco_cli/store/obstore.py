@@ -103,12 +103,12 @@ class ObstoreStore(BucketStore):
         etag = answer.meta["e_tag"]
         if self._scheme == "file":
             whole: Any = await answer.bytes_async()
-            return transfers.Downloaded([whole])
+            return transfers.Downloaded(whole)
         size = transfers.size_to_read(None, int(answer.meta["size"]), max_bytes)
         source = transfers.Download(_pieces(answer.stream(min_chunk_size=_READ_BYTES)))
-        chunks = await transfers.read_in_parts(size, source, self._fetch(key, etag), max_bytes)
+        data = await transfers.read_in_parts(size, source, self._fetch(key, etag), max_bytes)
         stated = answer.attributes.get(transfers.CHECKSUM_NAME)
-        return transfers.Downloaded(chunks, stated, source.crc32c_of(chunks))
+        return transfers.Downloaded(data, stated, source.crc32c())
 
     async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
         import obstore

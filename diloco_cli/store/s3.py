@@ -64,9 +64,9 @@ class S3Store(BucketStore):
         size = transfers.size_to_read(answer.get("ContentRange"), answer.get("ContentLength"), max_bytes)
         async with answer["Body"]:  # enters the body itself or the stream it wraps, by the release of aiobotocore
             source = transfers.Download(answer["Body"].iter_chunks(_READ_BYTES))
-            chunks = await transfers.read_in_parts(size, source, self._fetch(key, answer.get("ETag")), max_bytes)
+            data = await transfers.read_in_parts(size, source, self._fetch(key, answer.get("ETag")), max_bytes)
         stated = answer.get("Metadata", {}).get(transfers.CHECKSUM_NAME)
-        return transfers.Downloaded(chunks, stated, source.crc32c_of(chunks))
+        return transfers.Downloaded(data, stated, source.crc32c())
 
     async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
         condition = {} if version is None else {"IfMatch": version}

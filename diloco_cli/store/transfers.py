@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import math
 import re
 from collections import deque
@@ -36,8 +37,7 @@ PROBE_BYTES = 8 << 20
 PARALLEL_PAYS_S = 2.0
 """The first bytes of a download show the speed of one connection. If the rest would take longer, several are used."""
 PARALLEL_PARTS = 4
-"""At most so many parts are under way. Beside the object itself, which the caller holds, a transfer needs the memory of
-these parts."""
+"""At most so many parts are under way. Beside the object itself, a transfer needs the memory of these parts."""
 PART_TRIES = 5
 LIST_PAGE = 1000
 CHECKSUM_NAME = "crc32c"
@@ -52,10 +52,10 @@ Fetch = Callable[[int, int], Awaitable[Chunks]]
 
 @dataclass(frozen=True)
 class Downloaded:
-    """An object in pieces, all of one version; its crc32c as the store states it, and as it was computed while the
-    pieces arrived, if it was."""
+    """An object, or its beginning, all of one version; its crc32c as the store states it, and as it was computed while
+    the pieces arrived, if it was."""
 
-    chunks: Chunks
+    data: bytes
     stated_crc32c: str | None = None
     found_crc32c: str | None = None
 
@@ -91,13 +91,6 @@ def size_to_read(content_range: str | None, content_length: int | None, max_byte
     return size if size is None or max_bytes is None else min(size, max_bytes + 1)
 
 
-def joined(chunks: Chunks, max_bytes: int | None) -> bytes:
-    """The object; or, if it is longer than the bound, one byte more than that. Needs as much memory as the chunks do,
-    in addition to them."""
-    data = b"".join(chunks)
-    return data if max_bytes is None else data[: max_bytes + 1]
-
-
 def crc32c(data: bytes | memoryview) -> str:
     """As GCS and S3 write it: base64 of the four bytes, the highest first."""
     import google_crc32c
@@ -123,10 +116,10 @@ def spans(start: int, end: int) -> list[tuple[int, int]]:
 
 async def read_in_parts(
     size_bytes: int | None, source: Download, fetch: Fetch | None, max_bytes: int | None = None
-) -> Chunks:
-    """The first `size_bytes` of the body of an answer that has begun, in order. `fetch(start, end)` asks for a range of
-    the same generation, and raises the port's errors; None: ranges cannot be fetched. The whole transfer has the
-    deadline of its size; a part has that of all parts under way, because they share one link.
+) -> bytes:
+    """The first `size_bytes` of the body of an answer that has begun. `fetch(start, end)` asks for a range of the same
+    generation, and raises the port's errors; None: ranges cannot be fetched. The whole transfer has the deadline of its
+    size; a part has that of all parts under way, because they share one link.
 
     If the rest of a large object would take longer than PARALLEL_PAYS_S at the speed of its beginning, ranges are
     fetched beside the answer, from the end backwards, until both meet; if the answer breaks, ranges take its place. A
@@ -135,16 +128,19 @@ async def read_in_parts(
     """
     if size_bytes is None:
         longest = MAX_OBJECT_BYTES if max_bytes is None else max_bytes
-        return await on_time(longest, source.take_all(max_bytes))
-    if fetch is None or size_bytes <= PROBE_BYTES:
-        return await on_time(size_bytes, source.take(size_bytes))
-    return await on_time(size_bytes, _in_parts(size_bytes, source, fetch))
+        await on_time(longest, source.take_all(max_bytes))
+    elif fetch is None or size_bytes <= PROBE_BYTES:
+        await on_time(size_bytes, source.take(0, size_bytes))
+    else:
+        source.make_room(size_bytes)
+        await on_time(size_bytes, _in_parts(size_bytes, source, fetch))
+    return source.data()
 
 
-async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> Chunks:
-    found = {0: await on_time(1, source.take(1))}  # the time to the first byte says nothing about the speed
+async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> None:
+    await on_time(1, source.take(0, 1))  # the time to the first byte says nothing about the speed
     started_s = clock.monotonic_s()
-    found[1] = await _as_one_of_many(PROBE_BYTES, source.take(PROBE_BYTES - 1))
+    await _as_one_of_many(PROBE_BYTES, source.take(1, PROBE_BYTES))
     rest_s = (clock.monotonic_s() - started_s) * (size_bytes - PROBE_BYTES) / PROBE_BYTES
     left = deque(spans(PROBE_BYTES, size_bytes))
 
@@ -154,20 +150,19 @@ async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> Chunks:
     async def from_the_back() -> None:
         while left:
             start, end = left.pop()
-            found[start] = await persist(partial(fetched, start, end))
+            source.insert(start, await persist(partial(fetched, start, end)))
 
     async def from_the_front() -> None:
         while left:
             start, end = left.popleft()
             try:
-                found[start] = await _as_one_of_many(end - start, source.take(end - start))
+                await _as_one_of_many(end - start, source.take(start, end))
             except Exception:  # the answer broke: a range takes its place, or raises the port's error
                 left.append((start, end))
                 await from_the_back()
 
     beside = PARALLEL_PARTS - 1 if rest_s > PARALLEL_PAYS_S else 0
     await in_parallel([from_the_front, *[from_the_back] * beside])
-    return [chunk for start in sorted(found) for chunk in found[start]]
 
 
 async def _as_one_of_many(num_bytes: int, work: Awaitable[T]) -> T:
@@ -176,47 +171,57 @@ async def _as_one_of_many(num_bytes: int, work: Awaitable[T]) -> T:
 
 
 class Download:
-    """Takes chosen numbers of bytes from a stream of pieces of any size, and adds up their crc32c while the next ones
-    are on their way."""
+    """An object that arrives as a stream of pieces of any size, and as ranges beside it. Each piece goes to its place
+    in one buffer, and into the crc32c, while the next ones are on their way: pieces joined at the end would need the
+    memory twice, and the time of one more copy."""
 
     def __init__(self, stream: AsyncIterator[bytes]) -> None:
         self._stream = stream
-        self._held: Chunks = []
+        self._held = b""
+        self._buffer = io.BytesIO()
         self._checksum = self._taken_bytes = 0
 
-    def crc32c_of(self, chunks: Chunks) -> str | None:
-        """That of the object, unless ranges have brought some of these pieces."""
-        return _written(self._checksum) if self._taken_bytes == sum(map(len, chunks)) else None
+    def make_room(self, num_bytes: int) -> None:
+        """For an object of this length: a buffer that grows as it fills copies megabytes again and again."""
+        self.insert(num_bytes - 1, [b"\0"])
 
-    async def take(self, num_bytes: int) -> Chunks:
-        """The next pieces, of exactly this length together."""
-        taken: Chunks = []
-        while num_bytes > 0:
-            piece = self._held.pop() if self._held else await anext(self._stream, b"")
+    def data(self) -> bytes:
+        """All bytes that have come, without a copy of them."""
+        return self._buffer.getvalue()
+
+    def crc32c(self) -> str | None:
+        """That of the object, unless ranges have brought a part of it."""
+        return _written(self._checksum) if self._taken_bytes == self._buffer.seek(0, io.SEEK_END) else None
+
+    async def take(self, start: int, end: int) -> None:
+        """Put the stream's next bytes, which are these of the object, into their place."""
+        while start < end:
+            piece = self._held or await anext(self._stream, b"")
             if not piece:
                 raise StoreUnavailableError("the answer ended early")
-            if len(piece) > num_bytes:
-                self._held = [piece[num_bytes:]]
-                piece = piece[:num_bytes]
-            taken.append(self._added(piece))
-            num_bytes -= len(piece)
-        return taken
+            piece, self._held = piece[: end - start], piece[end - start :]
+            self._add(start, piece)
+            start += len(piece)
 
-    async def take_all(self, max_bytes: int | None) -> Chunks:
-        """All pieces, or as many as it takes to pass the bound."""
-        taken: Chunks = []
-        room = math.inf if max_bytes is None else max_bytes + 1
-        while room > 0 and (piece := await anext(self._stream, b"")):
-            taken.append(self._added(piece))
-            room -= len(piece)
-        return taken
+    async def take_all(self, max_bytes: int | None) -> None:
+        """All pieces, or as many as it takes to pass the bound, and of the last one a byte beyond it."""
+        longest = math.inf if max_bytes is None else max_bytes + 1
+        while self._taken_bytes < longest and (piece := await anext(self._stream, b"")):
+            self._add(self._taken_bytes, piece)
+        if self._taken_bytes > longest:
+            self._buffer.truncate(int(longest))
 
-    def _added(self, piece: bytes) -> bytes:
+    def insert(self, start: int, chunks: Chunks) -> None:
+        """Put a range that came beside the stream into its place."""
+        self._buffer.seek(start)
+        self._buffer.writelines(chunks)
+
+    def _add(self, start: int, piece: bytes) -> None:
         import google_crc32c
 
+        self.insert(start, [piece])
         self._checksum = google_crc32c.extend(self._checksum, piece)
         self._taken_bytes += len(piece)
-        return piece
 
 
 async def in_parallel(parts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:

@@ -50,7 +50,7 @@ class FakeGCS(FaultyServer):
         self.ignores_checksums = False  # as some clones do
         self.ignores_conditions = False  # broken: a create overwrites, as some clones do
         self.settings: dict[str, dict[str, object]] = {}  # of a bucket, such as its softDeletePolicy
-        self._sessions: dict[str, tuple[str, str, bool, str | None, bytearray]] = {}
+        self._sessions: dict[str, tuple[str, str, bool, str | None, list[bytes]]] = {}
         self._finished: dict[str, dict[str, str]] = {}
         self._generation = 1000
 
@@ -103,7 +103,7 @@ class FakeGCS(FaultyServer):
         if (refusal := self._refusal(bucket, name, exclusive)) is not None:
             return refusal
         session = f"s{len(self._sessions)}"
-        self._sessions[session] = (bucket, name, exclusive, about.get("crc32c"), bytearray())
+        self._sessions[session] = (bucket, name, exclusive, about.get("crc32c"), [])
         if self.forgets_location:
             return web.Response()
         return web.Response(headers={"Location": f"http://{request.host}/resumable/{session}?upload_id={session}"})
@@ -117,16 +117,19 @@ class FakeGCS(FaultyServer):
         bucket, name, exclusive, crc32c, received = self._sessions[session]
         *span, total = map(int, re.findall(r"\d+", request.headers["Content-Range"]))
         data = await request.read()
+        size = sum(map(len, received))
         if span:  # otherwise the client only asks how much has arrived
-            if span[0] > len(received) or span[1] - span[0] + 1 != len(data):
+            if span[0] > size or span[1] - span[0] + 1 != len(data):
                 return _error(400, "the chunk does not follow the one before")
-            received += data[len(received) - span[0] :]  # what is there already is ignored
-            if self.keeps_half and len(received) < total:
-                del received[span[0] + len(data) // 2 :]
-        if len(received) < total:
-            return web.Response(status=308, headers={"Range": f"bytes=0-{len(received) - 1}"} if received else {})
-        answer = self._store(bucket, name, bytes(received), exclusive, crc32c)
+            is_last = span[1] + 1 >= total
+            end = len(data) // 2 if self.keeps_half and not is_last else len(data)
+            received.append(data[size - span[0] : end])  # what is there already is ignored
+            size += len(received[-1])
+        if size < total:
+            return web.Response(status=308, headers={"Range": f"bytes=0-{size - 1}"} if size else {})
+        answer = self._store(bucket, name, b"".join(received), exclusive, crc32c)
         if answer.status == 200:
+            received.clear()
             self._finished[session] = _about(bucket, name, self.objects[bucket][name])
         return answer
 
