@@ -10,7 +10,7 @@ import typer
 from diloco_cli.cli.consent import AllowStore, named_here
 from diloco_cli.cli.operators import JsonOption, TimeoutOption, open_unfinished, operator_of
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import OpenRun, foreground_store, open_run
+from diloco_cli.cli.run_argument import OpenRun, foreground_store, head_of, open_run
 from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.signing import KEY_FILE_VARIABLE
 
@@ -92,6 +92,8 @@ def certify(
         talk(f"{name} hosts a standby syncer, so its owner is trusted with the log")
     print(f"run {opened.name}: {public} is certified as {' and '.join(signers)}")
     talk(f"next, on that machine: {KEY_FILE_VARIABLE}=ITS_FILE {start_of(opened, role, name)}")
+    if role == "learner":
+        _say_if_full(opened, name)
 
 
 @key.command("revoke")
@@ -141,6 +143,13 @@ def start_of(opened: OpenRun, role: Role, name: str) -> str:
         return f"diloco syncer --run {opened.url}"
     joins = "" if opened.format.island(name) is not None else " --join"
     return f"diloco learner --run {opened.url} --name {name}{joins}"
+
+
+def _say_if_full(opened: OpenRun, name: str) -> None:
+    """A learner that has yet to join needs a data shard that no other has."""
+    known = head_of(opened).with_members(opened.format)
+    if known.island(name) is None and len(known.all_islands) >= known.num_shards:
+        talk(f"but {name} cannot join: the run's {known.num_shards} data shards (data.shards at the launch) are taken")
 
 
 def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:

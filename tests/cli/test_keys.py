@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.config.settings import SyncerSettings
+from diloco_cli.config.settings import DataSettings, SyncerSettings
 from diloco_cli.launch.new_run import create_run, signed
 from diloco_cli.protocol.log.commit_log import append, read_format
 from diloco_cli.protocol.log.commits import EpochStart
@@ -34,11 +36,13 @@ def test_a_key_is_written_once_and_never_shown(diloco: Diloco, tmp_path: Path) -
     assert (tmp_path / "run.key").read_text().strip() == secret
 
 
-def test_three_commands_certify_a_key_that_another_machine_made(diloco: Diloco, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [2, 3])
+def test_three_commands_certify_a_key_that_another_machine_made(diloco: Diloco, tmp_path: Path, shards: int) -> None:
     """Each prints the next one. The private key never leaves its file, nor the operator's secret."""
     diloco("key", "new", "run.key")
     secret = Secret((tmp_path / "run.key").read_text().strip(), "TEST")
-    url = make_bucket(tmp_path / "nano", signed(NANO, secret))
+    run = replace(NANO, settings=replace(NANO.settings, data=DataSettings(shards=shards)))
+    url = make_bucket(tmp_path / "nano", signed(run, secret))
     asked = diloco("key", "request", url, "learner", "home", "home.key", **{FILE: ""})
     assert asked.returncode == 0, asked.stderr
     public, own = asked.stdout.strip(), (tmp_path / "home.key").read_text().strip()
@@ -53,6 +57,7 @@ def test_three_commands_certify_a_key_that_another_machine_made(diloco: Diloco, 
     certified = diloco(*certify.split(), **{FILE: "run.key"})
     assert certified.returncode == 0 and f"diloco learner --run {url} --name home --join" in certified.stderr
     assert diloco(*certify.split(), **{FILE: "home.key"}).returncode == 2, "only the operator certifies"
+    assert ("but home cannot join: the run's 2 data shards" in certified.stderr) == (shards == len(NANO.islands))
 
     run = opened_with(tmp_path / "nano", own)
     assert run.keyring.holds("learner/home") and not run.keyring.holds(LOG)
