@@ -102,8 +102,7 @@ class ObstoreStore(BucketStore):
         answer = await transfers.on_time(0, obstore.get_async(reader, key, options=span))
         etag = answer.meta["e_tag"]
         if self._scheme == "file":
-            whole: Any = await answer.bytes_async()
-            return transfers.Downloaded(whole)
+            return transfers.Downloaded(bytes(await answer.bytes_async()))
         size = transfers.size_to_read(None, int(answer.meta["size"]), max_bytes)
         source = transfers.Download(_pieces(answer.stream(min_chunk_size=_READ_BYTES)))
         data = await transfers.read_in_parts(size, source, self._fetch(key, etag), max_bytes)

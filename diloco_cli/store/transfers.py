@@ -126,21 +126,25 @@ async def read_in_parts(
     small object comes from the answer alone, and so does one of unknown size: until the answer ends, or there are more
     than `max_bytes`.
     """
-    if size_bytes is None:
-        longest = MAX_OBJECT_BYTES if max_bytes is None else max_bytes
-        await on_time(longest, source.take_all(max_bytes))
-    elif fetch is None or size_bytes <= PROBE_BYTES:
-        await on_time(size_bytes, source.take(0, size_bytes))
-    else:
-        source.make_room(size_bytes)
-        await on_time(size_bytes, _in_parts(size_bytes, source, fetch))
-    return source.data()
+    source.make_room(size_bytes or 0)
+    try:
+        if size_bytes is None:
+            longest = MAX_OBJECT_BYTES if max_bytes is None else max_bytes
+            await on_time(longest, source.take_all(max_bytes))
+        elif fetch is None or size_bytes <= PROBE_BYTES:
+            await on_time(size_bytes, source.take(size_bytes))
+        else:
+            await on_time(size_bytes, _in_parts(size_bytes, source, fetch))
+        return source.data()
+    except BaseException:  # its traceback holds the frames, and so the buffer, until the last try has ended
+        source.let_go()
+        raise
 
 
 async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> None:
-    await on_time(1, source.take(0, 1))  # the time to the first byte says nothing about the speed
+    await on_time(1, source.take(1))  # the time to the first byte says nothing about the speed
     started_s = clock.monotonic_s()
-    await _as_one_of_many(PROBE_BYTES, source.take(1, PROBE_BYTES))
+    await _as_one_of_many(PROBE_BYTES, source.take(PROBE_BYTES))
     rest_s = (clock.monotonic_s() - started_s) * (size_bytes - PROBE_BYTES) / PROBE_BYTES
     left = deque(spans(PROBE_BYTES, size_bytes))
 
@@ -150,13 +154,13 @@ async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> None:
     async def from_the_back() -> None:
         while left:
             start, end = left.pop()
-            source.insert(start, await persist(partial(fetched, start, end)))
+            source.place(start, await persist(partial(fetched, start, end)))
 
     async def from_the_front() -> None:
         while left:
             start, end = left.popleft()
             try:
-                await _as_one_of_many(end - start, source.take(start, end))
+                await _as_one_of_many(end - start, source.take(end))
             except Exception:  # the answer broke: a range takes its place, or raises the port's error
                 left.append((start, end))
                 await from_the_back()
@@ -182,44 +186,48 @@ class Download:
         self._checksum = self._taken_bytes = 0
 
     def make_room(self, num_bytes: int) -> None:
-        """For an object of this length: a buffer that grows as it fills copies megabytes again and again."""
-        self.insert(num_bytes - 1, [b"\0"])
+        """For an object of this length: a buffer that grows as it fills copies megabytes again and again. The memory is
+        the system's until bytes come, and the buffer writes into it because nothing else refers to it."""
+        self._buffer = io.BytesIO(bytes(num_bytes))
+
+    def let_go(self) -> None:
+        """Free the buffer."""
+        self._buffer.close()
 
     def data(self) -> bytes:
-        """All bytes that have come, without a copy of them."""
+        """The object, once all of it has come; not copied."""
         return self._buffer.getvalue()
 
     def crc32c(self) -> str | None:
         """That of the object, unless ranges have brought a part of it."""
         return _written(self._checksum) if self._taken_bytes == self._buffer.seek(0, io.SEEK_END) else None
 
-    async def take(self, start: int, end: int) -> None:
-        """Put the stream's next bytes, which are these of the object, into their place."""
-        while start < end:
+    async def take(self, end: int) -> None:
+        """Read on in the stream, up to this byte of the object."""
+        while (left := end - self._taken_bytes) > 0:
             piece = self._held or await anext(self._stream, b"")
             if not piece:
                 raise StoreUnavailableError("the answer ended early")
-            piece, self._held = piece[: end - start], piece[end - start :]
-            self._add(start, piece)
-            start += len(piece)
+            piece, self._held = piece[:left], piece[left:]
+            self._add(piece)
 
     async def take_all(self, max_bytes: int | None) -> None:
-        """All pieces, or as many as it takes to pass the bound, and of the last one a byte beyond it."""
+        """The whole stream, or the first `max_bytes` + 1 bytes of it."""
         longest = math.inf if max_bytes is None else max_bytes + 1
         while self._taken_bytes < longest and (piece := await anext(self._stream, b"")):
-            self._add(self._taken_bytes, piece)
+            self._add(piece)
         if self._taken_bytes > longest:
             self._buffer.truncate(int(longest))
 
-    def insert(self, start: int, chunks: Chunks) -> None:
-        """Put a range that came beside the stream into its place."""
+    def place(self, start: int, chunks: Chunks) -> None:
+        """Put the bytes from `start` on into their place."""
         self._buffer.seek(start)
         self._buffer.writelines(chunks)
 
-    def _add(self, start: int, piece: bytes) -> None:
+    def _add(self, piece: bytes) -> None:
         import google_crc32c
 
-        self.insert(start, [piece])
+        self.place(self._taken_bytes, [piece])
         self._checksum = google_crc32c.extend(self._checksum, piece)
         self._taken_bytes += len(piece)
 

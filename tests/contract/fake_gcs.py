@@ -52,7 +52,7 @@ class FakeGCS(FaultyServer):
         self.settings: dict[str, dict[str, object]] = {}  # of a bucket, such as its softDeletePolicy
         self._sessions: dict[str, tuple[str, str, bool, str | None, list[bytes]]] = {}
         self._finished: dict[str, dict[str, str]] = {}
-        self._generation = 1000
+        self._begun, self._generation = 0, 1000
 
     @property
     def requests(self) -> int:
@@ -102,7 +102,8 @@ class FakeGCS(FaultyServer):
         name = about.get("name") or query["name"]
         if (refusal := self._refusal(bucket, name, exclusive)) is not None:
             return refusal
-        session = f"s{len(self._sessions)}"
+        self._begun += 1
+        session = f"s{self._begun}"
         self._sessions[session] = (bucket, name, exclusive, about.get("crc32c"), [])
         if self.forgets_location:
             return web.Response()
@@ -129,7 +130,7 @@ class FakeGCS(FaultyServer):
             return web.Response(status=308, headers={"Range": f"bytes=0-{size - 1}"} if size else {})
         answer = self._store(bucket, name, b"".join(received), exclusive, crc32c)
         if answer.status == 200:
-            received.clear()
+            del self._sessions[session]
             self._finished[session] = _about(bucket, name, self.objects[bucket][name])
         return answer
 

@@ -171,9 +171,11 @@ def test_of_an_object_longer_than_the_bound_one_byte_more_is_read(store: Store) 
     for max_bytes in (0, 1, 1_000, MEGABYTE - 1):
         assert store.get("k", max_bytes) == data[: max_bytes + 1]
         assert store.get("empty", max_bytes) == b""
+        assert {type(store.get(key, max_bytes)) for key in ("k", "empty")} == {bytes}, "not what a client made of it"
         assert store.get("missing", max_bytes) is None
     for max_bytes in (MEGABYTE, MEGABYTE + 1, 1 << 40):
         assert store.get("k", max_bytes) == data
+    assert {type(store.get(key, bound)) for key in ("k", "empty") for bound in (None, MEGABYTE)} == {bytes}
 
 
 def test_a_create_reads_no_more_of_what_it_lost_to_than_a_record_may_hold(

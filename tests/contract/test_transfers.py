@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -98,6 +98,7 @@ def test_ranges_take_the_place_of_an_answer_that_breaks(monkeypatch: pytest.Monk
     monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", pays_s)
     answers = Answers(quick=333, breaks=True)
     assert answers.read() == DATA
+    assert answers.checksum is None, "of a part of the bytes"
 
 
 @pytest.fixture
@@ -120,27 +121,56 @@ def test_ranges_take_the_place_of_an_answer_that_hangs(monkeypatch: pytest.Monke
     assert Answers(quick=333, hangs=True).read() == DATA
 
 
-def test_a_large_object_needs_its_memory_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
+class LargeAnswer:
+    """64 MiB in pieces of one, of which the last `missing` never come; what reading it takes, by tracemalloc."""
+
     size, piece = 64 << 20, 1 << 20
 
-    async def pieces() -> AsyncIterator[bytes]:
-        for number in range(size // piece):
-            yield bytes([number]) * piece
+    def __init__(self, missing: int = 0) -> None:
+        self.missing = missing
 
-    async def no_range(start: int, end: int) -> list[bytes]:
-        raise AssertionError
+    async def pieces(self) -> AsyncIterator[bytes]:
+        for number in range(self.size // self.piece - self.missing):
+            yield bytes([number]) * self.piece
 
+    async def no_range(self, start: int, end: int) -> list[bytes]:
+        raise RuntimeError("no range can be had")
+
+    async def read(self) -> tuple[bytes, str | None]:
+        source = transfers.Download(self.pieces())
+        data = await transfers.read_in_parts(self.size, source, self.no_range)
+        return data, source.crc32c()
+
+
+@pytest.fixture
+def one_connection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Parts of the true size, from the answer alone; and memory is traced."""
+    monkeypatch.undo()
+    monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", 600.0)
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("one_connection")
+def test_a_large_object_needs_its_memory_once() -> None:
     async def peak_bytes() -> int:  # read here: asyncio.run itself writes a repr of what it returns
-        source = transfers.Download(pieces())
-        tracemalloc.start()
-        data = await transfers.read_in_parts(size, source, no_range)
+        data, checksum = await LargeAnswer().read()
         peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert len(data) == size and source.crc32c() == transfers.crc32c(data)
+        assert len(data) == LargeAnswer.size and checksum == transfers.crc32c(data)
         return peak
 
-    assert asyncio.run(peak_bytes()) < size + 8 * piece
+    assert asyncio.run(peak_bytes()) < LargeAnswer.size + 8 * LargeAnswer.piece
+
+
+@pytest.mark.usefixtures("one_connection")
+def test_downloads_that_failed_hold_no_memory_while_their_errors_live() -> None:
+    errors = []
+    for _ in range(3):
+        with pytest.raises(RuntimeError) as failed:
+            asyncio.run(LargeAnswer(missing=10).read())
+        errors.append(failed.value)
+    assert tracemalloc.get_traced_memory()[0] < 8 * LargeAnswer.piece
 
 
 class SlowLink:
@@ -197,8 +227,16 @@ def test_the_deadline_follows_the_size() -> None:
     assert transfers.deadline_s(8 << 20) < 300 < transfers.deadline_s(transfers.MAX_OBJECT_BYTES)
 
 
-def test_an_answer_without_a_size_is_left_when_it_passes_the_bound() -> None:
-    assert Answers(hangs=True).read(None, max_bytes=500) == DATA[:501], "one byte more than the bound"
+@pytest.mark.parametrize("bound", [0, 500, 510, 999])
+def test_an_answer_without_a_size_is_left_when_it_passes_the_bound(bound: int) -> None:
+    answers = Answers(hangs=True)
+    assert answers.read(None, max_bytes=bound) == DATA[: bound + 1], "one byte more than the bound"
+
+
+def test_an_answer_without_a_size_that_just_meets_the_bound_is_whole() -> None:
+    answers = Answers()
+    assert answers.read(None, max_bytes=1000) == DATA
+    assert answers.checksum is not None
 
 
 def test_a_failed_range_is_repeated_so_often_and_then_ends_everything() -> None:
@@ -218,9 +256,9 @@ def test_an_object_that_changes_while_its_parts_come_is_never_mixed(
     store.put("k", versions[0])
     original = transfers.Download.take
 
-    async def break_after_the_probe(source: transfers.Download, start: int, end: int) -> None:
+    async def break_after_the_probe(source: transfers.Download, end: int) -> None:
         if end <= transfers.PROBE_BYTES:
-            return await original(source, start, end)
+            return await original(source, end)
         await asyncio.to_thread(store.put, "k", versions[1])
         raise ConnectionResetError
 
