@@ -11,7 +11,7 @@ import torch
 
 from diloco_cli.layout import Fragment
 from diloco_cli.tensors.codecs import Read
-from diloco_cli.tensors.stripes import BLOCK, CHUNK, over_blocks
+from diloco_cli.tensors.stripes import BLOCK, CHUNK, MERGED_BLOCK, over_blocks
 
 Granularity = Literal["fragment", "tensor", "row"]
 Norms = npt.NDArray[np.float64]
@@ -62,7 +62,7 @@ def spans(fragment: Fragment, granularity: Granularity) -> list[Span]:
 
 
 class Cut:
-    """Spans that cover a fragment of `size` elements without a gap, cut into chunks for sums, blocks for the rest."""
+    """Spans that cover a fragment of `size` elements without a gap, cut into chunks for sums, blocks for merges."""
 
     def __init__(self, covering: list[Span]) -> None:
         self.size = sum(span.rows * span.width for span in covering)
@@ -71,10 +71,10 @@ class Cut:
         self.sizes = np.array([float(span.rows * span.width) for span in covering])
         self.rows = np.array([span.rows for span in covering])
         self.chunks = _pieces(covering, self.size, CHUNK)
-        self._blocks = _pieces(covering, self.size, BLOCK)
+        self._blocks = _pieces(covering, self.size, MERGED_BLOCK)
 
     def block(self, start: int) -> list[Piece]:
-        return self._blocks[start // BLOCK]
+        return self._blocks[start // MERGED_BLOCK]
 
 
 def _pieces(covering: list[Span], size: int, length: int) -> list[list[Piece]]:

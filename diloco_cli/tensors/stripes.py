@@ -14,8 +14,11 @@ import torch
 
 CHUNK = 1 << 16  # elements that are added up in one sum: a multiple of every codec's block and page
 BLOCK = 2 * CHUNK  # elements that a thread works on at a time; float32, it fits twice into an L2 cache
+MERGED_BLOCK = (
+    16 * CHUNK
+)  # the same of a merge, whose threads wait for Python's lock between two operations: fewer, longer
 STRIPES_A_THREAD = 4  # a thread that is late holds up the others for a fraction of the work
-FEWEST_BLOCKS = 8  # less is done sooner than threads are started
+FEWEST = 1 << 20  # elements; fewer are done sooner than threads are started
 
 
 class _Process:
@@ -28,15 +31,15 @@ def use_threads(count: int) -> None:
     _Process.threads = max(1, count)
 
 
-def over_blocks(size: int, work: Callable[[range], None]) -> None:
+def over_blocks(size: int, work: Callable[[range], None], block: int = BLOCK) -> None:
     """Call work(starts of blocks) for stripes that cover `size` elements, each block once, several at the same time."""
-    blocks = -(-size // BLOCK)
+    blocks = -(-size // block)
     threads = _Process.threads
-    if threads == 1 or blocks < FEWEST_BLOCKS:
-        work(range(0, size, BLOCK))
+    if threads == 1 or size <= FEWEST:
+        work(range(0, size, block))
         return
-    stripe = -(-blocks // (threads * STRIPES_A_THREAD)) * BLOCK
+    stripe = -(-blocks // (threads * STRIPES_A_THREAD)) * block
     with ThreadPoolExecutor(threads, initializer=torch.get_num_threads) as pool:  # else its BLAS takes all cores
-        stripes = [range(start, min(start + stripe, size), BLOCK) for start in range(0, size, stripe)]
+        stripes = [range(start, min(start + stripe, size), block) for start in range(0, size, stripe)]
         for _ in pool.map(work, stripes):
             pass  # an error of one of them is raised here

@@ -15,9 +15,9 @@ from diloco_cli.tensors.codecs import CODECS, codec
 from diloco_cli.tensors.delta import DeltaFormat
 from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging, apply_merge
 from diloco_cli.tensors.norms import Granularity, measured_norms
-from diloco_cli.tensors.stripes import BLOCK, CHUNK, over_blocks, use_threads
+from diloco_cli.tensors.stripes import BLOCK, CHUNK, MERGED_BLOCK, over_blocks, use_threads
 
-ROWS, TAIL = 9 * BLOCK // 1024 + 3, 18_942  # a tail that torch's own threads do not touch, but its BLAS does
+ROWS, TAIL = 2 * MERGED_BLOCK // 1024 + 3, 18_942  # a tail that torch's own threads do not touch, but its BLAS does
 FRAGMENT = Fragment((TensorSlot("m", (ROWS, 1024), 0), TensorSlot("v", (TAIL,), ROWS * 1024)), False)
 
 
@@ -67,4 +67,4 @@ def test_every_block_is_worked_on_once_whatever_the_number_of_threads() -> None:
 def test_an_error_in_one_thread_is_raised() -> None:
     use_threads(2)
     with pytest.raises(ZeroDivisionError):
-        over_blocks(stripes.FEWEST_BLOCKS * BLOCK, lambda starts: 1 // min(starts.start, 0))
+        over_blocks(stripes.FEWEST + 1, lambda starts: 1 // min(starts.start, 0))
