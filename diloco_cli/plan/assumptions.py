@@ -39,7 +39,7 @@ def assumptions(
         uncharged = "downloads out of the store's region are not charged here"
         guesses += _about((f"{uncharged}; the store's provider may (0.02 to 0.12 per GB)", abroad))
     merging = f"the syncer merges {format_count(MERGE_PARAMETERS_PER_S)} parameters of one learner a second"
-    measured = Assumption(f"{merging} (merge benchmark of this repository: int8, one core of an AMD EPYC)", "measured")
+    measured = Assumption(f"{merging} (diloco's merge benchmark: int8, one core of an AMD EPYC)", "measured")
     guessed = (Assumption(text, "guessed") for text in guesses)
     return (*_speeds(kept), *_sharing(kept, inventory), measured, *guessed)
 
