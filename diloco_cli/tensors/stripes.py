@@ -1,8 +1,8 @@
 """A vector's blocks, worked on by several threads.
 
 Torch's own threads wait for each other in every operation: on a busy machine that costs more than it gains. Here each
-thread takes whole stripes of blocks, and waits for nothing. A block's values and the pieces of its sums do not depend
-on the number of threads, so neither do the results.
+thread takes whole stripes of blocks, and waits for Python's lock alone. A block's values and the pieces of its sums do
+not depend on the number of threads, so neither do the results.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import torch
 
 CHUNK = 1 << 16  # elements that are added up in one sum: a multiple of every codec's block and page
 BLOCK = 2 * CHUNK  # elements that a thread works on at a time; float32, it fits twice into an L2 cache
-MERGED_BLOCK = (
-    16 * CHUNK
-)  # the same of a merge, whose threads wait for Python's lock between two operations: fewer, longer
+MERGED_BLOCK = 16 * CHUNK  # of a merge: its threads wait for Python's lock after each operation, so these are long
 STRIPES_A_THREAD = 4  # a thread that is late holds up the others for a fraction of the work
 FEWEST = 1 << 20  # elements; fewer are done sooner than threads are started
 
