@@ -82,6 +82,7 @@ def certify(
         raise UsageError(f"{public[:64]!a} is no public key (64 hexadecimal digits)", hint="diloco key request, there")
     signers, regions = signers_of(opened, role, name), opened.format.region_urls
     consented(opened.format, opened.url, named_here([], allow_store), regions, code=False)
+    full = _no_place_left(opened, name) if role == "learner" else ""
     for store in [opened.store, *(foreground_store(url) for url in regions)]:
         for signer in signers:
             where, record = certificate_record(opened.format.run_id, secret, signer, public)
@@ -91,9 +92,7 @@ def certify(
     if len(signers) > 1:
         talk(f"{name} hosts a standby syncer, so its owner is trusted with the log")
     print(f"run {opened.name}: {public} is certified as {' and '.join(signers)}")
-    talk(f"next, on that machine: {KEY_FILE_VARIABLE}=ITS_FILE {start_of(opened, role, name)}")
-    if role == "learner":
-        _say_if_full(opened, name)
+    talk(full or f"next, on that machine: {KEY_FILE_VARIABLE}=ITS_FILE {start_of(opened, role, name)}")
 
 
 @key.command("revoke")
@@ -145,11 +144,12 @@ def start_of(opened: OpenRun, role: Role, name: str) -> str:
     return f"diloco learner --run {opened.url} --name {name}{joins}"
 
 
-def _say_if_full(opened: OpenRun, name: str) -> None:
-    """A learner that has yet to join needs a data shard that no other has."""
+def _no_place_left(opened: OpenRun, name: str) -> str:
+    """Why a learner that has yet to join cannot: it needs a data shard that no other has. Empty if it can."""
     known = head_of(opened).with_members(opened.format)
-    if known.island(name) is None and len(known.all_islands) >= known.num_shards:
-        talk(f"but {name} cannot join: the run's {known.num_shards} data shards (data.shards at the launch) are taken")
+    if known.island(name) is not None or len(known.all_islands) < known.num_shards:
+        return ""
+    return f"but {name} cannot join: the run's {known.num_shards} data shards (data.shards at the launch) are taken"
 
 
 def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:

@@ -25,7 +25,7 @@ UNIT_STATES = {
     LearnerState.RECOVERING: "a unit is being started again, or loads the newest versions after a failure",
     LearnerState.TRAINING: "a learner trains",
     UPLOADING: "a learner trains, and an offer of it is on its way to the bucket",
-    LearnerState.WAITING: "a learner pauses: no merge for `sync.drift_rounds` rounds, or its link is slow",
+    LearnerState.WAITING: "a learner waits for a merge, for its turn in a cold start, or for its link",
     LearnerState.STUCK: "a learner is heard and its step does not end, or a unit is paused on this machine",
     LearnerState.DRAINING: "a learner was told to leave, and awaits the outcome of its offers",
     LearnerState.FENCED: "a newer process has this one's place",

@@ -8,6 +8,7 @@ before it is durable. And symbolic links below the directory are followed.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -102,7 +103,8 @@ class ObstoreStore(BucketStore):
         answer = await transfers.on_time(0, obstore.get_async(reader, key, options=span))
         etag = answer.meta["e_tag"]
         if self._scheme == "file":
-            return transfers.Downloaded(bytes(await answer.bytes_async()))
+            whole: Any = await answer.bytes_async()
+            return transfers.Downloaded(await asyncio.to_thread(bytes, whole))  # not obstore's own type
         size = transfers.size_to_read(None, int(answer.meta["size"]), max_bytes)
         source = transfers.Download(_pieces(answer.stream(min_chunk_size=_READ_BYTES)))
         data = await transfers.read_in_parts(size, source, self._fetch(key, etag), max_bytes)

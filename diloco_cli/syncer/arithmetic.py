@@ -3,8 +3,8 @@
 It keeps 8 bytes a parameter in memory: each fragment's newest parameters and momentum, as the same bytes as in the
 bucket. During a merge it also holds the fragment's next version and its weights, and both as read back where the store
 does not check uploads. Encoded payloads of deltas wait on disk if there is a spool; beyond that a merge needs memory
-for the payloads that are being fetched (at most 400 MB, or one) and three blocks of 512 KB a thread, for any number of
-learners and parameters.
+for the payloads that are being fetched (at most 400 MB, or one) and three blocks of at most 4 MiB a thread, for any
+number of learners and parameters.
 """
 
 from __future__ import annotations

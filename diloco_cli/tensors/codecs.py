@@ -19,7 +19,7 @@ int4 keeps two's complement nibbles in pages of 4096 elements: a byte's low nibb
 high nibble to the second, so that both halves are decoded as contiguous runs. A nibble is decoded as 16 times its value
 (which needs no sign extension), and the scale is a 16th.
 
-Encoding and decoding go through `BLOCK` elements at a time, in buffers that stay in the cache: temporaries of a
+Encoding and decoding go through a block of elements at a time (stripes.py), in buffers of that size: temporaries of a
 fragment's size would cost more than the arithmetic. Several threads can do it, each with buffers of its own.
 """
 

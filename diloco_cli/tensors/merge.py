@@ -44,7 +44,7 @@ from diloco_cli.tensors.norms import (
     measured_norms,
     spans,
 )
-from diloco_cli.tensors.stripes import MERGED_BLOCK, over_blocks
+from diloco_cli.tensors.stripes import over_blocks
 
 MergeRule = Literal["rda", "avg"]
 TINY = float(torch.finfo(torch.float32).tiny)  # shorter deltas count as zero: 1 / norm would not be finite
@@ -87,8 +87,8 @@ Use = Callable[[int, torch.Tensor], None]
 class _Rooms:
     """The buffers of one thread: 12 MiB for a large fragment."""
 
-    def __init__(self, size: int) -> None:
-        self.decoded, self.sum, self.out = (torch.empty(min(MERGED_BLOCK, size)) for _ in range(3))
+    def __init__(self, cut: Cut) -> None:
+        self.decoded, self.sum, self.out = (torch.empty(min(cut.block, cut.size)) for _ in range(3))
 
 
 class Merging:
@@ -137,14 +137,14 @@ class Merging:
         length = NormMeter(self.cut)
 
         def average(starts: range) -> None:
-            rooms = _Rooms(self.cut.size)
+            rooms = _Rooms(self.cut)
             for start in starts:
                 merged = self._add_up(start, self._means, self._meters, rooms)
                 if self.compare:
                     length.add(start, merged)
                 use(start, merged)
 
-        over_blocks(self.cut.size, average, MERGED_BLOCK)
+        over_blocks(self.cut.size, average, self.cut.block)
         agreed = length.norms if self.compare else np.zeros(self.cut.num_norms)
         self._conclude(np.stack(self._means) * self._norms, agreed, np.ones(self.cut.num_norms))
 
@@ -157,13 +157,13 @@ class Merging:
         length = NormMeter(self.cut)
 
         def direct(starts: range) -> None:
-            rooms = _Rooms(self.cut.size)
+            rooms = _Rooms(self.cut)
             for start in starts:
                 summed = self._add_up(start, units, self._meters, rooms)
                 length.add(start, summed)
-                directions[start : start + MERGED_BLOCK].copy_(summed)
+                directions[start : start + self.cut.block].copy_(summed)
 
-        over_blocks(self.cut.size, direct, MERGED_BLOCK)
+        over_blocks(self.cut.size, direct, self.cut.block)
         self._conclude(np.where(moves, shares, 0.0), length.norms, radius)
         if not self.unsound:
             self._stretch(directions, radius, length.norms, use)
@@ -176,15 +176,15 @@ class Merging:
         means = [np.where(cancelled, mean, 0.0) for mean in self._means] if cancelled.any() else []
 
         def stretch(starts: range) -> None:
-            rooms = _Rooms(self.cut.size)
+            rooms = _Rooms(self.cut)
             for start in starts:
-                pieces, block = self.cut.block(start), directions[start : start + MERGED_BLOCK]
+                pieces, block = self.cut.pieces(start), directions[start : start + self.cut.block]
                 stretched = _stretched(pieces, block, factors, rooms.out)
                 if any(cancelled[piece.first : piece.first + piece.rows].any() for piece in pieces):
                     stretched.add_(self._add_up(start, means, [None] * len(means), rooms))
                 use(start, stretched)
 
-        over_blocks(self.cut.size, stretch, MERGED_BLOCK)
+        over_blocks(self.cut.size, stretch, self.cut.block)
 
     # -- what both share ----------------------------------------------------------------------------------------
 
@@ -192,13 +192,13 @@ class Merging:
         self, start: int, factors: list[Norms], meters: Sequence[NormMeter | None], rooms: _Rooms
     ) -> torch.Tensor:
         """The block from `start` on of sum_m factor_m delta_m, with a factor for each norm."""
-        size = min(MERGED_BLOCK, self.cut.size - start)
+        size = min(self.cut.block, self.cut.size - start)
         summed = rooms.sum[:size].zero_()
         for source, factor, meter in zip(self._sources, factors, meters, strict=True):
             values = source.read(start, rooms.decoded[:size])
             if meter is not None:
                 meter.add(start, values)
-            for piece in self.cut.block(start):
+            for piece in self.cut.pieces(start):
                 if piece.rows == 1:
                     piece.of(summed).add_(piece.of(values), alpha=float(factor[piece.first]))
                 else:
@@ -261,7 +261,7 @@ def apply_merge(settings: OuterSettings, merging: Merging, before: Pair, after: 
 
     def step(start: int, delta: torch.Tensor) -> None:
         nonlocal finite
-        block = slice(start, start + MERGED_BLOCK)
+        block = slice(start, start + delta.numel())
         moved = (after[0][block], after[1][block])
         outer_step(settings, before[0][block], before[1][block], delta, *moved)
         if not _finite(moved[0]):  # a buffer that is not finite makes parameters that are not

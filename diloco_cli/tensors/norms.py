@@ -11,7 +11,7 @@ import torch
 
 from diloco_cli.layout import Fragment
 from diloco_cli.tensors.codecs import Read
-from diloco_cli.tensors.stripes import BLOCK, CHUNK, MERGED_BLOCK, over_blocks
+from diloco_cli.tensors.stripes import BLOCK, CHUNK, merged_block, over_blocks
 
 Granularity = Literal["fragment", "tensor", "row"]
 Norms = npt.NDArray[np.float64]
@@ -62,7 +62,9 @@ def spans(fragment: Fragment, granularity: Granularity) -> list[Span]:
 
 
 class Cut:
-    """Spans that cover a fragment of `size` elements without a gap, cut into chunks for sums, blocks for merges."""
+    """Spans that cover a fragment of `size` elements without a gap, cut into chunks for sums, blocks for merges.
+
+    `block`: how many elements a merge works on at a time."""
 
     def __init__(self, covering: list[Span]) -> None:
         self.size = sum(span.rows * span.width for span in covering)
@@ -71,10 +73,12 @@ class Cut:
         self.sizes = np.array([float(span.rows * span.width) for span in covering])
         self.rows = np.array([span.rows for span in covering])
         self.chunks = _pieces(covering, self.size, CHUNK)
-        self._blocks = _pieces(covering, self.size, MERGED_BLOCK)
+        self.block = merged_block(self.size)
+        self._blocks = _pieces(covering, self.size, self.block)
 
-    def block(self, start: int) -> list[Piece]:
-        return self._blocks[start // MERGED_BLOCK]
+    def pieces(self, start: int) -> list[Piece]:
+        """Of the block that begins there."""
+        return self._blocks[start // self.block]
 
 
 def _pieces(covering: list[Span], size: int, length: int) -> list[list[Piece]]:

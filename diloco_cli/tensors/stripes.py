@@ -14,7 +14,10 @@ import torch
 
 CHUNK = 1 << 16  # elements that are added up in one sum: a multiple of every codec's block and page
 BLOCK = 2 * CHUNK  # elements that a thread works on at a time; float32, it fits twice into an L2 cache
-MERGED_BLOCK = 16 * CHUNK  # of a merge: its threads wait for Python's lock after each operation, so these are long
+MOST_MERGED = (
+    16 * CHUNK
+)  # the same of a merge: its threads wait for Python's lock after each operation, so these are long
+SHARES = 16  # of a fragment that is merged, at least: for as many threads
 STRIPES_A_THREAD = 4  # a thread that is late holds up the others for a fraction of the work
 FEWEST = 1 << 20  # elements; fewer are done sooner than threads are started
 
@@ -27,6 +30,11 @@ def use_threads(count: int) -> None:
     """How many threads work on a vector in this process, from now on; 1 at first. More than one need a process in
     which torch has one thread: sums on several of torch's threads depend on their number."""
     _Process.threads = max(1, count)
+
+
+def merged_block(size: int) -> int:
+    """How many elements a merge of `size` works on at a time. Results may depend on it, so it knows no threads."""
+    return min(MOST_MERGED, max(BLOCK, size // SHARES // CHUNK * CHUNK))
 
 
 def over_blocks(size: int, work: Callable[[range], None], block: int = BLOCK) -> None:

@@ -129,6 +129,7 @@ class FakeGCS(FaultyServer):
         if size < total:
             return web.Response(status=308, headers={"Range": f"bytes=0-{size - 1}"} if size else {})
         answer = self._store(bucket, name, b"".join(received), exclusive, crc32c)
+        received.clear()
         if answer.status == 200:
             del self._sessions[session]
             self._finished[session] = _about(bucket, name, self.objects[bucket][name])

@@ -17,7 +17,7 @@ from diloco_cli.tensors.codecs import Read, codec, read_all
 from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging
 from diloco_cli.tensors.norms import Cut, Granularity, Span, evened, measured_norms, spans
 from diloco_cli.tensors.payload import views
-from diloco_cli.tensors.stripes import CHUNK, MERGED_BLOCK
+from diloco_cli.tensors.stripes import CHUNK
 
 SHAPES = [("bias", (5,)), ("matrix", (4, 6)), ("stack", (2, 3, 2))]
 GRANULARITIES: list[Granularity] = ["fragment", "tensor", "row"]
@@ -68,7 +68,7 @@ def reader_of(delta: Tensor) -> Read:
 
 def all_blocks(merging: Merging) -> Tensor:
     merged = torch.empty(merging.cut.size)
-    merging.each(torch.empty_like(merged), lambda start, block: merged[start : start + MERGED_BLOCK].copy_(block))
+    merging.each(torch.empty_like(merged), lambda start, block: merged[start : start + block.numel()].copy_(block))
     return merged
 
 
@@ -279,12 +279,11 @@ def fragment_of(*shapes: tuple[int, ...]) -> Fragment:
     return Fragment(tuple(slots), False)
 
 
-LARGE = [
+LARGE = [  # of two blocks and more
     fragment_of((3 * CHUNK + 17,)),
     fragment_of((7,), (500, 300), (3, CHUNK + 1), (2, 2), (4096, 16)),
     fragment_of((CHUNK,), (1, CHUNK), (2, CHUNK // 2), (1,)),
     fragment_of((CHUNK - 1, 1), (5, 3), ()),
-    fragment_of((7,), (3, MERGED_BLOCK // 2 + 1), (2, 2)),
 ]
 
 

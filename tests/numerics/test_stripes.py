@@ -10,14 +10,13 @@ import torch
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.layout import Fragment, TensorSlot
-from diloco_cli.tensors import stripes
 from diloco_cli.tensors.codecs import CODECS, codec
 from diloco_cli.tensors.delta import DeltaFormat
 from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging, apply_merge
 from diloco_cli.tensors.norms import Granularity, measured_norms
-from diloco_cli.tensors.stripes import BLOCK, CHUNK, MERGED_BLOCK, over_blocks, use_threads
+from diloco_cli.tensors.stripes import BLOCK, CHUNK, FEWEST, MOST_MERGED, merged_block, over_blocks, use_threads
 
-ROWS, TAIL = 2 * MERGED_BLOCK // 1024 + 3, 18_942  # a tail that torch's own threads do not touch, but its BLAS does
+ROWS, TAIL = 9 * BLOCK // 1024 + 3, 18_942  # a tail that torch's own threads do not touch, but its BLAS does
 FRAGMENT = Fragment((TensorSlot("m", (ROWS, 1024), 0), TensorSlot("v", (TAIL,), ROWS * 1024)), False)
 
 
@@ -56,15 +55,24 @@ def test_any_number_of_threads_makes_the_same_bits(name: str, rule: MergeRule) -
 
 
 def test_every_block_is_worked_on_once_whatever_the_number_of_threads() -> None:
-    for size in (0, 1, CHUNK, 8 * BLOCK, 100 * BLOCK + 1):
+    for size in (0, 1, CHUNK, FEWEST, FEWEST + 1, 100 * BLOCK + 1):
         for threads in (1, 2, 5):
             use_threads(threads)
-            seen: list[int] = []
-            over_blocks(size, seen.extend)
-            assert sorted(seen) == list(range(0, size, BLOCK))
+            for block in (BLOCK, MOST_MERGED):
+                seen: list[int] = []
+                over_blocks(size, seen.extend, block)
+                assert sorted(seen) == list(range(0, size, block))
+
+
+@pytest.mark.parametrize(
+    ("size", "block"),
+    [(1, BLOCK), (16 * BLOCK, BLOCK), (5 << 20, 5 * CHUNK), (16 << 20, MOST_MERGED), (1 << 30, MOST_MERGED)],
+)
+def test_a_merges_blocks_are_long_but_leave_work_for_sixteen_threads(size: int, block: int) -> None:
+    assert merged_block(size) == block and block % CHUNK == 0
 
 
 def test_an_error_in_one_thread_is_raised() -> None:
     use_threads(2)
     with pytest.raises(ZeroDivisionError):
-        over_blocks(stripes.FEWEST + 1, lambda starts: 1 // min(starts.start, 0))
+        over_blocks(FEWEST + 1, lambda starts: 1 // min(starts.start, 0))
