@@ -3,8 +3,8 @@
 A real `diloco syncer` serves a run of one fragment on file://; M learners' offers with payloads of so many megabytes
 lie in the bucket together, and quorum M lets it merge all of them at once. Anonymous memory (RssAnon) is sampled from
 outside, all the time. Resident, as syncer/arithmetic.py says: the version (8 bytes a parameter); while merging the next
-version and its weights (2 bytes), and both as they are read back. The payloads on their way, at most 400 MB, do not
-count: they come before the next version is made.
+version and its weights (2 bytes); a directory's files are not read back. The payloads on their way, at most 400 MB, do
+not count: they come before the next version is made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BATCH = 8
 SAMPLE_S = 0.004
 GOAL_MB = 64.0
 WIDTH = 1000
-BYTES_BEFORE, BYTES_NEXT = 8, 2 * (8 + 2)  # a parameter
+BYTES_BEFORE, BYTES_NEXT = 8, 8 + 2  # a parameter
 
 
 def build_model(rows: int) -> nn.Module:
