@@ -21,7 +21,8 @@ DIVERGENCE = "divergence"
 @dataclass
 class Harm:
     """`offers`: the harmful ones; `good`: the losses of commits that evaluated well; `jumped`: the newest evaluation
-    has, and no rollback has followed; `rollbacks`: of the syncer, since one was well beyond `tokens`."""
+    has, at `jump_tokens`, and no rollback has followed; `rollbacks`: of the syncer, since one was well beyond `tokens`,
+    the furthest jump that it went back for. Jumps that operators undid do not count."""
 
     replayer: Replayer
     offers: set[OfferId] = field(default_factory=set)
@@ -29,6 +30,7 @@ class Harm:
     blamed: set[str] = field(default_factory=set)
     rollbacks: int = 0
     tokens: int = 0
+    jump_tokens: int = 0
     jumped: bool = False
     paused: bool = False
 
@@ -53,7 +55,7 @@ class Harm:
             self.jumped = False
             if commit.get("evaluated") is not None:
                 expect(commit["to"] in self.good, DIVERGENCE, f"goes back to {commit['to']}, which was never well")
-                self.rollbacks += 1
+                self.rollbacks, self.tokens = self.rollbacks + 1, max(self.tokens, self.jump_tokens)
                 expect(self.rollbacks <= MOST_ROLLBACKS, DIVERGENCE, f"{self.rollbacks} rollbacks, and no progress")
         elif kind == "quarantine" and commit.get("evaluated") is not None:
             harmful = {name for name, _, _ in self.offers}
@@ -74,7 +76,7 @@ class Harm:
             return
         worse = all(loss > good + 1 for good in self.good.values())
         expect(worse and any(self.merged(n)), DIVERGENCE, f"a loss of {loss:.2f} counts as a jump, and is as before")
-        self.tokens, self.jumped = max(self.tokens, commit["tokens"]), True
+        self.jump_tokens, self.jumped = commit["tokens"], True
 
 
 class HarmEvaluator:

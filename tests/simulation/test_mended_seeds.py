@@ -25,6 +25,7 @@ MENDED = {
     20007488: "a restart forgot the moments that an offer names, as a floor rose above that offer meanwhile",
     91000031: "who came first, with next to nothing, had honest deltas refused by its word (of two: of the check)",
     92000767: "after 17 s without a syncer a learner looks for commits only now and then (of the check)",
+    97066442: "a jump that an operator's rollback undid counts as one to get beyond (of the check)",
     93057265: "such a snapshot stopped the region's mirror for good",
 }
 
