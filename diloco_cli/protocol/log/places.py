@@ -5,7 +5,8 @@ A learner's record lies at the first of MAX_PLACES places of its key that was fr
 object in front of it changes neither the order of the records nor what the log says of them. The signature (or
 checksum) is over the key itself: the same bytes are genuine at each place, and relays may carry them to another one.
 
-What is not genuine counts as not there. So claims are dense, and the newest one is found by few looks (epochs.py).
+What is not genuine counts as not there. So claims are dense, and the newest one is found by few looks (epochs.py); but
+where a claim came after one whose key was revoked before its writer knew, that number is a gap, at which syncers stop.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from diloco_cli.protocol.log.keys import incarnation_key, offer_key, placed_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_signed
+from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import Unsigned, learner_signer
 
 MAX_PLACES = 16
 CLAIMS_PER_LOOK = 1024  # that one look passes over
+UNBROKEN_AT_ONCE = 8  # numbers that are looked at together, to find a gap
 PLACES_PER_LOOK = 4  # that are occupied by others: a flood under one learner's keys must not delay the other learners
 
 
@@ -100,12 +103,31 @@ def newest_claim(
     return None if found is None else Claimed(*found)
 
 
-def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, known: int) -> Steps[int]:
-    """The first free number beyond `known`, which was claimed before; now it is claimed by this process."""
+def unbroken_claims(keyring: Unsigned, learner: str, known: int) -> Steps[int]:
+    """The number up to which there is a genuine claim under each one beyond `known`: where a key was revoked,
+    `newest_claim` may pass a gap by."""
+    while True:
+        numbers = range(known + 1, known + 1 + UNBROKEN_AT_ONCE)
+        keys = [incarnation_key(learner, number) for number in numbers]
+        found = yield from together([read_placed(keyring, learner_signer(learner), key, same=LOOKS) for key in keys])
+        for number, claim in zip(numbers, found, strict=True):
+            if claim.data is None:
+                return number - 1
+        known = numbers[-1]
+
+
+def claim_incarnation(
+    keyring: Unsigned, learner: str, claim: ProcessClaim, known: int, has_gaps: bool = False
+) -> Steps[int]:
+    """The first free number beyond `known`, which was claimed before; now it is claimed by this process. `has_gaps`: a
+    key was revoked, so there may be free numbers before others."""
     signer, number = learner_signer(learner), known
     for _ in range(CLAIMS_TRIED):
-        newest = yield from newest_claim(keyring, learner, number, same=LOOKS)
-        number = 1 + (number if newest is None else newest.number)
+        if has_gaps:
+            number = 1 + (yield from unbroken_claims(keyring, learner, number))
+        else:
+            newest = yield from newest_claim(keyring, learner, number, same=LOOKS)
+            number = 1 + (number if newest is None else newest.number)
         key = incarnation_key(learner, number)
         mine = keyring.sign(signer, key, encode(replace(claim, number=number)))
         if (yield from create_placed(keyring, signer, key, mine, LOOKS)) == mine:
