@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
-from diloco_cli.protocol.log.places import ClaimWatch, unbroken_claims
+from diloco_cli.protocol.log.places import ClaimWatch, gap_before, newest_claim
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
@@ -202,8 +202,9 @@ class Follower:
             return
         name, own = self._learner.name, self._learner.joined.incarnation
         floor = self.state.learner(name).floor
-        reached = (yield from unbroken_claims(self.keyring, name, floor)) if floor < own else floor
-        if reached < own or floor > own:
+        newest = (yield from newest_claim(self.keyring, name, floor)) if floor < own else None
+        is_reached = floor == own or (newest is not None and newest.number >= own)
+        if not is_reached or (yield from gap_before(self.keyring, name, floor, own)) is not None:
             raise TryAgainError(f"incarnation {own} of {name} stands beside claims under a key that is revoked since")
         self._num_revoked = len(self.state.revoked)
 

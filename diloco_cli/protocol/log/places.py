@@ -26,7 +26,7 @@ from diloco_cli.signing import Unsigned, learner_signer
 
 MAX_PLACES = 16
 CLAIMS_PER_LOOK = 1024  # that one look passes over
-UNBROKEN_AT_ONCE = 8  # numbers that are looked at together, to find a gap
+GAPS_WITHIN = 8  # numbers before a claim: more processes do not start between a revocation and its news
 PLACES_PER_LOOK = 4  # that are occupied by others: a flood under one learner's keys must not delay the other learners
 
 
@@ -103,17 +103,13 @@ def newest_claim(
     return None if found is None else Claimed(*found)
 
 
-def unbroken_claims(keyring: Unsigned, learner: str, known: int) -> Steps[int]:
-    """The number up to which there is a genuine claim under each one beyond `known`: where a key was revoked,
-    `newest_claim` may pass a gap by."""
-    while True:
-        numbers = range(known + 1, known + 1 + UNBROKEN_AT_ONCE)
-        keys = [incarnation_key(learner, number) for number in numbers]
-        found = yield from together([read_placed(keyring, learner_signer(learner), key, same=LOOKS) for key in keys])
-        for number, claim in zip(numbers, found, strict=True):
-            if claim.data is None:
-                return number - 1
-        known = numbers[-1]
+def gap_before(keyring: Unsigned, learner: str, known: int, number: int) -> Steps[int | None]:
+    """The first of the GAPS_WITHIN numbers before this one, beyond `known`, without a genuine claim; None if there is
+    none. Where a key was revoked, `newest_claim` may pass it by."""
+    numbers = range(max(known + 1, number - GAPS_WITHIN), number)
+    keys = [incarnation_key(learner, before) for before in numbers]
+    found = yield from together([read_placed(keyring, learner_signer(learner), key, same=LOOKS) for key in keys])
+    return next((before for before, claim in zip(numbers, found, strict=True) if claim.data is None), None)
 
 
 def claim_incarnation(
@@ -123,11 +119,10 @@ def claim_incarnation(
     key was revoked, so there may be free numbers before others."""
     signer, number = learner_signer(learner), known
     for _ in range(CLAIMS_TRIED):
+        newest = yield from newest_claim(keyring, learner, number, same=LOOKS)
+        before, number = number, 1 + (number if newest is None else newest.number)
         if has_gaps:
-            number = 1 + (yield from unbroken_claims(keyring, learner, number))
-        else:
-            newest = yield from newest_claim(keyring, learner, number, same=LOOKS)
-            number = 1 + (number if newest is None else newest.number)
+            number = (yield from gap_before(keyring, learner, before, number)) or number
         key = incarnation_key(learner, number)
         mine = keyring.sign(signer, key, encode(replace(claim, number=number)))
         if (yield from create_placed(keyring, signer, key, mine, LOOKS)) == mine:

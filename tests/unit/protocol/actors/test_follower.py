@@ -288,7 +288,7 @@ def test_it_ends_also_where_a_gap_lies_further_back_which_a_quick_look_passes_by
 def test_whoever_joins_after_a_revocation_fills_the_gaps_that_are_there() -> None:
     log = WrittenLog(RUN)
     log.append("revoke", key="of a thief")
-    for number in (1, 3, 5):
+    for number in (1, 3, 5):  # a search by doubled steps finds the last one
         log.store.create(incarnation_key("l0", number), b"{}")
     living = Living(log)
     assert living.learner.joined.incarnation == 6
