@@ -122,6 +122,7 @@ class Unsigned:
     """For a run without signatures and checksums: bytes stay as they are, and nothing is checked."""
 
     wrong = "is not what was written"  # what a record is that is not authentic
+    revoked: Container[str] = ()  # public keys, whose signatures do not count
 
     def sign(self, role: str, key: str, body: bytes) -> bytes:
         """The record to write under this object key."""

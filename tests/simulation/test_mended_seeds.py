@@ -25,7 +25,7 @@ MENDED = {
     20007488: "a restart forgot the moments that an offer names, as a floor rose above that offer meanwhile",
     91000031: "who came first, with next to nothing, had honest deltas refused by its word (of two: of the check)",
     92000767: "after 17 s without a syncer a learner looks for commits only now and then (of the check)",
-    97071413: "a claim right after a thief's, made before its key was known to be revoked, was heard by no syncer",
+    97071413: "a claim made after a thief's, whose key was revoked unheard, stood behind a gap that syncers stop at",
     97077040: "a process whose key is revoked gave way to one of the same number (of the check)",
     97066442: "a jump that an operator's rollback undid counts as one to get beyond (of the check)",
     93057265: "such a snapshot stopped the region's mirror for good",

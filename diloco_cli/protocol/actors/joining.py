@@ -63,9 +63,9 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     refuse_revoked(run, state, learner_signer(learner))
     known = state.learner(learner)
     keyring = run.keyring.without(state.revoked)
-    incarnation = yield from claim_incarnation(keyring, learner, claim, known.floor, bool(state.revoked))
-    while state.revoked and (yield from newest_claim(keyring, learner, incarnation)) is not None:
-        incarnation = yield from claim_incarnation(keyring, learner, claim, incarnation, True)  # it filled a gap
+    incarnation = yield from claim_incarnation(keyring, learner, claim, known.floor)
+    while state.revoked and (beyond := (yield from newest_claim(keyring, learner, incarnation))) is not None:
+        incarnation = yield from claim_incarnation(keyring, learner, claim, beyond.number)  # it filled a gap
     head, seen = state, None
     newest: dict[int, Offer] = {}  # also those that were found before a floor rose above them
     while seen is None or seen.gc_floor < head.gc_floor:  # behind a floor that has risen meanwhile, offers may be gone

@@ -6,7 +6,7 @@ object in front of it changes neither the order of the records nor what the log 
 checksum) is over the key itself: the same bytes are genuine at each place, and relays may carry them to another one.
 
 What is not genuine counts as not there. So claims are dense, and the newest one is found by few looks (epochs.py); but
-where a claim came after one whose key was revoked before its writer knew, that number is a gap, at which syncers stop.
+where a process claimed the number after one whose key was revoked, before it knew, that one is a gap (ClaimWatch).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from diloco_cli.signing import Unsigned, learner_signer
 
 MAX_PLACES = 16
 CLAIMS_PER_LOOK = 1024  # that one look passes over
-GAPS_WITHIN = 8  # numbers before a claim: more processes do not start between a revocation and its news
+MOST_GAPS = 8  # numbers in a row that claims under revoked keys have taken; a thief's loop goes no further unheard
 PLACES_PER_LOOK = 4  # that are occupied by others: a flood under one learner's keys must not delay the other learners
 
 
@@ -103,26 +103,12 @@ def newest_claim(
     return None if found is None else Claimed(*found)
 
 
-def gap_before(keyring: Unsigned, learner: str, known: int, number: int) -> Steps[int | None]:
-    """The first of the GAPS_WITHIN numbers before this one, beyond `known`, without a genuine claim; None if there is
-    none. Where a key was revoked, `newest_claim` may pass it by."""
-    numbers = range(max(known + 1, number - GAPS_WITHIN), number)
-    keys = [incarnation_key(learner, before) for before in numbers]
-    found = yield from together([read_placed(keyring, learner_signer(learner), key, same=LOOKS) for key in keys])
-    return next((before for before, claim in zip(numbers, found, strict=True) if claim.data is None), None)
-
-
-def claim_incarnation(
-    keyring: Unsigned, learner: str, claim: ProcessClaim, known: int, has_gaps: bool = False
-) -> Steps[int]:
-    """The first free number beyond `known`, which was claimed before; now it is claimed by this process. `has_gaps`: a
-    key was revoked, so there may be free numbers before others."""
+def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, known: int) -> Steps[int]:
+    """The first free number beyond `known`, which was claimed before; now it is claimed by this process."""
     signer, number = learner_signer(learner), known
     for _ in range(CLAIMS_TRIED):
         newest = yield from newest_claim(keyring, learner, number, same=LOOKS)
-        before, number = number, 1 + (number if newest is None else newest.number)
-        if has_gaps:
-            number = (yield from gap_before(keyring, learner, before, number)) or number
+        number = 1 + (number if newest is None else newest.number)
         key = incarnation_key(learner, number)
         mine = keyring.sign(signer, key, encode(replace(claim, number=number)))
         if (yield from create_placed(keyring, signer, key, mine, LOOKS)) == mine:
@@ -142,13 +128,25 @@ class ClaimWatch:
         """The newest claim, if it is newer than the one known before."""
         key, signer = incarnation_key(self.learner, self.newest + 1), learner_signer(self.learner)
         found = yield from read_placed(self.keyring, signer, key, self._place, PLACES_PER_LOOK)
-        self._place = found.place if found.data is None else 0
-        if found.data is None:
+        first = Claimed(self.newest + 1, found.data) if found.data is not None else None
+        if first is None and found.place and self.keyring.revoked:
+            first = yield from self._beyond_gaps()
+        self._place = found.place if first is None else 0
+        if first is None:
             return None
-        later = yield from newest_claim(self.keyring, self.learner, self.newest + 1, CLAIMS_PER_LOOK)
-        newest = later or Claimed(self.newest + 1, found.data)
+        later = yield from newest_claim(self.keyring, self.learner, first.number, CLAIMS_PER_LOOK)
+        newest = later or first
         self.newest = newest.number
         return newest
+
+    def _beyond_gaps(self) -> Steps[Claimed | None]:
+        """The next claim behind numbers that others' objects have taken: it was made when these still counted."""
+        numbers = range(self.newest + 2, self.newest + 2 + MOST_GAPS)
+        keys = [incarnation_key(self.learner, number) for number in numbers]
+        signer = learner_signer(self.learner)
+        found = yield from together([read_placed(self.keyring, signer, key, most=PLACES_PER_LOOK) for key in keys])
+        genuine = (Claimed(n, one.data) for n, one in zip(numbers, found, strict=True) if one.data is not None)
+        return next(genuine, None)
 
 
 @dataclass(frozen=True)

@@ -269,29 +269,3 @@ def test_a_learner_that_no_syncer_asks_any_more_ends_as_soon_as_it_hears_of_the_
     living.world.run_for(fence_check_every_s(0.0) / 2)
     (error,) = (actor.error for actor in living.world.actors if actor.error is not None)
     assert isinstance(error, TryAgainError) and "incarnation 2 of l0 stands beside claims" in str(error)
-
-
-def test_it_ends_also_where_a_gap_lies_further_back_which_a_quick_look_passes_by() -> None:
-    """Seed 97071413: syncers take the claims one after the other, and stop at the gap."""
-    log = WrittenLog(RUN)
-    for number in (1, 2, 3):
-        log.store.create(incarnation_key("l0", number), b"{}")
-    living = Living(log)
-    assert living.learner.joined.incarnation == 4
-    log.store.delete(incarnation_key("l0", 2))
-    log.append("revoke", key="of a thief")
-    living.world.run_for(fence_check_every_s(0.0) / 2)
-    (error,) = (actor.error for actor in living.world.actors if actor.error is not None)
-    assert isinstance(error, TryAgainError) and "incarnation 4 of l0 stands beside claims" in str(error)
-
-
-def test_whoever_joins_after_a_revocation_fills_the_gaps_that_are_there() -> None:
-    log = WrittenLog(RUN)
-    log.append("revoke", key="of a thief")
-    for number in (1, 3, 5):  # a search by doubled steps finds the last one
-        log.store.create(incarnation_key("l0", number), b"{}")
-    living = Living(log)
-    assert living.learner.joined.incarnation == 6
-    assert all(log.store.get(incarnation_key("l0", number)) for number in range(1, 7))
-    living.world.run_for(2.0)
-    assert [actor.error for actor in living.world.actors if actor.error is not None] == []
