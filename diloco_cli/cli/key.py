@@ -149,7 +149,8 @@ def _no_place_left(opened: OpenRun, name: str) -> str:
     known = head_of(opened).with_members(opened.format)
     if known.island(name) is not None or len(known.all_islands) < known.num_shards:
         return ""
-    return f"but {name} cannot join: the run's {known.num_shards} data shards (data.shards at the launch) are taken"
+    taken = f"the run's {known.num_shards} data shards are taken, and their number never changes"
+    return f"but {name} cannot join: {taken}; for more islands, launch a run with a higher data.shards"
 
 
 def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:

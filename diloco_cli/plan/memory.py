@@ -325,7 +325,7 @@ def syncer_memory_gb(
 ) -> float:
     """Parameters and momentum in float32; of one fragment the next version and its weights, and both as read back where
     the store does not check uploads; the payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in
-    a file); and 64 MB to work in, as four threads that merge need at most."""
+    a file); and 64 MB to work in, enough for three threads that merge."""
     payload = up_bits / 8 * largest
     coming = max(payload, min(num_islands * payload, MAX_BYTES_AT_ONCE))
     return (8 * model.parameters + (1 + reads_back) * (8 + down_bits / 8) * largest + coming + 64e6) / GB

@@ -186,8 +186,8 @@ class Download:
         self._checksum = self._taken_bytes = 0
 
     def make_room(self, num_bytes: int) -> None:
-        """For an object of this length: a buffer that grows as it fills copies megabytes again and again. The memory is
-        the system's until bytes come, and the buffer writes into it because nothing else refers to it."""
+        """For an object of this length: a buffer that grows as it fills copies megabytes again and again. A large
+        one's memory is the system's until bytes come; the buffer writes into it because nothing else refers to it."""
         self._buffer = io.BytesIO(bytes(num_bytes))
 
     def let_go(self) -> None:

@@ -14,10 +14,8 @@ import torch
 
 CHUNK = 1 << 16  # elements that are added up in one sum: a multiple of every codec's block and page
 BLOCK = 2 * CHUNK  # elements that a thread works on at a time; float32, it fits twice into an L2 cache
-MOST_MERGED = (
-    16 * CHUNK
-)  # the same of a merge: its threads wait for Python's lock after each operation, so these are long
-SHARES = 16  # of a fragment that is merged, at least: for as many threads
+MOST_MERGED = 16 * CHUNK  # the same of a merge, at most: threads wait for Python's lock after each operation
+SHARES = 16  # so many blocks a fragment that is merged has at least, unless they were shorter than BLOCK
 STRIPES_A_THREAD = 4  # a thread that is late holds up the others for a fraction of the work
 FEWEST = 1 << 20  # elements; fewer are done sooner than threads are started
 

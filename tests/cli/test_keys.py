@@ -57,7 +57,7 @@ def test_three_commands_certify_a_key_that_another_machine_made(diloco: Diloco, 
     certified = diloco(*certify.split(), **{FILE: "run.key"})
     assert certified.returncode == 0, certified.stderr
     next_words = {
-        2: "but home cannot join: the run's 2 data shards",
+        2: "but home cannot join: the run's 2 data shards are taken",
         3: f"diloco learner --run {url} --name home --join",
     }
     assert [shown for shown in next_words if next_words[shown] in certified.stderr] == [shards]

@@ -26,7 +26,7 @@ from diloco_cli.signing import Unsigned, learner_signer
 
 MAX_PLACES = 16
 CLAIMS_PER_LOOK = 1024  # that one look passes over
-MOST_GAPS = 8  # numbers in a row that claims under revoked keys have taken; a thief's loop goes no further unheard
+MOST_GAPS = 8  # numbers in a row that others' objects have taken, which a reader passes by; it stops at more
 PLACES_PER_LOOK = 4  # that are occupied by others: a flood under one learner's keys must not delay the other learners
 
 
