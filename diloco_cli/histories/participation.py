@@ -5,8 +5,10 @@ measured`, `adoption: on_arrival`); there is a grace for slightly later offers (
 and an exchange in nine tenths of a round (after an adoption that drops its progress it steps anew, and rounds differ in
 length); its clock is not so slow that it looks for a commit only when the next one is about to come (which the first
 demand supposes too), or foresees windows over a step by a good part of a slot too late; slots are long compared with a
-store call; and there is more than one fragment (a single fragment is not offered before the outcome of its last offer
-is known, so that hearing of that late makes the next offer late).
+store call; there is more than one fragment (a single fragment is not offered before the outcome of its last offer is
+known, so that hearing of that late makes the next offer late); and the faults have left it no belief in a delay that it
+cannot see and that would make the round too short (rules/aim.py, `hidden_s`: one offer that came late while the syncer
+stalled may leave a learner early for its next hundred offers, and so in two of three merges with the steps of all).
 """
 
 from __future__ import annotations
@@ -30,12 +32,13 @@ FORESIGHT = 1 / 4  # of a slot: a window that is foreseen as so much too late ma
 
 @dataclass
 class Attendance:
-    """The attendance of one process: since when it may take part, its first merge, and how often it took part since it
-    kept pace."""
+    """The attendance of one process: since when it may take part, and with what belief in a hidden delay (seconds on
+    its own clock), its first merge, and how often it took part since it kept pace."""
 
     since_merges: int
     since_s: float
     since_offers: int
+    hidden_s: float
     has_merged: bool = False
     merges: int = 0
     took_part: int = 0
@@ -58,7 +61,7 @@ class Attendances:
         merges, now_s = history.monitor.replayer.merges, history.world.now_s
         mine = self.known.get(process.name)
         if mine is None:
-            mine = self.known[process.name] = Attendance(merges, now_s, process.offers)
+            mine = self.known[process.name] = Attendance(merges, now_s, process.offers, hidden_s(process))
         takes_part = any(
             (i["learner"], i["incarnation"]) == (process.role, process.incarnation) for i in commit["inputs"]
         )
@@ -98,9 +101,10 @@ class Attendances:
         if options.fragments == 1 or (region is not None and process.role in region.residents):
             return False
         exchange_s = 2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * options.latency_s
+        believed_s = exchange_s + mine.hidden_s / process.clock_rate
         until_s = min(process.ended_s, self.history.world.now_s)
         slot_s = (until_s - mine.since_s) / max(1, mine.merges)
-        in_time = 2 * step_s(options, process) + exchange_s <= BUSY * options.fragments * min(slot_s, options.slot_s)
+        in_time = 2 * step_s(options, process) + believed_s <= BUSY * options.fragments * min(slot_s, options.slot_s)
         short = exchange_s <= SHORT_EXCHANGE * options.slot_s
         return in_time and short and self._hears_in_time(process) and self._foresees_windows(process)
 
@@ -124,3 +128,10 @@ def step_s(options: Options, process: Process) -> float:
     """How long one of its steps takes, by the world's clock."""
     slowest = options.slowest if process.role == SLOWEST else 1.0
     return options.step_s * slowest / process.clock_rate
+
+
+def hidden_s(process: Process) -> float:
+    """The delay of its offers that a learner believes in and cannot see, in seconds on its own clock; 0 before it has
+    joined."""
+    progress = getattr(process.learner, "progress", None)
+    return 0.0 if progress is None else progress.aim.delivery.hidden_s

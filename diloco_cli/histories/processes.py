@@ -11,6 +11,7 @@ from typing import Any
 from diloco_cli.histories.client import Client
 from diloco_cli.histories.replayer import plain
 from diloco_cli.histories.stream import Stream
+from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import OfferId, ProcessClaim
@@ -60,6 +61,7 @@ class Process:
     free_s: float = 0.0
     ended_s: float = inf
     serves: Syncer | None = None
+    learner: Learner | None = None
 
     def __post_init__(self) -> None:
         self.name = f"{self.role}.{self.number}"

@@ -108,6 +108,7 @@ class SimulatedSupervisor:
             self.as_learner(process.role, run), process.role, process.claim(), process.nonce, self.history.beliefs,
             self._profile(process.role), process.start_threads,
         )  # fmt: skip
+        process.learner = learner
         return learner.train()
 
     def _profile(self, name: str) -> LearnerProfile:

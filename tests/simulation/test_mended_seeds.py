@@ -18,6 +18,7 @@ MENDED = {
     92017901: "a flooder's claims keep replaced incarnations' mailboxes open (of the check)",
     92027270: "of three, one was away for 17 rounds: of the other two neither knows which norm is usual (of the check)",
     93046896: "a region's snapshot bears another syncer's signature than home's (of the check)",
+    93057265: "such a snapshot stopped the region's mirror for good",
     93065157: "a poisoner, whose deltas are refused, takes part in half of the merges (of the check)",
     94021958: "one that came back offered never, as the others were merged long before their windows began",
     95016415: "a wish to join that a relay carries after a takeover is one to the syncer before (of the check)",
@@ -28,7 +29,8 @@ MENDED = {
     97071413: "a claim made after a thief's, whose key was revoked unheard, stood behind a gap that syncers stop at",
     97077040: "a process whose key is revoked gave way to one of the same number (of the check)",
     97066442: "a jump that an operator's rollback undid counts as one to get beyond (of the check)",
-    93057265: "such a snapshot stopped the region's mirror for good",
+    97080543: "one late offer left a belief in a hidden delay, with which no learner keeps pace (of the check)",
+    97080950: "no faults, of a quarantine, were written as 0, and as 0.0 by who read a snapshot: other lengths",
 }
 
 

@@ -29,7 +29,7 @@ def faults_after(faults: float, commit: commits.Commit, learner: str) -> float:
     """A learner's faults after one more commit, from its offers that the commit refuses and applies. All code that
     counts faults uses this function."""
     if isinstance(commit, commits.Quarantine | commits.Readmit) and commit.learner == learner:
-        return 0
+        return 0.0
     num_applied = sum(item.learner == learner for item in commit.inputs)
     num_hostile = sum(outcome.learner == learner and outcome.reason in HOSTILE for outcome in commit.outcomes)
     return faults_with(faults, num_applied, num_hostile)

@@ -198,6 +198,7 @@ def test_faults_are_counted_and_merged_offers_take_small_parts_of_them_back(
 def test_a_quarantine_and_a_readmission_begin_anew_for_that_learner_alone(kind: str) -> None:
     made = commit(genesis(), kind, learner="l0")
     assert (faults_after(9, made, "l0"), faults_after(9, made, "l1")) == (0, 9)
+    assert repr(faults_after(9, made, "l0")) == "0.0"  # as in a snapshot that was read, so that all have the same bytes
 
 
 def test_the_log_and_a_verifiers_books_count_the_same_faults() -> None:
