@@ -291,9 +291,9 @@ def is_deep(value: Any) -> bool:
 
 
 def has_huge_integer(value: Any) -> bool:
-    """Whether it has an integer of more than 64 bits: arithmetic with such integers may take very long."""
+    """Whether it has an integer of more than 128 bits: arithmetic with such integers may take very long."""
     if isinstance(value, dict):
         return any(map(has_huge_integer, value.values()))
     if isinstance(value, list):
         return any(map(has_huge_integer, value))
-    return isinstance(value, int) and not -(2**63) <= value < 2**64
+    return isinstance(value, int) and not -(2**127) <= value < 2**128

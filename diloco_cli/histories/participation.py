@@ -5,10 +5,10 @@ measured`, `adoption: on_arrival`); there is a grace for slightly later offers (
 and an exchange in nine tenths of a round (after an adoption that drops its progress it steps anew, and rounds differ in
 length); its clock is not so slow that it looks for a commit only when the next one is about to come (which the first
 demand supposes too), or foresees windows over a step by a good part of a slot too late; slots are long compared with a
-store call; there is more than one fragment (a single fragment is not offered before the outcome of its last offer is
-known, so that hearing of that late makes the next offer late); and the faults have left it no belief in a delay that it
-cannot see and that would make the round too short (rules/aim.py, `hidden_s`: one offer that came late while the syncer
-stalled may leave a learner early for its next hundred offers, and so in two of three merges with the steps of all).
+store call; and there is more than one fragment (a single fragment is not offered before the outcome of its last offer
+is known, so that hearing of that late makes the next offer late). A learner to which the faults have left the belief in
+a delay that it cannot see (rules/aim.py, `hidden_s`) must unlearn it first, a little with each offer: until then it
+offers early, and misses slots of which its next offers carry the steps.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from diloco_cli.protocol.rules.polling import next_request_s
 
 FIRST_ROUNDS, FIRST_S, FIRST_SLOTS = 8, 10.0, 20  # a learner waits for its first merge no longer than the longest
 ROUNDS_BEFORE = 2  # of a learner's steps, before its participation is counted
+UNLEARNED = 0.02  # of a slot, by each offer, of a hidden delay: the same
 FEWEST_MERGES = 20  # for a demand on how often a learner takes part
 LEAST_SHARE = 0.9
 BUSY = 0.9  # of a round: a learner that needs more is late whenever a round is a little shorter than usual
@@ -32,13 +33,12 @@ FORESIGHT = 1 / 4  # of a slot: a window that is foreseen as so much too late ma
 
 @dataclass
 class Attendance:
-    """The attendance of one process: since when it may take part, and with what belief in a hidden delay (seconds on
-    its own clock), its first merge, and how often it took part since it kept pace."""
+    """The attendance of one process: since when it may take part, its first merge, and how often it took part since it
+    kept pace, which it is given until its offer number `from_offers`."""
 
     since_merges: int
     since_s: float
-    since_offers: int
-    hidden_s: float
+    from_offers: float
     has_merged: bool = False
     merges: int = 0
     took_part: int = 0
@@ -61,14 +61,15 @@ class Attendances:
         merges, now_s = history.monitor.replayer.merges, history.world.now_s
         mine = self.known.get(process.name)
         if mine is None:
-            mine = self.known[process.name] = Attendance(merges, now_s, process.offers, hidden_s(process))
+            from_offers = process.offers + ROUNDS_BEFORE * options.fragments + offers_to_unlearn(options, process)
+            mine = self.known[process.name] = Attendance(merges, now_s, from_offers)
         takes_part = any(
             (i["learner"], i["incarnation"]) == (process.role, process.incarnation) for i in commit["inputs"]
         )
         mine.has_merged |= takes_part
         if not mine.has_merged:
             self._check_first(process, mine)
-        if process.offers - mine.since_offers >= ROUNDS_BEFORE * options.fragments:
+        if process.offers >= mine.from_offers:
             mine.merges += 1
             mine.took_part += takes_part
 
@@ -101,10 +102,9 @@ class Attendances:
         if options.fragments == 1 or (region is not None and process.role in region.residents):
             return False
         exchange_s = 2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * options.latency_s
-        believed_s = exchange_s + mine.hidden_s / process.clock_rate
         until_s = min(process.ended_s, self.history.world.now_s)
         slot_s = (until_s - mine.since_s) / max(1, mine.merges)
-        in_time = 2 * step_s(options, process) + believed_s <= BUSY * options.fragments * min(slot_s, options.slot_s)
+        in_time = 2 * step_s(options, process) + exchange_s <= BUSY * options.fragments * min(slot_s, options.slot_s)
         short = exchange_s <= SHORT_EXCHANGE * options.slot_s
         return in_time and short and self._hears_in_time(process) and self._foresees_windows(process)
 
@@ -130,8 +130,7 @@ def step_s(options: Options, process: Process) -> float:
     return options.step_s * slowest / process.clock_rate
 
 
-def hidden_s(process: Process) -> float:
-    """The delay of its offers that a learner believes in and cannot see, in seconds on its own clock; 0 before it has
-    joined."""
+def offers_to_unlearn(options: Options, process: Process) -> float:
+    """With how many offers in time it unlearns the hidden delay in which it believes; none before it has joined."""
     progress = getattr(process.learner, "progress", None)
-    return 0.0 if progress is None else progress.aim.delivery.hidden_s
+    return 0.0 if progress is None else progress.aim.delivery.hidden_s / (UNLEARNED * options.slot_s)

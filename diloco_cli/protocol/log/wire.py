@@ -24,7 +24,7 @@ _canonical = json.JSONEncoder(  # a record has no cycles: to check for them woul
     sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False
 ).encode
 _parse = msgspec.json.Decoder().decode
-_MANY_DIGITS = re.compile(rb"[0-9]{19}")  # what has fewer fits into 64 bits
+_MANY_DIGITS = re.compile(rb"[0-9]{39}")  # what has fewer fits into 128 bits, as tokens times parameters do
 Record = TypeVar("Record")
 
 
@@ -169,7 +169,7 @@ def _parsed(
         if not isinstance(plain, dict) or is_deep(plain):
             raise ValueError(f"not an object of at most {MAX_DEPTH} levels")
         if _MANY_DIGITS.search(body) and has_huge_integer(plain):
-            raise ValueError("a whole number beyond 64 bits")
+            raise ValueError("a whole number beyond 128 bits")
         return plain, _canonical(plain).encode() == body
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise RecordError(f"not valid JSON: {error}", where=where) from error

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import append, kept_versions
@@ -15,7 +16,7 @@ from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import RECENT_MERGES, RECENT_NOTES
 from diloco_cli.protocol.log.records import Outcome, ProcessClaim
 from diloco_cli.protocol.log.snapshots import Snapshot
-from diloco_cli.protocol.log.state import RunState, Window, apply
+from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window, apply
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
@@ -159,8 +160,20 @@ def test_a_snapshot_holds_the_whole_state_through_its_bytes() -> None:
     for seq in range(15):
         state = merge(state, applied(seq=seq), applied("l1", seq + 1), outcomes=(Outcome("l1", 2, 3, 1, "norm_cap"),))
         state = follow(state, "eval", loss=0.5, evaluated=state.n, tokens=seq)
+    state = follow(state, "quarantine", learner="l1", reason="why")
     snapshot = Snapshot(state, state.digest, "id")
-    assert decode(Snapshot, encode(snapshot), "snapshot") == snapshot
+    read = decode(Snapshot, encode(snapshot), "snapshot")
+    assert read == snapshot and encode(read) == encode(snapshot)
+
+
+def test_the_counts_of_the_largest_runs_come_back() -> None:
+    """Tokens times parameters: 2^64 of these are 18 billion tokens of a model of a billion parameters."""
+    count = 15 * 10**12 * 10**13
+    state = structs.replace(genesis(), token_parameters=count, learners={"l0": LearnerRecord(token_parameters=count)})
+    assert decode(Snapshot, encode(Snapshot(state, "", "id")), "snapshot").state == state
+    record = commit(state, "rollback", to=0, outputs=state.outputs, shares=(("l0", count),), reason="asked")
+    back = apply(state, decode(Commit, encode(record), "commit"), "d", RUN.layout, 4)
+    assert back.token_parameters == back.learners["l0"].token_parameters == count
 
 
 def test_apply_needs_nothing_but_its_arguments() -> None:

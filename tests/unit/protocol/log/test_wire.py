@@ -33,7 +33,8 @@ def test_equal_records_give_equal_bytes_whatever_the_order_of_their_keys() -> No
         b"", b" ", b"null", b"[]", b"1", b'"x"', b"{", b'{"a":1}}', b'{"a":NaN}', b'{"a":-Infinity}', b"\xff\xfe\x00",
         b'{"a":1,"a":1}', b'{"b":{"a":1,"a":2}}', b'{"b":1,"a":1}', b'{"a": 1}', b' {"a":1}', b'{"a":1}\n',
         b'{"a":1E2}', b"[" * 200_000, b'{"a":' * 200_000, b'{"a":' + b"9" * 5000 + b"}",
-        b'{"a":18446744073709551616}', b'{"a":[-9223372036854775809]}', b'{"a":' + b"9" * 400 + b"}",
+        b'{"a":340282366920938463463374607431768211456}', b'{"a":[-170141183460469231731687303715884105729]}',
+        b'{"a":' + b"9" * 39 + b"}", b'{"a":' + b"9" * 400 + b"}",
         b'{"a":' + b"[" * MAX_DEPTH + b"]" * MAX_DEPTH + b"}", b"\xef\xbb\xbf{}x",
     ],
 )  # fmt: skip
@@ -42,8 +43,8 @@ def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
         decode_plain(data, "here")
 
 
-@pytest.mark.parametrize("number", [0, -1, 2**53, 2**64 - 1, -(2**63)])
-def test_whole_numbers_of_64_bits_come_back(number: int) -> None:
+@pytest.mark.parametrize("number", [0, -1, 2**53, 2**64, -(2**64), 10**38, 2**128 - 1, -(2**127)])
+def test_whole_numbers_of_128_bits_come_back(number: int) -> None:
     assert decode_plain(encode({"a": number, "b": "9" * 30}), "here") == {"a": number, "b": "9" * 30}
 
 
