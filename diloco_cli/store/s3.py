@@ -102,7 +102,8 @@ class S3Store(BucketStore):
             parts = self._run(
                 key, partial(self._send_parts, key, upload, data, checksum), transfers.deadline_s(len(data))
             )
-            self._call(key, "complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts}, **condition)
+            whole: dict[str, Any] = {"MultipartUpload": {"Parts": parts}, **condition}
+            self._call(key, "complete_multipart_upload", len(data), UploadId=upload, **whole)
         except Exception:
             # Parts of an unfinished upload are kept, and billed; a bucket's lifecycle rule removes what this leaves.
             with suppress(StoreError, ObjectAbsentError):

@@ -31,6 +31,7 @@ SLOWEST_BYTES_PER_S = 50_000
 answer."""
 MAX_OBJECT_BYTES = 4 << 30
 PART_BYTES = 16 << 20
+MOST_PARTS = 10_000  # that S3 takes of an object; the parts of a longer one are larger
 UPLOAD_IN_PARTS_FROM_BYTES = 32 << 20
 ALWAYS_IN_PARTS_FROM_BYTES = 256 << 20
 PROBE_BYTES = 8 << 20
@@ -111,7 +112,8 @@ def upload_pays_in_parts(num_bytes: int, seen_bytes_per_s: float | None) -> bool
 
 def spans(start: int, end: int) -> list[tuple[int, int]]:
     """[start, end) cut into parts."""
-    return [(first, min(first + PART_BYTES, end)) for first in range(start, end, PART_BYTES)]
+    part_bytes = max(PART_BYTES, -(-(end - start) // MOST_PARTS))
+    return [(first, min(first + part_bytes, end)) for first in range(start, end, part_bytes)]
 
 
 async def read_in_parts(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import resource
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from diloco_cli.tensors.norms import Cut, evened, kept_shares, measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, views
 
 SMALLEST_BYTES = 1 << 18  # smaller payloads stay in memory
+MOST_FILES = 1 << 16  # that this process asks to hold open at a time
 
 
 class Spool:
@@ -48,6 +50,7 @@ class Spool:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        _allow_files()
 
     def keep(self, data: bytes) -> bytes | memoryview:
         """The same bytes, on disk if they are at least SMALLEST_BYTES. If the disk is full they stay in memory: the
@@ -70,6 +73,16 @@ class Spool:
             return memoryview(mmap.mmap(descriptor, len(data), access=mmap.ACCESS_READ))
         finally:
             os.close(descriptor)
+
+
+def _allow_files() -> None:
+    """Raise this process's limit of open files as far as it may: each payload on disk needs one or two, and the usual
+    limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @dataclass

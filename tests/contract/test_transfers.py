@@ -227,6 +227,15 @@ def test_the_deadline_follows_the_size() -> None:
     assert transfers.deadline_s(8 << 20) < 300 < transfers.deadline_s(transfers.MAX_OBJECT_BYTES)
 
 
+@pytest.mark.parametrize("size", [0, 1, 100 * transfers.MOST_PARTS, 100 * transfers.MOST_PARTS + 1, 5 << 40])
+def test_no_object_has_more_parts_than_s3_takes(size: int) -> None:
+    """5 TiB: the longest object there. With parts of one length, moments of 21 billion parameters had too many."""
+    cuts = transfers.spans(0, size)
+    assert len(cuts) <= transfers.MOST_PARTS
+    assert [start for start, _ in cuts] == [0, *[end for _, end in cuts[:-1]]][: len(cuts)]
+    assert (cuts[-1][1] if cuts else 0) == size
+
+
 @pytest.mark.parametrize("bound", [0, 500, 510, 999])
 def test_an_answer_without_a_size_is_left_when_it_passes_the_bound(bound: int) -> None:
     answers = Answers(hangs=True)

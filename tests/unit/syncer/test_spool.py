@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import stat
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,6 +37,20 @@ def test_small_payloads_and_those_that_the_disk_refuses_stay_in_memory(tmp_path:
     (tmp_path / "file").write_text("")
     assert Spool(tmp_path / "spool").keep(small) is small
     assert Spool(tmp_path / "file" / "spool").keep(large) is large
+
+
+def kept_on_disk(count: int, spool: Path) -> int:
+    """How many of so many payloads lie on disk, where the usual limit of open files is 64."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    keeper, data = Spool(spool), bytes(SMALLEST_BYTES)
+    kept = [keeper.keep(data) for _ in range(count)]
+    return sum(isinstance(one, memoryview) for one in kept)
+
+
+def test_more_payloads_than_a_process_may_usually_hold_files_lie_on_disk(tmp_path: Path) -> None:
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        assert pool.apply(kept_on_disk, (200, tmp_path)) == 200
 
 
 def test_a_spooled_merge_gives_the_same_bytes(tmp_path: Path) -> None:
