@@ -65,11 +65,12 @@ class KeyEvents:
         self.history.world.call_at(self.history.world.now_s + REMOVED_AFTER_S, self.remove)
 
     def _claim(self, thief: RunFormat, name: str) -> None:
-        objects = self.history.bucket.objects
-        number = 1 + sum(key.startswith(f"incarnation/{name}/") for key in objects)
+        region = self.history.region
+        bucket = region.bucket if region is not None and name in region.residents else self.history.bucket
+        number = 1 + sum(key.startswith(f"incarnation/{name}/") for key in bucket.objects)
         key = incarnation_key(name, number)
         claim = ProcessClaim(number, STOLEN_NONCE, "elsewhere", 1, "then", "stolen")
-        self.history.bucket.create(key, thief.keyring.sign(learner_signer(name), key, encode(claim)))
+        bucket.create(key, thief.keyring.sign(learner_signer(name), key, encode(claim)))
         self.history.note(f"a thief wrote {key}")
 
     def remove(self) -> None:

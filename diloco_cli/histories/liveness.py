@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
 from diloco_cli.histories.client import Bucket
 from diloco_cli.histories.monitor import check_folded, check_own
@@ -9,7 +11,7 @@ from diloco_cli.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SL
 from diloco_cli.histories.participation import Attendances
 from diloco_cli.histories.pieces import most_pieces
 from diloco_cli.histories.processes import MAX_DRIFT, Process
-from diloco_cli.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect
+from diloco_cli.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect, plain, signed_by
 from diloco_cli.histories.scene import Scene
 from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
@@ -46,7 +48,7 @@ class Healthy:
             process.free_s = process.held_until_s()
             process.heard_s, process.heard_merges = self.since_s, history.monitor.replayer.merges
             process.offered_of.clear()
-        self.attendances = Attendances(history)
+        self.attendances, self.tried_again = Attendances(history), Counter[str]()
         self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
         history.monitor.carries_s = 0.0 if history.region is None else self.takes_in_s
         self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
@@ -111,10 +113,13 @@ class Healthy:
 
     def left(self, process: Process, error: BaseException | None) -> None:
         """exit: without faults no process ends with an error, except one whose place is taken or whose key is revoked,
-        and an island that would join a run that is over or stopped."""
+        one that needs another number since (once for each key), and an island that would join a run that is over or
+        stopped."""
         joiner = process.role in self.history.nemesis.joiners and process.status == UsageError.exit_status
-        revoked = isinstance(error, RefusedError | TryAgainError) and self.history.monitor.replayer.revoked
-        if process.status in GOOD_ENDS or joiner or revoked:
+        revoked = self.history.monitor.replayer.revoked
+        self.tried_again[process.role] += isinstance(error, TryAgainError)
+        again = isinstance(error, TryAgainError) and self.tried_again[process.role] <= len(revoked)
+        if process.status in GOOD_ENDS or joiner or again or (isinstance(error, RefusedError) and revoked):
             return
         excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + MAX_PAUSE_S
         expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
@@ -179,18 +184,28 @@ def check_bucket(history: Scene) -> None:
 
 
 def check_gave_way(history: Scene, process: Process) -> None:
-    """exit: a process is fenced only if it has a successor, with faults or without. Where keys were revoked, that may
-    bear the same number."""
-    bucket, own = history.bucket, process.incarnation
+    """exit: a process is fenced only if it has a successor, with faults or without. That of one whose own key is
+    revoked may bear the same number."""
+    bucket, own, revoked = history.bucket, process.incarnation, history.monitor.replayer.revoked
     if process.role == SYNCER:
         own = 0 if process.serves is None else process.serves.epoch
     elif history.region is not None and process.role in history.region.residents:
         bucket = history.region.bucket
     kind = "epoch/" if process.role == SYNCER else f"incarnation/{process.role}/"
-    keys = (key for key in bucket.objects if key.startswith(kind) and key not in bucket.forged)
+    keys = [key for key in bucket.objects if key.startswith(kind) and key not in bucket.forged]
     numbers = [int(key[len(kind) :].partition(".")[0].partition("-")[0]) for key in keys]
-    there = max(numbers, default=0) > own or (bool(history.monitor.replayer.revoked) and numbers.count(own) > 1)
+    beside = [bucket.objects[key] for key, number in zip(keys, numbers, strict=True) if number == own]
+    counts = {_key_of(data) not in revoked for data in beside}
+    there = max(numbers, default=0) > own or counts == {False, True}
     expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
+
+
+def _key_of(claim: bytes) -> str:
+    """The public key that signed it; none, of one that is only half there."""
+    try:
+        return signed_by(plain(claim))[1]
+    except ValueError:
+        return ""
 
 
 def check_restart(history: Scene, replayer: Replayer) -> None:

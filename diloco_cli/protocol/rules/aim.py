@@ -14,7 +14,8 @@ that are a little slower than the others never fall out of step, and an island w
 for all of them at once. A learner that can reach no slot for two rounds offers once anyway, because only an offer shows
 whether its uploads are still too slow. It cannot see every delay: a relay between two buckets, a mirror that lags. Such
 a delay shows when an offer comes late although it was sent in time; it is then added to the expected delivery
-(`hidden_s`).
+(`hidden_s`). A syncer that stalls with its window closed makes the same impression once; only a delay that makes an
+offer late which was sent with it in mind is kept for long.
 
 Pure: time is handed in, in seconds on the learner's own clock.
 """
@@ -35,6 +36,7 @@ DEVIATIONS = 2.0  # median deviations added to the median upload time
 FASTER_UPLOADS, FASTER = 3, 0.25  # so many uploads in turn below this share of what was expected: a faster link
 HIDDEN_STEP = 0.5  # of a slot: added to the hidden delay after an offer came late
 HIDDEN_LESS = 0.02  # of a slot: subtracted from it after each offer that was merged, as the delay may have shrunk
+UNSURE_LESS = 0.125  # of it, at least, while no offer that was sent with it in mind was late
 TOLERATED = 0.25  # of the grace: an offer may come so long after its window began, as learners' times are never exact
 SPACINGS = 4  # newest measured times per slot between heads, of which the shortest counts
 STALLED = 1.0  # slots without the next commit after it was due: then the log stands still, and the due slot is open
@@ -47,11 +49,12 @@ PROBE_AGAIN_ROUNDS = 4  # the same after a probe that was not in time
 class Delivery:
     """How long an offer takes to reach the syncer. `measured_s`: the median upload time plus median deviations, because
     a single upload, the first one included, may be an outlier; several short ones show that the link has become faster.
-    `hidden_s`: delay that the learner cannot see. `waiting` offers are uploaded one after the other; the last upload
-    ends at `free_s`."""
+    `hidden_s`: delay that the learner cannot see; `sure`: an offer that was sent with it in mind was late all the same.
+    `waiting` offers are uploaded one after the other; the last upload ends at `free_s`."""
 
     measured_s: float = 0.0
     hidden_s: float = 0.0
+    sure: bool = False
     waiting: int = 0
     free_s: float = -inf
     _taken_s: deque[float] = field(default_factory=lambda: deque(maxlen=TAKEN))
@@ -63,7 +66,13 @@ class Delivery:
     def was_shorter(self) -> None:
         """A probe came in time: what was measured before no longer holds."""
         self._taken_s.clear()
-        self.measured_s, self.hidden_s = 0.0, self.hidden_s / 2
+        self.measured_s, self.hidden_s, self.sure = 0.0, self.hidden_s / 2, False
+
+    def was_in_time(self, slot_s: float) -> None:
+        """An offer was merged: the hidden delay may be shorter, or was none."""
+        less_s = HIDDEN_LESS * slot_s
+        self.hidden_s = max(0.0, self.hidden_s - (less_s if self.sure else max(less_s, UNSURE_LESS * self.hidden_s)))
+        self.sure &= self.hidden_s > 0
 
     def sent(self, now_s: float) -> None:
         self.waiting += 1
@@ -86,11 +95,12 @@ class Delivery:
 @dataclass
 class Shot:
     """One offer on its way to its slot: when that slot's window closes; whether the syncer knew this incarnation when
-    the offer was sent (before that it does not ask for its offers); when its upload ended; since when the log is past
-    the slot."""
+    the offer was sent (before that it does not ask for its offers), and whether the learner expected a hidden delay;
+    when its upload ended; since when the log is past the slot."""
 
     closes_s: float
     known: bool
+    hides: bool
     arrived_s: float | None = None
     over_s: float = inf
 
@@ -153,7 +163,7 @@ class Aim:
         self._shots.clear()
 
     def sent(self, slot: int, now_s: float) -> None:
-        self._shots[slot] = Shot(self.closes_s(slot, now_s), self.known)
+        self._shots[slot] = Shot(self.closes_s(slot, now_s), self.known, self.delivery.hidden_s > 0)
         self.delivery.sent(now_s)
 
     def delivered(self, slot: int, seconds: float | None, now_s: float) -> None:
@@ -170,13 +180,14 @@ class Aim:
         slot_s = 0.0 if self.window is None else self.window.slot_s
         if in_time:
             self._probe_rounds = PROBE_ROUNDS
-            self.delivery.hidden_s = max(0.0, self.delivery.hidden_s - HIDDEN_LESS * slot_s)
+            self.delivery.was_in_time(slot_s)
             if slot == self._probed:
                 self.delivery.was_shorter()
         elif shot is not None and shot.known and shot.arrived_s is not None and shot.closes_s < inf:
             more_s = self._hidden_after(shot, shot.arrived_s, self._closed_s(slot), HIDDEN_STEP * slot_s)
             # Offers that come later than a round after their slot have another cause, such as a dead relay.
             self.delivery.hidden_s = min(more_s, max(self.delivery.hidden_s, self.num_fragments * slot_s))
+            self.delivery.sure |= shot.hides
 
     def _hidden_after(self, shot: Shot, arrived_s: float, closed_s: float, step_s: float) -> float:
         """The hidden delay after an offer was late that arrived before its window closed. The slot may be over earlier,

@@ -418,7 +418,7 @@ def test_nothing_is_probed_while_an_offer_is_on_its_way() -> None:
 
 def test_a_probe_that_was_in_time_ends_what_was_believed_of_the_way() -> None:
     aim = out_of_reach()
-    aim.delivery.hidden_s = 4.0
+    aim.delivery.hidden_s, aim.delivery.sure = 4.0, True
     now_s = at(aim, FIRST_PROBE)
     (slot,) = aim.due(now_s, 0.0)
     aim.sent(slot, now_s)
@@ -573,16 +573,34 @@ def test_a_way_that_stays_too_long_goes_on_growing_up_to_a_round() -> None:
     assert ways == sorted(ways) and ways[-1] == FRAGMENTS * SLOT_S
 
 
+def test_what_a_single_late_offer_made_believe_is_forgotten_soon() -> None:
+    """The syncer may have stalled with its window closed. An offer that was on its way meanwhile is the same stall."""
+    aim = aim_at(10)
+    aim.sent(10, 100.0)
+    aim.sent(11, 100.5)
+    for slot in (10, 11):
+        aim.delivered(slot, 0.5, 101.0)
+    aim.heard(log(12, MERGED), 104.0, 104.0)
+    for slot in (10, 11):
+        aim.settled(slot, in_time=False)
+    assert aim.delivery.hidden_s > SLOT_S / 2 and not aim.delivery.sure
+    for _ in range(30):
+        shot(aim, 1.0, in_time=True)
+    assert aim.delivery.hidden_s == 0.0
+
+
 def test_a_way_that_has_become_shorter_is_found_out_little_by_little() -> None:
     aim = aim_at(10)
-    shot(aim, 1.0, in_time=False)
+    for _ in range(2):
+        shot(aim, 1.0, in_time=False)
+    assert aim.delivery.sure
     before_s = aim.delivery.hidden_s
     for _ in range(50):
         shot(aim, 1.0, in_time=True)
     assert aim.delivery.hidden_s == pytest.approx(before_s - 50 * HIDDEN_LESS * SLOT_S)
-    for _ in range(50):
+    for _ in range(100):
         shot(aim, 1.0, in_time=True)
-    assert aim.delivery.hidden_s == 0.0
+    assert aim.delivery.hidden_s == 0.0 and not aim.delivery.sure
 
 
 @pytest.mark.parametrize("took_s", [2.4, 2.6, 30.0])
