@@ -23,7 +23,15 @@ import numpy as np
 
 from diloco_cli.forecast.chips import FAR_MS, MS
 from diloco_cli.forecast.timeline import Timeline
-from diloco_cli.protocol.rules.quorum import Pace, Watch, alive_within_s, decide_slot, grace_window, measured_pace
+from diloco_cli.protocol.rules.quorum import (
+    Pace,
+    Watch,
+    alive_within_s,
+    decide_slot,
+    grace_window,
+    measured_pace,
+    patience_s,
+)
 
 BLOCK = 1 << 16
 MAX_REMEMBERED = 4_000_000  # times in the inputs of all outcomes; then the memory starts anew
@@ -78,7 +86,8 @@ def decide(view: SlotView, rules: MergeRules) -> SlotResult:
     """Ask the syncer's own functions at every moment at which their answer can change."""
     grace = grace_window(rules.overlap, view.pace, rules.gamma)
     watch = Watch(view.opened / MS)
-    skip_ms = max(0, view.opened + round(rules.skip_after_s * MS))  # in seconds that may be a rounding too early
+    skip_after_s = patience_s(rules.skip_after_s, view.pace.slot_s)
+    skip_ms = max(0, view.opened + round(skip_after_s * MS))  # in seconds that may be a rounding too early
     gone = (until_ms + 1 for until_ms in view.alive_until if until_ms >= 0)
     moments = sorted({0, view.slot_ms, skip_ms, skip_ms + 1, *view.reports, *gone})
     while True:
@@ -88,7 +97,7 @@ def decide(view: SlotView, rules: MergeRules) -> SlotResult:
         alive = sum(at_ms <= now_ms or until_ms >= now_ms for at_ms, until_ms in pairs)
         later_offers = now_ms >= view.slot_ms  # the learner that reported first has reached its next slot by then
         facts = watch.look(len(present), alive, rules.quorum, later_offers, now_ms / MS)
-        decision = decide_slot(facts, grace, rules.skip_after_s)
+        decision = decide_slot(facts, grace, skip_after_s)
         if decision.action == "merge":
             pace = measured_pace(view.pace, view.slot_ms / MS, watch.enough_s or 0.0, rules.sync_s)
             return SlotResult("merge", now_ms, present, alive, pace)
@@ -165,7 +174,6 @@ class SlotMemory:
         if (rules, slot_ms) != (self.rules, self.slot_ms):
             self._forget()
         self.rules, self.slot_ms = rules, slot_ms
-        self.skip_ms = round(rules.skip_after_s * MS)
         self._last = self._last_inputs = None
 
     def outcome(self, upcoming: list[int], heard: list[int], first_ms: int, opened_ms: int, pace: Pace) -> SlotResult:
@@ -206,13 +214,14 @@ class SlotMemory:
 
     def _view(self, upcoming: list[int], heard: list[int], first_ms: int, opened_ms: int, pace: Pace) -> SlotView:
         """The slot's inputs, without those after the last moment at which the slot can end: they make no difference."""
-        last_ms = self.slot_ms if self.rules.quorum == 1 else max(self.slot_ms, self.skip_ms) + self.slot_ms
+        skip_ms = round(patience_s(self.rules.skip_after_s, pace.slot_s) * MS)
+        last_ms = self.slot_ms if self.rules.quorum == 1 else max(self.slot_ms, skip_ms) + self.slot_ms
         alive_ms = round(alive_within_s(pace) * MS) - first_ms
         cut_ms = first_ms + last_ms
         return SlotView(
             reports=tuple([at - first_ms if at <= cut_ms else FAR_MS for at in upcoming]),
             alive_until=tuple([min(max(-1, at + alive_ms), last_ms) for at in heard]),
-            opened=0 if self.rules.quorum == 1 else max(opened_ms - first_ms, -self.skip_ms),
+            opened=0 if self.rules.quorum == 1 else max(opened_ms - first_ms, -skip_ms),
             slot_ms=self.slot_ms,
             pace=pace,
         )

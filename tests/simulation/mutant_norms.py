@@ -101,12 +101,12 @@ class ResetByOne(Loader):
 class Forgiving(Housekeeper):
     """Lets each merged offer take a whole fault back."""
 
-    def due(self, state: RunState, now_s: float) -> Commit | None:
+    def due(self, state: RunState, now_s: float, slot_s: float) -> Commit | None:
         learners = {
             name: structs.replace(known, faults=min(known.faults, float(max(0, known.refused - known.merges))))
             for name, known in state.learners.items()
         }
-        return super().due(structs.replace(state, learners=learners), now_s)
+        return super().due(structs.replace(state, learners=learners), now_s, slot_s)
 
 
 class PaysBackWhole(Syncer):

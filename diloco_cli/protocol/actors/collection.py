@@ -53,7 +53,7 @@ BATCH = MAX_AT_ONCE - 1  # deletions at a time, beside one listing
 LEAST_ROUNDS = 2  # kept in any case: from a version and the deltas since, a damaged one is made anew
 FLOORS_APART = 8  # commits, at least: a floor is a commit itself
 KEPT_SNAPSHOTS = 2  # up to the floor: one to fold the floor's state from, one in case it is damaged
-IDLE_S = 30.0  # without a commit
+IDLE_S, IDLE_SLOTS = 30.0, 2  # without a commit: the longer of these
 MAX_UNSOUND = 64  # snapshots passed over for those
 KEPT_MOMENTS = 4  # of each learner, the newest
 KEPT_BATCHES = 64  # of events of each unit, the newest
@@ -343,14 +343,14 @@ class Housekeeper:
         self.collector = Collector(run)
         self._grew = (-1, 0.0)  # the head, and since when
 
-    def due(self, state: RunState, now_s: float) -> Commit | None:
-        """The commit that is due now, if any."""
+    def due(self, state: RunState, now_s: float, slot_s: float) -> Commit | None:
+        """The commit that is due now, if any. `slot_s`: how long a slot takes; only a longer pause is idleness."""
         if self._grew[0] != state.n:
             self._grew = (state.n, now_s)
         name = to_quarantine(state, self.run)
         if name is not None:
             return Quarantine(learner=name, reason=quarantine_reason(state.learner(name).faults))
-        floor = floor_in_turn(self.run, state, now_s - self._grew[1] >= IDLE_S)
+        floor = floor_in_turn(self.run, state, now_s - self._grew[1] >= max(IDLE_S, IDLE_SLOTS * slot_s))
         return None if floor is None else collected(floor, "in turn")
 
     def rest(self, state: RunState, seconds: float) -> Steps[None]:

@@ -52,6 +52,7 @@ from diloco_cli.protocol.rules.quorum import (
     decide_slot,
     grace_window,
     next_window_s,
+    patience_s,
 )
 from diloco_cli.signing import LOG
 
@@ -211,7 +212,7 @@ class Syncer:
             yield from self._notice_successor()
             if (yield from self._carry_out_request()):
                 return True
-        due: commits.Commit | None = self.housekeeper.due(self.state, now_s)
+        due: commits.Commit | None = self.housekeeper.due(self.state, now_s, self.pace.slot_s)
         due = due or (yield from self.repairer.due(self.state, self.epoch, self.pace.slot_s, self.inbox, self._pulse))
         if due is not None:
             return (yield from self._carry_out(due))
@@ -270,7 +271,7 @@ class Syncer:
         )  # fmt: skip
         while True:
             candidates, facts = yield from self._present(now_s)
-            decision = decide_slot(facts, grace, sync.skip_after_s)
+            decision = decide_slot(facts, grace, patience_s(sync.skip_after_s, self.pace.slot_s))
             closes = decision.action != "wait" and facts.present < facts.expected
             if not (closes and (yield from self.inbox.poll(self.state, now_s, self.pace.slot_s, everywhere=True))):
                 break
@@ -389,7 +390,7 @@ class Syncer:
         """Write the syncer's heartbeat if it is due; `force`: now."""
         if not self.cadence.is_due(now_s) and not force:
             return
-        self.cadence.said(now_s)
+        self.cadence.said(now_s, self.pace.slot_s)
         facts = {
             "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host, "reason": self.reason,
             "heartbeats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1),

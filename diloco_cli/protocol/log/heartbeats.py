@@ -16,9 +16,8 @@ from diloco_cli.protocol.log.wire import RecordError, decode_plain, encode
 from diloco_cli.signing import LOG, Unsigned
 
 MAX_HEARTBEAT_BYTES = 1 << 16
-SLOWEST_KEPT = 0.995  # per heartbeat: an outage is forgotten within the hour, while slow merges recur
-
-
+FORGOTTEN = 0.005  # per heartbeat: an outage is forgotten within the hour, while slow merges recur
+FORGOTTEN_SLOT_S = 60.0  # in longer slots slow merges recur less often, and are forgotten so much more slowly
 SEEN_KEPT = 1024
 
 
@@ -138,9 +137,10 @@ class Cadence:
     def is_due(self, now_s: float) -> bool:
         return now_s >= self._next_s
 
-    def said(self, now_s: float) -> None:
+    def said(self, now_s: float, slot_s: float) -> None:
         if self.count > 0:
-            self.slowest_s = max(self.slowest_s * SLOWEST_KEPT, now_s - self._next_s + self.every_s)
+            kept = 1 - FORGOTTEN / max(1.0, slot_s / FORGOTTEN_SLOT_S)
+            self.slowest_s = max(self.slowest_s * kept, now_s - self._next_s + self.every_s)
         self._next_s, self.count = now_s + self.every_s, self.count + 1
 
 

@@ -11,6 +11,7 @@ MAX_CHANGE = 4.0
 MIN_ALIVE_S = 15.0
 FOLLOWS, FOLLOWS_WITHIN = 0.25, 0.04  # a share; slots. Their product, 0.01 slots, exceeds the error of stated paces
 ALIVE_SLOTS = 4
+PATIENCE_SLOTS = 4
 
 
 def moving_average(average: float | None, value: float) -> float:
@@ -49,6 +50,12 @@ def max_exchange_s(pace: Pace, stale_after_slots: int) -> float:
 def alive_within_s(pace: Pace) -> float:
     """A learner that the syncer has heard from within so many seconds counts as alive."""
     return max(MIN_ALIVE_S, ALIVE_SLOTS * pace.slot_s)
+
+
+def patience_s(skip_after_s: float, slot_s: float) -> float:
+    """How long a slot waits for its quorum while offers for later slots wait: at least some slots, because islands of
+    unlike speed reach a slot far apart where slots are long."""
+    return max(skip_after_s, PATIENCE_SLOTS * slot_s)
 
 
 def overlap_slots(setting: int | Literal["auto"], pace: Pace) -> int:

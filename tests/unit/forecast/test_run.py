@@ -89,6 +89,16 @@ def test_an_undisturbed_run_merges_everybody_and_ends() -> None:
     assert all(island.incarnations == 1 for island in found.islands)
 
 
+def test_slots_of_minutes_are_merged_with_all_of_unlike_islands() -> None:
+    """Slots of 100 s, which the slowest island may reach a minute after the fastest: none is skipped for the later
+    offers of the others, though `skip_after` is 60 s."""
+    run = make_run(seconds=6 * 3600.0, step_s=100.0, every=4, quorum=3, skip_after_s=60.0)
+    places = zip(run.islands, (100.0, 130.0, 180.0), (4, 3, 2), strict=True)
+    islands = tuple(replace(i, step_s=s, tokens_per_s=BATCH / s, local_steps=steps) for i, s, steps in places)
+    found, _ = play(replace(run, islands=islands), within_s=12 * 3600.0)
+    assert found.finished and found.skips == 0 and found.participation > 0.95
+
+
 def test_bytes_and_money_are_counted() -> None:
     found, fleet = play(make_run())
     first = found.islands[0]

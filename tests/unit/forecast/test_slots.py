@@ -14,7 +14,7 @@ from diloco_cli.forecast.published import PUBLISHED
 from diloco_cli.forecast.slots import MergeRules, SlotMemory, SlotView, decide, merge_all, step_ends_ms
 from diloco_cli.forecast.timeline import timeline
 from diloco_cli.protocol.rules import quorum
-from diloco_cli.protocol.rules.quorum import Grace, Pace, SlotDecision, SlotFacts, decide_slot, grace_window
+from diloco_cli.protocol.rules.quorum import Grace, Pace, SlotDecision, SlotFacts, decide_slot, grace_window, patience_s
 
 ALIVE = 15_000
 
@@ -59,7 +59,8 @@ def asked_every_millisecond(view: SlotView, rules: MergeRules) -> tuple[str, int
             present=len(present), alive=alive, quorum=rules.quorum, window_from_s=reached_s,
             later_offers=now_ms >= view.slot_ms, waiting_since_s=view.opened / 1000, now_s=now_ms / 1000,
         )  # fmt: skip
-        decision = decide_slot(facts, grace_window(rules.overlap, view.pace, rules.gamma), rules.skip_after_s)
+        patience = patience_s(rules.skip_after_s, view.pace.slot_s)
+        decision = decide_slot(facts, grace_window(rules.overlap, view.pace, rules.gamma), patience)
         if decision.action != "wait":
             return decision.action, now_ms, present
     raise AssertionError("nobody ever decides")
@@ -71,12 +72,12 @@ def test_asking_only_at_some_moments_decides_as_asking_every_millisecond() -> No
     slot_ms = 40
     for _ in range(1500):
         learners = chance.randint(1, 4)
-        times = range(0, 3 * slot_ms, chance.choice((1, 10)))
+        times = range(0, 7 * slot_ms, chance.choice((1, 10)))
         reports = (0, *(chance.choice([*times, FAR_MS]) for _ in range(learners - 1)))
         until = tuple(chance.choice([-1, *times]) for _ in range(learners))
         pace = Pace(slot_ms / 1000, 0.0, chance.choice((0.0, 0.02, 0.2)))
-        seen = SlotView(reports, until, -chance.randint(0, slot_ms), slot_ms, pace)
-        rules = MergeRules(quorum=chance.randint(1, 3), skip_after_s=chance.choice((0.0, 0.03, 0.1)))
+        seen = SlotView(reports, until, -chance.randint(0, 5 * slot_ms), slot_ms, pace)
+        rules = MergeRules(quorum=chance.randint(1, 3), skip_after_s=chance.choice((0.0, 0.2, 0.25)))
         outcome = decide(seen, rules)
         found = outcome.action, outcome.at_ms, outcome.participants
         assert found == asked_every_millisecond(seen, rules), (seen, rules)

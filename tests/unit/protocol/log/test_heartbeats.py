@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from diloco_cli.protocol.log.heartbeats import Beats, genuine, of_syncer, sealed
+import pytest
+
+from diloco_cli.protocol.log.heartbeats import Beats, Cadence, genuine, of_syncer, sealed
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 from diloco_cli.signing import LOG, Checksummed, learner_signer
 
@@ -37,3 +39,15 @@ def test_damage_and_other_objects_bytes_are_no_heartbeat() -> None:
     assert of_syncer(keyring, mine) == mine and of_syncer(keyring, None) is None
     assert of_syncer(keyring, mine.replace(b"1", b"2", 1)) is None and of_syncer(keyring, b'{"epoch":9}') is None
     assert genuine(keyring, learner_signer("l0"), heartbeat_key("l0"), mine) is None
+
+
+@pytest.mark.parametrize(("slot_s", "least_s", "most_s"), [(1.0, 3.0, 30.0), (1800.0, 250.0, 300.0)])
+def test_a_long_silence_is_forgotten_within_the_hour_but_not_within_a_slot(
+    slot_s: float, least_s: float, most_s: float
+) -> None:
+    """A merge that takes 300 s comes once a slot, and whoever waits for the syncer must know it until the next one."""
+    cadence = Cadence(3.0)
+    times_s = [0.0, 300.0, *(300.0 + 3.0 * beat for beat in range(1, 601))]
+    for now_s in times_s:
+        cadence.said(now_s, slot_s)
+    assert least_s <= cadence.slowest_s <= most_s

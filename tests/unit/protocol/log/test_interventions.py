@@ -11,9 +11,17 @@ from msgspec import structs
 
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.observe.bookkeeping import Books
-from diloco_cli.protocol.actors.collection import floor_by_request, floor_in_turn, floor_with, is_garbage, to_quarantine
+from diloco_cli.protocol.actors.collection import (
+    Housekeeper,
+    floor_by_request,
+    floor_in_turn,
+    floor_with,
+    is_garbage,
+    to_quarantine,
+)
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.commit_log import fold
+from diloco_cli.protocol.log.commits import CollectionFloor
 from diloco_cli.protocol.log.faults import HOSTILE, faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.keys import delta_key, offer_key, snapshot_key, state_key, weights_key
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
@@ -286,6 +294,16 @@ def test_in_turn_the_floor_leaves_what_is_kept_for_any_number_of_rounds(
 ) -> None:
     run = replace(RUN, settings=replace(RUN.settings, retention=RetentionSettings(rounds)))
     assert floor_in_turn(run, RunState(n=head, gc_floor=floor)) == expected
+
+
+@pytest.mark.parametrize(("slot_s", "rises_s"), [(1.0, 30.0), (600.0, 1200.0)])
+def test_a_run_is_idle_when_nothing_came_for_half_a_minute_and_two_slots(slot_s: float, rises_s: float) -> None:
+    """In an idle run the floor follows each commit, to make room. A run whose slots take minutes is not idle between
+    its merges: a floor after each would leave half of the kept rounds to the floors' own commits."""
+    run = replace(RUN, settings=replace(RUN.settings, retention=RetentionSettings(8)))
+    keeper, state = Housekeeper(run), RunState(n=100, gc_floor=80)
+    found = [keeper.due(state, now_s, slot_s) for now_s in (0.0, rises_s - 0.1, rises_s)]
+    assert found[:2] == [None, None] and isinstance(found[2], CollectionFloor)
 
 
 def test_the_floor_does_not_pass_the_commit_that_a_rollback_may_need() -> None:

@@ -24,6 +24,7 @@ from diloco_cli.protocol.rules.quorum import (
     moving_average,
     next_window_s,
     overlap_slots,
+    patience_s,
     window_start_s,
 )
 
@@ -31,6 +32,15 @@ seconds = st.floats(0.0, 1e4)
 paces = st.builds(Pace, st.floats(1e-3, 1e4), seconds, seconds)
 overlaps = st.one_of(st.integers(0, 50), st.just("auto"))
 quick = settings(max_examples=60, deadline=None)
+
+
+@pytest.mark.parametrize(
+    ("skip_after_s", "slot_s", "found_s"), [(60.0, 1.0, 60.0), (60.0, 600.0, 2400.0), (5.0, 0.0, 5.0)]
+)
+def test_a_slot_is_not_skipped_for_later_offers_before_some_slots_have_passed(
+    skip_after_s: float, slot_s: float, found_s: float
+) -> None:
+    assert patience_s(skip_after_s, slot_s) == found_s
 
 
 # -- grace ------------------------------------------------------------------------------------------------------------
