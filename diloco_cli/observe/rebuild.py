@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError
@@ -112,7 +112,7 @@ def _newest_intact(replayer: LogVerifier, commits: list[Commit], wanted: Fragmen
         if data is not None:
             return index, data
     try:
-        first = replayer.arithmetic.initial()[wanted.fragment].state
+        first = next(islice(replayer.arithmetic.initial(), wanted.fragment, None)).state
     except RefusedError:  # a syncer that may not run the model's code
         return 0, None
     return 0, first if digest(first) == _output(commits[0], wanted.fragment).state_digest else None

@@ -13,6 +13,7 @@ import mmap
 import os
 import resource
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -106,12 +107,23 @@ class TorchArithmetic:
         self._candidates: dict[int, FragmentState] = {}
         self._formats = delta_formats(run.layout, self.sync)
 
-    def initial(self) -> list[Merged]:
-        """Every fragment of the values that were given, or else of the seeded model, with zero momentum. Raises
-        UsageError if the model has another layout, RefusedError if the run begins with values that are not here."""
-        tensors = self._seeded() if self.values is None else self.values
-        fragments = enumerate(self.run.layout.fragments)
-        return [self._version(index, first_state(fragment, tensors)) for index, fragment in fragments]
+    def initial(self) -> Iterator[Merged]:
+        """Every fragment of the values that were given, or else of the seeded model, with zero momentum. Of that model
+        what has been passed on is let go, so that a run begins in the memory that it needs later. Raises UsageError if
+        the model has another layout, RefusedError if the run begins with values that are not here."""
+        if self.values is not None:
+            return self._first(self.values, lambda name: None)
+        seeded = dict(self._seeded())
+        return self._first(seeded, seeded.pop)
+
+    def _first(self, tensors: Values, let_go: Callable[[str], object]) -> Iterator[Merged]:
+        fragments = self.run.layout.fragments
+        last = {slot.name: index for index, fragment in enumerate(fragments) for slot in fragment.tensors}
+        for index, fragment in enumerate(fragments):
+            version = self._version(index, first_state(fragment, tensors))
+            for name in {slot.name for slot in fragment.tensors if last[slot.name] == index}:
+                let_go(name)
+            yield version
 
     def _seeded(self) -> Values:
         brought = self.run.settings.model.brought

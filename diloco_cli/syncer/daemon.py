@@ -16,7 +16,7 @@ from diloco_cli.corpus.places import data_places
 from diloco_cli.errors import DataCheckError, FencedError, NoSpaceError, RefusedError, StoreError, TerminatedError
 from diloco_cli.events.write import EventWriter
 from diloco_cli.paths import run_directory
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
+from diloco_cli.protocol.actors.evaluating import NoEvaluator, reading_s
 from diloco_cli.protocol.actors.room import make_room
 from diloco_cli.protocol.actors.serving import DisplacedError, serving
 from diloco_cli.protocol.actors.standby import counts_of
@@ -170,7 +170,7 @@ def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
     if not run.settings.model.is_built:
         return NoEvaluator()
     if run.settings.consented:
-        return EvaluatorProcess(url)
+        return EvaluatorProcess(url, reading_s(run.layout))
     named = ", ".join([*map(str, code_of(run.settings)), *data_places(run.settings.data)])
     say(f"{utc_now_text()} no evaluations here: this machine has not consented to {named}; to have them, start this")
     say(f"{utc_now_text()} syncer with --allow-code MODULE, --allow-store URL or --allow-code {format_digest(run)}")

@@ -40,7 +40,7 @@ from diloco_cli.units import format_duration
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
 NICENESS = 10
-MAX_S = 600.0  # an evaluation that takes longer has failed
+MAX_S = 600.0  # beyond reading the states: an evaluation that takes longer has failed
 FASTER = f"a faster device is named by `diloco syncer --evaluator-device` or {DEVICE_VARIABLE}"
 CPU = torch.device("cpu")
 Answer = tuple[int, float | None]
@@ -48,10 +48,10 @@ Answer = tuple[int, float | None]
 
 class EvaluatorProcess:
     """Implements protocol.actors.ports.Evaluator with `diloco evaluator` as a child, which computes on the device that
-    the environment names. One evaluation at a time."""
+    the environment names. One evaluation at a time. `reading_s`: how long it may need to read the states."""
 
-    def __init__(self, url: str, max_s: float = MAX_S) -> None:
-        self._url, self._max_s = url, max_s
+    def __init__(self, url: str, reading_s: float = 0.0, max_s: float = MAX_S) -> None:
+        self._url, self._max_s, self._final_s = url, max_s + reading_s, FINAL_EVALUATION_S + reading_s
         self._child: subprocess.Popen[str] | None = None
         self._asked: int | None = None
         self._asked_s = 0.0
@@ -109,7 +109,7 @@ class EvaluatorProcess:
         if child is None:
             return
         if self._asked is not None:
-            waited = monotonic_s() - self._asked_s >= FINAL_EVALUATION_S  # else the syncer was told to leave
+            waited = monotonic_s() - self._asked_s >= self._final_s  # else the syncer was told to leave
             self._tell(f"was ended with the syncer{f' ({FASTER})' if waited else ''}", as_event=waited)
             self._asked = None
         child.kill()

@@ -27,7 +27,7 @@ def evaluate(bucket: Path, model: str, max_s: float = 60.0, times: int = 1) -> l
     """Ask `times` evaluations, one after the other."""
     run, _, outputs = begun_run(bucket, f"tests.numerics.loud:{model}")
     consented(run, bucket.as_uri(), NamedHere(Allowance((format_digest(run),))))
-    evaluator = EvaluatorProcess(bucket.as_uri(), max_s)
+    evaluator = EvaluatorProcess(bucket.as_uri(), max_s=max_s)
     answers = []
     try:
         for n in range(times):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 
+from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.collection import trusted_learners
 from diloco_cli.protocol.actors.ports import Evaluator
 from diloco_cli.protocol.actors.requests import MAX_REASON
 from diloco_cli.protocol.actors.rollback import back_to, published_anew, return_to
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Stop
+from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.stability import Rejudging
@@ -23,10 +25,18 @@ from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, limit
 from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S
 from diloco_cli.protocol.rules.rejudging import LeaveOut, Ruling, next_step, unjudged
 
-FINAL_EVALUATION_S = 120.0
+FINAL_EVALUATION_S = 120.0  # and what `reading_s` says, as for those below
 REJUDGED_WITHIN_S = 1800.0  # then the run pauses
+READINGS = 6  # of all states, that a verdict may need
+READ_BYTES_PER_S = 50e6  # at least
 TRIES = 3  # of a rollback whose objects cannot be read, and of a trial that fails
 GO_ON = "go on from there: diloco resume"
+
+
+def reading_s(layout: Layout) -> float:
+    """How long an evaluator may need to read the states of a model: seconds for small ones, an hour for 20 billion
+    parameters."""
+    return BYTES_PER_PARAMETER * layout.num_parameters / READ_BYTES_PER_S
 
 
 class Evaluations:
@@ -64,7 +74,7 @@ class Evaluations:
         """The run's last evaluation; None if it takes too long, or fails."""
         started_s: float = yield Now()
         submitted = False
-        while (yield Now()) - started_s < FINAL_EVALUATION_S:
+        while (yield Now()) - started_s < FINAL_EVALUATION_S + reading_s(self.run.layout):
             yield from pulse()
             finished = self.evaluator.result()
             if submitted and finished is not None:
@@ -129,8 +139,9 @@ class Evaluations:
         if case != self.case:
             self.case, self.since_s = case, now_s
             self.losses, self.failed = {}, Counter()
-        if now_s - self.since_s > REJUDGED_WITHIN_S:
-            step: LeaveOut | Ruling = unjudged(case, f"no verdict came within {REJUDGED_WITHIN_S / 60:.0f} minutes")
+        within_s = REJUDGED_WITHIN_S + READINGS * reading_s(self.run.layout)
+        if now_s - self.since_s > within_s:
+            step: LeaveOut | Ruling = unjudged(case, f"no verdict came within {within_s / 60:.0f} minutes")
         else:
             step = next_step(case, self.losses, limit_of(case.before, self.settings))
         if isinstance(step, LeaveOut):

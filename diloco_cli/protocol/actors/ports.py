@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,8 +45,9 @@ class LoadedDelta(Protocol):
 class Arithmetic(Protocol):
     """The numerical work. Deterministic: the same inputs in the same order give the same bytes."""
 
-    def initial(self) -> list[Merged]:
-        """Every fragment's first version."""
+    def initial(self) -> Iterable[Merged]:
+        """Every fragment's first version, in order. Each is made when it is asked for: all of them at a time would take
+        the memory of the model twice."""
         ...
 
     def holds(self, fragment: int, state_digest: str) -> bool:

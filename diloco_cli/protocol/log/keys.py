@@ -56,7 +56,8 @@ BYTES_PER_PARAMETER = 8
 """A state holds float32 parameters and momentum; a delta at most float32 values and as many norms; weights are less."""
 LAST_MS = 10**13 - 1  # since the epoch: in the year 2286
 HEADER_BYTES = 1 << 16  # of a payload: it names three tensors
-MOMENTS_HEADER_BYTES = 8 << 20  # names every tensor of the model twice
+MOMENTS_HEADER_BYTES = 8 << 20
+MOMENTS_HEADER_BYTES_PER_TENSOR = 2 << 10  # the name, shape and place of both its moments
 
 
 def is_name(text: str) -> bool:
@@ -202,4 +203,6 @@ def max_fragment_bytes(layout: Layout, fragment: int) -> int:
 
 def max_moments_bytes(layout: Layout) -> int:
     """The largest saved inner state of a learner: two float32 moments of each parameter."""
-    return MOMENTS_HEADER_BYTES + BYTES_PER_PARAMETER * layout.num_parameters
+    tensors = sum(len(fragment.tensors) for fragment in layout.fragments)
+    header_bytes = MOMENTS_HEADER_BYTES + MOMENTS_HEADER_BYTES_PER_TENSOR * tensors
+    return header_bytes + BYTES_PER_PARAMETER * layout.num_parameters

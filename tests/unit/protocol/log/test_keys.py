@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from diloco_cli.config.settings import SyncSettings
 from diloco_cli.digests import digest
+from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.protocol.log import keys
 from diloco_cli.store.port import check_key
+from diloco_cli.tensors.payload import header_bytes
 
 
 def test_keys_sort_in_the_order_of_their_numbers() -> None:
@@ -48,3 +52,14 @@ def test_names(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "-a", "A", "a_b", "a/b", "..", "a" * 64, "a\n", "\u00e4", "a b"])
 def test_what_is_no_name(text: str) -> None:
     assert not keys.is_name(text)
+
+
+def test_the_moments_of_a_model_of_many_experts_are_not_too_long() -> None:
+    """Of 60 layers with 256 experts of three matrices each: the header alone has 13 MB."""
+    experts = (f"model.layers.{layer}.mlp.experts.{expert}" for layer in range(60) for expert in range(256))
+    names = (f"{expert}.{matrix}_proj.weight" for expert in experts for matrix in ("gate", "up", "down"))
+    layout = make_layout([ParameterFact(name, (7168, 2048), False) for name in names], SyncSettings(fragments=24))
+    slots = [slot for fragment in layout.fragments for slot in fragment.tensors]
+    spec = {f"{slot.name}.{of}": (torch.float32, slot.shape) for slot in slots for of in ("exp_avg", "exp_avg_sq")}
+    header = len(header_bytes(spec))
+    assert header > 12e6 and header + 8 * layout.num_parameters <= keys.max_moments_bytes(layout)
