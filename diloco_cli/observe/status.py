@@ -12,7 +12,7 @@ from diloco_cli.observe.limits import pace_of_syncer
 from diloco_cli.observe.local import Local
 from diloco_cli.observe.look import Look
 from diloco_cli.observe.own_loops import own_loop_note
-from diloco_cli.observe.unit_states import LOST, LOST_S, SUSPECT_S, aged
+from diloco_cli.observe.unit_states import LOST, SUSPECT_S, aged, syncer_lost_after_s
 from diloco_cli.observe.verdict import MERGES, verdict_at
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote
@@ -350,7 +350,7 @@ def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
     if over:
         behind = max(0, facts.state.n - heartbeat.n)
     state = "BEHIND" if behind and (over or heartbeat.error or heartbeat.behind_s > SUSPECT_S) else "FOLLOWS"
-    if not over and (not known or facts.syncer is None or facts.syncer.age_s > LOST_S):
+    if not over and (not known or facts.syncer is None or facts.syncer.age_s > syncer_lost_after_s(facts)):
         state = "UNKNOWN"
     return MirrorStatus(
         region=store.name,

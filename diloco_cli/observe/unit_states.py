@@ -11,10 +11,13 @@ import os
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.local import Local, LocalUnit
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER
 from diloco_cli.protocol.log.states import LearnerState, RunPhase, StandbyState, SyncerState
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 25.0
+MOVED_BYTES_PER_S = 50e6  # at least: a unit is silent while it moves a version
+LONGER = 2.0  # than the longest silence that the syncer has stated
 STUCK_AFTER = 5.0  # times the time of a step
 FIRST_STEP_S = 60.0
 SUSPECT, LOST, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "QUARANTINED", "UPLOADING"
@@ -39,12 +42,24 @@ UNIT_STATES = {
     SyncerState.FINISHING: "the target is reached: the syncer evaluates and settles the last offers",
     StandbyState.STANDING_BY: "a standby takes over if the syncer falls silent",
     SUSPECT: f"no heartbeat for {SUSPECT_S:.0f} s",
-    LOST: f"no heartbeat for {LOST_S:.0f} s, or its process on this machine has ended",
+    LOST: f"no heartbeat for {LOST_S:.0f} s (longer with large fragments), or its process on this machine has ended",
 }
 
 
-def aged(state: str, age_s: float) -> str:
-    return LOST if age_s > LOST_S else SUSPECT if age_s > SUSPECT_S else state
+def aged(state: str, age_s: float, lost_s: float = LOST_S) -> str:
+    return LOST if age_s > lost_s else SUSPECT if age_s > SUSPECT_S else state
+
+
+def lost_after_s(facts: RunFacts) -> float:
+    """After what silence a learner is taken for lost: it may be at a version of the largest fragment."""
+    largest = max(fragment.num_parameters for fragment in facts.run.layout.fragments)
+    return LOST_S + BYTES_PER_PARAMETER * largest / MOVED_BYTES_PER_S
+
+
+def syncer_lost_after_s(facts: RunFacts) -> float:
+    """The same of the syncer, that has said how long it is silent now and then."""
+    said_s = 0.0 if facts.syncer is None else facts.syncer.heartbeat.slowest_s
+    return max(lost_after_s(facts), LONGER * said_s)
 
 
 def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:
@@ -58,7 +73,7 @@ def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:
         return here
     if heard is None or said in LEFT:
         return said
-    return LearnerState.STUCK if is_stuck(facts, name, heard) else aged(said, heard.age_s)
+    return LearnerState.STUCK if is_stuck(facts, name, heard) else aged(said, heard.age_s, lost_after_s(facts))
 
 
 def is_stuck(facts: RunFacts, name: str, heard: Heard[LearnerHeartbeat]) -> bool:
@@ -78,7 +93,8 @@ def syncer_state(facts: RunFacts, local: Local = Local()) -> str | None:
     said = facts.syncer.heartbeat.state
     if said == SyncerState.DONE or facts.state.phase != RunPhase.RUNNING:
         return said
-    return state_here(syncer_here(facts, local), facts.syncer, said) or aged(said, facts.syncer.age_s)
+    here = state_here(syncer_here(facts, local), facts.syncer, said)
+    return here or aged(said, facts.syncer.age_s, syncer_lost_after_s(facts))
 
 
 def syncer_here(facts: RunFacts, local: Local) -> LocalUnit | None:

@@ -14,11 +14,12 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.config.settings import RunSettings, TrainSettings
+from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe.facts import Heard, RunFacts, store_time
 from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import FORGOTTEN_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
-from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S
+from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, syncer_state
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
@@ -92,6 +93,20 @@ def test_a_learner_that_is_heard_is_in_the_state_it_says(said):
 )
 def test_silence_makes_suspect_and_then_lost(age_s, state):
     assert state_of_iowa(iowa=age_s) == state
+
+
+@pytest.mark.parametrize(("parameters", "state"), [(10**6, "LOST"), (10**9, "SUSPECT")])
+def test_a_unit_may_move_a_large_version_in_silence(parameters, state):
+    """A billion parameters of a state are 8 GB: 160 s. Nobody starts a second syncer beside one that reads them."""
+    layout = balanced_layout([ParameterFact("w", (parameters,), False)], 1)
+    run, old_s = replace(RUN, layout=layout), LOST_S + 100.0
+    seen = replace(facts(iowa=old_s, syncer=old_s), run=run)
+    assert (status_of(seen).learners[0].state, syncer_state(seen)) == (state, state)
+
+
+def test_a_syncer_that_is_silent_now_and_then_is_not_lost_each_time():
+    said = replace(SYNCER, slowest_s=60.0)
+    assert [syncer_state(replace(facts(), syncer=Heard(said, s))) for s in (100.0, 130.0)] == ["SUSPECT", "LOST"]
 
 
 def test_who_left_is_done_or_failed_however_long_ago():
