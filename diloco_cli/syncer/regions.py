@@ -19,7 +19,7 @@ from diloco_cli.events.carry import EventCarrier
 from diloco_cli.events.cause import safe
 from diloco_cli.events.write import WRITE_EVERY_S, EventWriter
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
-from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
@@ -34,6 +34,7 @@ from diloco_cli.store.wrapper import MeteredStore
 
 PROVEN_S = 2 * TRIES_AGAIN_S
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region
+TO_A_REGION_BYTES_PER_S = 20e6  # at least: a large last version takes longer
 LEAVES_WITHIN_S = 1.0
 LINE_EVERY_S = 60.0
 MAX_UNHEARD = 16  # of a region, told in a heartbeat: heartbeats are small
@@ -212,6 +213,12 @@ class RegionService:
         self.tell(f"region {self.region.name}: {line}")
 
 
+def ends_within_s(run: RunFormat) -> float:
+    """For how long the end of a run waits for its regions, which may lack a version of the largest fragment."""
+    largest = max(fragment.num_parameters for fragment in run.layout.fragments)
+    return ENDS_WITHIN_S + BYTES_PER_PARAMETER / 2 * largest / TO_A_REGION_BYTES_PER_S
+
+
 class RegionServices:
     """The services of a run's regions with a bucket of their own, but for those whose URLs are in `without`; there may
     be none."""
@@ -226,6 +233,7 @@ class RegionServices:
         without: Container[str] = (),
         events_to: Store | None = None,
     ) -> None:
+        self.run = run
         known = {heartbeat.region: heartbeat for heartbeat in earlier}
         self.services = [
             RegionService(
@@ -248,12 +256,13 @@ class RegionServices:
     def heartbeats(self) -> list[MirrorHeartbeat]:
         return [service.heartbeat() for service in self.services]
 
-    def end(self, over: bool, within_s: float = ENDS_WITHIN_S) -> None:
-        """End the services; if the run is `over`, after at most `within_s` for every region to catch up."""
+    def end(self, over: bool, within_s: float | None = None) -> None:
+        """End the services; if the run is `over`, after at most `within_s` (None: as long as a version may take) for
+        every region to catch up."""
         if over:
             for service in self.services:
                 service.leaving.set()
-            self._join(within_s)
+            self._join(ends_within_s(self.run) if within_s is None else within_s)
             for service in self.services:
                 behind = service.link.mirror.behind
                 if behind and not service.stopped:

@@ -12,6 +12,7 @@ from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.events.event import FreshEvent
 from diloco_cli.events.read import EventReader
 from diloco_cli.events.write import EventWriter, write_batch
+from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe.mirror_check import check_mirror
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
@@ -25,7 +26,7 @@ from diloco_cli.store.memory import MemoryStore, shared_memory_store
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import BadKeyError, Created, Exists, Store, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.syncer import regions
-from diloco_cli.syncer.regions import MAX_UNHEARD, PROVEN_S, RegionServices, Trouble, said_as_events
+from diloco_cli.syncer.regions import MAX_UNHEARD, PROVEN_S, RegionServices, Trouble, ends_within_s, said_as_events
 from diloco_cli.virtual.world import World
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
@@ -46,6 +47,12 @@ def ended_run() -> tuple[RunFormat, Store, MemoryStore, RunState]:
 def services_at(name: str, run: RunFormat, home: Store, head: RunState) -> RegionServices:
     own = replace(run, regions=(RegionStore(FAR, f"memory://{name}", 0.1),))
     return RegionServices(own, home, Home(lambda: head, lambda: 0.1), [MirrorHeartbeat(FAR, offers=2, up_bytes=1000)])
+
+
+@pytest.mark.parametrize(("parameters", "within_s"), [(1000, 30.0), (10**9, 230.0)])
+def test_a_runs_end_waits_for_a_region_that_lacks_a_large_version(parameters: int, within_s: float) -> None:
+    layout = balanced_layout([ParameterFact("w", (parameters,), False)], 1)
+    assert ends_within_s(replace(regional_run(), layout=layout)) == pytest.approx(within_s, abs=0.1)
 
 
 def test_an_empty_region_is_filled_and_what_crossed_is_counted_on() -> None:
