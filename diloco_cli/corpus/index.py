@@ -24,7 +24,7 @@ from diloco_cli.store.port import Store, is_key_part
 
 INDEX_KEY = "index.json"
 FORMAT = 1
-MAX_INDEX_BYTES = 256 << 20  # 35 bytes for 4 MiB of tokens: 30 TB of them
+MAX_INDEX_BYTES = 256 << 20  # 46 bytes for 4 MiB of tokens: 24 TB of them
 BLOCK_BYTES = 4 << 20
 ITEM_BYTES = {"uint16": 2, "uint32": 4}
 SUM_CHARACTERS = 32

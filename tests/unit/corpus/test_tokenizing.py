@@ -112,6 +112,28 @@ def test_a_kill_keeps_the_finished_shards_and_changes_no_byte(corpus: Path, tmp_
     assert a == b
 
 
+class CountsPuts(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def put(self, key: str, data: bytes) -> None:
+        self.bytes += len(data) if key == PROGRESS_KEY else 0
+        super().put(key, data)
+
+
+def test_telling_how_far_the_work_has_come_takes_no_bytes_that_grow_as_its_square(corpus: Path) -> None:
+    """Of 512 and of 2,048 shards: four times as many have four times as much to say, and some more."""
+    written = []
+    for shards in (512, 2048):
+        (corpus / "0.txt").write_text("x" * 150 * (shards - 10))
+        store = CountsPuts()
+        made(corpus, store)
+        assert len(read_index(store).shards) == pytest.approx(shards, rel=0.02)
+        written.append(store.bytes)
+    assert written[1] < 6 * written[0]
+
+
 def test_other_text_does_not_go_on_in_the_same_place(corpus: Path) -> None:
     store = FailsAtOnePut(4, after=True)
     with pytest.raises(ConnectionError):
