@@ -27,8 +27,9 @@ from diloco_cli.launch.local_units import (
 from diloco_cli.observe.live import Curves, LiveScreen
 from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of
-from diloco_cli.runtime.ending import Participants, SupervisionEvent, SupervisionResult, last_words
+from diloco_cli.runtime.ending import Participants, StopPolicy, SupervisionEvent, SupervisionResult, last_words
 from diloco_cli.runtime.known_operators import trust_of
 from diloco_cli.runtime.logs import StoreWords
 from diloco_cli.runtime.supervisor import WholeRun, supervise
@@ -100,6 +101,7 @@ def supervise_run(
             run_state=_phase_reader(opened),
             on_event=tell,
             whole_run=whole,
+            stop=_stop_policy(opened.format),
             gone_after_s=gone_after_s(),
         )
         if outcome.reason == "finished":
@@ -132,6 +134,15 @@ def _phase_reader(opened: OpenRun) -> Callable[[], str]:
         return phase_for(known, began_at)
 
     return phase
+
+
+def _stop_policy(run: RunFormat) -> StopPolicy:
+    """A syncer may need a while for its regions once the run is over."""
+    if not run.regions:
+        return StopPolicy()
+    from diloco_cli.syncer.regions import ends_within_s
+
+    return StopPolicy(finish_s=ends_within_s(run))
 
 
 def _report(

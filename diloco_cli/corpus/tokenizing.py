@@ -1,4 +1,4 @@
-"""Makes token shards of text. After a kill it goes on behind the last whole shard, and ends with the same bytes.
+"""Makes token shards of text. After a kill it goes on near the last whole shard, and ends with the same bytes.
 
 A shard is written under its name in one put; then `tokenizing.json` says which shards are whole and where in the text
 the next one begins: after each shard, and of many at least after each sixty-fourth of the work, because it names all of

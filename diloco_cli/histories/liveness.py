@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
+from contextlib import suppress
 
 from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
 from diloco_cli.histories.client import Bucket
@@ -113,8 +115,8 @@ class Healthy:
 
     def left(self, process: Process, error: BaseException | None) -> None:
         """exit: without faults no process ends with an error, except one whose place is taken or whose key is revoked,
-        one that needs another number since (once for each key), and an island that would join a run that is over or
-        stopped."""
+        one that needs another number since (once for each revoked key), and an island that would join a run that is
+        over or stopped."""
         joiner = process.role in self.history.nemesis.joiners and process.status == UsageError.exit_status
         revoked = self.history.monitor.replayer.revoked
         self.tried_again[process.role] += isinstance(error, TryAgainError)
@@ -186,7 +188,7 @@ def check_bucket(history: Scene) -> None:
 def check_gave_way(history: Scene, process: Process) -> None:
     """exit: a process is fenced only if it has a successor, with faults or without. That of one whose own key is
     revoked may bear the same number."""
-    bucket, own, revoked = history.bucket, process.incarnation, history.monitor.replayer.revoked
+    bucket, own = history.bucket, process.incarnation
     if process.role == SYNCER:
         own = 0 if process.serves is None else process.serves.epoch
     elif history.region is not None and process.role in history.region.residents:
@@ -195,17 +197,20 @@ def check_gave_way(history: Scene, process: Process) -> None:
     keys = [key for key in bucket.objects if key.startswith(kind) and key not in bucket.forged]
     numbers = [int(key[len(kind) :].partition(".")[0].partition("-")[0]) for key in keys]
     beside = [bucket.objects[key] for key, number in zip(keys, numbers, strict=True) if number == own]
-    counts = {_key_of(data) not in revoked for data in beside}
-    there = max(numbers, default=0) > own or counts == {False, True}
+    there = max(numbers, default=0) > own or _is_replaced(process, beside, history.monitor.replayer.revoked)
     expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
 
 
-def _key_of(claim: bytes) -> str:
-    """The public key that signed it; none, of one that is only half there."""
-    try:
-        return signed_by(plain(claim))[1]
-    except ValueError:
-        return ""
+def _is_replaced(process: Process, claims: list[bytes], revoked: Set[str]) -> bool:
+    """Whether of these claims of one number its own are under a revoked key, and another's not. Some are half there."""
+    actor = process.learner or process.serves
+    own, others = set[str](), set[str]()
+    for claim in claims:
+        with suppress(ValueError):
+            record = plain(claim)
+            is_own = actor is not None and record["nonce"] == actor.claim.nonce
+            (own if is_own else others).add(signed_by(record)[1])
+    return own <= revoked and bool(own) and not others <= revoked
 
 
 def check_restart(history: Scene, replayer: Replayer) -> None:

@@ -10,14 +10,11 @@ import os
 
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.local import Local, LocalUnit
-from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat, moving_s, tolerated_s
 from diloco_cli.protocol.log.states import LearnerState, RunPhase, StandbyState, SyncerState
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 25.0
-MOVED_BYTES_PER_S = 50e6  # at least: a unit is silent while it moves a version
-LONGER = 2.0  # than the longest silence that the syncer has stated
 STUCK_AFTER = 5.0  # times the time of a step
 FIRST_STEP_S = 60.0
 SUSPECT, LOST, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "QUARANTINED", "UPLOADING"
@@ -42,7 +39,8 @@ UNIT_STATES = {
     SyncerState.FINISHING: "the target is reached: the syncer evaluates and settles the last offers",
     StandbyState.STANDING_BY: "a standby takes over if the syncer falls silent",
     SUSPECT: f"no heartbeat for {SUSPECT_S:.0f} s",
-    LOST: f"no heartbeat for {LOST_S:.0f} s (longer with large fragments), or its process on this machine has ended",
+    LOST: f"no heartbeat for {LOST_S:.0f} s (longer with large fragments or a slow syncer), or its process on this"
+    " machine has ended",
 }
 
 
@@ -52,14 +50,13 @@ def aged(state: str, age_s: float, lost_s: float = LOST_S) -> str:
 
 def lost_after_s(facts: RunFacts) -> float:
     """After what silence a learner is taken for lost: it may be at a version of the largest fragment."""
-    largest = max(fragment.num_parameters for fragment in facts.run.layout.fragments)
-    return LOST_S + BYTES_PER_PARAMETER * largest / MOVED_BYTES_PER_S
+    return LOST_S + moving_s(facts.run.layout)
 
 
 def syncer_lost_after_s(facts: RunFacts) -> float:
     """The same of the syncer, that has said how long it is silent now and then."""
     said_s = 0.0 if facts.syncer is None else facts.syncer.heartbeat.slowest_s
-    return max(lost_after_s(facts), LONGER * said_s)
+    return tolerated_s(lost_after_s(facts), said_s, facts.run.layout)
 
 
 def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:

@@ -195,7 +195,8 @@ def no_syncer(look: Look) -> str:
     else:
         last = facts.syncer.heartbeat
         gone = "has left" if look.syncer == SyncerState.DONE else f"was heard {facts.syncer.age_s:.0f} s ago"
-        who = f"no syncer serves: {last.unit} on {last.host} {gone}"
+        state = "the syncer is silent" if look.syncer == SUSPECT else "no syncer serves"
+        who = f"{state}: {last.unit} on {last.host} {gone}"
         who += f"; {look.local.store}" if look.local.store else ""
     return f"{who}; {', '.join(waiting)} will take over" if waiting else who
 

@@ -9,6 +9,7 @@ number of learners and parameters.
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import resource
@@ -135,7 +136,10 @@ class TorchArithmetic:
         model = build_model(self.run.settings)
         if make_layout(parameter_facts(model), self.sync).digest != self.run.layout.digest:
             raise UsageError("the model built here has other tensors than the run's layout", where="FORMAT.json")
-        return bare_parameters(model)
+        tensors = bare_parameters(model)
+        del model
+        gc.collect()  # modules may refer to each other in circles, and would hold what is let go of
+        return tensors
 
     def holds(self, fragment: int, state_digest: str) -> bool:
         self.settle(fragment, state_digest)

@@ -11,12 +11,13 @@ from typing import TypeVar
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import FencedError, TryAgainError, UsageError
+from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask, is_at_rest, withdraw_stop
-from diloco_cli.protocol.actors.standby import LONGER_THAN_USUAL, slowest_s
+from diloco_cli.protocol.actors.standby import slowest_s
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit, Refuse
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, Beats, of_syncer
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, Beats, moving_s, of_syncer, tolerated_s
 from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RequestKind, RunFormat
@@ -141,12 +142,12 @@ class Operator:
         return perform(steps, self.store, self.clock)
 
     def _answered(self, state: RunState, number: int, patient: bool = True) -> RunState:
-        """Wait as long as a syncer lives: its heartbeat changes every few seconds, also while it copies a large
-        model. Not `patient`: no longer than a syncer may be silent, for it may be its own key that is to be revoked."""
+        """Wait as long as a syncer lives: its heartbeat changes every few seconds, but while it moves one version. Not
+        `patient`: no longer than a syncer may be silent, for it may be its own key that is to be revoked."""
         heartbeat, heard_s, beats = self._heartbeat(state), self.clock.now_s(), Beats()
         beats.is_new(heartbeat)
-        silence_s = max_silence_s(self.timeout_s, heartbeat)
-        if silence_s > SYNCER_ANSWERS_S:
+        silence_s = max_silence_s(self.timeout_s, heartbeat, self.run.layout)
+        if silence_s > SYNCER_ANSWERS_S + 1.0:
             self.tell(f"the syncer is slow at times: it counts as gone after {silence_s:.0f} s of silence")
         while self._awaits(state, number) and self.clock.now_s() - heard_s < silence_s:
             self.clock.sleep_s(LOOK_EVERY_S)
@@ -208,7 +209,9 @@ def refuse_finished(name: str, state: RunState, kind: RequestKind) -> None:
         raise UsageError(f"run {name} is FINISHED: {NAMES[kind]} is for runs that go on", hint=hint)
 
 
-def max_silence_s(timeout_s: float | None, heartbeat: bytes | None) -> float:
+def max_silence_s(timeout_s: float | None, heartbeat: bytes | None, layout: Layout) -> float:
     """How long a syncer with this last heartbeat may be silent. A command must not fence a syncer that is only slow (a
     large fragment, a slow link): the command leaves again, and the run would have no syncer."""
-    return max(SYNCER_ANSWERS_S, LONGER_THAN_USUAL * slowest_s(heartbeat)) if timeout_s is None else timeout_s
+    if timeout_s is not None:
+        return timeout_s
+    return tolerated_s(SYNCER_ANSWERS_S + moving_s(layout), slowest_s(heartbeat), layout)

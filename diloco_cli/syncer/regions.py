@@ -172,7 +172,7 @@ class RegionService:
         while not (self.closing.is_set() or self.stopped):
             if is_last := self.leaving.is_set():
                 for thread in others:
-                    thread.join(ENDS_WITHIN_S)
+                    thread.join(ends_within_s(self.run))
             islands = self.head().with_members(self.run).all_islands
             with suppress(DilocoError, OSError):
                 there = self._open()[1]

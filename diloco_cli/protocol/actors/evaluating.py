@@ -25,9 +25,9 @@ from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, limit
 from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S
 from diloco_cli.protocol.rules.rejudging import LeaveOut, Ruling, next_step, unjudged
 
-FINAL_EVALUATION_S = 120.0  # and what `reading_s` says, as for those below
-REJUDGED_WITHIN_S = 1800.0  # then the run pauses
-READINGS = 6  # of all states, that a verdict may need
+FINAL_EVALUATION_S = 120.0  # and the time to read all states once
+REJUDGED_WITHIN_S = 1800.0  # and the time to read them READINGS times; then the run pauses
+READINGS = 6
 READ_BYTES_PER_S = 50e6  # at least
 TRIES = 3  # of a rollback whose objects cannot be read, and of a trial that fails
 GO_ON = "go on from there: diloco resume"

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.epochs import newest_epoch
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, Beats, SyncerHeartbeat, of_syncer, sealed
+from diloco_cli.protocol.log.heartbeats import (
+    MAX_HEARTBEAT_BYTES,
+    Beats,
+    SyncerHeartbeat,
+    moving_s,
+    of_syncer,
+    sealed,
+    tolerated_s,
+)
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
@@ -30,26 +39,24 @@ PROMPT_S = 3.0  # within this time a standby takes over a run that no syncer ser
 FIRST_SYNCER_S = 45.0  # which a new run's own syncer may take to start, on a busy machine
 HEARTBEAT_EVERY_S = 6.0
 MAX_DOUBLINGS = 6
-LONGER_THAN_USUAL = 2.0
 SHORTEST_SLEEP_S = 0.01
-MAX_SLOWEST_S = 300.0  # the longest silence of its own that a syncer may state
 
 
 def takeover_s(run: RunFormat) -> float:
-    """The usual silence after which a standby takes over: the setting, or the time for which a peer counts as alive."""
+    """The usual silence after which a standby takes over: the setting, or the time for which a peer counts as alive and
+    in which it may move a version."""
     setting = run.settings.syncer.takeover_s
     if setting != "auto":
         return setting
-    return alive_within_s(Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments))
+    slot_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
+    return alive_within_s(Pace(slot_s)) + moving_s(run.layout)
 
 
-def patience_s(usual_s: float, jitter: float, slowest_s: float, fruitless: int) -> float:
-    """How long a silence this standby waits for. `jitter` in [0, 1) differs between standbys; `slowest_s`: the syncer's
-    longest silence while it worked, as it states it (a large fragment on a slow link).
+def patience_s(least_s: float, jitter: float, fruitless: int) -> float:
+    """How long a silence this standby waits for. `jitter` in [0, 1) differs between standbys.
 
     Doubled for each syncer that served and merged nothing: else standbys would interrupt each other's slow merge
     again and again."""
-    least_s = max(usual_s, LONGER_THAN_USUAL * slowest_s)
     return float(least_s * (1 + SPREAD * jitter) * 2 ** min(fruitless, MAX_DOUBLINGS))
 
 
@@ -111,7 +118,8 @@ class Standby:
             heartbeat = of_syncer(self.run.keyring.without(state.revoked), found)
             now_s: float = yield Now()
             unserved = not silence.look(state.n, heartbeat, now_s) and unserved
-            limit_s = patience_s(usual_s, self.jitter, slowest_s(heartbeat), state.fruitless)
+            silent_s = tolerated_s(usual_s, slowest_s(heartbeat), self.run.layout)
+            limit_s = patience_s(silent_s, self.jitter, state.fruitless)
             if unserved:
                 limit_s = PROMPT_S * self.jitter
             elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
@@ -201,6 +209,6 @@ def _plain(heartbeat: bytes | None) -> dict[str, Any]:
 
 
 def slowest_s(heartbeat: bytes | None) -> float:
-    """The syncer's longest silence by its own heartbeat: a hint, and bounded."""
+    """The syncer's longest silence by its own heartbeat: a hint."""
     said = _plain(heartbeat).get("slowest_s", 0.0)
-    return min(float(said), MAX_SLOWEST_S) if isinstance(said, int | float) and said > 0 else 0.0
+    return float(said) if isinstance(said, int | float) and 0 < said < inf else 0.0

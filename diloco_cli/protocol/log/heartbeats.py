@@ -10,15 +10,31 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.layout import Layout
+from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER, heartbeat_key
 from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.log.wire import RecordError, decode_plain, encode
 from diloco_cli.signing import LOG, Unsigned
 
 MAX_HEARTBEAT_BYTES = 1 << 16
 FORGOTTEN = 0.005  # per heartbeat: an outage is forgotten within the hour, while slow merges recur
-FORGOTTEN_SLOT_S = 60.0  # in longer slots slow merges recur less often, and are forgotten so much more slowly
+FORGOTTEN_SLOT_S = 60.0  # in longer slots slow merges recur less often, and all is forgotten so much more slowly
+LONGER_THAN_USUAL = 2.0
+MAX_SLOWEST_S = 300.0  # the longest silence of its own that a syncer may state, beyond what a version takes
+MOVED_BYTES_PER_S = 50e6  # at least
 SEEN_KEPT = 1024
+
+
+def moving_s(layout: Layout) -> float:
+    """How long a unit may say nothing because it moves a version of the largest fragment."""
+    largest = max(fragment.num_parameters for fragment in layout.fragments)
+    return BYTES_PER_PARAMETER * largest / MOVED_BYTES_PER_S
+
+
+def tolerated_s(least_s: float, slowest_s: float, layout: Layout) -> float:
+    """How long a silence of a syncer is no reason to take it for gone: `least_s`, or longer by its own longest silence
+    (`slowest_s`) while it worked, as it states it."""
+    return max(least_s, LONGER_THAN_USUAL * min(slowest_s, MAX_SLOWEST_S + moving_s(layout)))
 
 
 def sealed(keyring: Unsigned, role: str, key: str, heartbeat: object) -> bytes:

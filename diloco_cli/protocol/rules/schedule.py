@@ -13,6 +13,7 @@ from math import inf
 
 from diloco_cli.config.settings import OuterSettings
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.rules.quorum import patience_s
 
 SLOWEST = 32  # times slower than the fastest island
 EXACT_TO = 3  # decimals of H_i
@@ -54,9 +55,6 @@ def fraction_of_run(
     return min(1.0, (merged_tokens + ahead) / target_tokens)
 
 
-PATIENCE_SLOTS = 4  # of the planned length, without a merge
-
-
 def is_cold(run: RunFormat, slot: int) -> bool:
     """Whether a slot is in the first `cold_start.rounds` rounds."""
     return slot < run.settings.cold_start.rounds * run.num_fragments
@@ -78,7 +76,7 @@ class Turn:
     def __init__(self, run: RunFormat, learner: str) -> None:
         self._run, self._learner, self._quiet_since_s, self._is_mine = run, learner, inf, False
         slot_s = max(island.local_steps * island.step_s for island in run.islands) / run.num_fragments
-        self._patience_s = max(run.settings.sync.skip_after_s, PATIENCE_SLOTS * slot_s)
+        self._patience_s = patience_s(run.settings.sync.skip_after_s, slot_s)
 
     def held(self, head: int) -> str | None:
         """The reason why the learner may not step yet; None: it may."""

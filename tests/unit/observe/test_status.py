@@ -279,7 +279,9 @@ def test_where_no_syncer_serves_the_reason_says_so_and_what_comes_next() -> None
     assert lost.reason == "no syncer serves: syncer on box was heard 47 s ago"
     assert lost.hint == "diloco syncer file:///b/nano"
     covered = status_of(with_standby(facts(syncer=SUSPECT_S + 1)))
-    assert covered.reason.startswith("no syncer serves") and covered.reason.endswith("standby-1 will take over")
+    assert covered.reason.startswith(
+        "the syncer is silent: syncer on box was heard 9 s ago"
+    ) and covered.reason.endswith("standby-1 will take over")
     unheard = status_of(with_standby(facts(syncer=None)))
     assert unheard.reason == "no syncer has been heard yet; standby-1 will take over" and not unheard.hint
     assert status_of(with_standby(facts(syncer=47.0), LOST_S + 1)).hint == "diloco syncer file:///b/nano"

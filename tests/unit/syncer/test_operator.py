@@ -190,4 +190,4 @@ def test_a_revoke_that_a_thief_outruns_each_time_ends_with_words() -> None:
 def test_a_slow_syncer_is_not_taken_for_a_dead_one(
     timeout_s: float | None, heartbeat: bytes | None, silence_s: float
 ) -> None:
-    assert max_silence_s(timeout_s, heartbeat) == silence_s
+    assert max_silence_s(timeout_s, heartbeat, RUN.layout) == pytest.approx(silence_s, abs=0.01)

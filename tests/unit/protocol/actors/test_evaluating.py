@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import nan
 
 import pytest
 
-from diloco_cli.protocol.actors.evaluating import REJUDGED_WITHIN_S, TRIES, Evaluations, NoEvaluator
+from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.protocol.actors.evaluating import READINGS, REJUDGED_WITHIN_S, TRIES, Evaluations, NoEvaluator
 from diloco_cli.protocol.log.commit_log import no_pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Stop
 from diloco_cli.protocol.log.operations import Now
@@ -96,6 +98,18 @@ def test_a_re_judgement_ends_in_time() -> None:
     commit = due(evaluations, state, REJUDGED_WITHIN_S + 1.0)
     assert isinstance(commit, Stop) and commit.diverged
     assert "no verdict came within 30 minutes; the longest delta of l1 has 9.0 times" in commit.reason
+
+
+def test_a_re_judgement_of_a_large_model_has_the_time_to_read_it() -> None:
+    """A billion parameters: 160 s for each reading of all states."""
+    run = replace(RUN, layout=balanced_layout([ParameterFact("w", (10**9,), False)], 1))
+    evaluations = Evaluations(run, Answering({("l0",): None}))
+    known = Stability(good=(GOOD,), rejudging=Rejudging((GOOD,), HEAD, ("l0", "l1"), {"l1": 9.0}))
+    state = RunState(n=7, base_floor=6, outputs=genesis().outputs, stability=known)
+    reading_s = READINGS * 160.0
+    found = [due(evaluations, state, now_s) for now_s in (0.0, REJUDGED_WITHIN_S + reading_s - 1.0)]
+    assert found == [None, None]
+    assert isinstance(due(evaluations, state, REJUDGED_WITHIN_S + reading_s + 1.0), Stop)
 
 
 def test_a_syncer_that_cannot_evaluate_pauses_an_open_re_judgement_with_words() -> None:

@@ -296,14 +296,24 @@ def test_in_turn_the_floor_leaves_what_is_kept_for_any_number_of_rounds(
     assert floor_in_turn(run, RunState(n=head, gc_floor=floor)) == expected
 
 
-@pytest.mark.parametrize(("slot_s", "rises_s"), [(1.0, 30.0), (600.0, 1200.0)])
-def test_a_run_is_idle_when_nothing_came_for_half_a_minute_and_two_slots(slot_s: float, rises_s: float) -> None:
+@pytest.mark.parametrize(("slot_s", "rises_s"), [(1.0, 30.0), (600.0, 1800.0)])
+def test_a_run_is_idle_when_nothing_came_for_half_a_minute_and_three_slots(slot_s: float, rises_s: float) -> None:
     """In an idle run the floor follows each commit, to make room. A run whose slots take minutes is not idle between
     its merges: a floor after each would leave half of the kept rounds to the floors' own commits."""
     run = replace(RUN, settings=replace(RUN.settings, retention=RetentionSettings(8)))
     keeper, state = Housekeeper(run), RunState(n=100, gc_floor=80)
     found = [keeper.due(state, now_s, slot_s) for now_s in (0.0, rises_s - 0.1, rises_s)]
     assert found[:2] == [None, None] and isinstance(found[2], CollectionFloor)
+
+
+def test_a_run_whose_fast_islands_wait_for_slow_ones_is_not_idle_between_its_merges() -> None:
+    """A merge every 300 s, where the fastest island needs 100 s for a slot."""
+    run = replace(RUN, settings=replace(RUN.settings, retention=RetentionSettings(8)))
+    keeper, state = Housekeeper(run), RunState(n=90, gc_floor=80)
+    for merge_s in range(0, 3000, 300):
+        state = structs.replace(state, n=state.n + 1, merges=state.merges + 1)
+        assert [keeper.due(state, merge_s + later_s, 100.0) for later_s in (0.0, 299.0)] == [None, None]
+    assert keeper.due(state, 2700.0 + 899.0, 100.0) is None and keeper.due(state, 2700.0 + 900.0, 100.0) is not None
 
 
 def test_the_floor_does_not_pass_the_commit_that_a_rollback_may_need() -> None:
