@@ -20,7 +20,8 @@ TimeoutOption = typer.Option(
     None,
     "--timeout",
     metavar="S",
-    help="Seconds of the syncer's silence before this command answers.  [default: 10, or twice its longest so far]",
+    help="Seconds of the syncer's silence before this command answers.  [default: 10, more with large fragments, or "
+    "twice its longest so far]",
 )
 YesOption = typer.Option(False, "-y", "--yes", help="Do not ask.")
 DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")

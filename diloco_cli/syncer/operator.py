@@ -14,7 +14,7 @@ from diloco_cli.errors import FencedError, TryAgainError, UsageError
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask, is_at_rest, withdraw_stop
-from diloco_cli.protocol.actors.standby import slowest_s
+from diloco_cli.protocol.actors.standby import has_left, slowest_s
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit, Refuse
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, Beats, moving_s, of_syncer, tolerated_s
@@ -53,8 +53,8 @@ Result = TypeVar("Result")
 @dataclass(frozen=True)
 class Operator:
     """`tell` gets a line for a person where the work takes another way than usual. `timeout_s`: seconds of the syncer's
-    silence after which it counts as gone; None: 10, or twice the longest that it has needed. `regions`: URLs of the
-    buckets of regions that may be written from here."""
+    silence after which it counts as gone; None: 10, and what the largest fragment takes, or twice the longest that it
+    has needed. `regions`: URLs of the buckets of regions that may be written from here."""
 
     run: RunFormat
     store: Store
@@ -148,7 +148,7 @@ class Operator:
         beats.is_new(heartbeat)
         silence_s = max_silence_s(self.timeout_s, heartbeat, self.run.layout)
         if silence_s > SYNCER_ANSWERS_S + 1.0:
-            self.tell(f"the syncer is slow at times: it counts as gone after {silence_s:.0f} s of silence")
+            self.tell(f"the syncer may be at work in silence: it counts as gone after {silence_s:.0f} s of it")
         while self._awaits(state, number) and self.clock.now_s() - heard_s < silence_s:
             self.clock.sleep_s(LOOK_EVERY_S)
             state = self.head(state)
@@ -214,4 +214,6 @@ def max_silence_s(timeout_s: float | None, heartbeat: bytes | None, layout: Layo
     large fragment, a slow link): the command leaves again, and the run would have no syncer."""
     if timeout_s is not None:
         return timeout_s
+    if has_left(heartbeat):
+        return SYNCER_ANSWERS_S
     return tolerated_s(SYNCER_ANSWERS_S + moving_s(layout), slowest_s(heartbeat), layout)

@@ -14,7 +14,6 @@ from diloco_cli.config.run_file import SHORTEST_TAKEOVER_S
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import FencedError
 from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
 from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, Syncer
@@ -312,11 +311,9 @@ def test_patience_is_jittered_doubled_and_follows_a_slow_syncer() -> None:
 
 def test_a_silence_is_four_slots_as_planned_and_fifteen_seconds_at_least() -> None:
     run = make_run(learners=2, fragments=2)
-    assert takeover_s(run) == pytest.approx(15.0)
+    assert takeover_s(run) == 15.0
     slow = tuple(replace(island, step_s=10.0) for island in run.islands)
-    assert takeover_s(replace(run, islands=slow)) == pytest.approx(4 * 2 * 10.0)
-    large = balanced_layout([ParameterFact("w", (10**9,), False)], 1)
-    assert takeover_s(replace(run, layout=large)) == 15.0 + 160.0, "a version of 8 GB at 50 MB/s"
+    assert takeover_s(replace(run, islands=slow)) == 4 * 2 * 10.0
     assert takeover_s(with_standbys(run)) == TAKEOVER_S >= 2 * HEARTBEAT_EVERY_S
     assert SHORTEST_TAKEOVER_S >= 2 * HEARTBEAT_EVERY_S, "a syncer that only waits is heard in time"
 

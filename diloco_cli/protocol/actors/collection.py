@@ -54,7 +54,6 @@ LEAST_ROUNDS = 2  # kept in any case: from a version and the deltas since, a dam
 FLOORS_APART = 8  # commits, at least: a floor is a commit itself
 KEPT_SNAPSHOTS = 2  # up to the floor: one to fold the floor's state from, one in case it is damaged
 IDLE_S, IDLE_SLOTS = 30.0, 3  # without a commit: the longer of these
-MERGES_SEEN = 16  # for the time between two
 MAX_UNSOUND = 64  # snapshots passed over for those
 KEPT_MOMENTS = 4  # of each learner, the newest
 KEPT_BATCHES = 64  # of events of each unit, the newest
@@ -343,29 +342,19 @@ class Housekeeper:
         self.run = run
         self.collector = Collector(run)
         self._grew = (-1, 0.0)  # the head, and since when
-        self._merges, self._merges_s = -1, deque[float](maxlen=MERGES_SEEN)  # their number, and when the newest came
+        self._slowest_s = max(island.local_steps * island.step_s for island in run.islands) / run.num_fragments
 
     def due(self, state: RunState, now_s: float, slot_s: float) -> Commit | None:
-        """The commit that is due now, if any. `slot_s`: how long the fastest island needs for a slot."""
-        self._hear(state, now_s)
+        """The commit that is due now, if any. `slot_s`: how long the fastest island needs for a slot. It may wait for
+        slower ones: the log may stand for some slots of the slowest, as planned, and is not idle."""
+        if self._grew[0] != state.n:
+            self._grew = (state.n, now_s)
         name = to_quarantine(state, self.run)
         if name is not None:
             return Quarantine(learner=name, reason=quarantine_reason(state.learner(name).faults))
-        floor = floor_in_turn(self.run, state, self._is_idle(now_s, slot_s))
+        idle_s = max(IDLE_S, IDLE_SLOTS * max(slot_s, self._slowest_s))
+        floor = floor_in_turn(self.run, state, now_s - self._grew[1] >= idle_s)
         return None if floor is None else collected(floor, "in turn")
-
-    def _hear(self, state: RunState, now_s: float) -> None:
-        if self._grew[0] != state.n:
-            self._grew = (state.n, now_s)
-        if self._merges != state.merges:
-            self._merges = state.merges
-            self._merges_s.append(now_s)
-
-    def _is_idle(self, now_s: float, slot_s: float) -> bool:
-        """Whether the log has not grown for long: between merges fast islands may wait for slower ones."""
-        times_s = self._merges_s
-        between_s = (times_s[-1] - times_s[0]) / max(1, len(times_s) - 1) if times_s else 0.0
-        return now_s - self._grew[1] >= max(IDLE_S, IDLE_SLOTS * max(slot_s, between_s))
 
     def rest(self, state: RunState, seconds: float) -> Steps[None]:
         """Pass `seconds` between two turns, collecting while there is garbage. A merge waits for one batch of the

@@ -28,7 +28,7 @@ from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, stand
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, moved
+from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, SyncerState, moved
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain
 from diloco_cli.protocol.rules.quorum import Pace, alive_within_s
 from diloco_cli.signing import LOG
@@ -43,13 +43,21 @@ SHORTEST_SLEEP_S = 0.01
 
 
 def takeover_s(run: RunFormat) -> float:
-    """The usual silence after which a standby takes over: the setting, or the time for which a peer counts as alive and
-    in which it may move a version."""
+    """The usual silence after which a standby takes over: the setting, or the time for which a peer counts as alive."""
     setting = run.settings.syncer.takeover_s
     if setting != "auto":
         return setting
-    slot_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
-    return alive_within_s(Pace(slot_s)) + moving_s(run.layout)
+    return alive_within_s(Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments))
+
+
+def gone_after_s(run: RunFormat, usual_s: float, heartbeat: bytes | None) -> float:
+    """After what silence a syncer with this last heartbeat counts as gone: the usual one, and what a version takes that
+    it may be moving, unless the setting says how long; or longer, by what it states. One that has left is no longer
+    waited for than usual."""
+    if has_left(heartbeat):
+        return usual_s
+    least_s = usual_s + (moving_s(run.layout) if run.settings.syncer.takeover_s == "auto" else 0.0)
+    return tolerated_s(least_s, slowest_s(heartbeat), run.layout)
 
 
 def patience_s(least_s: float, jitter: float, fruitless: int) -> float:
@@ -118,8 +126,7 @@ class Standby:
             heartbeat = of_syncer(self.run.keyring.without(state.revoked), found)
             now_s: float = yield Now()
             unserved = not silence.look(state.n, heartbeat, now_s) and unserved
-            silent_s = tolerated_s(usual_s, slowest_s(heartbeat), self.run.layout)
-            limit_s = patience_s(silent_s, self.jitter, state.fruitless)
+            limit_s = patience_s(gone_after_s(self.run, usual_s, heartbeat), self.jitter, state.fruitless)
             if unserved:
                 limit_s = PROMPT_S * self.jitter
             elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
@@ -206,6 +213,11 @@ def _plain(heartbeat: bytes | None) -> dict[str, Any]:
         return decode_plain(heartbeat, heartbeat_key(SYNCER)) if heartbeat is not None else {}
     except RecordError:
         return {}
+
+
+def has_left(heartbeat: bytes | None) -> bool:
+    """Whether it is the last one of a syncer that has ended in good order."""
+    return bool(_plain(heartbeat).get("state") == SyncerState.DONE)
 
 
 def slowest_s(heartbeat: bytes | None) -> float:

@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.errors import TryAgainError, UsageError
+from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.request_handler import StandIn
+from diloco_cli.protocol.actors.standby import gone_after_s
 from diloco_cli.protocol.log.commit_log import append, read_log
 from diloco_cli.protocol.log.commits import EpochStart
 from diloco_cli.protocol.log.epochs import claim_epoch
@@ -107,7 +109,7 @@ def test_a_syncer_that_is_slow_at_times_gets_longer_and_that_is_told(running: Op
     running.beat(b'{"slowest_s":40}')
     running.operator.request("rollback", to=3)
     assert running.clock.time_s == pytest.approx(80.0, abs=2 * LOOK_EVERY_S)
-    assert running.told[0] == "the syncer is slow at times: it counts as gone after 80 s of silence"
+    assert running.told[0] == "the syncer may be at work in silence: it counts as gone after 80 s of it"
 
 
 def test_a_stop_is_committed_from_here_if_nobody_does(running: OperatedRun) -> None:
@@ -184,6 +186,7 @@ def test_a_revoke_that_a_thief_outruns_each_time_ends_with_words() -> None:
         (None, b'{"slowest_s":3}', 10.0),
         (None, b'{"slowest_s":40}', 80.0),
         (None, b'{"slowest_s":1000000000}', 600.0),
+        (None, b'{"slowest_s":40,"state":"DONE"}', 10.0),
         (0.0, b'{"slowest_s":40}', 0.0),
     ],
 )
@@ -191,3 +194,15 @@ def test_a_slow_syncer_is_not_taken_for_a_dead_one(
     timeout_s: float | None, heartbeat: bytes | None, silence_s: float
 ) -> None:
     assert max_silence_s(timeout_s, heartbeat, RUN.layout) == pytest.approx(silence_s, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("heartbeat", "silence_s"),
+    [(None, 170.0), (b'{"slowest_s":40}', 170.0), (b'{"slowest_s":1000000000}', 920.0), (b'{"state":"DONE"}', 10.0)],
+)
+def test_a_syncer_may_move_a_large_version_in_silence(heartbeat: bytes | None, silence_s: float) -> None:
+    """A state of a billion parameters, at 50 MB/s: 160 s."""
+    large = balanced_layout([ParameterFact("w", (10**9,), False)], 1)
+    assert max_silence_s(None, heartbeat, large) == silence_s
+    run = replace(RUN, layout=large)
+    assert gone_after_s(run, 15.0, heartbeat) == (15.0 if silence_s == 10.0 else max(175.0, silence_s))

@@ -307,13 +307,12 @@ def test_a_run_is_idle_when_nothing_came_for_half_a_minute_and_three_slots(slot_
 
 
 def test_a_run_whose_fast_islands_wait_for_slow_ones_is_not_idle_between_its_merges() -> None:
-    """A merge every 300 s, where the fastest island needs 100 s for a slot."""
-    run = replace(RUN, settings=replace(RUN.settings, retention=RetentionSettings(8)))
-    keeper, state = Housekeeper(run), RunState(n=90, gc_floor=80)
-    for merge_s in range(0, 3000, 300):
-        state = structs.replace(state, n=state.n + 1, merges=state.merges + 1)
-        assert [keeper.due(state, merge_s + later_s, 100.0) for later_s in (0.0, 299.0)] == [None, None]
-    assert keeper.due(state, 2700.0 + 899.0, 100.0) is None and keeper.due(state, 2700.0 + 900.0, 100.0) is not None
+    """The fastest needs 100 s for a slot, the slowest 300 s."""
+    slow = tuple(replace(island, local_steps=RUN.num_fragments, step_s=300.0) for island in RUN.islands)
+    run = replace(RUN, islands=slow, settings=replace(RUN.settings, retention=RetentionSettings(8)))
+    keeper, state = Housekeeper(run), RunState(n=100, gc_floor=80)
+    assert [keeper.due(state, now_s, 100.0) for now_s in (0.0, 899.0)] == [None, None]
+    assert keeper.due(state, 900.0, 100.0) is not None
 
 
 def test_the_floor_does_not_pass_the_commit_that_a_rollback_may_need() -> None:
