@@ -16,7 +16,7 @@ from diloco_cli.protocol.log.states import LearnerState, RunPhase, StandbyState,
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 25.0
 STUCK_AFTER = 5.0  # times the time of a step
-FIRST_STEP_S = 60.0
+FIRST_STEP_S, COMPILED_STEP_S = 60.0, 900.0  # that the first one may take in any case
 SUSPECT, LOST, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "QUARANTINED", "UPLOADING"
 LEFT = (LearnerState.DONE, LearnerState.FAILED)
 STEPS = (LearnerState.TRAINING, UPLOADING)
@@ -74,12 +74,14 @@ def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:
 
 
 def is_stuck(facts: RunFacts, name: str, heard: Heard[LearnerHeartbeat]) -> bool:
-    """Whether it is heard and trains, and its step takes far longer than a step."""
+    """Whether it is heard and trains, and its step takes far longer than a step; the first one, than is planned."""
     said, island = heard.heartbeat, facts.run.island(name) or facts.state.with_members(facts.run).island(name)
     if said.state not in STEPS or heard.age_s > SUSPECT_S or island is None:
         return False
     rate = said.mean_tokens_per_s
-    most_s = max(SUSPECT_S, STUCK_AFTER * island.batch_tokens / rate if rate > 0 else FIRST_STEP_S)
+    first_s = COMPILED_STEP_S if facts.run.settings.train.compile else FIRST_STEP_S
+    usual_s, least_s = (island.batch_tokens / rate, SUSPECT_S) if rate > 0 else (island.step_s, first_s)
+    most_s = max(least_s, STUCK_AFTER * usual_s)
     return said.last_step_s > most_s / 2 and said.last_step_s + heard.age_s > most_s
 
 

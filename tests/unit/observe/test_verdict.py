@@ -255,6 +255,21 @@ def test_a_learner_that_is_heard_and_does_not_step_is_stuck() -> None:
     assert verdict_of(waits).state == State.MERGING
 
 
+@pytest.mark.parametrize(
+    ("since_s", "step_s", "compiles", "stuck"),
+    [(50.0, 0.5, False, False), (70.0, 0.5, False, True), (70.0, 30.0, False, False), (160.0, 30.0, False, True),
+     (800.0, 0.5, True, False), (1000.0, 0.5, True, True)],
+)  # fmt: skip
+def test_a_first_step_may_take_some_planned_ones_or_be_compiled(
+    since_s: float, step_s: float, compiles: bool, stuck: bool
+) -> None:
+    seen = facts(last_step_s=since_s)
+    settings = replace(seen.run.settings, train=replace(seen.run.settings.train, compile=compiles))
+    islands = tuple(replace(island, step_s=step_s) for island in seen.run.islands)
+    seen = replace(seen, run=replace(seen.run, settings=settings, islands=islands))
+    assert (status_of(seen).learners[0].state == LearnerState.STUCK) == stuck
+
+
 def test_a_process_that_lives_and_is_not_heard_hangs() -> None:
     verdict = verdict_of(facts(rhine=LOST_AGE_S), Local({"rhine": here(condition="running")}))
     assert "not heard for 26 s, though its process 7 lives: it hangs" in verdict.reason
