@@ -42,6 +42,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer,
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, read_snapshot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.rules.merging import as_logged
+from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.runtime.kernel import usable_cores
 from diloco_cli.signing import LOG, NOBODY, SignatureError, learner_signer
@@ -100,29 +101,40 @@ class LogVerifier:
 
     def replay(self) -> Replay:
         self.found.floor = self.floor()
-        while (data := self.store.get(commit_key(self.found.commits), MAX_RECORD_BYTES)) is not None:
-            key = commit_key(self.found.commits)
-            by = self.run.keyring.signature(LOG, key, data)
-            self._expect(by is not None, f"{key} {self.run.keyring.wrong}")
-            try:
-                commit = decode(Commit, data, key)
-            except RecordError as error:
-                self.found.mismatches.append(f"{error}; the replay ends here")
-                break
-            if by is not None and by != NOBODY:
-                self.books.check_signer(commit, by, self._claimed(commit), key)
-            previous = self.digests[-1] if self.digests else ""
-            chained = commit.n == self.found.commits and commit.previous == previous
-            self._expect(chained, f"{key}: hash chain broken: it does not follow the commit before it")
-            self.digests.append(commit_digest(data))
-            self._replay_commit(commit, key)
-            self.found.commits += 1
-        else:
+        with CommitsAhead(self.store) as ahead:
+            while (data := self._next_commit(ahead)) is not None and self._replay_bytes(data):
+                self.found.commits += 1
+        if data is None:
             self._check_end()
         self._check_snapshots()
         self.found.duplicates = self.books.duplicates
         self.found.tokens = self.books.token_parameters // self.run.layout.num_parameters
         return self.found
+
+    def _next_commit(self, ahead: CommitsAhead) -> bytes | None:
+        """Read once more where it was not there: the log of a living run may have grown since it was read ahead."""
+        key = commit_key(self.found.commits)
+        data = ahead.get(key, MAX_RECORD_BYTES)
+        return self.store.get(key, MAX_RECORD_BYTES) if data is None else data
+
+    def _replay_bytes(self, data: bytes) -> bool:
+        """False: these are no commit, and the replay ends."""
+        key = commit_key(self.found.commits)
+        by = self.run.keyring.signature(LOG, key, data)
+        self._expect(by is not None, f"{key} {self.run.keyring.wrong}")
+        try:
+            commit = decode(Commit, data, key)
+        except RecordError as error:
+            self.found.mismatches.append(f"{error}; the replay ends here")
+            return False
+        if by is not None and by != NOBODY:
+            self.books.check_signer(commit, by, self._claimed(commit), key)
+        previous = self.digests[-1] if self.digests else ""
+        chained = commit.n == self.found.commits and commit.previous == previous
+        self._expect(chained, f"{key}: hash chain broken: it does not follow the commit before it")
+        self.digests.append(commit_digest(data))
+        self._replay_commit(commit, key)
+        return True
 
     def _replay_commit(self, commit: Commit, key: str) -> None:
         self.found.offers_rejected += len(commit.outcomes)
