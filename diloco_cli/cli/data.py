@@ -61,7 +61,7 @@ def tokenize(
         with progress(f"tokenizing {what}") as line:
             index = make(store, sources, encoder, dtype, on_shard=_Teller(sources, line))
     except KeyboardInterrupt:
-        talk("interrupted: the same command goes on behind the shards that are whole")
+        talk("interrupted: the same command goes on behind the last shard that is noted")
         raise
     _tell_index("data tokenize", store, index, as_json)
 

@@ -1,8 +1,9 @@
-"""Makes token shards of text. After a kill it goes on near the last whole shard, and ends with the same bytes.
+"""Makes token shards of text. After a kill it goes on behind the last shard that it has noted, and ends with the same
+bytes.
 
 A shard is written under its name in one put; then `tokenizing.json` says which shards are whole and where in the text
-the next one begins: after each shard, and of many at least after each sixty-fourth of the work, because it names all of
-them. Last comes the index, without which nothing is read.
+the next one begins. It names all of them, so that of many shards only each sixty-fourth part is noted. Last comes the
+index, without which nothing is read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from diloco_cli.store.port import Store
 PROGRESS_KEY = "tokenizing.json"
 SUFFIX = ".bin"
 SHARD_BYTES = 64 << 20
-TOLD_OFTEN = 64  # of fewer shards after each one, of more after each so many-th part of what is there
+NOTED_PARTS = 64  # up to twice as many shards are noted one by one, more in such parts of what is there
 AT_ONCE_BYTES = 8 << 20  # of pieces that a tokenizer gets together: it uses all cores
 
 
@@ -184,6 +185,6 @@ def _kept(store: Store, progress: Tokenized, pending: list[Tokens], dtype: str, 
     shard = Shard(name, len(data) // ITEM_BYTES[dtype], sums)
     file, offset = (0, 0) if piece is None else (piece.file, piece.end)
     progress = replace(progress, shards=(*progress.shards, shard), file=file, offset=offset)
-    if piece is not None and len(progress.shards) % max(1, len(progress.shards) // TOLD_OFTEN) == 0:
+    if piece is not None and len(progress.shards) % max(1, len(progress.shards) // NOTED_PARTS) == 0:
         store.put(PROGRESS_KEY, json.dumps(to_plain(progress)).encode())
     return progress

@@ -6,9 +6,7 @@ and an exchange in nine tenths of a round (after an adoption that drops its prog
 length); its clock is not so slow that it looks for a commit only when the next one is about to come (which the first
 demand supposes too), or foresees windows over a step by a good part of a slot too late; slots are long compared with a
 store call; and there is more than one fragment (a single fragment is not offered before the outcome of its last offer
-is known, so that hearing of that late makes the next offer late). A learner to which the faults have left the belief in
-a delay that it cannot see (rules/aim.py, `hidden_s`) must unlearn it first, a little with each offer: until then it
-offers early, and misses slots of which its next offers carry the steps.
+is known, so that hearing of that late makes the next offer late).
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ from diloco_cli.protocol.rules.polling import next_request_s
 
 FIRST_ROUNDS, FIRST_S, FIRST_SLOTS = 8, 10.0, 20  # a learner waits for its first merge no longer than the longest
 ROUNDS_BEFORE = 2  # of a learner's steps, before its participation is counted
-UNLEARNED = 0.02  # of a slot, by each offer, of a hidden delay: the same
 FEWEST_MERGES = 20  # for a demand on how often a learner takes part
 LEAST_SHARE = 0.9
 BUSY = 0.9  # of a round: a learner that needs more is late whenever a round is a little shorter than usual
@@ -34,11 +31,11 @@ FORESIGHT = 1 / 4  # of a slot: a window that is foreseen as so much too late ma
 @dataclass
 class Attendance:
     """The attendance of one process: since when it may take part, its first merge, and how often it took part since it
-    kept pace, which it is given until its offer number `from_offers`."""
+    kept pace."""
 
     since_merges: int
     since_s: float
-    from_offers: float
+    since_offers: int
     has_merged: bool = False
     merges: int = 0
     took_part: int = 0
@@ -61,15 +58,14 @@ class Attendances:
         merges, now_s = history.monitor.replayer.merges, history.world.now_s
         mine = self.known.get(process.name)
         if mine is None:
-            from_offers = process.offers + ROUNDS_BEFORE * options.fragments + offers_to_unlearn(options, process)
-            mine = self.known[process.name] = Attendance(merges, now_s, from_offers)
+            mine = self.known[process.name] = Attendance(merges, now_s, process.offers)
         takes_part = any(
             (i["learner"], i["incarnation"]) == (process.role, process.incarnation) for i in commit["inputs"]
         )
         mine.has_merged |= takes_part
         if not mine.has_merged:
             self._check_first(process, mine)
-        if process.offers >= mine.from_offers:
+        if process.offers - mine.since_offers >= ROUNDS_BEFORE * options.fragments:
             mine.merges += 1
             mine.took_part += takes_part
 
@@ -128,9 +124,3 @@ def step_s(options: Options, process: Process) -> float:
     """How long one of its steps takes, by the world's clock."""
     slowest = options.slowest if process.role == SLOWEST else 1.0
     return options.step_s * slowest / process.clock_rate
-
-
-def offers_to_unlearn(options: Options, process: Process) -> float:
-    """With how many offers in time it unlearns the hidden delay in which it believes; none before it has joined."""
-    progress = getattr(process.learner, "progress", None)
-    return 0.0 if progress is None else progress.aim.delivery.hidden_s / (UNLEARNED * options.slot_s)

@@ -37,7 +37,8 @@ class Process:
     """The `number`-th process of a role. `status`: its exit status, None while it lives or after a crash. For a
     learner, `incarnation`: the one that it has joined as, 0 before; `offered`: its newest offer, of `offers` in all;
     `offered_of`: the number of merges when it last offered each fragment, and the time; `heard_merges`: the number of
-    merges when it last offered or was excused from it; `heard_s`: when the next merge came."""
+    merges when it last offered or was excused from it; `heard_s`: when the next merge came. `serves`, `learner`: the
+    product's actor, once it has begun."""
 
     role: str
     number: int

@@ -18,8 +18,8 @@ from diloco_cli.errors import DataCheckError, DilocoError, NoSpaceError, StoreEr
 from diloco_cli.events.carry import EventCarrier
 from diloco_cli.events.cause import safe
 from diloco_cli.events.write import WRITE_EVERY_S, EventWriter
-from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
-from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER
+from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat, moving_s
+from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
@@ -34,7 +34,6 @@ from diloco_cli.store.wrapper import MeteredStore
 
 PROVEN_S = 2 * TRIES_AGAIN_S
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region
-TO_A_REGION_BYTES_PER_S = 20e6  # at least: a large last version takes longer
 LEAVES_WITHIN_S = 1.0
 LINE_EVERY_S = 60.0
 MAX_UNHEARD = 16  # of a region, told in a heartbeat: heartbeats are small
@@ -215,8 +214,7 @@ class RegionService:
 
 def ends_within_s(run: RunFormat) -> float:
     """For how long the end of a run waits for its regions, which may lack a version of the largest fragment."""
-    largest = max(fragment.num_parameters for fragment in run.layout.fragments)
-    return ENDS_WITHIN_S + BYTES_PER_PARAMETER / 2 * largest / TO_A_REGION_BYTES_PER_S
+    return ENDS_WITHIN_S + moving_s(run.layout)
 
 
 class RegionServices:

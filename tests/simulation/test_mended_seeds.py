@@ -29,7 +29,7 @@ MENDED = {
     97071413: "a claim made after a thief's, whose key was revoked unheard, stood behind a gap that syncers stop at",
     97077040: "a process whose key is revoked gave way to one of the same number (of the check)",
     97066442: "a jump that an operator's rollback undid counts as one to get beyond (of the check)",
-    97080543: "one late offer left a belief in a hidden delay, with which no learner keeps pace (of the check)",
+    97080543: "one late offer left a belief in a hidden delay, and a learner early for a hundred offers",
     97080950: "no faults, of a quarantine, were written as 0, and as 0.0 by who read a snapshot: other lengths",
 }
 

@@ -16,6 +16,7 @@ from diloco_cli.protocol.actors.requests import MAX_REASON
 from diloco_cli.protocol.actors.rollback import back_to, published_anew, return_to
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Quarantine, Stop
+from diloco_cli.protocol.log.heartbeats import MOVED_BYTES_PER_S
 from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
@@ -28,7 +29,6 @@ from diloco_cli.protocol.rules.rejudging import LeaveOut, Ruling, next_step, unj
 FINAL_EVALUATION_S = 120.0  # and the time to read all states once
 REJUDGED_WITHIN_S = 1800.0  # and the time to read them READINGS times; then the run pauses
 READINGS = 6
-READ_BYTES_PER_S = 50e6  # at least
 TRIES = 3  # of a rollback whose objects cannot be read, and of a trial that fails
 GO_ON = "go on from there: diloco resume"
 
@@ -36,7 +36,7 @@ GO_ON = "go on from there: diloco resume"
 def reading_s(layout: Layout) -> float:
     """How long an evaluator may need to read the states of a model: seconds for small ones, an hour for 20 billion
     parameters."""
-    return BYTES_PER_PARAMETER * layout.num_parameters / READ_BYTES_PER_S
+    return BYTES_PER_PARAMETER * layout.num_parameters / MOVED_BYTES_PER_S
 
 
 class Evaluations:

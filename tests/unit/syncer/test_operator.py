@@ -197,12 +197,21 @@ def test_a_slow_syncer_is_not_taken_for_a_dead_one(
 
 
 @pytest.mark.parametrize(
-    ("heartbeat", "silence_s"),
-    [(None, 170.0), (b'{"slowest_s":40}', 170.0), (b'{"slowest_s":1000000000}', 920.0), (b'{"state":"DONE"}', 10.0)],
+    ("heartbeat", "command_s", "standby_s", "set_s"),
+    [
+        (None, 170.0, 175.0, 6.0),
+        (b'{"slowest_s":40}', 170.0, 175.0, 80.0),
+        (b'{"slowest_s":1000000000}', 920.0, 920.0, 920.0),
+        (b'{"slowest_s":40,"state":"DONE"}', 10.0, 15.0, 6.0),
+    ],
 )
-def test_a_syncer_may_move_a_large_version_in_silence(heartbeat: bytes | None, silence_s: float) -> None:
-    """A state of a billion parameters, at 50 MB/s: 160 s."""
+def test_a_syncer_may_move_a_large_version_in_silence(
+    heartbeat: bytes | None, command_s: float, standby_s: float, set_s: float
+) -> None:
+    """A state of a billion parameters, at 50 MB/s: 160 s. A standby whose `takeover` is set waits for no version."""
     large = balanced_layout([ParameterFact("w", (10**9,), False)], 1)
-    assert max_silence_s(None, heartbeat, large) == silence_s
+    assert max_silence_s(None, heartbeat, large) == command_s
     run = replace(RUN, layout=large)
-    assert gone_after_s(run, 15.0, heartbeat) == (15.0 if silence_s == 10.0 else max(175.0, silence_s))
+    assert gone_after_s(run, 15.0, heartbeat) == standby_s
+    setting = replace(run.settings, syncer=replace(run.settings.syncer, takeover_s=6.0))
+    assert gone_after_s(replace(run, settings=setting), 6.0, heartbeat) == set_s
