@@ -7,8 +7,8 @@ an address from the environment may be wrong, or set by an attacker.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from typing import ClassVar, TypeVar
@@ -126,12 +126,16 @@ class BucketStore(ABC):
         if start >= end:
             return None if self.stat(key) is None else b""
         try:
-            chunks = self._run(key, partial(self._part, key, None, start, end), transfers.deadline_s(end - start))
+            found = self._run(key, partial(self._range, key, start, end), transfers.deadline_s(end - start))
         except ObjectAbsentError:
             return None
         except RangeBehindEndError:
             return b""
-        return within_range(b"".join(chunks), end - start, self._where(key))
+        return within_range(found, end - start, self._where(key))
+
+    async def _range(self, key: str, start: int, end: int) -> bytes:
+        async with aclosing(self._part(key, None, start, end)) as pieces:
+            return b"".join([piece async for piece in pieces])
 
     @abstractmethod
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]: ...
@@ -185,7 +189,7 @@ class BucketStore(ABC):
     async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded: ...
 
     @abstractmethod
-    async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
+    def _part(self, key: str, version: str | None, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Bytes [start, end), clipped to the object's size; of the named version, if one is given."""
 
     @abstractmethod
@@ -212,15 +216,14 @@ class BucketStore(ABC):
         if not version:
             return None
 
-        async def fetch(start: int, end: int) -> transfers.Chunks:
+        async def fetch(start: int, end: int) -> AsyncGenerator[bytes, None]:
             try:
                 with self._sorted_errors(key):
-                    chunks = await self._part(key, version, start, end)
+                    async with aclosing(self._part(key, version, start, end)) as pieces:
+                        async for piece in pieces:
+                            yield piece
             except ANSWERS as error:
                 raise StoreUnavailableError("the object changed while it was read", where=self._where(key)) from error
-            if sum(map(len, chunks)) != end - start:
-                raise StoreUnavailableError("a part came short", where=self._where(key))
-            return chunks
 
         return fetch
 

@@ -1,9 +1,11 @@
-"""Discards the temporary files of killed writers in a directory store; they only take space.
+"""Discards what killed writers left, which only takes space: temporary files in a directory store, and parts of uploads
+in a bucket at GCS. (Those at S3 are discarded by a rule of the bucket.)
 
-A writer holds a lock (flock) on its temporary file, which the kernel releases when the process ends for any reason. So
-a file whose lock is free has no writer, on this machine or, over NFS, on another, where a pid could not be checked. If
-a file system has no locks, the file's age decides, by that file system's clock. A mistake does no harm: a writer whose
-file is gone cannot give it its final name, fails as if the store had not answered, and tries again.
+In a directory, a writer holds a lock (flock) on its temporary file, which the kernel releases when the process ends for
+any reason. So a file whose lock is free has no writer, on this machine or, over NFS, on another, where a pid could not
+be checked. If a file system has no locks, the file's age decides, by that file system's clock. A mistake does no harm:
+a writer whose file is gone cannot give it its final name, fails as if the store had not answered, and tries again. In a
+bucket, age alone decides.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from pathlib import Path
 from diloco_cli import clock
 from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
+from diloco_cli.store.gcs_upload import PARTS
 from diloco_cli.store.local import TEMPORARY_PREFIX
-from diloco_cli.store.open import parse_url
+from diloco_cli.store.open import open_store, parse_url
+from diloco_cli.store.port import Store
 
 YOUNG_S = 60.0  # a writer that has opened its file may not have locked it yet
 EVERY_S = 3600.0
-OLD_S = 86_400.0  # without a change, on a file system without locks
+OLD_S = 86_400.0  # without a change, on a file system without locks and in a bucket
 _OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # over NFS only writers may lock
 
 
@@ -37,9 +41,22 @@ class Discarded:
 
 
 def discard_leftovers_at(url: str) -> Discarded:
-    """Discard them if the URL is a directory; buckets have no temporary files."""
+    """Discard them at this URL, if its store has any."""
     place = parse_url(url)
+    if place.scheme == "gs":
+        return discard_parts(open_store(url))
     return discard_leftovers(place.place) if place.scheme == "file" else Discarded()
+
+
+def discard_parts(store: Store) -> Discarded:
+    """Delete the parts that no upload has used for a day (store/gcs_upload.py)."""
+    sizes = []
+    for key in store.list(f"{PARTS}/"):
+        found = store.stat(key)
+        if found is not None and clock.wall_s() - found.modified_s >= OLD_S:
+            store.delete(key)
+            sizes.append(found.size_bytes)
+    return Discarded(len(sizes), sum(sizes))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -111,14 +111,14 @@ class ObstoreStore(BucketStore):
         stated = answer.attributes.get(transfers.CHECKSUM_NAME)
         return transfers.Downloaded(data, stated, source.crc32c())
 
-    async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
+    async def _part(self, key: str, version: str | None, start: int, end: int) -> AsyncGenerator[bytes, None]:
         import obstore
 
         condition = {} if version is None else {"if_match": version}
         options: Any = {"range": (start, end), **condition}
         answer = await obstore.get_async(self._reader(end - start), key, options=options)
-        data: Any = await answer.bytes_async()
-        return [data]
+        async for piece in _pieces(answer.stream(min_chunk_size=_READ_BYTES)):
+            yield piece
 
     def _listed(self, prefix: str, after: str, limit: int) -> Keys:
         """obstore lists whole directories; buckets in order, files in none."""

@@ -10,6 +10,7 @@ verifies, and also kept as metadata of the object, because some services do not 
 from __future__ import annotations
 
 import threading
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -68,11 +69,12 @@ class S3Store(BucketStore):
         stated = answer.get("Metadata", {}).get(transfers.CHECKSUM_NAME)
         return transfers.Downloaded(data, stated, source.crc32c())
 
-    async def _part(self, key: str, version: str | None, start: int, end: int) -> transfers.Chunks:
+    async def _part(self, key: str, version: str | None, start: int, end: int) -> AsyncGenerator[bytes, None]:
         condition = {} if version is None else {"IfMatch": version}
         answer = await self._request("get_object", key, Range=f"bytes={start}-{end - 1}", **condition)
         async with answer["Body"]:
-            return [chunk async for chunk in answer["Body"].iter_chunks(_READ_BYTES)]
+            async for piece in answer["Body"].iter_chunks(_READ_BYTES):
+                yield piece
 
     def _upload(
         self, key: str, data: bytes, *, exclusive: bool, checksum: str | None = None, in_parts: bool | None = None
@@ -114,7 +116,7 @@ class S3Store(BucketStore):
         """`given`: a checksum for every part in place of its own; then each part is sent once."""
 
         async def send(number: int, start: int, end: int) -> dict[str, Any]:
-            part = data[start:end]  # a copy, because botocore takes no view: PARALLEL_PARTS of them at a time
+            part = data[start:end]  # a copy, because botocore takes no view: some at a time
             checksum = given or transfers.crc32c(part)
             with self._sorted_errors(key):
                 answer = await self._request(
@@ -124,7 +126,8 @@ class S3Store(BucketStore):
 
         cuts = transfers.spans(0, len(data))
         sends = [partial(send, number, *span) for number, span in enumerate(cuts, start=1)]
-        return await transfers.in_parallel(sends if given else [partial(transfers.persist, part) for part in sends])
+        tries = sends if given else [partial(transfers.persist, part) for part in sends]
+        return await transfers.in_parallel(tries, transfers.parts_at_once(len(data)))
 
     def _call(self, key: str | None, verb: str, num_bytes: int = 0, **parts: Any) -> dict[str, Any]:
         """One request about an object, or about the bucket, that moves `num_bytes`."""

@@ -13,7 +13,8 @@ import io
 import math
 import re
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -37,18 +38,22 @@ ALWAYS_IN_PARTS_FROM_BYTES = 256 << 20
 PROBE_BYTES = 8 << 20
 PARALLEL_PAYS_S = 2.0
 """The first bytes of a download show the speed of one connection. If the rest would take longer, several are used."""
-PARALLEL_PARTS = 4
-"""At most so many parts are under way. Beside the object itself, a transfer needs the memory of these parts."""
+FEWEST_AT_ONCE, MOST_AT_ONCE = 4, 16
+BYTES_AT_ONCE = 64 << 20
+"""A connection for each so many bytes of the object, within these bounds: parts under way are at most a quarter of a
+large object, where an upload copies them."""
 PART_TRIES = 5
 LIST_PAGE = 1000
 CHECKSUM_NAME = "crc32c"
 """Under this name the checksum stands in the metadata of an object whose store shows none of its own."""
 
+_CHECKED_AT_ONCE = 1 << 20
+
 _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
 
 T = TypeVar("T")
-Chunks = list[bytes]
-Fetch = Callable[[int, int], Awaitable[Chunks]]
+Pieces = AsyncIterator[bytes]
+Fetch = Callable[[int, int], AsyncGenerator[bytes, None]]
 
 
 @dataclass(frozen=True)
@@ -96,11 +101,19 @@ def crc32c(data: bytes | memoryview) -> str:
     """As GCS and S3 write it: base64 of the four bytes, the highest first."""
     import google_crc32c
 
-    return _written(google_crc32c.value(data))
+    checksum = 0
+    for start in range(0, len(data), _CHECKED_AT_ONCE):  # it takes no view, so that a piece of one is copied
+        checksum = google_crc32c.extend(checksum, bytes(data[start : start + _CHECKED_AT_ONCE]))
+    return _written(checksum)
 
 
 def _written(checksum: int) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
+
+
+def parts_at_once(num_bytes: int) -> int:
+    """How many parts of an object of this size are moved at a time."""
+    return min(max(FEWEST_AT_ONCE, num_bytes // BYTES_AT_ONCE), MOST_AT_ONCE)
 
 
 def upload_pays_in_parts(num_bytes: int, seen_bytes_per_s: float | None) -> bool:
@@ -146,34 +159,29 @@ async def read_in_parts(
 async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> None:
     await on_time(1, source.take(1))  # the time to the first byte says nothing about the speed
     started_s = clock.monotonic_s()
-    await _as_one_of_many(PROBE_BYTES, source.take(PROBE_BYTES))
+    at_once = parts_at_once(size_bytes)
+    await on_time(at_once * PROBE_BYTES, source.take(PROBE_BYTES))
     rest_s = (clock.monotonic_s() - started_s) * (size_bytes - PROBE_BYTES) / PROBE_BYTES
     left = deque(spans(PROBE_BYTES, size_bytes))
 
-    async def fetched(start: int, end: int) -> Chunks:
-        return await _as_one_of_many(end - start, fetch(start, end))
+    async def fetched(start: int, end: int) -> None:
+        await on_time(at_once * (end - start), source.place_all(start, end, fetch(start, end)))
 
     async def from_the_back() -> None:
         while left:
-            start, end = left.pop()
-            source.place(start, await persist(partial(fetched, start, end)))
+            await persist(partial(fetched, *left.pop()))
 
     async def from_the_front() -> None:
         while left:
             start, end = left.popleft()
             try:
-                await _as_one_of_many(end - start, source.take(end))
+                await on_time(at_once * (end - start), source.take(end))
             except Exception:  # the answer broke: a range takes its place, or raises the port's error
                 left.append((start, end))
                 await from_the_back()
 
-    beside = PARALLEL_PARTS - 1 if rest_s > PARALLEL_PAYS_S else 0
-    await in_parallel([from_the_front, *[from_the_back] * beside])
-
-
-async def _as_one_of_many(num_bytes: int, work: Awaitable[T]) -> T:
-    """`on_time` for a part that shares the link with the other parts."""
-    return await on_time(num_bytes * PARALLEL_PARTS, work)
+    beside = at_once - 1 if rest_s > PARALLEL_PAYS_S else 0
+    await in_parallel([from_the_front, *[from_the_back] * beside], at_once)
 
 
 class Download:
@@ -181,7 +189,7 @@ class Download:
     in one buffer, and into the crc32c, while the next ones are on their way: pieces joined at the end would need the
     memory twice, and the time of one more copy."""
 
-    def __init__(self, stream: AsyncIterator[bytes]) -> None:
+    def __init__(self, stream: Pieces) -> None:
         self._stream = stream
         self._held = b""
         self._buffer = io.BytesIO()
@@ -221,22 +229,31 @@ class Download:
         if self._taken_bytes > longest:
             self._buffer.truncate(int(longest))
 
-    def place(self, start: int, chunks: Chunks) -> None:
-        """Put the bytes from `start` on into their place."""
+    async def place_all(self, start: int, end: int, pieces: AsyncGenerator[bytes, None]) -> None:
+        """Put bytes [start, end) into their place as they come."""
+        at = start
+        async with aclosing(pieces):
+            async for piece in pieces:
+                self._place(at, piece[: end - at])
+                at += len(piece)
+        if at != end:
+            raise StoreUnavailableError("a part of the object has another length than was asked for")
+
+    def _place(self, start: int, piece: bytes) -> None:
         self._buffer.seek(start)
-        self._buffer.writelines(chunks)
+        self._buffer.write(piece)
 
     def _add(self, piece: bytes) -> None:
         import google_crc32c
 
-        self.place(self._taken_bytes, [piece])
+        self._place(self._taken_bytes, piece)
         self._checksum = google_crc32c.extend(self._checksum, piece)
         self._taken_bytes += len(piece)
 
 
-async def in_parallel(parts: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Their results in order, PARALLEL_PARTS at a time. The first error ends all of them."""
-    gate = asyncio.Semaphore(PARALLEL_PARTS)
+async def in_parallel(parts: Sequence[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
+    """Their results in order, so many at a time. The first error ends all of them."""
+    gate = asyncio.Semaphore(at_once)
 
     async def passed(part: Callable[[], Awaitable[T]]) -> T:
         async with gate:

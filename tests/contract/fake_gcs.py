@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from functools import cached_property
+from pathlib import Path
 from xml.sax.saxutils import escape
 
 import google_crc32c
@@ -41,18 +42,23 @@ class Blob:
 class FakeGCS(FaultyServer):
     """`with FakeGCS("bucket") as server: ... server.url`. Objects live in `server.objects[bucket][name]`."""
 
-    def __init__(self, *buckets: str, port: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, *buckets: str, port: int = 0, seed: int = 0, certificate: tuple[Path, Path] | None = None
+    ) -> None:
         self.objects: dict[str, dict[str, Blob]] = {bucket: {} for bucket in buckets}
         self.faults = Faults(lambda status: _error(status, "injected"), seed)
-        self.server = LoopbackServer(self._app, port)
+        self.server = LoopbackServer(self._app, port, certificate)
         self.keeps_half = False  # of each chunk of a resumable upload, as the real one may
         self.forgets_location = False  # broken: an upload is begun, and nobody told where
         self.ignores_checksums = False  # as some clones do
+        self.refuses_to_compose = 0  # with this status
+        self.composes_backwards = False  # broken
         self.ignores_conditions = False  # broken: a create overwrites, as some clones do
         self.settings: dict[str, dict[str, object]] = {}  # of a bucket, such as its softDeletePolicy
         self._sessions: dict[str, tuple[str, str, bool, str | None, list[bytes]]] = {}
         self._finished: dict[str, dict[str, str]] = {}
         self._begun, self._generation = 0, 1000
+        self.num_composed = 0
 
     @property
     def requests(self) -> int:
@@ -79,6 +85,7 @@ class FakeGCS(FaultyServer):
                 web.get("/storage/v1/b/{bucket}/o", self._list),
                 web.get("/storage/v1/b/{bucket}/o/{name:.+}", self._get),
                 web.get("/download/storage/v1/b/{bucket}/o/{name:.+}", self._get),
+                web.post("/storage/v1/b/{bucket}/o/{name:.+}/compose", self._compose),
                 web.delete("/storage/v1/b/{bucket}/o/{name:.+}", self._delete),
                 web.post("/batch/storage/v1", self._batch),
                 web.get("/{bucket}", self._xml_list),
@@ -107,7 +114,9 @@ class FakeGCS(FaultyServer):
         self._sessions[session] = (bucket, name, exclusive, about.get("crc32c"), [])
         if self.forgets_location:
             return web.Response()
-        return web.Response(headers={"Location": f"http://{request.host}/resumable/{session}?upload_id={session}"})
+        return web.Response(
+            headers={"Location": f"{request.scheme}://{request.host}/resumable/{session}?upload_id={session}"}
+        )
 
     async def _chunk(self, request: web.Request) -> web.Response:
         session = request.match_info["session"]
@@ -134,6 +143,21 @@ class FakeGCS(FaultyServer):
             del self._sessions[session]
             self._finished[session] = _about(bucket, name, self.objects[bucket][name])
         return answer
+
+    async def _compose(self, request: web.Request) -> web.Response:
+        bucket, name = request.match_info["bucket"], request.match_info["name"]
+        if self.refuses_to_compose:
+            return _error(self.refuses_to_compose, "no compose here")
+        sources = (await request.json())["sourceObjects"]
+        if not 1 <= len(sources) <= 32:
+            return _error(400, "The number of source components provided is not between 1 and 32.")
+        blobs = self.objects.get(bucket, {})
+        found = [blobs[source["name"]] for source in sources if source["name"] in blobs]
+        if [str(blob.generation) for blob in found] != [source["generation"] for source in sources]:
+            return _error(404, "Object not found.")
+        data = b"".join(blob.data for blob in (found[::-1] if self.composes_backwards else found))
+        self.num_composed += 1
+        return self._store(bucket, name, data, request.query.get("ifGenerationMatch") == "0", None)
 
     async def _abandon(self, request: web.Request) -> web.Response:
         self._sessions.pop(request.match_info["session"], None)
@@ -304,9 +328,12 @@ def _xml_error(status: int, code: str) -> web.Response:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("buckets", nargs="*", default=["bucket"])
+    parser.add_argument("--certificate", nargs=2, type=Path, metavar=("CERTIFICATE", "KEY"), help="serve https")
     add_arguments(parser)
     arguments = parser.parse_args()
-    FakeGCS(*arguments.buckets, port=arguments.port, seed=arguments.seed).serve_until_killed(arguments)
+    certificate = tuple(arguments.certificate) if arguments.certificate else None
+    server = FakeGCS(*arguments.buckets, port=arguments.port, seed=arguments.seed, certificate=certificate)
+    server.serve_until_killed(arguments)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
-import diloco_cli.store.gcs as gcs_module
-from diloco_cli.store import transfers
+from diloco_cli import clock
+from diloco_cli.store import gcs_upload, transfers
 from diloco_cli.store.gcs import GCSStore
+from diloco_cli.store.gcs_upload import GCSUploads
+from diloco_cli.store.leftovers import OLD_S, Discarded, discard_leftovers_at
 from diloco_cli.store.port import Created, Exists, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.proof import checks_uploads
-from tests.contract.fake_gcs import FakeGCS
+from tests.contract.fake_gcs import FakeGCS, Kind
 
 DATA = os.urandom((5 << 20) + 123)
 
@@ -20,8 +23,8 @@ DATA = os.urandom((5 << 20) + 123)
 def store(gcs: FakeGCS, monkeypatch: pytest.MonkeyPatch) -> GCSStore:
     """What a mebibyte or more holds goes up in chunks."""
     monkeypatch.setattr(transfers, "UPLOAD_IN_PARTS_FROM_BYTES", 1 << 20)
-    monkeypatch.setattr(gcs_module, "CHUNK_BYTES", 1 << 20)
-    monkeypatch.setattr(gcs_module, "pause_s", lambda attempt, error, jitter: 0.0)
+    monkeypatch.setattr(gcs_upload, "CHUNK_BYTES", 1 << 20)
+    monkeypatch.setattr(gcs_upload, "pause_s", lambda attempt, error, jitter: 0.0)
     return GCSStore("bucket", "runs/one")
 
 
@@ -94,6 +97,123 @@ def test_bytes_damaged_on_their_way_up_are_refused_by_the_store(
             store.create("large", DATA)
     assert store.get("k") is None
     assert store.get("large") is None
+
+
+@pytest.fixture
+def composing(gcs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch) -> GCSStore:
+    """What a mebibyte or more holds goes up in parts of half a mebibyte, each in two chunks."""
+    monkeypatch.setattr(transfers, "ALWAYS_IN_PARTS_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(gcs_upload, "MOST_COMPOSED", 6)
+    monkeypatch.setattr(transfers, "PART_BYTES", 1 << 19)
+    monkeypatch.setattr(transfers, "pause_s", lambda attempt, error, jitter: 0.0)
+    monkeypatch.setattr(gcs, "num_composed", 0)
+    return store
+
+
+def names_in(gcs: FakeGCS) -> list[str]:
+    return sorted(gcs.objects["bucket"])
+
+
+def test_a_large_object_is_composed_of_parts_and_exclusively(gcs: FakeGCS, composing: GCSStore) -> None:
+    assert composing.create("large", DATA) == Created()
+    assert composing.get("large") == DATA
+    assert composing.create("large", DATA[::-1]) == Exists(DATA)
+    assert composing.create("large", DATA) == Created()
+    composing.put("large", DATA[::-1])
+    assert composing.get("large") == DATA[::-1]
+    assert gcs.num_composed == 4 and names_in(gcs) == ["runs/one/large"]
+
+
+@pytest.mark.parametrize("kind", ["503", "lost_answer"])
+def test_a_part_that_failed_is_sent_again_alone(gcs: FakeGCS, composing: GCSStore, kind: Kind) -> None:
+    before = gcs.requests
+    for method in ("PUT", "POST"):
+        gcs.inject(kind, method, times=2)
+    assert composing.create("large", DATA) == Created()
+    assert gcs.num_pending() == 0 and gcs.num_composed == 1
+    assert gcs.requests - before <= 6 * 4 + 1 + 4 * 3, "sessions, chunks and deletes of six parts, and what failed"
+    assert composing.get("large") == DATA and names_in(gcs) == ["runs/one/large"]
+
+
+def test_parts_that_fail_for_good_leave_nothing(gcs: FakeGCS, composing: GCSStore) -> None:
+    gcs.inject("503", "PUT", times=1000)
+    with pytest.raises(StoreUnavailableError):
+        composing.create("large", DATA)
+    gcs.heal()
+    assert names_in(gcs) == []
+
+
+def test_a_composition_whose_answer_was_lost_is_found_to_be_ones_own(gcs: FakeGCS, composing: GCSStore) -> None:
+    original = GCSUploads._compose
+
+    async def lost(*arguments: Any) -> None:
+        await original(*arguments)
+        raise StoreUnavailableError("its answer was lost")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GCSUploads, "_compose", lost)
+        assert composing.create("large", DATA) == Created()
+    assert names_in(gcs) == ["runs/one/large"]
+
+
+@pytest.mark.parametrize("status", [403, 404, 501, 400])
+def test_where_nothing_is_composed_one_connection_carries_all(
+    gcs: FakeGCS, composing: GCSStore, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setattr(gcs, "refuses_to_compose", status)
+    assert composing.create("large", DATA) == Created()
+    before = gcs.requests
+    assert composing.create("larger", DATA + DATA) == Created()
+    assert gcs.requests - before == 1 + 11, "a session and its chunks: parts are not tried again"
+    assert names_in(gcs) == ["runs/one/large", "runs/one/larger"]
+
+
+def test_a_writer_that_may_not_delete_its_parts_makes_no_more(gcs: FakeGCS, composing: GCSStore) -> None:
+    gcs.inject("403", "DELETE", times=6)
+    assert composing.create("large", DATA) == Created()
+    assert gcs.num_pending() == 0 and len(names_in(gcs)) == 1 + 6
+    assert composing.create("another", DATA) == Created()
+    assert gcs.num_composed == 1 and len(names_in(gcs)) == 2 + 6
+
+
+def test_a_token_that_was_refused_once_does_not_end_composing(gcs: FakeGCS, composing: GCSStore) -> None:
+    for method in ("POST", "PUT", "DELETE"):
+        gcs.inject("403", method, times=1000)
+    with pytest.raises(StoreForbiddenError):
+        composing.create("large", DATA)
+    gcs.heal()
+    assert composing.create("large", DATA) == Created()
+    assert gcs.num_composed == 1
+
+
+def test_parts_that_are_composed_to_other_bytes_are_no_success(
+    gcs: FakeGCS, composing: GCSStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gcs, "composes_backwards", True)
+    assert isinstance(composing.create("large", DATA), Exists)
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_parts_are_checked_where_a_wrong_checksum_was_refused(
+    gcs: FakeGCS, composing: GCSStore, monkeypatch: pytest.MonkeyPatch, ignores: bool
+) -> None:
+    monkeypatch.setattr(gcs, "ignores_checksums", ignores)
+    assert checks_uploads(composing, "trial") is not ignores
+    answer = composing.create("large", DATA)
+    assert isinstance(answer, Created) and answer.checked is not ignores
+    assert names_in(gcs) == ["runs/one/large"]
+
+
+def test_parts_of_a_killed_writer_go_after_a_day(
+    gcs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create("parts/delta/iowa/k/x-00", b"12345")
+    store.create("delta/iowa/k", b"whole")
+    assert discard_leftovers_at(store.url) == Discarded()
+    now_s = clock.wall_s()
+    monkeypatch.setattr(clock, "wall_s", lambda: now_s + OLD_S + 1)
+    assert discard_leftovers_at(store.url) == Discarded(1, 5)
+    assert names_in(gcs) == ["runs/one/delta/iowa/k"]
 
 
 def test_an_emulator_that_is_not_on_this_machine_needs_tls(gcs: FakeGCS, monkeypatch: pytest.MonkeyPatch) -> None:

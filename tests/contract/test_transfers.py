@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tracemalloc
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 
 import pytest
 
@@ -51,16 +51,19 @@ class Answers:
                 await asyncio.sleep(0)
             yield DATA[self.quick : self.quick + 100]
 
-    async def fetch(self, start: int, end: int) -> list[bytes]:
+    async def fetch(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
+        """In two pieces; the first one alone where it fails."""
         self.at_once += 1
         self.max_at_once = max(self.max_at_once, self.at_once)
         await asyncio.sleep(0.001)
         self.at_once -= 1
+        middle = (start + end) // 2
+        yield b"?" * (middle - start) if self.failing else DATA[start:middle]
         if self.failing:
             self.failing -= 1
             raise StoreUnavailableError("503")
         self.fetched.append((start, end))
-        return [DATA[start:end]]
+        yield DATA[middle:end]
 
     def read(self, size: int | None = 1000, max_bytes: int | None = None) -> bytes:
         source = transfers.Download(self.stream())
@@ -89,7 +92,7 @@ def test_a_slow_answer_is_met_by_ranges_from_the_end() -> None:
     assert answers.read() == DATA
     assert answers.fetched[0] == (980, 1000)
     assert len(answers.fetched) == len(set(answers.fetched)) >= 8
-    assert 1 < answers.max_at_once <= transfers.PARALLEL_PARTS
+    assert 1 < answers.max_at_once <= transfers.FEWEST_AT_ONCE
     assert answers.checksum is None, "of a part of the bytes"
 
 
@@ -133,8 +136,9 @@ class LargeAnswer:
         for number in range(self.size // self.piece - self.missing):
             yield bytes([number]) * self.piece
 
-    async def no_range(self, start: int, end: int) -> list[bytes]:
+    async def no_range(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
         raise RuntimeError("no range can be had")
+        yield b""
 
     async def read(self) -> tuple[bytes, str | None]:
         source = transfers.Download(self.pieces())
@@ -181,16 +185,13 @@ class SlowLink:
         self.turn = asyncio.Lock()
         self.carried = 0
 
-    async def carry(self, start: int, end: int) -> AsyncIterator[bytes]:
+    async def carry(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
         for first in range(start, end, 10):
             piece = DATA[first : min(first + 10, end)]
             async with self.turn:  # in the order of asking: everybody gets an equal share
                 await asyncio.sleep(len(piece) / self.bytes_per_s)
             self.carried += len(piece)
             yield piece
-
-    async def fetch(self, start: int, end: int) -> list[bytes]:
-        return [piece async for piece in self.carry(start, end)]
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -215,7 +216,7 @@ def test_parts_that_share_a_link_slower_than_each_alone_would_need_all_arrive_at
     link = SlowLink(bytes_per_s=60.0)
 
     async def read() -> bytes:
-        return await transfers.read_in_parts(1000, transfers.Download(link.carry(0, 1000)), link.fetch)
+        return await transfers.read_in_parts(1000, transfers.Download(link.carry(0, 1000)), link.carry)
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(read()) == DATA

@@ -17,7 +17,7 @@ from diloco_cli.protocol.actors.collection import KINDS
 from diloco_cli.protocol.log.keys import offer_key, upload_trial_key
 from diloco_cli.protocol.log.operations import Steps, Together
 from diloco_cli.virtual.world import Actor, World
-from tests.security.policies import Judge, Verb, verb_of
+from tests.security.policies import Judge, Verb, gcs_allows, verb_of
 from tests.security.signed import SignedFleet, signed_run
 from tests.simulation.operated import asked, done, frequent_snapshots, run_that_keeps, stand_in, state_of
 
@@ -127,6 +127,26 @@ def test_who_collects_may_delete_every_kind_that_is_collected_and_a_trial(role: 
 def test_operators_alone_leave_certificates() -> None:
     roles: tuple[Role, ...] = ("learner", "syncer", "operator", "reader")
     assert [role for role in roles if "certificate/learner/iowa/00.json" in may(role, "create")] == ["operator"]
+
+
+@pytest.mark.parametrize(("role", "own"), [("learner", {"iowa"}), ("syncer", {"iowa", "rhine"})])
+def test_parts_of_uploads_to_gcs_are_their_writers(role: Role, own: set[str]) -> None:
+    """To be deleted once they are composed, to an object that their writer may create."""
+    policy = json.loads(policy_of("gs://bucket/runs/toy", role, "iowa", "p", "user:me"))
+    for who in ("iowa", "rhine"):
+        for key in (f"delta/{who}/00000001/0000000000-x", f"inner/{who}/00000001/000000000001-x"):
+            verbs: tuple[Verb, ...] = ("create", "delete")
+            assert [gcs_allows(policy, verb, f"parts/{key}/x-00") for verb in verbs] == [who in own] * 2
+
+
+def test_conditions_are_within_what_google_takes() -> None:
+    """Twelve logical operators an expression; bindings of one role differ by their titles."""
+    for role in ("learner", "syncer", "operator", "reader"):
+        bindings = json.loads(policy_of("gs://bucket/runs/toy", role, "iowa", "p", "user:me"))["bindings"]
+        conditions = [binding.get("condition", {}) for binding in bindings]
+        assert all(condition.get("expression", "").count(" || ") <= 12 for condition in conditions)
+        named = [(one["role"], condition.get("title")) for one, condition in zip(bindings, conditions, strict=True)]
+        assert len(set(named)) == len(named)
 
 
 def test_a_reader_reads() -> None:
