@@ -12,7 +12,7 @@ from diloco_cli.forecast.island import Condition, sizes_of
 from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.plan.candidates import crossing_of, egress_per_gb
 from diloco_cli.plan.goodput import restart_s
-from diloco_cli.plan.link import CODEC_BITS, with_rtt
+from diloco_cli.plan.link import CODEC_BITS, to_store
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.syncer_pace import work_of
 from diloco_cli.protocol.log.records import Island, RunFormat
@@ -127,7 +127,7 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
             local_steps=island.local_steps,
             tokens_per_s=island.tokens_per_s,
             step_s=island.step_s,
-            link=with_rtt(inventory[island.name].link, plan.inventory.store.url),
+            link=to_store(inventory[island.name].link, plan.inventory.store.url),
         )
         for island in sorted(plan.islands, key=lambda i: i.name)
     )
@@ -137,7 +137,7 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
 
 def with_round_trips(run: RunFormat, url: str) -> RunFormat:
     """An existing run, with a guess for the round trips that its islands do not state."""
-    return replace(run, islands=tuple(replace(i, link=with_rtt(i.link, url)) for i in run.islands))
+    return replace(run, islands=tuple(replace(i, link=to_store(i.link, url)) for i in run.islands))
 
 
 def simulated(

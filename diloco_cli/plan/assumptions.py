@@ -8,7 +8,7 @@ from diloco_cli.config.settings import Inventory, IslandSettings, RunSettings
 from diloco_cli.plan.candidates import Candidate, leaves_its_region
 from diloco_cli.plan.flow import PER_DOUBLING
 from diloco_cli.plan.goodput import GUESSED_RESTART_S
-from diloco_cli.plan.link import guessed_rtt_s
+from diloco_cli.plan.link import CLIENT_BPS, guessed_rtt_s
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE, STORAGE_PRICE
 from diloco_cli.plan.plan import Assumption, Mark
@@ -24,7 +24,7 @@ def assumptions(
 ) -> tuple[Assumption, ...]:
     """Speeds first, then values that the inventory does not give, then assumptions of every plan."""
     islands = [candidate.island for candidate in kept]
-    guesses = [*_of_the_inventory(islands, inventory), *_of_the_model(run, model)]
+    guesses = [*_of_the_inventory(kept, inventory), *_of_the_model(run, model)]
     guesses.append("memory: float32 weights, gradients and AdamW; a micro-batch a device at a time")
     guesses.append("islands fail independently of each other")
     if searched:
@@ -72,12 +72,17 @@ def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption
     return [Assumption(f"{_names(names)}: {cores}, speeds x {share}", mark) for share, names in by_share.items()]
 
 
-def _of_the_inventory(islands: Sequence[IslandSettings], inventory: Inventory) -> list[str]:
+def _of_the_inventory(kept: Sequence[Candidate], inventory: Inventory) -> list[str]:
     """Values that the inventory does not give. A missing price is named if other islands have one."""
+    islands = [candidate.island for candidate in kept]
     priced = any(island.price_per_h for island in inventory.islands)
     rtt, restart = format_duration(guessed_rtt_s(inventory.store.url)), format_duration(GUESSED_RESTART_S)
     failing = [i for i in islands if i.mtbf_s is not None]
     return _about(
+        (
+            f"a process moves {format_bandwidth(CLIENT_BPS)} to a bucket at most, less than the link",
+            [c.island for c in kept if c.link_is_faster],
+        ),
         ("no link given, taken as fast enough", [i for i in islands if not (i.link.up_bps and i.link.down_bps)]),
         (f"no rtt given, taken as {rtt}", [i for i in islands if i.link.rtt_s is None]),
         ("no mtbf given, taken as never failing", [i for i in islands if i.mtbf_s is None]),
@@ -91,7 +96,7 @@ def _of_the_syncer(inventory: Inventory) -> list[str]:
     link, machine = inventory.store.link, machine_of(inventory.store)
     guesses = [] if link.rtt_s is not None else [f"takes {format_duration(machine.call_s)} for a call to the store"]
     verbs = [verb for verb, given in (("reads", link.down_bps), ("writes", link.up_bps)) if given is None]
-    guesses += [f"{' and '.join(verbs)} {format_bandwidth(SYNCER_BPS)}"] if verbs else []
+    guesses += [f"{' and '.join(verbs)} {format_bandwidth(machine.up_bps or SYNCER_BPS)}"] if verbs else []
     told = [f"the syncer's machine {' and '.join(guesses)} (store.link in the inventory)"] if guesses else []
     if machine.reads_back and inventory.store.checks_uploads is None:
         told.append("the syncer reads versions back: not every S3 service checks uploads (store.checks_uploads)")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from diloco_cli.config.devices import HOST_DEVICES
-from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, RunSettings
+from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan import goodput
-from diloco_cli.plan.link import Need, rtt_of
+from diloco_cli.plan.link import Need, to_store
 from diloco_cli.plan.memory import Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption, Excluded
@@ -35,15 +35,15 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Candidate:
-    """An island with its values that do not depend on other islands. `rtt_s`: of a call to its store, stated or
-    guessed. `assumption`: the source of its speed; `busy`: the share of its accelerators that a batch of whole
+    """An island with its values that do not depend on other islands. `link`: what its process has of its link to the
+    store. `assumption`: the source of its speed; `busy`: the share of its accelerators that a batch of whole
     sequences keeps busy; `share`: the part of its speed that other islands on the same machine leave; `egress_per_gb`:
     the price of the data that it sends; `recomputing`: the part of its speed that is left where the backward pass
     computes activations again; `obstacle`: why it cannot train; `syncer`: the machine that merges its deltas, the same
     for all."""
 
     island: IslandSettings
-    rtt_s: float
+    link: Link
     assumption: Assumption
     batch_tokens: int
     fit: Fit
@@ -59,16 +59,27 @@ class Candidate:
     syncer: SyncerMachine = GUESSED_MACHINE
 
     @property
+    def rtt_s(self) -> float:
+        """Of a call to its store, stated or guessed."""
+        return self.link.rtt_s or 0.0
+
+    @property
+    def link_is_faster(self) -> bool:
+        """Whether its link could carry more than its process moves."""
+        own = self.island.link
+        return (own.up_bps, own.down_bps) != (self.link.up_bps, self.link.down_bps)
+
+    @property
     def can_train(self) -> bool:
         return self.obstacle is None and self.fit.fits
 
     def carries(self, load: Need, round_s: float) -> bool:
         """Whether its link carries a round's bytes in a round (or in its own step, if that is longer)."""
-        return load.shortest_round_s(self.island.link) <= max(round_s, self.step_s)
+        return load.shortest_round_s(self.link) <= max(round_s, self.step_s)
 
     def least_every(self, load: Need, fastest_step_s: float) -> int:
         """The smallest H at which its link carries the round; 1 if any does."""
-        shortest_s = load.shortest_round_s(self.island.link)
+        shortest_s = load.shortest_round_s(self.link)
         if shortest_s <= self.step_s:
             return 1
         return max(1, math.ceil(shortest_s / fastest_step_s * (1 - 1e-12)))
@@ -101,7 +112,7 @@ def _candidate(
     tokens_per_s = undisturbed * busy * share * recomputing
     return Candidate(
         island=island,
-        rtt_s=rtt_of(island.link, inventory.store.url),
+        link=to_store(island.link, inventory.store.url),
         assumption=assumption,
         batch_tokens=batch_tokens,
         fit=fit_of(island.accelerators, island.nodes, island.num_ranks, batch_tokens),

@@ -9,7 +9,15 @@ from dataclasses import replace
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import MAX_EVERY, Fleet, run_fleet
-from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, known_codecs, load_of_round, need_of_round, rounded_up
+from diloco_cli.plan.link import (
+    CLIENT_BPS,
+    CODEC_BITS,
+    MOMENT_BYTES,
+    known_codecs,
+    load_of_round,
+    need_of_round,
+    rounded_up,
+)
 from diloco_cli.plan.memory import USABLE, with_micro_batch
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
@@ -75,23 +83,27 @@ def _link_too_slow(
 ) -> Excluded:
     """Why the link is too slow, and what helps: a longer round, a smaller codec, moments saved less often, a faster
     link, leaving the island out. `run` has the chosen settings."""
-    link, sync = candidate.island.link, run.sync
+    link, own, sync = candidate.link, candidate.island.link, run.sync
     round_s = max(sync.every * fastest.step_s, candidate.step_s)
     need = need_of_round(model, sync.codec, sync.weights_codec)
     load = load_of_round(model, sync.codec, sync.weights_codec, run.train.inner)
     moments = f" with the moments it saves each {run.train.inner.save_every} rounds"
-    missing, faster = [], []
-    for way, bare, whole, have in (
-        ("up", need.up_bps(round_s), load.up_bps(round_s), link.up_bps),
-        ("down", need.down_bps(round_s), load.down_bps(round_s), link.down_bps),
+    missing, faster, widest = [], [], 0.0
+    for way, bare, whole, have, stated in (
+        ("up", need.up_bps(round_s), load.up_bps(round_s), link.up_bps, own.up_bps),
+        ("down", need.down_bps(round_s), load.down_bps(round_s), link.down_bps, own.down_bps),
     ):
         if have is None or whole <= have:
             continue
         bps, also = (bare, "") if bare > have else (rounded_up(whole, 3), moments)
-        missing.append(f"{format_bandwidth(bps)} {way}{also}, has {format_bandwidth(have)}")
+        where = "" if have == stated else " in one process"
+        missing.append(f"{format_bandwidth(bps)} {way}{also}, has {format_bandwidth(have)}{where}")
         faster.append(f"{format_bandwidth(rounded_up(whole, 3))} {way}")
+        widest = max(widest, whole)
     reason = f"needs {'; '.join(missing)} ({sync.codec}, a round of {format_duration(round_s)})"
-    ways = [*_longer_rounds(candidate, fastest, run, model), f"a link of {' and '.join(faster)}"]
+    ways = _longer_rounds(candidate, fastest, run, model)
+    if widest <= CLIENT_BPS:
+        ways.append(f"a link of {' and '.join(faster)}")
     share = candidate.tokens_per_s / fleet_tokens_per_s
     if share < 1:
         ways.append(f"do without it, as this plan does: -{100 * share:.1f} % tokens/s")

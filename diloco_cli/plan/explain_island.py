@@ -166,7 +166,7 @@ def _exchange(plan: Plan, candidate: Candidate, flow: Flow, num_islands: int) ->
 
 
 def _transfer_numbers(candidate: Candidate, parameters: float, sync: SyncSettings) -> str:
-    own = candidate.island.link
+    own = candidate.link
     parts = [
         f"{short(parameters)} * {CODEC_BITS[codec]:g} / {short(bps)}"
         for codec, bps in ((sync.codec, own.up_bps), (sync.weights_codec, own.down_bps))

@@ -90,7 +90,7 @@ def _planned(
     candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts
 ) -> PlannedIsland:
     island, step_s, schedule, sync = candidate.island, candidate.step_s, fleet.schedule, fleet.sync
-    link, own_round_s = island.link, flow.local_steps * step_s
+    link, own_round_s = candidate.link, flow.local_steps * step_s
     need = need_of_round(model, sync.codec, sync.weights_codec)
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
@@ -148,7 +148,7 @@ def _island_warnings(
 ) -> list[str]:
     name, step_s, schedule = candidate.island.name, candidate.step_s, fleet.schedule
     load = load_of_round(model, fleet.sync.codec, fleet.sync.weights_codec, run.train.inner)
-    warnings = link_warnings(candidate.island, load, max(schedule.round_s, step_s))
+    warnings = link_warnings(candidate.island.name, candidate.link, load, max(schedule.round_s, step_s))
     unfit = not_launched(candidate.island, inventory)
     warnings += [] if unfit is None else [f"{name}: launch cannot run it: {unfit[0]}; {unfit[1]}"]
     warnings += speed_warnings(candidate.island, inventory, model, run.train.precision)

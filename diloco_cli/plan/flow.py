@@ -103,7 +103,7 @@ class Fleet:
 def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
     """Evaluate these islands (fastest step first) under these settings."""
     fragments = fragments_of(sync, model)
-    transfers = [transfer_s(c.island.link, c.rtt_s, fragments.largest, sync.codec, sync.weights_codec) for c in kept]
+    transfers = [transfer_s(c.link, c.rtt_s, fragments.largest, sync.codec, sync.weights_codec) for c in kept]
     machine = kept[0].syncer
     schedule = make_schedule(sync, fragments, [c.step_s for c in kept], transfers, machine)
     spent = spent_a_slot(model.parameters, fragments.count, len(kept), sync, machine, schedule.slot_s)
@@ -137,7 +137,7 @@ def _flow(
     num_islands: int,
     moving: float,
 ) -> Flow:
-    step_s, link = candidate.step_s, candidate.island.link
+    step_s, link = candidate.step_s, candidate.link
     late = max(1.0, at_syncer.load)
     served_s = late * schedule.slot_s
     hidden_s = schedule.overlap * served_s

@@ -25,7 +25,7 @@ from itertools import pairwise
 from diloco_cli.config.hostlist import compress_hostlist
 from diloco_cli.config.settings import RESERVED_NAMES, Inventory, IslandSettings, Link, MachineSettings, RunSettings
 from diloco_cli.plan.goodput import availability
-from diloco_cli.plan.link import load_of_round
+from diloco_cli.plan.link import load_of_round, reached
 from diloco_cli.plan.memory import USABLE, Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Excluded, Formed
@@ -252,7 +252,8 @@ class _Decision:
         island, sync = island_of("part", part), self.run.sync
         tokens_per_s, _ = island_speed(island, self.inventory, self.model, self.run.train.precision)
         load = load_of_round(self.model, sync.codec, sync.weights_codec, self.run.train.inner)
-        return load.shortest_round_s(island.link) <= sync.every * (self._batch_tokens() / tokens_per_s)
+        link = reached(island.link, self.inventory.store.url)
+        return load.shortest_round_s(link) <= sync.every * (self._batch_tokens() / tokens_per_s)
 
     def why_excluded(self) -> tuple[str, tuple[str, ...]]:
         """Why all of the group's machines together do not hold the model, and what would. Machines with the same answer

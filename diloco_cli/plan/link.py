@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from diloco_cli.config.codec import type_hints
-from diloco_cli.config.settings import InnerSettings, IslandSettings, Link, SyncSettings
+from diloco_cli.config.settings import InnerSettings, Link, SyncSettings
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule
 
@@ -23,6 +23,9 @@ CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125, "int4": 4.25}
 ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the commit, get the merged fragment
 GUESSED_RTT_S = 0.05  # of one request to a bucket
 FOLDER_CALL_S = 0.001  # of one to a store in a folder
+CLIENT_BPS = 3.5e9
+"""That one process moves to a cloud's bucket or back over any link, through gcsfs or s3fs: bits a second that one core
+checks and encrypts, 3.7 up and 3.4 down where it was measured (tests/benchmarks/one_process.py)."""
 FULL = 0.8  # a link used beyond this share of its capacity is worth a warning
 MBPS = 1e6
 MOMENT_BYTES = 8  # of a parameter: AdamW has two moments, float32
@@ -100,12 +103,26 @@ def join_bytes(model: ModelFacts, sync: SyncSettings) -> float:
 
 def guessed_rtt_s(url: str) -> float:
     """Of a call to this store, where nothing is stated."""
-    return FOLDER_CALL_S if url.startswith(("file://", "memory://")) else GUESSED_RTT_S
+    return GUESSED_RTT_S if is_bucket(url) else FOLDER_CALL_S
 
 
-def with_rtt(link: Link, url: str) -> Link:
-    """With a guess where its round trip to this store is not stated."""
-    return replace(link, rtt_s=rtt_of(link, url))
+def to_store(link: Link, url: str) -> Link:
+    """What a process has of a link to this store: no more than CLIENT_BPS to a bucket; a guess where the round trip is
+    not stated."""
+    return replace(reached(link, url), rtt_s=rtt_of(link, url))
+
+
+def reached(link: Link, url: str) -> Link:
+    """With the rates that a process reaches over it; unknown ones stay unknown."""
+    if not is_bucket(url):
+        return link
+    up, down = (bps and min(bps, CLIENT_BPS) for bps in (link.up_bps, link.down_bps))
+    return replace(link, up_bps=up, down_bps=down)
+
+
+def is_bucket(url: str) -> bool:
+    """Whether the store is a cloud's, and not a folder or memory."""
+    return not url.startswith(("file://", "memory://"))
 
 
 def rtt_of(link: Link, url: str) -> float:
@@ -150,14 +167,14 @@ def fragments_of(sync: SyncSettings, model: ModelFacts) -> FragmentSizes:
     return FragmentSizes(count, largest, (embedding**2 + others * rest) / model.parameters)
 
 
-def link_warnings(island: IslandSettings, need: Need, round_s: float) -> list[str]:
+def link_warnings(name: str, link: Link, need: Need, round_s: float) -> list[str]:
     """Warnings about directions that will be nearly full: if the link slows down, the island is late."""
     pairs = (
-        ("up", need.up_bps(round_s), island.link.up_bps),
-        ("down", need.down_bps(round_s), island.link.down_bps),
+        ("up", need.up_bps(round_s), link.up_bps),
+        ("down", need.down_bps(round_s), link.down_bps),
     )
     return [
-        f"{island.name}: {way}link {100 * needed / have:.0f} % full in steady state"
+        f"{name}: {way}link {100 * needed / have:.0f} % full in steady state"
         for way, needed, have in pairs
         if have is not None and needed > FULL * have
     ]

@@ -25,9 +25,12 @@ MAX_FOR_SETTINGS = 0.5  # of the work of the greedy search; the rest goes into c
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
 MAX_EXACT = 16  # islands of which every set may be tried
 MANY_ISLANDS = 32  # beyond it, the quorum is not searched: of so many islands one is always present
-WORTH_A_CHANGE = 1.002  # a setting other than the first one must be better by this factor
+WORTH_A_CHANGE = (
+    1.002  # a setting other than the first one, and a fleet of fewer islands, must be better by this factor
+)
 LONGER = (1, 2, 4, 8, 16, 32)
 FEWER_FRAGMENTS = (1.0, 0.5, 0.25, 2.0)
+NUMBERS_AT_ONCE = 16
 PACE_SETTERS = (1, 2, 4, 8)  # how many islands with the shortest steps the greedy search tries to leave out
 
 
@@ -143,23 +146,25 @@ class _Search:
                 if not self._spent(1.0):
                     kept = carried(pool, every, self._load(pair))
                     self._consider_quorums(kept, pair, every, sync.fragments)
-        self._more_of_the_largest(fitting)
+        self._other_numbers_of_the_largest(fitting)
 
-    def _more_of_the_largest(self, fitting: Sequence[Candidate]) -> None:
-        """If the best fleet is the n largest islands: tries larger numbers up to the next one already tried."""
+    def _other_numbers_of_the_largest(self, fitting: Sequence[Candidate]) -> None:
+        """If the best fleet is the n largest islands: tries numbers between n / 4 and 2 n, and then ever closer to
+        the best. The score has more than one peak: an exchange that takes a slot more costs more
+        than an island adds."""
         ranked = sorted(fitting, key=_by_size)
-        if self.best is None:
+        if self.best is None or _names(self.best.kept) != _names(ranked[: len(self.best.kept)]):
             return
-        sync, fewest = self.best.sync, len(self.best.kept)
-        if {c.island.name for c in self.best.kept} != {c.island.name for c in ranked[:fewest]}:
-            return
-        most = min(len(ranked) + 1, 2 * fewest + 1)
-        while most - fewest > 1 and not self._spent(1.0):
-            middle, before = (fewest + most) // 2, self.best
-            (pool,) = _first_of(ranked, [middle])
-            kept = carried(pool, sync.every, self._load((sync.codec, sync.weights_codec)))
-            self._consider_quorums(kept, (sync.codec, sync.weights_codec), sync.every, sync.fragments)
-            fewest, most = (middle, most) if self.best is not before else (fewest, middle)
+        sync, count = self.best.sync, len(self.best.kept)
+        low, high = count // 4, min(len(ranked), 2 * count)
+        step = high - low
+        while step > 1:
+            step = max(1, (high - low) // NUMBERS_AT_ONCE)
+            for (pool,) in (_first_of(ranked, [number]) for number in range(low + step, high, step)):
+                if not self._spent(1.0):
+                    kept = carried(pool, sync.every, self._load((sync.codec, sync.weights_codec)))
+                    self._consider_quorums(kept, (sync.codec, sync.weights_codec), sync.every, sync.fragments)
+            low, high = len(self.best.kept) - step, len(self.best.kept) + step
 
     def _load(self, pair: tuple[str, str]) -> Need:
         return load_of_round(self.model, *pair, self.run.train.inner)
@@ -182,8 +187,9 @@ class _Search:
         value = score(fleet, self.run, self.model, self.goal)
         if value is None:
             return
-        same = self.best is not None and self.best.sync == sync
-        if self.best is None or value > self.best_score * (1.0 if same else WORTH_A_CHANGE):
+        best = self.best
+        as_many = best is not None and best.sync == sync and len(kept) >= len(best.kept)
+        if best is None or value > self.best_score * (1.0 if as_many else WORTH_A_CHANGE):
             self.best, self.best_score = fleet, value
 
 
@@ -206,6 +212,10 @@ def _pools(fitting: Sequence[Candidate], goal: Goal) -> Iterator[Sequence[Candid
     for count in PACE_SETTERS:
         if count < len(fitting):
             yield fitting[count:]
+
+
+def _names(islands: Sequence[Candidate]) -> set[str]:
+    return {candidate.island.name for candidate in islands}
 
 
 def _first_of(ranked: Sequence[Candidate], counts: Sequence[int]) -> Iterator[Sequence[Candidate]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from diloco_cli.plan.flow import MAX_EVERY, Fleet
-from diloco_cli.plan.link import CODEC_BITS, MBPS, known_codecs, need_of_round
+from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, MBPS, known_codecs, need_of_round
 from diloco_cli.plan.memory import syncer_memory_gb
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import SyncerNeeds
@@ -77,7 +77,7 @@ def _ways(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> Iterator[str]:
         yield f"at most {most} islands"
     if needs.limit == "calls":
         yield f"a syncer nearer to its bucket than {format_duration(machine.call_s)} a call (store.link.rtt)"
-    elif needs.limit == "bytes":
+    elif needs.limit == "bytes" and min(machine.up_bps or math.inf, machine.down_bps or math.inf) < CLIENT_BPS:
         yield "a faster link of the syncer's machine (store.link)"
 
 

@@ -13,11 +13,12 @@ Everything else of the schedule, such as what the overlap hides, goes by the slo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isfinite
 from statistics import fmean
 
 from diloco_cli.config.settings import StoreSettings, SyncSettings
-from diloco_cli.plan.link import CODEC_BITS, GUESSED_RTT_S, rtt_of
+from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, GUESSED_RTT_S, reached, rtt_of
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote
 from diloco_cli.protocol.log.records import RunFormat
@@ -33,20 +34,22 @@ from diloco_cli.protocol.rules.capacity import (
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
-SYNCER_BPS = 10e9  # guessed: rate at which a machine near the bucket reads from it, or writes to it, bits per second
+SYNCER_BPS = 10e9  # guessed: rate at which a machine reads from a store near it, or writes to it, bits per second
 MERGED_SHARE = 0.75  # of the progress that an offer may hold, in the mean over loads: 0.6 to 0.9 in virtual time
 STATE_BITS = 64  # of a parameter: itself and its momentum, float32
-GUESSED_MACHINE = SyncerMachine(GUESSED_RTT_S, SYNCER_BPS, SYNCER_BPS, MERGE_PARAMETERS_PER_S)
+GUESSED_MACHINE = SyncerMachine(GUESSED_RTT_S, CLIENT_BPS, CLIENT_BPS, MERGE_PARAMETERS_PER_S)  # beside a bucket
 
 
 def machine_of(store: StoreSettings) -> SyncerMachine:
     """The syncer's machine as the inventory states it; guesses for what it does not. Of services that speak S3 some
     check uploads and some do not (store/proof.py)."""
     guess, checks = GUESSED_MACHINE, store.checks_uploads
+    stated = replace(store.link, up_bps=store.link.up_bps or SYNCER_BPS, down_bps=store.link.down_bps or SYNCER_BPS)
+    link = reached(stated, store.url)
     return SyncerMachine(
         rtt_of(store.link, store.url),
-        store.link.up_bps or guess.up_bps,
-        store.link.down_bps or guess.down_bps,
+        link.up_bps,
+        link.down_bps,
         guess.parameters_per_s,
         store.url.startswith("s3://") if checks is None else not checks,
         store.connections or guess.connections,

@@ -34,6 +34,7 @@ from diloco_cli.forecast.run import (
 )
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.paths import templates_directory
+from diloco_cli.plan.link import CLIENT_BPS
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.plan.syncer_pace import machine_of
@@ -370,10 +371,10 @@ def test_a_plans_run_costs_what_the_plan_says() -> None:
 def test_a_plans_syncer_has_the_processor_the_link_and_the_calls_of_the_plan() -> None:
     plan, _, played = of_plan(fleets.fleet(*PAYING), rounds=1)
     assert played.merge_s == pytest.approx(plan.syncer.processor_s)
-    assert played.latency_s == 0.05 and played.syncer_link == Link(10e9, 10e9)
-    near = replace(plan.inventory, store=replace(plan.inventory.store, link=Link(20e9, None, 0.02)))
+    assert played.latency_s == 0.05 and played.syncer_link == Link(CLIENT_BPS, CLIENT_BPS)
+    near = replace(plan.inventory, store=replace(plan.inventory.store, link=Link(1e9, None, 0.02)))
     _, _, played = of_plan(near, rounds=1)
-    assert played.latency_s == 0.02 and played.syncer_link == Link(20e9, 10e9)
+    assert played.latency_s == 0.02 and played.syncer_link == Link(1e9, CLIENT_BPS)
 
 
 def test_an_islands_calls_take_its_rtt_and_others_those_of_the_syncer() -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.config.settings import Link
-from diloco_cli.plan.link import HEARTBEAT_BYTES, OFFER_BYTES, commit_bytes, join_bytes, rtt_of, transfer_s
+from diloco_cli.plan.link import (
+    CLIENT_BPS,
+    HEARTBEAT_BYTES,
+    OFFER_BYTES,
+    commit_bytes,
+    join_bytes,
+    reached,
+    rtt_of,
+    to_store,
+    transfer_s,
+)
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.commits import Merge
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
@@ -87,3 +97,12 @@ def test_a_round_trip_that_is_not_stated_is_guessed_by_its_store_and_nowhere_els
     assert [rtt_of(unknown, url) for url in ("gs://bucket", "s3://bucket", "file:///runs")] == [0.05, 0.05, 0.001]
     assert rtt_of(Link(rtt_s=0.0), "gs://bucket") == 0.0
     assert transfer_s(unknown, rtt_of(unknown, "file:///runs"), 1e9, "int8", "bf16") == pytest.approx(4 * 0.001)
+
+
+@pytest.mark.parametrize("url", ["gs://bucket", "s3://bucket/runs"])
+def test_a_process_moves_no_more_to_a_bucket_than_one_core_does(url: str) -> None:
+    fast, slow = Link(up_bps=100e9, down_bps=10e9, rtt_s=0.03), Link(up_bps=1e9, down_bps=None)
+    assert reached(fast, url) == Link(CLIENT_BPS, CLIENT_BPS, 0.03)
+    assert reached(slow, url) == slow
+    assert reached(fast, "file:///runs") == fast
+    assert to_store(slow, url) == Link(1e9, None, 0.05)

@@ -18,6 +18,7 @@ from diloco_cli.paths import templates_directory
 from diloco_cli.plan.link import known_codecs
 from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.plan.planner import make_plan
+from diloco_cli.plan.search import WORTH_A_CHANGE
 from tests.unit.plan.fleets import HOME, IOWA, OLD, RUN, SLOW_UP, SPOT, fleet, island, with_sync
 
 
@@ -54,6 +55,26 @@ def test_a_link_that_the_saved_moments_fill_is_left_out_and_says_so() -> None:
     (left,) = plan(fleet(IOWA, SPOT, OLD, between)).excluded
     assert "needs 171 Mbps up with the moments it saves each 20 rounds, has 150 Mbps" in left.reason
     assert any("save_every" in way for way in left.suggestions)
+
+
+def test_a_link_that_is_faster_than_its_process_is_no_help_and_says_so() -> None:
+    fast = [replace(i, link=Link(up_bps=bps, down_bps=100e9)) for i, bps in ((IOWA, 100e9), (SPOT, 1e9), (OLD, 100e9))]
+    made = plan(fleet(*fast[:2]), with_sync(every=5))
+    (left,) = made.excluded
+    assert "needs 2.84 Gbps up, has 1 Gbps (bf16" in left.reason
+    assert any("a link of" in way for way in left.suggestions)
+    (told,) = [a.text for a in made.assumptions if "at most, less than the link" in a.text]
+    assert told == "iowa: a process moves 3.5 Gbps to a bucket at most, less than the link"
+    (left,) = plan(fleet(*fast[::2]), with_sync(every=1)).excluded
+    assert "needs 14.2 Gbps up, has 3.5 Gbps in one process" in left.reason
+    assert not any("a link of" in way for way in left.suggestions)
+
+
+def test_an_island_is_not_left_out_for_less_than_a_prediction_can_tell() -> None:
+    made = plan(fleet(IOWA, SPOT, OLD))
+    without = plan(fleet(IOWA, SPOT))
+    assert len(made.islands) == 3
+    assert made.prediction.tokens_per_s > without.prediction.tokens_per_s / WORTH_A_CHANGE
 
 
 def test_the_peak_that_is_planned_with_is_of_the_type_that_the_learner_uses() -> None:

@@ -74,7 +74,7 @@ def test_more_chips_at_an_island_that_does_not_set_the_pace(count: int, more: in
     larger = replace(fewer, accelerators=replace(fewer.accelerators, count=count + more))
     before, after = ([*islands[:who], island, *islands[who + 1 :]] for island in (fewer, larger))
     if candidates(RUN, fleet(*after), MODEL)[0].island.name == "iowa":
-        assert predicted(after, RUN) >= predicted(before, RUN) * (1 - 1e-9)
+        assert predicted(after, RUN) >= predicted(before, RUN) * A_CHANGE
 
 
 @settings(max_examples=20, deadline=None)
