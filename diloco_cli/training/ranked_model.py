@@ -1,8 +1,8 @@
 """The model of an island of several ranks: sharded by FSDP2, or a copy on each rank.
 
 A sharded model is built without memory. Its parameters come from the run's committed versions, and only what these do
-not hold, buffers and frozen parameters, comes from the model's own constructor: rank 0 runs it once on the host, and
-sends those tensors to the others. So no rank ever holds the whole model on its device.
+not hold, buffers and frozen parameters, comes from the model's own constructor (constructed.py): rank 0 runs it on the
+host, and sends those tensors to the others. So no rank ever holds the whole model on its device.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from diloco_cli.errors import UsageError
 from diloco_cli.tasks.blocks import blocks_of, check_sharded
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import check_frozen
+from diloco_cli.training.constructed import Name, constructed
 from diloco_cli.training.inner import runs_in_bf16
 from diloco_cli.training.shards import local, rows_of
-
-Name = tuple[str, str]  # of a module, and of its attribute
 
 
 def copied_model(settings: RunSettings, device: torch.device) -> nn.Module:
@@ -162,15 +161,13 @@ def _without_values(model: nn.Module) -> list[Name]:
 
 def _fill(model: nn.Module, missing: list[Name], settings: RunSettings, device: torch.device) -> None:
     """Each of these tensors as the model's own constructor makes it."""
-    built = build_model(settings) if distributed.get_rank() == 0 else None
-    if built is not None:
-        check_frozen(settings, built)
-    for module_name, name in missing:
+    made = constructed(settings, missing) if distributed.get_rank() == 0 else [None] * len(missing)
+    for (module_name, name), tensor in zip(missing, made, strict=True):
         module = model.get_submodule(module_name)
         found = getattr(module, name)
         value = torch.empty(found.shape, dtype=found.dtype, device=device)
-        if built is not None:
-            value.copy_(getattr(built.get_submodule(module_name), name))
+        if tensor is not None:
+            value.copy_(tensor)
         distributed.broadcast(value.view(-1).view(torch.uint8), 0)  # gloo has no bool
         if name in module._parameters:
             first, end = rows_of(len(value), distributed.get_rank(), distributed.get_world_size())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,12 @@ def test_the_simulation_benchmark_says_which_goals_are_missed() -> None:
     assert len(simulate.agreement({"stepwise": [88.4, 88.5], "fast": [87.5, 87.4], "unmemoised": [88.5]})) == 2
     assert simulate.show("from failure to failure", [0.2], [9.0]) == []
     assert simulate.show("from failure to failure", [1.2], [1.2]) != []
+
+
+def test_a_process_s_rate_is_counted_with_and_without_tls() -> None:
+    """In a process of its own, because trusted certificates are read when aiohttp is imported."""
+    command = [sys.executable, "-m", "tests.benchmarks.one_process", "--rounds", "1", "--megabytes", "9"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert [line.split(":")[0] for line in printed.splitlines()[1:]] == [
+        "https, up", "https, down", "http, up", "http, down",
+    ]  # fmt: skip
