@@ -142,7 +142,7 @@ def _stop_policy(run: RunFormat) -> StopPolicy:
         return StopPolicy()
     from diloco_cli.syncer.regions import ends_within_s
 
-    return StopPolicy(finish_s=ends_within_s(run))
+    return StopPolicy(syncer_finish_s=ends_within_s(run))
 
 
 def _report(

@@ -13,6 +13,7 @@ from typing import Literal
 
 from diloco_cli.events.cause import Cause
 from diloco_cli.runtime.restart import FENCED_STATUS
+from diloco_cli.units import format_duration
 
 SIGNAL_STATUS_BASE = 128
 EventKind = Literal[
@@ -106,8 +107,9 @@ def _is_are(names: Collection[str]) -> str:
 
 @dataclass(frozen=True)
 class StopPolicy:
-    """Bounds of a clean end, from its beginning; together below 10 s, but `finish_s` more where the run is over: units
-    then leave by themselves, a learner after its present step, and nobody waits for the cores.
+    """Bounds of a clean end, from its beginning; together below 10 s, but `finish_s` more where the run is over, for a
+    syncer `syncer_finish_s`: units then leave by themselves, a learner after its present step, a syncer after its
+    regions have all, and nobody waits for the cores.
 
     Units that can read in the bucket that the run has ended, or will stop, have `leave_s` before they get
     SIGTERM; if no stop request was written, they get it at once. Where this machine leaves, learners get it at once,
@@ -116,6 +118,7 @@ class StopPolicy:
     """
 
     finish_s: float = 30.0
+    syncer_finish_s: float = 30.0
     leave_s: float = 4.0
     drain_s: float = 6.0
     kill_s: float = 8.0
@@ -126,7 +129,8 @@ class StopPolicy:
 @dataclass(frozen=True)
 class Ending:
     """The reason for the end, and its times on the monotonic clock. Syncers get SIGTERM when the learners here have
-    gone, not before `terminate_at_s`, and at `syncers_at_s` at the latest."""
+    gone, not before `terminate_at_s`, and at `syncers_at_s` at the latest. SIGKILL comes at `kill_at_s`. Learners
+    get both `learners_earlier_s` before."""
 
     reason: Reason
     text: str
@@ -134,11 +138,17 @@ class Ending:
     syncers_at_s: float
     kill_at_s: float
     give_up_at_s: float
+    learners_earlier_s: float = 0.0
 
     def terminates(self, kind: str, learners_live: bool, now_s: float) -> bool:
         """Whether a unit of this kind gets SIGTERM now."""
-        first = kind == "learner" or not learners_live
-        return now_s >= (self.terminate_at_s if first else self.syncers_at_s)
+        if kind == "learner":
+            return now_s >= self.terminate_at_s - self.learners_earlier_s
+        return now_s >= (self.syncers_at_s if learners_live else self.terminate_at_s)
+
+    def kills(self, kind: str, now_s: float) -> bool:
+        """Whether a unit of this kind gets SIGKILL now."""
+        return now_s >= self.kill_at_s - (self.learners_earlier_s if kind == "learner" else 0.0)
 
 
 def next_ending(
@@ -153,7 +163,8 @@ def next_ending(
     state in the bucket. A signal takes precedence over the run's own end, and a second one kills at once."""
     if num_signals >= 2:
         hasty = ending or begin_ending("left", "asked twice", now_s, 0.0, policy)
-        return replace(hasty, terminate_at_s=now_s, syncers_at_s=now_s, kill_at_s=min(now_s, hasty.kill_at_s))
+        kill_at_s = min(now_s, hasty.kill_at_s)
+        return replace(hasty, terminate_at_s=now_s, syncers_at_s=now_s, kill_at_s=kill_at_s, learners_earlier_s=0.0)
     if num_signals and ending is not None and ending.reason in ("finished", "stopped", "failed"):
         fresh = begin_ending("interrupted", f"asked to leave; {AGAIN}", now_s, 0.0, policy)
         return replace(fresh, kill_at_s=min(fresh.kill_at_s, ending.kill_at_s))
@@ -166,10 +177,19 @@ def next_ending(
         return replace(
             begin_ending("left", answer.reason, now_s, 0.0, policy), syncers_at_s=now_s + policy.drain_s
         )  # fmt: skip
+    if run_state == "FINISHED":
+        return _finished(now_s, policy)
     if run_state in ENDINGS:
-        from_s = now_s + (policy.finish_s if run_state == "FINISHED" else 0.0)
-        return begin_ending(ENDINGS[run_state], f"the run is {run_state}", from_s, policy.leave_s, policy)
+        return begin_ending(ENDINGS[run_state], f"the run is {run_state}", now_s, policy.leave_s, policy)
     return None
+
+
+def _finished(now_s: float, policy: StopPolicy) -> Ending:
+    text, longest_s = "the run is FINISHED", max(policy.finish_s, policy.syncer_finish_s)
+    if longest_s > policy.finish_s:
+        text += f"; a syncer has {format_duration(longest_s)} to fill its regions"
+    ending = begin_ending("finished", text, now_s + longest_s, policy.leave_s, policy)
+    return replace(ending, learners_earlier_s=longest_s - policy.finish_s)
 
 
 def begin_ending(reason: Reason, text: str, now_s: float, delay_s: float, policy: StopPolicy) -> Ending:

@@ -279,7 +279,7 @@ class Supervisor:
         unasked = ending.reason == "interrupted" and (self._request is None or self._request.trouble is not None)
         learners_live = bool(self._living("learner"))
         for unit in (unit for unit in self.units if unit.state is UnitState.RUNNING):
-            if now_s >= ending.kill_at_s:
+            if ending.kills(unit.spec.kind, now_s):
                 if unit.kill():
                     self._tell("killed", unit.spec.name, "SIGKILL")
             elif (unasked or ending.terminates(unit.spec.kind, learners_live, now_s)) and unit.terminate():

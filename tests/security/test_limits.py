@@ -66,7 +66,7 @@ def test_only_the_starved_unit_dies_and_its_supervisor_reports_it(
         on_event=events.append,
         poll_s=0.02,
         state_every_s=0.05,
-        stop=StopPolicy(finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0),
+        stop=StopPolicy(finish_s=0.0, syncer_finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0),
     )
     ended = next(event for event in events if event.kind == "ended")
     assert ended.unit == "starved" and "status 1" in ended.text, ended

@@ -127,6 +127,19 @@ def test_the_end_of_the_run_leaves_units_time_to_leave(state, reason, times):
     assert (first.reason, (first.terminate_at_s, first.kill_at_s)) == (reason, times)
 
 
+def test_only_syncers_have_longer_for_their_regions():
+    """A learner that hangs at the end does not hold the command for as long as a version may take to a region."""
+    ending = next_ending(None, 0, None, "FINISHED", 0.0, StopPolicy(syncer_finish_s=190.0))
+    assert ending.text == "the run is FINISHED; a syncer has 3.17 min to fill its regions"
+    told = {
+        kind: [next(s for s in range(300) if asks(s)) for asks in (
+            lambda s: ending.terminates(kind, False, s), lambda s: ending.kills(kind, s))]  # noqa: B023
+        for kind in ("learner", "syncer")
+    }  # fmt: skip
+    assert told == {"learner": [34, 38], "syncer": [194, 198]}
+    assert next_ending(ending, 2, None, "FINISHED", 5.0, StopPolicy()).kills("learner", 5.0)
+
+
 def test_an_interruption_ends_and_a_second_one_kills_at_once():
     first, second, third = ending_after((1, "RUNNING"), (1, "STOPPED"), (2, "STOPPED"))
     assert first == second

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("home")
 RUN = "nano"
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
-STOP = StopPolicy(finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0)
+STOP = StopPolicy(finish_s=0.0, syncer_finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0)
 SUPERVISOR = """
 import sys
 from diloco_cli.runtime.ending import Participants, StopPolicy
@@ -44,7 +44,7 @@ def stop_request():
 out = supervise(
     "nano", units, run_state=lambda: "RUNNING", on_event=show, poll_s=0.02,
     whole_run=WholeRun(lambda: Participants(("a", "b")), stop_request),
-    stop=StopPolicy(finish_s=0.0, leave_s=0.5, kill_s=6.0),
+    stop=StopPolicy(finish_s=0.0, syncer_finish_s=0.0, leave_s=0.5, kill_s=6.0),
 )
 print(out.reason, out.exit_status, flush=True)
 sys.exit(out.exit_status)

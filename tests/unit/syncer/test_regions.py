@@ -55,7 +55,7 @@ def services_at(name: str, run: RunFormat, home: Store, head: RunState) -> Regio
 def test_a_runs_end_waits_for_a_region_that_lacks_a_large_version(parameters: int, within_s: float) -> None:
     run = replace(regional_run(), layout=balanced_layout([ParameterFact("w", (parameters,), False)], 1))
     assert ends_within_s(run) == pytest.approx(within_s, abs=0.1)
-    assert _stop_policy(run).finish_s == ends_within_s(run), "the supervisor gives its syncer as long"
+    assert _stop_policy(run).syncer_finish_s == ends_within_s(run), "the supervisor gives its syncer as long"
     assert _stop_policy(replace(run, regions=())) == StopPolicy()
 
 
