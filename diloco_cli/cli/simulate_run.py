@@ -120,12 +120,12 @@ def _subject(text: str) -> _Subject:
 
 def _of_existing(opened: OpenRun) -> _Subject:
     from diloco_cli.config.settings import StoreSettings
-    from diloco_cli.forecast.run import with_round_trips
+    from diloco_cli.forecast.run import with_links
     from diloco_cli.launch.plan_files import as_used_here
     from diloco_cli.observe.limits import machine_of_syncer
     from diloco_cli.plan.syncer_pace import machine_of
 
-    run, guess = with_round_trips(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))
+    run, guess = with_links(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))
     machine, source = machine_of_syncer(opened.facts(most_batches=0), guess)
     slot_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
     return _Subject(run, {}, {}, (), (OF_AN_EXISTING_RUN, source), slot_s, machine, None, Path())

@@ -135,8 +135,8 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
     return RunFormat(run_id, plan.run.name, "2000-01-01T00:00:00.000Z", plan.run, islands, layout, software)
 
 
-def with_round_trips(run: RunFormat, url: str) -> RunFormat:
-    """An existing run, with a guess for the round trips that its islands do not state."""
+def with_links(run: RunFormat, url: str) -> RunFormat:
+    """An existing run, with what its islands' processes have of their links to this store."""
     return replace(run, islands=tuple(replace(i, link=to_store(i.link, url)) for i in run.islands))
 
 
