@@ -63,10 +63,10 @@ def _discard_leftovers(url: str) -> None:
     try:
         found = call_within(Deadline(LEFTOVERS_WITHIN_S), lambda: discard_leftovers_at(url), url)
     except StoreUnavailableError as error:
-        talk(f"temporary files of killed writers are left to the syncer: {error}")
+        talk(f"unfinished objects of killed writers are left to the syncer: {error}")
         return
     if found.num_files:
-        talk(f"{found.num_files} temporary files of killed writers went: {format_size(found.num_bytes)}")
+        talk(f"{found.num_files} unfinished objects of killed writers went: {format_size(found.num_bytes)}")
 
 
 def _survey(opened: OpenRun, state: RunState) -> tuple[int, dict[str, list[str]]]:

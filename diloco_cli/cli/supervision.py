@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -101,7 +101,7 @@ def supervise_run(
             run_state=_phase_reader(opened),
             on_event=tell,
             whole_run=whole,
-            stop=_stop_policy(opened.format),
+            stop=_stop_policy(opened.format, units),
             gone_after_s=gone_after_s(),
         )
         if outcome.reason == "finished":
@@ -136,9 +136,9 @@ def _phase_reader(opened: OpenRun) -> Callable[[], str]:
     return phase
 
 
-def _stop_policy(run: RunFormat) -> StopPolicy:
+def _stop_policy(run: RunFormat, units: Sequence[UnitSpec]) -> StopPolicy:
     """A syncer may need a while for its regions once the run is over."""
-    if not run.regions:
+    if not run.regions or all(unit.kind != "syncer" for unit in units):
         return StopPolicy()
     from diloco_cli.syncer.regions import ends_within_s
 

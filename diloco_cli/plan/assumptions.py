@@ -92,12 +92,15 @@ def _of_the_inventory(kept: Sequence[Candidate], inventory: Inventory) -> list[s
 
 
 def _of_the_syncer(inventory: Inventory) -> list[str]:
-    """Of its machine's link to the bucket, `store.link`, what is not given."""
+    """Of its machine's link to the bucket, `store.link`, what is not given, or more than its process moves."""
     link, machine = inventory.store.link, machine_of(inventory.store)
     guesses = [] if link.rtt_s is not None else [f"takes {format_duration(machine.call_s)} for a call to the store"]
-    verbs = [verb for verb, given in (("reads", link.down_bps), ("writes", link.up_bps)) if given is None]
-    guesses += [f"{' and '.join(verbs)} {format_bandwidth(machine.up_bps or SYNCER_BPS)}"] if verbs else []
+    ways = (("reads", link.down_bps, machine.down_bps), ("writes", link.up_bps, machine.up_bps))
+    unknown = [(verb, used or SYNCER_BPS) for verb, given, used in ways if given is None]
+    guesses += [f"{' and '.join(verb for verb, _ in unknown)} {format_bandwidth(unknown[0][1])}"] if unknown else []
     told = [f"the syncer's machine {' and '.join(guesses)} (store.link in the inventory)"] if guesses else []
+    if any(given is not None and given != used for _, given, used in ways):
+        told.append(f"the syncer moves {format_bandwidth(CLIENT_BPS)} to a bucket at most, less than its link")
     if machine.reads_back and inventory.store.checks_uploads is None:
         told.append("the syncer reads versions back: not every S3 service checks uploads (store.checks_uploads)")
     return told

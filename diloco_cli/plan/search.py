@@ -25,9 +25,8 @@ MAX_FOR_SETTINGS = 0.5  # of the work of the greedy search; the rest goes into c
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
 MAX_EXACT = 16  # islands of which every set may be tried
 MANY_ISLANDS = 32  # beyond it, the quorum is not searched: of so many islands one is always present
-WORTH_A_CHANGE = (
-    1.002  # a setting other than the first one, and a fleet of fewer islands, must be better by this factor
-)
+WORTH_A_CHANGE = 1.002
+"""A setting other than the first one, and a fleet of fewer islands, must be better by this factor."""
 LONGER = (1, 2, 4, 8, 16, 32)
 FEWER_FRAGMENTS = (1.0, 0.5, 0.25, 2.0)
 NUMBERS_AT_ONCE = 16
@@ -149,18 +148,17 @@ class _Search:
         self._other_numbers_of_the_largest(fitting)
 
     def _other_numbers_of_the_largest(self, fitting: Sequence[Candidate]) -> None:
-        """If the best fleet is the n largest islands: tries numbers between n / 4 and 2 n, and then ever closer to
-        the best. The score has more than one peak: an exchange that takes a slot more costs more
-        than an island adds."""
+        """If the best fleet is the n largest islands: tries numbers from n / 4 to 2 n, and then ever closer to the
+        best. The score has more than one peak: an exchange that takes a slot more costs more than an island adds."""
         ranked = sorted(fitting, key=_by_size)
         if self.best is None or _names(self.best.kept) != _names(ranked[: len(self.best.kept)]):
             return
         sync, count = self.best.sync, len(self.best.kept)
-        low, high = count // 4, min(len(ranked), 2 * count)
+        low, high = count // 4, 2 * count
         step = high - low
         while step > 1:
             step = max(1, (high - low) // NUMBERS_AT_ONCE)
-            for (pool,) in (_first_of(ranked, [number]) for number in range(low + step, high, step)):
+            for pool in _first_of(ranked, range(low + step, min(high, len(ranked)) + 1, step)):
                 if not self._spent(1.0):
                     kept = carried(pool, sync.every, self._load((sync.codec, sync.weights_codec)))
                     self._consider_quorums(kept, (sync.codec, sync.weights_codec), sync.every, sync.fragments)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,16 +19,24 @@ from functools import partial
 from typing import Any, Protocol
 
 from diloco_cli import clock, randomness
-from diloco_cli.errors import StoreError
+from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import transfers
-from diloco_cli.store.bucket import ObjectAbsentError
+from diloco_cli.store.bucket import ConditionFailedError, ObjectAbsentError
 from diloco_cli.store.gcs_client import header_values, multipart_body
-from diloco_cli.store.port import StoreBrokenError, StoreForbiddenError, StoreUnavailableError, UploadDamagedError
+from diloco_cli.store.port import (
+    StoreBrokenError,
+    StoreForbiddenError,
+    StoreThrottledError,
+    StoreUnavailableError,
+    UploadDamagedError,
+)
 from diloco_cli.store.retry import pause_s
 
-PARTS = "parts"
-"""Parts of the object `key` are `parts/<key>/<nonce>-<number>`."""
+PARTS = "parts-of-uploads"
+"""Parts of the object `key` are `parts-of-uploads/<key>/<nonce>-<number>`."""
+PART_NAME = re.compile(rf"{PARTS}/.+/[0-9a-f]{{32}}-[0-9]{{2}}")
+REFUSED_FOR_S = 600.0  # after a refusal, which may have been that of an old token, no more parts are made for so long
 MOST_COMPOSED = 32  # parts of an object, at once
 CHUNK_BYTES = 32 << 20
 """Chunks of a resumable upload, one after the other; GCS wants multiples of 256 KiB."""
@@ -48,8 +57,7 @@ class Ask(Protocol):
 
 @dataclass(frozen=True)
 class Upload:
-    """An object to be made. `given`: a checksum for it, or for every part of it, in place of its own; then each part is
-    sent once."""
+    """An object to be made. `given`: a checksum for it, or for every part of it, in place of its own."""
 
     key: str
     data: bytes
@@ -62,41 +70,42 @@ class Upload:
 
 
 class GCSUploads:
-    """The uploads of one client. It learns how fast one connection is, and whether it may compose."""
+    """The uploads of one client. It learns how fast they are, and whether it may compose."""
 
     def __init__(self, bucket: str, prefix: str, ask: Ask, base: Callable[[], str]) -> None:
         """`base()`: the API's address."""
         self._bucket, self._prefix, self._ask, self._base = bucket, prefix, ask, base
-        self._bytes_per_s: float | None = None  # through one connection, when last seen
-        self._composes = True
+        self._speed = transfers.UploadSpeed()
+        self._composes_from_s = 0.0
 
     async def send(self, wanted: Upload, in_parts: bool | None) -> None:
         """As BucketStore._upload."""
-        key, data = wanted.key, wanted.data
-        pays = transfers.upload_pays_in_parts(len(data), self._bytes_per_s) if in_parts is None else in_parts
-        refused = False
-        if pays and self._composes:
-            if await self._composed(wanted):
-                return
-            refused = True
-        about = self._about(key, wanted.given or await _checksum(data))
+        data = wanted.data
+        pays = self._speed.pays_in_parts(len(data)) if in_parts is None else in_parts
         started_s = clock.monotonic_s()
-        if pays or len(data) >= transfers.UPLOAD_IN_PARTS_FROM_BYTES:
-            await self._send_chunks(key, memoryview(data), about, wanted.condition, CHUNK_BYTES)
-        else:
-            boundary = nonce()  # must not occur in the data
-            parts = {"data": multipart_body(boundary, about, data), "uploadType": "multipart", **wanted.condition}
-            parts["headers"] = {"Content-Type": f"multipart/related; boundary={boundary}"}
-            await self._ask("POST", self._upload_path(), self._bucket, key=key, num_bytes=len(data), **parts)
-        self._composes = self._composes and not refused  # a passing refusal, as of an old token, would be one here, too
-        if len(data) >= transfers.PROBE_BYTES:
-            self._bytes_per_s = len(data) / max(clock.monotonic_s() - started_s, 1e-6)
+        at_once = self._speed.at_once(len(data))
+        if not (pays and started_s >= self._composes_from_s and await self._composed(wanted, at_once)):
+            at_once, started_s = 1, clock.monotonic_s()
+            await self._through_one(wanted, pays or len(data) >= transfers.UPLOAD_IN_PARTS_FROM_BYTES)
+        self._speed.note(len(data), clock.monotonic_s() - started_s, at_once)
 
-    async def _composed(self, wanted: Upload) -> bool:
+    async def _through_one(self, wanted: Upload, in_chunks: bool) -> None:
+        key, data = wanted.key, wanted.data
+        about = self._about(key, wanted.given or await _checksum(data))
+        if in_chunks:
+            await self._send_chunks(key, memoryview(data), about, wanted.condition, CHUNK_BYTES)
+            return
+        boundary = nonce()  # must not occur in the data
+        parts = {"data": multipart_body(boundary, about, data), "uploadType": "multipart", **wanted.condition}
+        parts["headers"] = {"Content-Type": f"multipart/related; boundary={boundary}"}
+        await self._ask("POST", self._upload_path(), self._bucket, key=key, num_bytes=len(data), **parts)
+
+    async def _composed(self, wanted: Upload, at_once: int) -> bool:
         """Upload in parts; False if the store, or a policy of the bucket, refuses that."""
         data, given, own = wanted.data, wanted.given, nonce()
         part_bytes = max(transfers.PART_BYTES, -(-len(data) // MOST_COMPOSED))
-        at_once = transfers.parts_at_once(len(data))
+        starts = range(0, len(data), part_bytes)
+        names = [f"{PARTS}/{wanted.key}/{own}-{number:02d}" for number in range(len(starts))]
 
         async def send(name: str, start: int) -> dict[str, str]:
             part = memoryview(data)[start : start + part_bytes]
@@ -104,21 +113,30 @@ class GCSUploads:
             made = await self._send_chunks(name, part, about, {}, transfers.PART_BYTES, at_once)
             return {"name": about["name"], "generation": _described(made, "generation")}
 
-        starts = range(0, len(data), part_bytes)
-        names = [f"{PARTS}/{wanted.key}/{own}-{number:02d}" for number in range(len(starts))]
         sends = [partial(send, *part) for part in zip(names, starts, strict=True)]
-        tries = sends if given else [partial(transfers.persist, part) for part in sends]
-        composed = False
+        composed, may_discard = False, True
         try:
-            sources = await transfers.on_time(len(data), transfers.in_parallel(tries, at_once))
+            if wanted.exclusive:
+                await self._refuse_existing(wanted.key)
+            sources = await transfers.on_time(len(data), transfers.in_parallel(sends, at_once))
             await self._compose(wanted, sources)
             composed = True
         except _DOES_NOT_COMPOSE:
-            return False
+            self._composes_from_s = clock.monotonic_s() + REFUSED_FOR_S
         finally:
-            gone = await transfers.in_parallel([partial(self._discarded, name) for name in names], at_once)
-            self._composes = self._composes and (all(gone) or not composed)
-        return True
+            discards = [partial(self._discarded, name, composed) for name in names]
+            may_discard = all(await transfers.in_parallel(discards, at_once))
+        if not may_discard:
+            self._composes_from_s = clock.monotonic_s() + REFUSED_FOR_S
+        return composed
+
+    async def _refuse_existing(self, key: str) -> None:
+        """Raises ConditionFailedError if there is an object: composing would find it after all parts had gone up."""
+        try:
+            await self._ask("GET", "b/{}/o/{}", self._bucket, self._prefix + key, key=key, fields="size")
+        except ObjectAbsentError:
+            return
+        raise ConditionFailedError
 
     async def _compose(self, wanted: Upload, sources: list[dict[str, str]]) -> None:
         key, num_bytes = wanted.key, len(wanted.data)
@@ -128,12 +146,18 @@ class GCSUploads:
         if _described(made, "crc32c") != await _checksum(wanted.data):
             raise UploadDamagedError("the parts were composed to another object", where=self._where(key))
 
-    async def _discarded(self, name: str) -> bool:
+    async def _discarded(self, name: str, persistently: bool) -> bool:
         """Delete a part; False if that is refused."""
-        try:
-            with suppress(ObjectAbsentError, StoreUnavailableError):
+
+        async def delete() -> None:
+            with suppress(ObjectAbsentError):
                 await self._ask("DELETE", "b/{}/o/{}", self._bucket, self._prefix + name, key=name)
-        except StoreError:
+
+        try:
+            await (transfers.persist(delete) if persistently else delete())
+        except StoreUnavailableError:
+            return True
+        except DilocoError:
             return False
         return True
 
@@ -148,12 +172,8 @@ class GCSUploads:
     ) -> bytes:
         """Upload one chunk after the other; the object's description. After a failure, ask the session how many bytes
         it has. `at_once`: so many uploads share the link."""
-        headers, _ = await self._ask(
-            "POST", self._upload_path(), self._bucket, key=key, json=about, uploadType="resumable", **condition
-        )
-        sessions = header_values(headers, "Location")
-        if not sessions:
-            raise StoreUnavailableError("the store began no upload session", where=self._where(key))
+        begin = partial(self._begun, key, about, condition)
+        session = await (begin() if at_once == 1 else transfers.persist(begin))
         kept = failures = 0
         in_doubt = False
         while True:
@@ -161,14 +181,14 @@ class GCSUploads:
             span = {"Content-Range": f"bytes {'*' if in_doubt else f'{kept}-{kept + len(chunk) - 1}'}/{len(data)}"}
             num_bytes = len(chunk) * at_once
             try:
-                headers, done = await self._ask(
-                    "PUT", sessions[0], key=key, num_bytes=num_bytes, headers=span, data=chunk
-                )
+                headers, done = await self._ask("PUT", session, key=key, num_bytes=num_bytes, headers=span, data=chunk)
             except ObjectAbsentError as error:
                 raise StoreUnavailableError("the upload's session is gone", where=self._where(key)) from error
             except UploadDamagedError:
                 raise
             except StoreUnavailableError as error:
+                if isinstance(error, StoreThrottledError):
+                    self._speed.throttled()
                 failures += 1
                 if failures == transfers.PART_TRIES:
                     raise
@@ -182,6 +202,16 @@ class GCSUploads:
                 raise StoreUnavailableError("the upload makes no progress", where=self._where(key))
             failures = 0 if kept > had else failures
             in_doubt = False
+
+    async def _begun(self, key: str, about: dict[str, str], condition: dict[str, Any]) -> str:
+        """The address of a new resumable upload."""
+        headers, _ = await self._ask(
+            "POST", self._upload_path(), self._bucket, key=key, json=about, uploadType="resumable", **condition
+        )
+        sessions = header_values(headers, "Location")
+        if not sessions:
+            raise StoreUnavailableError("the store began no upload session", where=self._where(key))
+        return sessions[0]
 
     def _upload_path(self) -> str:
         return self._base().replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"

@@ -23,7 +23,7 @@ from pathlib import Path
 from diloco_cli import clock
 from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
-from diloco_cli.store.gcs_upload import PARTS
+from diloco_cli.store.gcs_upload import PART_NAME, PARTS
 from diloco_cli.store.local import TEMPORARY_PREFIX
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store
@@ -49,14 +49,23 @@ def discard_leftovers_at(url: str) -> Discarded:
 
 
 def discard_parts(store: Store) -> Discarded:
-    """Delete the parts that no upload has used for a day (store/gcs_upload.py)."""
-    sizes = []
-    for key in store.list(f"{PARTS}/"):
-        found = store.stat(key)
-        if found is not None and clock.wall_s() - found.modified_s >= OLD_S:
-            store.delete(key)
-            sizes.append(found.size_bytes)
+    """Delete the parts that no upload has used for a day (store/gcs_upload.py), as far as the store allows it."""
+    sizes: list[int] = []
+    with suppress(DilocoError):
+        keys = store.list(f"{PARTS}/")
+        while keys:
+            for key in filter(PART_NAME.fullmatch, keys):
+                with suppress(DilocoError):
+                    sizes += _discarded_part(store, key)
+            keys = store.list(f"{PARTS}/", after=keys[-1])
     return Discarded(len(sizes), sum(sizes))
+
+
+def _discarded_part(store: Store, key: str) -> Iterator[int]:
+    found = store.stat(key)
+    if found is not None and clock.wall_s() - found.modified_s >= OLD_S:
+        store.delete(key)
+        yield found.size_bytes
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from diloco_cli import clock
 from diloco_cli.errors import StoreError
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import BucketStore, ObjectAbsentError, missing_bucket
-from diloco_cli.store.port import ObjectStat, check_prefix
+from diloco_cli.store.port import ObjectStat, StoreThrottledError, check_prefix
 from diloco_cli.store.s3_client import sorted_error, start_client
 
 _READ_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class S3Store(BucketStore):
         self._prefix = f"{prefix}/" if prefix else ""
         self._lock = threading.Lock()
         self._filesystem: Any = None
-        self._up_bytes_per_s: float | None = None  # through one connection, when last seen
+        self._speed = transfers.UploadSpeed()
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         page: dict[str, Any] = {"Prefix": self._prefix + check_prefix(prefix)}
@@ -82,27 +82,33 @@ class S3Store(BucketStore):
         given, checksum = checksum, checksum or transfers.crc32c(data)
         condition = {"IfNoneMatch": "*"} if exclusive else {}
         about = {"Metadata": {transfers.CHECKSUM_NAME: checksum}, "ContentType": "application/octet-stream"}
+        pays = self._speed.pays_in_parts(len(data)) if in_parts is None else in_parts
+        at_once = self._speed.at_once(len(data)) if pays else 1
+        started_s = clock.monotonic_s()
         try:
-            pays = transfers.upload_pays_in_parts(len(data), self._up_bytes_per_s) if in_parts is None else in_parts
             if pays:
-                self._upload_parts(key, data, about, condition, given)
-                return
-            started_s = clock.monotonic_s()
-            self._call(key, "put_object", len(data), Body=data, ChecksumCRC32C=checksum, **about, **condition)
-            if len(data) >= transfers.PROBE_BYTES:
-                self._up_bytes_per_s = len(data) / max(clock.monotonic_s() - started_s, 1e-6)
+                self._upload_parts(key, data, about, condition, given, at_once)
+            else:
+                self._call(key, "put_object", len(data), Body=data, ChecksumCRC32C=checksum, **about, **condition)
         except ObjectAbsentError as error:
             raise missing_bucket(self.url) from error
+        self._speed.note(len(data), clock.monotonic_s() - started_s, at_once)
 
     def _upload_parts(
-        self, key: str, data: bytes, about: dict[str, Any], condition: dict[str, Any], checksum: str | None
+        self,
+        key: str,
+        data: bytes,
+        about: dict[str, Any],
+        condition: dict[str, Any],
+        checksum: str | None,
+        at_once: int,
     ) -> None:
         """The whole object appears with the last request, which also carries the condition."""
         begun = self._call(key, "create_multipart_upload", ChecksumAlgorithm="CRC32C", **about)
         upload = begun["UploadId"]
         try:
             parts = self._run(
-                key, partial(self._send_parts, key, upload, data, checksum), transfers.deadline_s(len(data))
+                key, partial(self._send_parts, key, upload, data, checksum, at_once), transfers.deadline_s(len(data))
             )
             whole: dict[str, Any] = {"MultipartUpload": {"Parts": parts}, **condition}
             self._call(key, "complete_multipart_upload", len(data), UploadId=upload, **whole)
@@ -112,22 +118,25 @@ class S3Store(BucketStore):
                 self._call(key, "abort_multipart_upload", UploadId=upload)
             raise
 
-    async def _send_parts(self, key: str, upload: str, data: bytes, given: str | None) -> SentParts:
+    async def _send_parts(self, key: str, upload: str, data: bytes, given: str | None, at_once: int) -> SentParts:
         """`given`: a checksum for every part in place of its own; then each part is sent once."""
 
         async def send(number: int, start: int, end: int) -> dict[str, Any]:
-            part = data[start:end]  # a copy, because botocore takes no view: some at a time
+            part = data[start:end]  # a copy, because botocore takes no view: `at_once` of them at a time
             checksum = given or transfers.crc32c(part)
-            with self._sorted_errors(key):
-                answer = await self._request(
-                    "upload_part", key, UploadId=upload, PartNumber=number, Body=part, ChecksumCRC32C=checksum
-                )
+            try:
+                with self._sorted_errors(key):
+                    answer = await self._request(
+                        "upload_part", key, UploadId=upload, PartNumber=number, Body=part, ChecksumCRC32C=checksum
+                    )
+            except StoreThrottledError:
+                self._speed.throttled()
+                raise
             return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": checksum}
 
         cuts = transfers.spans(0, len(data))
         sends = [partial(send, number, *span) for number, span in enumerate(cuts, start=1)]
-        tries = sends if given else [partial(transfers.persist, part) for part in sends]
-        return await transfers.in_parallel(tries, transfers.parts_at_once(len(data)))
+        return await transfers.in_parallel(sends if given else [partial(transfers.persist, p) for p in sends], at_once)
 
     def _call(self, key: str | None, verb: str, num_bytes: int = 0, **parts: Any) -> dict[str, Any]:
         """One request about an object, or about the bucket, that moves `num_bytes`."""

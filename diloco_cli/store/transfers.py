@@ -42,6 +42,8 @@ FEWEST_AT_ONCE, MOST_AT_ONCE = 4, 16
 BYTES_AT_ONCE = 64 << 20
 """A connection for each so many bytes of the object, within these bounds: parts under way are at most a quarter of a
 large object, where an upload copies them."""
+LEAST_BYTES_PER_S = 1_000_000
+"""Of each of more than FEWEST_AT_ONCE connections: one that gets little of a slow link seems silent."""
 PART_TRIES = 5
 LIST_PAGE = 1000
 CHECKSUM_NAME = "crc32c"
@@ -111,16 +113,39 @@ def _written(checksum: int) -> str:
     return base64.b64encode(checksum.to_bytes(4, "big")).decode()
 
 
-def parts_at_once(num_bytes: int) -> int:
-    """How many parts of an object of this size are moved at a time."""
-    return min(max(FEWEST_AT_ONCE, num_bytes // BYTES_AT_ONCE), MOST_AT_ONCE)
+def parts_at_once(num_bytes: int, link_bytes_per_s: float | None) -> int:
+    """How many parts of an object of this size are moved at a time over a link that has been seen to carry so much."""
+    carried = int((link_bytes_per_s or 0.0) / LEAST_BYTES_PER_S)
+    return max(FEWEST_AT_ONCE, min(num_bytes // BYTES_AT_ONCE, carried, MOST_AT_ONCE))
 
 
-def upload_pays_in_parts(num_bytes: int, seen_bytes_per_s: float | None) -> bool:
-    """Whether an upload gains from several connections, by the speed at which earlier ones went through one."""
-    if num_bytes < UPLOAD_IN_PARTS_FROM_BYTES or num_bytes >= ALWAYS_IN_PARTS_FROM_BYTES:
-        return num_bytes >= UPLOAD_IN_PARTS_FROM_BYTES
-    return seen_bytes_per_s is not None and num_bytes / seen_bytes_per_s > PARALLEL_PAYS_S
+@dataclass
+class UploadSpeed:
+    """Of a client's uploads, as last seen: through one connection, and through as many as there were."""
+
+    alone_bytes_per_s: float | None = None
+    link_bytes_per_s: float | None = None
+
+    def note(self, num_bytes: int, seconds: float, at_once: int) -> None:
+        """An upload through so many connections took so long. Short ones say nothing about speed."""
+        if num_bytes >= PROBE_BYTES:
+            self.link_bytes_per_s = num_bytes / max(seconds, 1e-6)
+            if at_once == 1:
+                self.alone_bytes_per_s = self.link_bytes_per_s
+
+    def pays_in_parts(self, num_bytes: int) -> bool:
+        """Whether an upload gains from several connections."""
+        if num_bytes < UPLOAD_IN_PARTS_FROM_BYTES or num_bytes >= ALWAYS_IN_PARTS_FROM_BYTES:
+            return num_bytes >= UPLOAD_IN_PARTS_FROM_BYTES
+        return self.alone_bytes_per_s is not None and num_bytes / self.alone_bytes_per_s > PARALLEL_PAYS_S
+
+    def at_once(self, num_bytes: int) -> int:
+        """How many parts of an upload of this size go at a time."""
+        return parts_at_once(num_bytes, self.link_bytes_per_s)
+
+    def throttled(self) -> None:
+        """The store took no more calls: the next object goes through few connections."""
+        self.link_bytes_per_s = None
 
 
 def spans(start: int, end: int) -> list[tuple[int, int]]:
@@ -159,9 +184,10 @@ async def read_in_parts(
 async def _in_parts(size_bytes: int, source: Download, fetch: Fetch) -> None:
     await on_time(1, source.take(1))  # the time to the first byte says nothing about the speed
     started_s = clock.monotonic_s()
-    at_once = parts_at_once(size_bytes)
-    await on_time(at_once * PROBE_BYTES, source.take(PROBE_BYTES))
-    rest_s = (clock.monotonic_s() - started_s) * (size_bytes - PROBE_BYTES) / PROBE_BYTES
+    await on_time(FEWEST_AT_ONCE * PROBE_BYTES, source.take(PROBE_BYTES))
+    taken_s = max(clock.monotonic_s() - started_s, 1e-6)
+    rest_s = taken_s * (size_bytes - PROBE_BYTES) / PROBE_BYTES
+    at_once = parts_at_once(size_bytes, PROBE_BYTES / taken_s * MOST_AT_ONCE)  # others may be as fast as this one
     left = deque(spans(PROBE_BYTES, size_bytes))
 
     async def fetched(start: int, end: int) -> None:
@@ -234,10 +260,12 @@ class Download:
         at = start
         async with aclosing(pieces):
             async for piece in pieces:
-                self._place(at, piece[: end - at])
+                if at + len(piece) > end:  # a proxy may answer with the whole object
+                    raise StoreUnavailableError("a part of the object is longer than was asked for")
+                self._place(at, piece)
                 at += len(piece)
         if at != end:
-            raise StoreUnavailableError("a part of the object has another length than was asked for")
+            raise StoreUnavailableError("a part of the object came short")
 
     def _place(self, start: int, piece: bytes) -> None:
         self._buffer.seek(start)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -21,9 +20,9 @@ from diloco_cli.tasks.weights import check_frozen
 Name = tuple[str, str]  # of a module, and of its attribute
 
 
-def constructed(settings: RunSettings, wanted: Sequence[Name]) -> list[torch.Tensor]:
-    """These tensors of the run's model, in memory."""
-    found = _without_parameters(settings, wanted)
+def constructed(settings: RunSettings, wanted: Sequence[Name], frozen: bool) -> list[torch.Tensor]:
+    """These tensors of the run's model, in memory. `frozen`: there are parameters among them."""
+    found = None if frozen else _without_parameters(settings, wanted)
     if found is None:
         model = build_model(settings)
         check_frozen(settings, model)
@@ -32,27 +31,21 @@ def constructed(settings: RunSettings, wanted: Sequence[Name]) -> list[torch.Ten
 
 
 def _without_parameters(settings: RunSettings, wanted: Sequence[Name]) -> list[torch.Tensor] | None:
-    """None if they, or the constructor, need the values of parameters, or if they differ from seed to seed."""
-    other = replace(settings, train=replace(settings.train, seed=settings.train.seed + 1))
-    made = []
-    for run in (settings, other):
-        try:
-            with _parameters_on_meta():
-                made.append(_tensors(build_model(run), wanted))
-        except Exception:  # the constructor's own: with parameters it may not be raised
-            return None
-    first, second = made
-    same = all(not a.is_meta and torch.equal(_bytes(a), _bytes(b)) for a, b in zip(first, second, strict=True))
-    return first if same else None
+    """None if they, or the constructor, need the values of parameters, or if anything was drawn by chance: then what
+    is drawn depends on what parameters drew before."""
+    try:
+        with _parameters_on_meta():
+            found = _tensors(build_model(settings), wanted)
+    except Exception:  # the constructor's own: with parameters it may not be raised
+        return None
+    undrawn = torch.Generator().manual_seed(settings.train.seed).get_state()
+    if any(tensor.is_meta for tensor in found) or not torch.equal(torch.get_rng_state(), undrawn):
+        return None
+    return found
 
 
 def _tensors(model: nn.Module, names: Sequence[Name]) -> list[torch.Tensor]:
     return [getattr(model.get_submodule(module), name).detach() for module, name in names]
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """So that NaN equals NaN."""
-    return tensor.contiguous().view(-1).view(torch.uint8)
 
 
 @contextmanager

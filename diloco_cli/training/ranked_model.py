@@ -161,7 +161,8 @@ def _without_values(model: nn.Module) -> list[Name]:
 
 def _fill(model: nn.Module, missing: list[Name], settings: RunSettings, device: torch.device) -> None:
     """Each of these tensors as the model's own constructor makes it."""
-    made = constructed(settings, missing) if distributed.get_rank() == 0 else [None] * len(missing)
+    frozen = any(name in model.get_submodule(module)._parameters for module, name in missing)
+    made = constructed(settings, missing, frozen) if distributed.get_rank() == 0 else [None] * len(missing)
     for (module_name, name), tensor in zip(missing, made, strict=True):
         module = model.get_submodule(module_name)
         found = getattr(module, name)

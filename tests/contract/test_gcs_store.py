@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from diloco_cli import clock
+from diloco_cli.randomness import nonce
 from diloco_cli.store import gcs_upload, transfers
 from diloco_cli.store.gcs import GCSStore
 from diloco_cli.store.gcs_upload import GCSUploads
 from diloco_cli.store.leftovers import OLD_S, Discarded, discard_leftovers_at
 from diloco_cli.store.port import Created, Exists, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.proof import checks_uploads
-from tests.contract.fake_gcs import FakeGCS, Kind
+from tests.contract.fake_gcs import Blob, FakeGCS, Kind
 
 DATA = os.urandom((5 << 20) + 123)
 
@@ -121,7 +122,7 @@ def test_a_large_object_is_composed_of_parts_and_exclusively(gcs: FakeGCS, compo
     assert composing.create("large", DATA) == Created()
     composing.put("large", DATA[::-1])
     assert composing.get("large") == DATA[::-1]
-    assert gcs.num_composed == 4 and names_in(gcs) == ["runs/one/large"]
+    assert gcs.num_composed == 2 and names_in(gcs) == ["runs/one/large"], "what is there is seen before parts go up"
 
 
 @pytest.mark.parametrize("kind", ["503", "lost_answer"])
@@ -131,7 +132,7 @@ def test_a_part_that_failed_is_sent_again_alone(gcs: FakeGCS, composing: GCSStor
         gcs.inject(kind, method, times=2)
     assert composing.create("large", DATA) == Created()
     assert gcs.num_pending() == 0 and gcs.num_composed == 1
-    assert gcs.requests - before <= 6 * 4 + 1 + 4 * 3, "sessions, chunks and deletes of six parts, and what failed"
+    assert gcs.requests - before <= 1 + 6 * 4 + 1 + 4 * 3, "sessions, chunks and deletes of six parts, and what failed"
     assert composing.get("large") == DATA and names_in(gcs) == ["runs/one/large"]
 
 
@@ -176,14 +177,41 @@ def test_a_writer_that_may_not_delete_its_parts_makes_no_more(gcs: FakeGCS, comp
     assert gcs.num_composed == 1 and len(names_in(gcs)) == 2 + 6
 
 
-def test_a_token_that_was_refused_once_does_not_end_composing(gcs: FakeGCS, composing: GCSStore) -> None:
-    for method in ("POST", "PUT", "DELETE"):
-        gcs.inject("403", method, times=1000)
-    with pytest.raises(StoreForbiddenError):
-        composing.create("large", DATA)
-    gcs.heal()
+def test_a_token_that_was_refused_once_does_not_end_composing(
+    gcs: FakeGCS, composing: GCSStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gcs.inject("403", "POST")
+    for key in ("first", "second"):
+        assert composing.create(key, DATA) == Created()
+    assert gcs.num_composed == 0
+    now_s = clock.monotonic_s()
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s + gcs_upload.REFUSED_FOR_S)
+    assert composing.create("third", DATA) == Created()
+    assert gcs.num_composed == 1 and len(names_in(gcs)) == 3
+
+
+def test_a_part_is_deleted_although_the_store_was_away_for_a_moment(gcs: FakeGCS, composing: GCSStore) -> None:
+    gcs.inject("503", "DELETE", times=3)
     assert composing.create("large", DATA) == Created()
-    assert gcs.num_composed == 1
+    assert names_in(gcs) == ["runs/one/large"]
+
+
+def test_parts_of_a_store_that_does_not_answer_are_tried_as_often_as_chunks(gcs: FakeGCS, composing: GCSStore) -> None:
+    """Not each of the tries of a chunk as often again."""
+    gcs.inject("503", "PUT", times=1000)
+    before = gcs.requests
+    with pytest.raises(StoreUnavailableError):
+        composing.create("large", DATA)
+    assert gcs.requests - before <= 1 + 6 * (1 + transfers.PART_TRIES + 1) + 1
+
+
+def test_after_a_429_an_object_goes_through_few_connections(gcs: FakeGCS, composing: GCSStore) -> None:
+    composing.create("fast", os.urandom(transfers.PROBE_BYTES))
+    speed = composing._uploads._speed
+    assert speed.link_bytes_per_s is not None
+    gcs.inject("429", "PUT")
+    composing.create("large", DATA)
+    assert speed.link_bytes_per_s is None
 
 
 def test_parts_that_are_composed_to_other_bytes_are_no_success(
@@ -207,13 +235,29 @@ def test_parts_are_checked_where_a_wrong_checksum_was_refused(
 def test_parts_of_a_killed_writer_go_after_a_day(
     gcs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.create("parts/delta/iowa/k/x-00", b"12345")
-    store.create("delta/iowa/k", b"whole")
+    """And nothing else, whatever its name; nor does a strange name hide the ones behind it."""
+    monkeypatch.setattr(transfers, "LIST_PAGE", 2)
+    part, others = (
+        f"parts-of-uploads/delta/iowa/k/{nonce()}-00",
+        ["parts-of-uploads/part-00000.parquet", "delta/iowa/k"],
+    )
+    for key in (part, *others):
+        store.create(key, b"12345")
+    strange = f"runs/one/parts-of-uploads/a b/{nonce()}-00"
+    gcs.objects["bucket"][strange] = Blob(b"?", 1)
+    for number in range(5):
+        store.create(f"parts-of-uploads/c/{number}", b"x")
     assert discard_leftovers_at(store.url) == Discarded()
     now_s = clock.wall_s()
     monkeypatch.setattr(clock, "wall_s", lambda: now_s + OLD_S + 1)
     assert discard_leftovers_at(store.url) == Discarded(1, 5)
-    assert names_in(gcs) == ["runs/one/delta/iowa/k"]
+    left = names_in(gcs)
+    assert f"runs/one/{part}" not in left and {strange, *(f"runs/one/{key}" for key in others)} <= set(left)
+
+
+def test_leftovers_that_may_not_be_looked_for_are_no_error(gcs: FakeGCS, store: GCSStore) -> None:
+    gcs.inject("403", "GET")
+    assert discard_leftovers_at(store.url) == Discarded()
 
 
 def test_an_emulator_that_is_not_on_this_machine_needs_tls(gcs: FakeGCS, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,6 +243,34 @@ def test_an_answer_without_a_size_is_left_when_it_passes_the_bound(bound: int) -
     assert answers.read(None, max_bytes=bound) == DATA[: bound + 1], "one byte more than the bound"
 
 
+def test_a_range_that_is_answered_with_too_much_spoils_nothing() -> None:
+    """A proxy may answer with the whole object; ranges behind this one have come already."""
+
+    async def whole(start: int, end: int) -> AsyncGenerator[bytes, None]:
+        yield DATA[:30]
+        yield DATA[30:]
+
+    async def read() -> tuple[bytes, bytes]:
+        download = transfers.Download(aiter(whole(0, 0)))
+        download.make_room(1000)
+        await download.place_all(100, 1000, Answers().fetch(100, 1000))
+        before = download.data()
+        with pytest.raises(StoreUnavailableError, match="longer than"):
+            await download.place_all(50, 90, whole(50, 90))
+        return before[100:], download.data()[100:]
+
+    before, after = asyncio.run(read())
+    assert before == after == DATA[100:]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "bytes_per_s", "connections"),
+    [(1 << 30, None, 4), (1 << 30, 50e3, 4), (1 << 30, 9e6, 9), (1 << 30, 1e9, 16), (256 << 20, 1e9, 4), (1, 1e9, 4)],
+)
+def test_a_slow_link_is_not_divided_among_many(num_bytes: int, bytes_per_s: float | None, connections: int) -> None:
+    assert transfers.parts_at_once(num_bytes, bytes_per_s) == connections
+
+
 def test_an_answer_without_a_size_that_just_meets_the_bound_is_whole() -> None:
     answers = Answers()
     assert answers.read(None, max_bytes=1000) == DATA

@@ -136,7 +136,7 @@ def test_parts_of_uploads_to_gcs_are_their_writers(role: Role, own: set[str]) ->
     for who in ("iowa", "rhine"):
         for key in (f"delta/{who}/00000001/0000000000-x", f"inner/{who}/00000001/000000000001-x"):
             verbs: tuple[Verb, ...] = ("create", "delete")
-            assert [gcs_allows(policy, verb, f"parts/{key}/x-00") for verb in verbs] == [who in own] * 2
+            assert [gcs_allows(policy, verb, f"parts-of-uploads/{key}/x-00") for verb in verbs] == [who in own] * 2
 
 
 def test_conditions_are_within_what_google_takes() -> None:

@@ -70,6 +70,21 @@ def test_a_link_that_is_faster_than_its_process_is_no_help_and_says_so() -> None
     assert not any("a link of" in way for way in left.suggestions)
 
 
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ({}, ["the syncer's machine reads and writes 3.5 Gbps (store.link in the inventory)"]),
+        ({"up_bps": 1e9}, ["the syncer's machine reads 3.5 Gbps (store.link in the inventory)"]),
+        ({"up_bps": 10e9, "down_bps": 1e9}, ["the syncer moves 3.5 Gbps to a bucket at most, less than its link"]),
+        ({"up_bps": 1e9, "down_bps": 1e9}, []),
+    ],
+)
+def test_what_a_syncers_link_is_taken_for_is_said(link: dict[str, float], said: list[str]) -> None:
+    inventory = fleet(IOWA, SPOT)
+    made = plan(replace(inventory, store=replace(inventory.store, link=Link(rtt_s=0.01, **link))))
+    assert [a.text for a in made.assumptions if "the syncer" in a.text and "merges" not in a.text] == said
+
+
 def test_an_island_is_not_left_out_for_less_than_a_prediction_can_tell() -> None:
     made = plan(fleet(IOWA, SPOT, OLD))
     without = plan(fleet(IOWA, SPOT))

@@ -23,6 +23,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.regional import Home
 from diloco_cli.protocol.regions.relays import withheld_by
 from diloco_cli.runtime.ending import StopPolicy
+from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store import retry
 from diloco_cli.store.memory import MemoryStore, shared_memory_store
 from diloco_cli.store.open import open_store
@@ -55,8 +56,10 @@ def services_at(name: str, run: RunFormat, home: Store, head: RunState) -> Regio
 def test_a_runs_end_waits_for_a_region_that_lacks_a_large_version(parameters: int, within_s: float) -> None:
     run = replace(regional_run(), layout=balanced_layout([ParameterFact("w", (parameters,), False)], 1))
     assert ends_within_s(run) == pytest.approx(within_s, abs=0.1)
-    assert _stop_policy(run).syncer_finish_s == ends_within_s(run), "the supervisor gives its syncer as long"
-    assert _stop_policy(replace(run, regions=())) == StopPolicy()
+    learner, syncer = UnitSpec("iowa", "learner", ()), UnitSpec("syncer", "syncer", ())
+    here = [learner, syncer]
+    assert _stop_policy(run, here).syncer_finish_s == ends_within_s(run), "the supervisor gives its syncer as long"
+    assert _stop_policy(run, [learner]) == _stop_policy(replace(run, regions=()), here) == StopPolicy()
 
 
 def test_an_empty_region_is_filled_and_what_crossed_is_counted_on() -> None:
