@@ -114,10 +114,10 @@ class GCSUploads:
             return {"name": about["name"], "generation": _described(made, "generation")}
 
         sends = [partial(send, *part) for part in zip(names, starts, strict=True)]
+        if wanted.exclusive:
+            await self._refuse_existing(wanted.key)
         composed, may_discard = False, True
         try:
-            if wanted.exclusive:
-                await self._refuse_existing(wanted.key)
             sources = await transfers.on_time(len(data), transfers.in_parallel(sends, at_once))
             await self._compose(wanted, sources)
             composed = True
@@ -134,7 +134,7 @@ class GCSUploads:
         """Raises ConditionFailedError if there is an object: composing would find it after all parts had gone up."""
         try:
             await self._ask("GET", "b/{}/o/{}", self._bucket, self._prefix + key, key=key, fields="size")
-        except ObjectAbsentError:
+        except _DOES_NOT_COMPOSE:  # or may not be looked at: composing decides
             return
         raise ConditionFailedError
 

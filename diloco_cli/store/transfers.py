@@ -125,10 +125,13 @@ class UploadSpeed:
 
     alone_bytes_per_s: float | None = None
     link_bytes_per_s: float | None = None
+    refused: bool = False
 
     def note(self, num_bytes: int, seconds: float, at_once: int) -> None:
         """An upload through so many connections took so long. Short ones say nothing about speed."""
-        if num_bytes >= PROBE_BYTES:
+        if self.refused:
+            self.link_bytes_per_s, self.refused = None, False
+        elif num_bytes >= PROBE_BYTES:
             self.link_bytes_per_s = num_bytes / max(seconds, 1e-6)
             if at_once == 1:
                 self.alone_bytes_per_s = self.link_bytes_per_s
@@ -144,8 +147,8 @@ class UploadSpeed:
         return parts_at_once(num_bytes, self.link_bytes_per_s)
 
     def throttled(self) -> None:
-        """The store took no more calls: the next object goes through few connections."""
-        self.link_bytes_per_s = None
+        """During the upload the store took no more calls: the next one goes through few connections."""
+        self.refused = True
 
 
 def spans(start: int, end: int) -> list[tuple[int, int]]:

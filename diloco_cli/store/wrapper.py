@@ -1,7 +1,7 @@
 """A store around another one: it passes the verbs on and does something around each call.
 
 `PrefixedStore` is a part of a store as a store of its own: one run inside a bucket. `MeteredStore` counts requests,
-bytes and errors; below the retries it counts what the store charges for.
+bytes and errors; below the retries it counts what the store charges for, but for parts of large objects.
 """
 
 from __future__ import annotations

@@ -205,13 +205,18 @@ def test_parts_of_a_store_that_does_not_answer_are_tried_as_often_as_chunks(gcs:
     assert gcs.requests - before <= 1 + 6 * (1 + transfers.PART_TRIES + 1) + 1
 
 
-def test_after_a_429_an_object_goes_through_few_connections(gcs: FakeGCS, composing: GCSStore) -> None:
-    composing.create("fast", os.urandom(transfers.PROBE_BYTES))
+def test_after_a_429_an_object_goes_through_few_connections(
+    gcs: FakeGCS, composing: GCSStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfers, "PROBE_BYTES", 1 << 20)
+    composing.create("fast", DATA[::-1])
     speed = composing._uploads._speed
     assert speed.link_bytes_per_s is not None
     gcs.inject("429", "PUT")
     composing.create("large", DATA)
     assert speed.link_bytes_per_s is None
+    composing.create("larger", DATA)
+    assert speed.link_bytes_per_s is not None
 
 
 def test_parts_that_are_composed_to_other_bytes_are_no_success(
