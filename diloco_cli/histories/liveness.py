@@ -39,7 +39,8 @@ GOOD_ENDS = (0, FencedError.exit_status)
 
 class Healthy:
     """The phase without faults. `free_s`: when the last effect of an earlier fault has ended; `merged_s`: when the last
-    merge was committed; `takes_in_s`: how long a syncer may be busy with reading offers."""
+    merge was committed; `takes_in_s`: how long a syncer may be busy with reading offers; `mirrored_s`: when the region
+    last got a commit that it lacked when the phase began."""
 
     def __init__(self, history: Scene) -> None:
         self.history = history
@@ -54,6 +55,7 @@ class Healthy:
         self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
         history.monitor.carries_s = 0.0 if history.region is None else self.takes_in_s
         self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
+        self.mirrored, self.mirrored_s = 0, self.since_s
 
     def committed(self, commit: Plain) -> None:
         """Check that every learner that may offer does so, round after round."""
@@ -62,6 +64,7 @@ class Healthy:
         if commit["kind"] != "merge":
             return
         self.merged_s = now_s
+        self._see_region()
         history.monitor.check_answers(self.free_s, now_s, (1 + MAX_DRIFT) * watch_every_s(slot_s))
         for process in history.supervisor.processes:
             if process.ended or process.role not in history.roles:
@@ -98,6 +101,18 @@ class Healthy:
             text = f"{process.name} offers nothing of fragment {fragment} for {rounds:.0f} rounds and {silent_s:.1f} s"
             expect(not missing, LIVENESS, text)
 
+    def _see_region(self) -> None:
+        """Check that a region that lacks commits of before gets them. There may be hundreds: a mirror that died every
+        second copied none."""
+        region, now_s = self.history.region, self.history.world.now_s
+        if region is None or self.mirrored > self.since_n:
+            return
+        if region.mirrored > self.mirrored:
+            self.mirrored, self.mirrored_s = region.mirrored, now_s
+        gap_s = now_s - max(self.mirrored_s, self.free_s)
+        text = f"the region has {self.mirrored} commits of {self.since_n + 1}, and got none for {gap_s:.1f} s"
+        expect(gap_s <= SETTLES_S + MAX_PAUSE_S + TRIES_AGAIN_S, LIVENESS, text)
+
     def _excused(self, process: Process) -> bool:
         """Whether a learner need not offer now. A region's learners depend on the mirror and the relay."""
         history, role = self.history, process.role
@@ -105,7 +120,9 @@ class Healthy:
         if history.region is not None and role in history.region.residents:
             if process.offered is not None and process.offered not in replayer.settled:
                 return True
-            free_s = self.free_s + MAX_PAUSE_S + TRIES_AGAIN_S
+            if self.mirrored <= self.since_n:
+                return True
+            free_s = max(self.free_s, self.mirrored_s) + MAX_PAUSE_S + TRIES_AGAIN_S
         if history.world.now_s < free_s:
             return True
         if not process.incarnation:
@@ -132,6 +149,7 @@ class Healthy:
         apart_s = 0.0 if history.region is None else MAX_PAUSE_S + TRIES_AGAIN_S
         waits_s = 2 * options.skip_after_s + 20 * options.slot_s * options.slowest
         bound_s = SETTLES_S + apart_s + self.takes_in_s + waits_s
+        self._see_region()
         gap_s = history.world.now_s - max(self.merged_s, self.free_s)
         expect(gap_s <= bound_s, LIVENESS, f"no merge for {gap_s:.1f} s without faults, more than {bound_s:.1f} s")
         self._check_reasons()

@@ -35,7 +35,7 @@ OF_THE_MIRROR = (FORMAT_KEY, "commit/", "weights/", "snapshot/")
 
 
 class Region:
-    """`residents`: the learners whose operations all go to this bucket."""
+    """`residents`: the learners whose operations all go to this bucket; `mirrored`: how many commits it has."""
 
     def __init__(self, history: Scene) -> None:
         self.history = history

@@ -61,6 +61,7 @@ class Apart(Protocol):
 
     bucket: Bucket
     residents: set[str]
+    mirrored: int
 
     def serve(self, process: Process, served: Syncer) -> Steps[RunState]: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,8 +11,11 @@ from diloco_cli.histories.campaign import lived
 from diloco_cli.histories.history import History
 from diloco_cli.histories.lines import in_one
 from diloco_cli.histories.options import REGION, Options, drawn_options
+from diloco_cli.histories.outcome import Actors
 from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.histories.shrinking import told
+from diloco_cli.protocol.log.operations import Sleep, Steps
+from diloco_cli.protocol.regions.mirrors import Mirror
 from diloco_cli.virtual.faulty_calls import Fault
 
 SEEDS = 20
@@ -35,6 +39,19 @@ def test_both_take_part_and_the_regions_bucket_shows_the_whole_log() -> None:
     assert sum(key.startswith("commit/") for key in far) == outcome.commits
     assert not any("/l0/" in key for key in far)
     assert any(f"{REGION}/offer/l1/" in line for line in told(outcome, 1000))
+
+
+class _Idle(Mirror):
+    """It never copies a commit."""
+
+    def _mirror_next(self) -> Steps[None]:
+        yield Sleep(1.0)
+
+
+def test_a_region_that_gets_no_commits_while_its_learners_wait_for_them_is_seen() -> None:
+    options = replace(quiet(3), merges=200)
+    violation = History(3, options, actors=Actors(mirror=_Idle)).live().violation
+    assert violation is not None and re.search("the region has 0 commits of .*, and got none for", str(violation))
 
 
 @pytest.mark.parametrize("kinds", [(Fault.TORN, Fault.FLIPPED), (Fault.CRASH, Fault.CRASH_AFTER), tuple(Fault)])
