@@ -19,6 +19,7 @@ from typing import TypeVar
 from diloco_cli.clock import seconds_of
 from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
+from diloco_cli.store.bucket import BucketStore
 from diloco_cli.store.deadline import Deadline, TimeBoxedStore, call_within
 from diloco_cli.store.open import join_url, parse_url
 from diloco_cli.store.port import Store, StoreUnavailableError
@@ -87,11 +88,13 @@ class Place:
         patient = RetryingStore(self.store, math.inf, left_s=self.box.left_s, on_retry=self._note)
         return patient.persist(verb, lambda: call_within(self.box, call, self.url))
 
-    def checks_uploads(self) -> bool:
-        """Whether the store refuses an upload with a wrong checksum (store/proof.py)."""
+    def upload_trial(self) -> tuple[bool, bool]:
+        """Whether the store refuses an upload with a wrong checksum (store/proof.py); whether large objects go up in
+        parts."""
         key, bare = "upload/trial", self._open_again()
         with self.writing(key):
-            return call_within(self.box, lambda: checks_uploads(bare, f"{self.prefix}/{key}"), self.url)
+            refuses = call_within(self.box, lambda: checks_uploads(bare, f"{self.prefix}/{key}"), self.url)
+        return refuses, not isinstance(bare, BucketStore) or bare.sends_parts
 
     def remember(self, key: str) -> None:
         """Note a key that this process, or a racing process, is about to write."""

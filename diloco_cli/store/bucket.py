@@ -155,6 +155,11 @@ class BucketStore(ABC):
         except ObjectAbsentError:
             return None
 
+    @property
+    def sends_parts(self) -> bool:
+        """Whether large objects go up through several connections, as far as is known."""
+        return True
+
     def prove_uploads(self, key: str) -> bool:
         """Upload a few bytes with a wrong checksum, in one request and in parts. True if the store refuses both: then
         what it confirms from now on counts as checked. What it accepts is deleted, if it may be."""

@@ -90,6 +90,10 @@ class GCSStore(BucketStore):
             async for piece in answer.content.iter_any():
                 yield piece
 
+    @property
+    def sends_parts(self) -> bool:
+        return self._uploads.composes
+
     def _upload(
         self, key: str, data: bytes, *, exclusive: bool, checksum: str | None = None, in_parts: bool | None = None
     ) -> None:

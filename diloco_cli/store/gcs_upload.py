@@ -78,13 +78,18 @@ class GCSUploads:
         self._speed = transfers.UploadSpeed()
         self._composes_from_s = 0.0
 
+    @property
+    def composes(self) -> bool:
+        """Whether large objects go up in parts now."""
+        return clock.monotonic_s() >= self._composes_from_s
+
     async def send(self, wanted: Upload, in_parts: bool | None) -> None:
         """As BucketStore._upload."""
         data = wanted.data
         pays = self._speed.pays_in_parts(len(data)) if in_parts is None else in_parts
         started_s = clock.monotonic_s()
         at_once = self._speed.at_once(len(data))
-        if not (pays and started_s >= self._composes_from_s and await self._composed(wanted, at_once)):
+        if not (pays and self.composes and await self._composed(wanted, at_once)):
             at_once, started_s = 1, clock.monotonic_s()
             await self._through_one(wanted, pays or len(data) >= transfers.UPLOAD_IN_PARTS_FROM_BYTES)
         self._speed.note(len(data), clock.monotonic_s() - started_s, at_once)

@@ -52,6 +52,7 @@ class FakeGCS(FaultyServer):
         self.forgets_location = False  # broken: an upload is begun, and nobody told where
         self.ignores_checksums = False  # as some clones do
         self.refuses_to_compose = 0  # with this status
+        self.refuses_names = ""  # that contain this, as a policy does
         self.composes_backwards = False  # broken
         self.ignores_conditions = False  # broken: a create overwrites, as some clones do
         self.settings: dict[str, dict[str, object]] = {}  # of a bucket, such as its softDeletePolicy
@@ -177,6 +178,8 @@ class FakeGCS(FaultyServer):
     def _refusal(self, bucket: str, name: str = "", exclusive: bool = False) -> web.Response | None:
         if bucket not in self.objects:
             return _error(404, "The specified bucket does not exist.")
+        if self.refuses_names and self.refuses_names in name:
+            return _error(403, "no storage.objects.create access")
         if exclusive and not self.ignores_conditions and name in self.objects[bucket]:
             return _error(412, "At least one of the pre-conditions you specified did not hold.")
         return None

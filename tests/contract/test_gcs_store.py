@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from diloco_cli import clock
+from diloco_cli.doctor.checks import upload_check
+from diloco_cli.doctor.place import Place
 from diloco_cli.randomness import nonce
 from diloco_cli.store import gcs_upload, transfers
+from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.gcs import GCSStore
 from diloco_cli.store.gcs_upload import GCSUploads
 from diloco_cli.store.leftovers import OLD_S, Discarded, discard_leftovers_at
@@ -175,6 +178,17 @@ def test_a_writer_that_may_not_delete_its_parts_makes_no_more(gcs: FakeGCS, comp
     assert gcs.num_pending() == 0 and len(names_in(gcs)) == 1 + 6
     assert composing.create("another", DATA) == Created()
     assert gcs.num_composed == 1 and len(names_in(gcs)) == 2 + 6
+
+
+@pytest.mark.parametrize("forbidden", ["", "parts-of-uploads/"])
+def test_doctor_says_where_a_policy_forbids_parts(
+    gcs: FakeGCS, composing: GCSStore, monkeypatch: pytest.MonkeyPatch, forbidden: str
+) -> None:
+    monkeypatch.setattr(gcs, "refuses_names", forbidden)
+    found = upload_check(Place(lambda: composing, composing.url, Deadline(60)))
+    assert found.level == ("warn" if forbidden else "pass") and "damaged uploads are refused" in found.detail
+    assert ("one connection carries" in found.detail) is bool(forbidden)
+    assert names_in(gcs) == []
 
 
 def test_a_token_that_was_refused_once_does_not_end_composing(
