@@ -17,6 +17,7 @@ from diloco_cli.store.port import Store
 WRITE_EVERY_S = 10.0  # for each unit
 LINGERS_S = 1.0  # what follows at once goes into the same batch
 CLOSES_WITHIN_S = 2.0
+MOST_AHEAD_S = 366 * 86_400.0  # a key from further ahead is no clock's
 
 
 class EventWriter:
@@ -29,6 +30,7 @@ class EventWriter:
         self._lock, self._news, self._closing = threading.Lock(), threading.Event(), False
         self._pending: dict[str, deque[FreshEvent]] = {}
         self._due_s: dict[str, float] = {}
+        self._newest_ms: dict[str, int] = {}
         self._thread = threading.Thread(target=self._work, name="events", daemon=True)
         self._thread.start()
 
@@ -72,7 +74,9 @@ class EventWriter:
             self._pending[unit].clear()
             self._due_s[unit] = monotonic_s() + self._every_s
         try:
-            write_batch(self._store, unit, events)
+            if unit not in self._newest_ms:
+                self._newest_ms[unit] = _newest_ms(self._store, unit)
+            self._newest_ms[unit] = write_batch(self._store, unit, events, self._newest_ms[unit])
         except (DilocoError, OSError) as error:
             self.dropped += len(events)
             self.trouble = str(error)
@@ -87,14 +91,26 @@ def tell_event(
     def write() -> None:
         with suppress(DilocoError, OSError):
             store = open_store(url)
-            newest = read_event_key(next(iter(store.list(f"{EVENTS}{unit}/", limit=1)), "")) if every_s else None
-            if newest is None or not 0 <= wall_s() - newest[1] / 1000 < every_s:
-                write_batch(store, unit, [FreshEvent(monotonic_s(), kind, text, data or {})])
+            newest_ms = _newest_ms(store, unit)
+            if not 0 <= wall_s() - newest_ms / 1000 < every_s:
+                write_batch(store, unit, [FreshEvent(monotonic_s(), kind, text, data or {})], newest_ms)
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
     thread.join(CLOSES_WITHIN_S)
 
 
-def write_batch(store: Store, unit: str, events: list[FreshEvent]) -> None:
-    store.create(event_key(unit, int(wall_s() * 1000), nonce()), encode_batch(events, monotonic_s()))
+def _newest_ms(store: Store, unit: str) -> int:
+    """When the unit's newest batch was written, by its key; 0 if there is none."""
+    found = read_event_key(next(iter(store.list(f"{EVENTS}{unit}/", limit=1)), ""))
+    return 0 if found is None else found[1]
+
+
+def write_batch(store: Store, unit: str, events: list[FreshEvent], newest_ms: int = 0) -> int:
+    """The key's time: the present one, or just after the unit's newest batch, by a clock that was ahead: readers, and
+    the collection of old batches, go by the keys' order. (An event's own time comes from the store.)"""
+    now_ms = int(wall_s() * 1000)
+    is_believed = newest_ms - now_ms < MOST_AHEAD_S * 1000
+    written_ms = max(now_ms, newest_ms + 1) if is_believed else now_ms
+    store.create(event_key(unit, written_ms, nonce()), encode_batch(events, monotonic_s()))
+    return written_ms

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from diloco_cli.observe.loss_books import LossBooks
+from diloco_cli.observe.settled_offers import APPLIED, REFUSED, SettledOffers
 from diloco_cli.protocol.actors.membership import contradiction_of_member
 from diloco_cli.protocol.log.commits import (
     CollectionFloor,
@@ -43,9 +44,8 @@ class Books:
     def __init__(self, run: RunFormat, expect: Expect) -> None:
         self.run, self.expect = run, expect
         self.versions: dict[int, list[FragmentVersion]] = {}
-        self.applied: set[tuple[str, int, int]] = set()
-        self.refused: set[tuple[str, int, int]] = set()
-        self.bases: set[tuple[str, int, int]] = set()
+        self.settled = SettledOffers()
+        self.bases: dict[tuple[str, int], set[int]] = {}
         self.ranges: dict[tuple[str, int], int] = {}
         self.floors: dict[str, int] = {}
         self.slot = 0
@@ -131,14 +131,15 @@ class Books:
     def check_input(self, item: MergedOffer, fragment: int, key: str) -> bool:
         """Whether the offer could be applied, by the log alone; enters it into the books."""
         who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
-        offer_id, base_id = (item.learner, item.incarnation, item.seq), (item.learner, fragment, item.base)
-        self.duplicates += offer_id in self.applied
+        outcome = self.settled.outcome(item.learner, item.incarnation, item.seq)
+        used = self.bases.setdefault((item.learner, fragment), set())
+        self.duplicates += bool(outcome & APPLIED)
         end, base = self.ranges.get((item.learner, fragment), 0), self.version(fragment, item.base)
         rules = [
             (base is not None, f"uses base {item.base}, which fragment {fragment} never had"),
             (base is None or self._is_recent(base), f"uses base {item.base}, from behind the staleness limit"),
-            (offer_id not in self.refused, "is applied and was refused"),
-            (base_id not in self.bases, f"uses base {item.base} a second time"),
+            (not outcome & REFUSED, "is applied and was refused"),
+            (item.base not in used, f"uses base {item.base} a second time"),
             (item.incarnation >= self.floors.get(item.learner, 0), "is of an old incarnation"),
             (item.data_start >= end, f"brings data that fragment {fragment} has already seen"),
             (item.base >= self.base_floor, f"uses base {item.base}, from behind a rollback"),
@@ -147,8 +148,8 @@ class Books:
         ]
         for holds, otherwise in rules:
             self.expect(holds, f"{who} {otherwise}")
-        self.applied.add(offer_id)
-        self.bases.add(base_id)
+        self.settled.settle(item.learner, item.incarnation, item.seq, APPLIED)
+        used.add(item.base)
         self.floors[item.learner] = max(item.incarnation, self.floors.get(item.learner, 0))
         self.ranges[item.learner, fragment] = max(item.data_end, end)
         return all(holds for holds, _ in rules)
@@ -208,16 +209,16 @@ class Books:
 
     def check_outcomes(self, commit: Commit, key: str) -> None:
         for outcome in commit.outcomes:
-            offer_id = (outcome.learner, outcome.incarnation, outcome.seq)
+            before = self.settled.outcome(outcome.learner, outcome.incarnation, outcome.seq)
             who = f"{key}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
-            self.expect(offer_id not in self.applied, f"{who} is refused and was applied")
+            self.expect(not before & APPLIED, f"{who} is refused and was applied")
             known = self.run.island(outcome.learner) is not None
             self.expect(known, f"{who} comes from a learner that the run does not have")
             judged = outcome.reason == "norm_cap" and isinstance(commit, Merge | Skip)
             stated = outcome.norm is not None and outcome.steps is not None
             self.expect(stated == judged or not stated, f"{who}: {outcome.reason} with a norm, in a {commit.kind}")
             self.expect(stated or outcome.reason != "norm_cap", f"{who} is refused for a norm that is not stated")
-            self.refused.add(offer_id)
+            self.settled.settle(outcome.learner, outcome.incarnation, outcome.seq, REFUSED)
 
     def check_kind(self, commit: Commit, key: str) -> None:
         """Checks by the commit's kind: a learner that joins, is kept out or readmitted; a rollback; a floor."""
@@ -296,8 +297,21 @@ class Books:
                     self.floors[commit.learner] = max(commit.floor, self.floors.get(commit.learner, 0))
             case CollectionFloor():
                 self.gc_floor = max(self.gc_floor, commit.floor)
+                self._forget()
         for output in commit.outputs:
             self.versions.setdefault(output.fragment, []).append(output)
+
+    def _forget(self) -> None:
+        """Forget what no correct commit can refer to any more: versions that are neither recent nor those of a commit
+        that a rollback may go back to, their bases, and shares behind the floor."""
+        for fragment, versions in self.versions.items():
+            then = self.version_at(fragment, self.gc_floor)
+            first = next(i for i, one in enumerate(versions) if one is then or self._is_recent(one))
+            del versions[:first]
+            for (_, of), used in self.bases.items():
+                if of == fragment:
+                    used -= {base for base in used if base < versions[0].version}
+        self.shares_after = {n: shares for n, shares in self.shares_after.items() if n >= self.gc_floor}
 
     def _settle_shares(self, commit: Commit) -> None:
         if commit.inputs:  # they count for the fragment that was due, also if the commit brings another one

@@ -43,7 +43,7 @@ class Curves:
         self.rates = [point for point in self.rates if point[0] < tokens]  # a rollback goes back
         if rate is not None:
             self.rates.append((tokens, rate))
-        self.rates = thinned(self.rates, MAX_POINTS)
+        self.rates = thinned(self.rates, MAX_POINTS, lambda point: point[0])
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class RunHistory(Struct):
             case "skip":
                 self.skips += 1
             case "eval" if line.loss is not None:
-                self.losses = thinned([*self.losses, Loss(s, line.tokens, line.loss)], MAX_POINTS)
+                self.losses = thinned([*self.losses, Loss(s, line.tokens, line.loss)], MAX_POINTS, lambda loss: loss.s)
             case "rollback":
                 self._roll_back(dict(line.shares))
             case "stop":

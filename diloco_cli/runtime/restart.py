@@ -124,7 +124,7 @@ def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> st
         since_s = now_s - _outside_since_s(exits, policy)
         return f"so for {since_s:.0f} s now" if since_s > policy.patience_s else None
     if last.status in HOPELESS_STATUSES:
-        tries = sum(1 for _ in takewhile(lambda life: life.status == last.status, reversed(exits)))
+        tries = _hopeless_tries(exits, policy)
         return f"{tries} times in a row, a restart does not heal it" if tries >= policy.max_hopeless else None
     recent = [life for life in exits if now_s - life.at_s <= policy.window_s]
     bad = sum(not is_healthy(life, policy) for life in recent)
@@ -132,6 +132,19 @@ def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> st
         if count > bound:
             return f"restarts exhausted: {bound} within {policy.window_s:.0f} s"
     return None
+
+
+def _hopeless_tries(exits: Sequence[Exit], policy: RestartPolicy) -> int:
+    """How many of the latest lives in a row ended with the last one's status; one as long as `patience_s` begins a
+    series: what ended it is none of the start's faults."""
+    tries = 0
+    for life in reversed(exits):
+        if life.status != exits[-1].status:
+            break
+        tries += 1
+        if life.lived_s >= policy.patience_s:
+            break
+    return tries
 
 
 def _repeats(exits: Sequence[Exit]) -> int:

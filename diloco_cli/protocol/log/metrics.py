@@ -3,7 +3,7 @@ commits as the state; no decision depends on them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TypeVar
 
@@ -89,7 +89,8 @@ def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metr
         case commits.Skip():
             return replace(metrics, skips=metrics.skips + 1)
         case commits.Evaluation() if commit.loss is not None:
-            return replace(metrics, losses=tuple(thinned((*metrics.losses, (commit.tokens, commit.loss)), MAX_LOSSES)))
+            losses = (*metrics.losses, (commit.tokens, commit.loss))
+            return replace(metrics, losses=tuple(thinned(losses, MAX_LOSSES, _tokens)))
         case commits.Rollback():
             losses = tuple(point for point in metrics.losses if point[0] <= tokens)
             return replace(metrics, losses=losses, recent_merges=())
@@ -169,7 +170,18 @@ def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:
     return []
 
 
-def thinned(points: Iterable[Point], most: int) -> list[Point]:
-    """A bounded curve: when it is full, every second point but the newest goes."""
+def _tokens(point: tuple[int, float]) -> int:
+    return point[0]
+
+
+def thinned(points: Iterable[Point], most: int, at: Callable[[Point], float]) -> list[Point]:
+    """A bounded curve of the whole run: when it is full, half as many stay, as far apart by `at` as that allows. (To
+    let every second one go would thin the beginning again each time.)"""
     found = list(points)
-    return found if len(found) <= most else [*found[:-1:2], found[-1]]
+    if len(found) <= most:
+        return found
+    apart, kept = 2 * abs(at(found[-1]) - at(found[0])) / most, found[:1]
+    for point in found[1:-1]:
+        if abs(at(point) - at(kept[-1])) >= apart:
+            kept.append(point)
+    return [*kept, found[-1]] if len(kept) < most else [*found[:-1:2], found[-1]]

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from diloco_cli.errors import StoreError
+from diloco_cli.events import write
 from diloco_cli.events.event import (
     KINDS,
     LOG_KINDS,
@@ -19,6 +20,7 @@ from diloco_cli.events.event import (
 )
 from diloco_cli.events.of_log import KIND_OF_COMMIT, events_of
 from diloco_cli.events.read import BATCHES, EVALUATOR, PAGE, EventReader, merged, newest_batches, unhealed_errors
+from diloco_cli.events.write import write_batch
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import event_key, read_event_key
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
@@ -37,6 +39,24 @@ def test_times_are_the_stores_and_no_machines() -> None:
     (event,) = decode_batch(data, "iowa", AT_S)
     assert (event.time, event.kind, event.unit, event.text) == (time_text(AT_S - 3.5), "started", "iowa", "process 7")
     assert event.data == {"pid": 7}
+
+
+@pytest.mark.parametrize(("days", "believed"), [(21, True), (3000, False)])
+def test_new_events_follow_those_of_a_clock_that_was_ahead(
+    monkeypatch: pytest.MonkeyPatch, days: int, believed: bool
+) -> None:
+    """Readers and collection go by keys: 70 batches of a clock 21 days ahead would hide all others for as long."""
+    store = MemoryStore()
+    monkeypatch.setattr(write, "wall_s", lambda: AT_S + days * 86_400)
+    for n in range(70):
+        write_batch(store, "iowa", [FreshEvent(0.0, "error", f"old {n}")])
+    monkeypatch.setattr(write, "wall_s", lambda: AT_S)
+    writer = write.EventWriter(store, every_s=0.0, lingers_s=0.0)
+    for n in range(3):
+        writer.note("started", "iowa", f"new {n}")
+    writer.close(10.0)
+    shown = [event.text for event in EventReader().read(store)]
+    assert ("new 2" in shown) is believed
 
 
 def test_a_batch_is_bounded_and_keeps_the_newest() -> None:

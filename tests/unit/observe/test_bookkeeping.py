@@ -147,6 +147,26 @@ def test_a_base_within_the_staleness_limit_is_fine_and_so_is_an_old_current_one(
     assert ledger.merge(applied("l1", 10, base=current, data_start=72, data_end=80)) == []
 
 
+def test_books_of_a_long_log_stay_small_and_forget_nothing_that_counts() -> None:
+    """A floor lets go of what no correct commit can refer to; a rollback to it, and a base or an offer that comes a
+    second time, are still judged."""
+    ledger = Ledger().merges(400)
+    assert ledger.enter("gc_floor", floor=ledger.n - 20, request=0) == []
+    books = ledger.books
+    kept = [sum(map(len, books.versions.values())), sum(map(len, books.bases.values())), len(books.shares_after)]
+    assert all(10 <= count <= 24 for count in kept), kept
+    assert books.duplicates == 0
+    ledger.merge(applied("l0", 7, base=books.versions[0][-1].version, data_start=8 * 400, data_end=8 * 401))
+    assert books.duplicates == 1, "the offer of number 7, of long ago"
+    newest = books.versions[1][-1].version
+    assert ledger.merge(applied("l0", 401, base=newest, data_start=8 * 401, data_end=8 * 402)) == []
+    ledger.enter("skip", slot=books.slot)
+    used_twice = ledger.merge(applied("l0", 402, base=newest, data_start=8 * 402, data_end=8 * 403))
+    assert any(f"uses base {newest} a second time" in problem for problem in used_twice)
+    floor = books.gc_floor
+    assert rollback(ledger, floor, tuple(books.shares_after[floor].items())) == []
+
+
 def test_a_version_says_for_which_slot_it_was_made() -> None:
     assert "of another slot" in Ledger().merge(applied(), slot=6)[0]
     ledger = Ledger().merges(4)

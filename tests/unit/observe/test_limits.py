@@ -73,4 +73,4 @@ def test_a_syncer_without_a_merge_says_what_it_has_tried_and_its_speed_is_guesse
 def test_a_run_whose_syncer_nobody_heard_has_a_guessed_machine() -> None:
     machine, source = machine_of_syncer(replace(facts(), syncer=None), GUESS)
     assert machine == GUESS
-    assert "its machine is guessed: 123 ms a call, 48 at a time, 10 Gbps up, 10 Gbps down" in source
+    assert "its machine is guessed: 123 ms a call, 48 at a time, 3.5 Gbps up, 3.5 Gbps down" in source

@@ -68,6 +68,16 @@ def test_what_a_restart_cannot_heal_gets_few_tries(status):
     assert decide([*lives(2, status=status), *lives(1)], 4.0, POLICY).action == "restart"
 
 
+def test_what_ends_a_life_of_weeks_now_and_then_is_not_hopeless():
+    """A non-finite gradient every two weeks, which a restart heals."""
+    fortnight = 14 * 86_400.0
+    exits = [Exit(at_s=n * fortnight, status=12, lived_s=fortnight - 1) for n in range(1, 9)]
+    assert decide(exits, exits[-1].at_s, POLICY).action == "restart"
+    at_once = [Exit(at_s=exits[-1].at_s + n, status=12, lived_s=1.0) for n in (1, 2)]
+    assert decide([*exits, at_once[0]], at_once[0].at_s, POLICY).action == "restart"
+    assert decide([*exits, *at_once], at_once[1].at_s, POLICY).action == "give_up"
+
+
 @pytest.mark.parametrize("status", [6, 13, 75])
 def test_the_outside_world_gets_an_hour_to_heal(status):
     exits = lives(110, status=status, gap_s=30.0)
