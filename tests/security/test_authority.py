@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError
+from diloco_cli.protocol.actors import collection
+from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask
@@ -128,6 +131,37 @@ def test_a_snapshot_by_a_thief_of_its_own_old_commit_counts_for_nothing_once_the
 def test_a_snapshot_that_hides_the_key_of_its_own_commit_counts_for_nothing() -> None:
     store, truth = with_a_thief_s_snapshot(epoch_key=OTHER_KEY, token_parameters=10**9)
     assert told(store, read_log(as_learner(RUN, "l0"))) == truth
+
+
+def test_a_floor_that_only_a_revoked_keys_snapshots_lead_to_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a log that is longer than a look back: to fold it from its first commit would take half an hour at a million.
+    A later floor, behind snapshots by the new key, takes all with it."""
+    monkeypatch.setattr(collection, "LOOK_BACK", 50)
+    store = MemoryStore()
+    head = written(store, RunState(), SYNCER, "epoch_start", outputs=genesis(RUN).outputs, epoch=1)
+
+    def skips(head: RunState, count: int, writer: RunFormat) -> RunState:
+        for _ in range(count):
+            head = written(store, head, writer, "skip", slot=head.slot, epoch=head.epoch)
+            if head.n % 10 == 0:
+                told(store, write_snapshot(writer, head))
+        return head
+
+    head = written(store, skips(head, 100, SYNCER), OTHER, "epoch_start", epoch=2)
+    head = written(store, head, OTHER, "revoke", epoch=2, key=FIRST_KEY)
+    collector = Collector(replace(RUN, settings=replace(RUN.settings, retention=RetentionSettings(2, 0.0))))
+
+    def works_at(head: RunState, floor: int) -> bool:
+        head = structs.replace(head, gc_floor=floor)
+        collector.look(head, 0.0)
+        works: bool = told(store, collector.work(head, 0.0, 60.0))
+        assert collector.is_done(head)
+        return works
+
+    assert not works_at(head, 90) and collector.sweep is None
+    head = skips(head, 40, OTHER)
+    assert works_at(head, 130) and collector.sweep is not None
+    assert snapshot_key(50) not in store.list("snapshot/") and snapshot_key(130) in store.list("snapshot/")
 
 
 def test_only_an_epoch_start_begins_an_epoch() -> None:

@@ -267,6 +267,7 @@ class Collector:
         self.grace_s = run.settings.retention.grace_s
         self.floor = self.deleted = 0
         self.sweep: Sweep | None = None
+        self._put_off = False
         self._backlog = Backlog()
         self._waiting: deque[tuple[int, float]] = deque()  # later floors, and when the grace of each is over
 
@@ -277,7 +278,7 @@ class Collector:
 
     @property
     def _rests(self) -> bool:
-        return self.floor == 0 or (self.sweep is not None and self.sweep.is_done)
+        return self.floor == 0 or self._put_off or (self.sweep is not None and self.sweep.is_done)
 
     def look(self, state: RunState, now_s: float) -> None:
         """Take note of the log's floor; the readers' grace begins now. A sweep that has begun is finished first, so
@@ -287,7 +288,7 @@ class Collector:
         if state.gc_floor > newest:
             self._waiting.append((state.gc_floor, now_s + self.grace_s))
         while self._waiting and self._waiting[0][1] <= now_s and (self._rests or self.sweep is None):
-            self.floor, self.sweep = self._waiting.popleft()[0], None
+            self.floor, self.sweep, self._put_off = self._waiting.popleft()[0], None, False
 
     def is_done(self, state: RunState) -> bool:
         return state.gc_floor == self.floor and self._rests
@@ -297,6 +298,12 @@ class Collector:
         if self._rests:
             return False
         if self.sweep is None:
+            # Snapshots by a key that was revoked since count for nothing: after a million commits it would take half an
+            # hour to fold the floor's state from the first one. A later floor lies behind snapshots by the new key.
+            far = self.floor > LOOK_BACK and bool(state.revoked)
+            self._put_off = far and not (yield from kept_snapshots(self.run, self.floor, state.revoked))
+            if self._put_off:
+                return False
             self.sweep = yield from sweep_behind(self.run, self.floor, state.revoked)
         while not self.sweep.is_done:
             before = self.sweep.deleted
