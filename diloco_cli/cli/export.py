@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
 
 import typer
@@ -90,7 +91,7 @@ def refuse_place(path: Path, hint: str, overwrite: bool = False) -> None:
     if path.exists() and not overwrite:
         raise UsageError(f"{path} exists already", hint=hint)
     if not path.parent.is_dir():
-        raise UsageError(f"no directory {path.parent}", hint=f"mkdir -p {path.parent}")
+        raise UsageError(f"no directory {path.parent}", hint=f"mkdir -p {quote(str(path.parent))}")
 
 
 @contextmanager

@@ -154,6 +154,19 @@ def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
     return here and is_worth_a_try(plan.run, run.layout.num_parameters)
 
 
+def _prepare(plan: Plan, shown: ProgressLine) -> None:
+    """Before anything is written to the bucket: the place for this machine's notes, and the run's text as tokens."""
+    from diloco_cli.corpus.text import markup_warning
+    from diloco_cli.paths import home_directory
+    from diloco_cli.runtime.files import refuse_unwritable
+    from diloco_cli.tasks.own_data import prepare_text
+
+    refuse_unwritable(home_directory())
+    if (warning := markup_warning([plan.run.data.text or ""])) is not None:
+        talk(warning)
+    prepare_text(plan.run.data, lambda shard, made: setattr(shown, "text", f"tokenizing: {len(made.shards)} shards"))
+
+
 def _created(
     plan: Plan, origins: dict[str, str], region: str | None, values: Values | None, shown: ProgressLine
 ) -> tuple[KnownRun, bool]:
@@ -172,9 +185,8 @@ def _created(
     from diloco_cli.runtime.runs import remember_run
     from diloco_cli.runtime.signing_key import signing_secret
     from diloco_cli.store.open import join_url
-    from diloco_cli.tasks.own_data import prepare_text
 
-    prepare_text(plan.run.data, lambda shard, made: setattr(shown, "text", f"tokenizing: {len(made.shards)} shards"))
+    _prepare(plan, shown)
     url = join_url(plan.inventory.store.url, plan.run.name)
     shares, slower = shares_here(plan, region)
     if slower is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -116,9 +117,12 @@ def _refuse_old_names(words: list[str]) -> None:
 def main() -> None:
     """Entry point: every declared error ends with its own exit status; tracebacks are shown with --debug only."""
     sys.argv[1:] = everywhere_first(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an output that is not UTF-8 has no bars and dashes
     try:
         _refuse_old_names(sys.argv[1:])
-        app(standalone_mode=True)
+        sys.exit(_status_of_command())
     except DilocoError as error:
         _end(error)
     except KeyboardInterrupt:
@@ -135,14 +139,37 @@ def main() -> None:
         _flush()
 
 
+def _status_of_command() -> int:
+    """The exit status of the command that the words name. Raises UsageError for words that are wrong, if a program
+    reads the output; a person sees the command's usage."""
+    try:
+        status = app(standalone_mode=False)
+    except typer.Abort:
+        talk("aborted")
+        return BUG_STATUS
+    except SystemExit:
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # the parser's word for a reader that has gone
+            return 0
+        raise
+    except Exception as error:
+        if not (hasattr(error, "format_message") and hasattr(error, "show")):  # typer's releases differ in its class
+            raise
+        if "--json" in sys.argv:
+            raise UsageError(error.format_message(), hint="diloco COMMAND -h") from error
+        error.show()
+        return UsageError.exit_status
+    return status if isinstance(status, int) else 0
+
+
 def _end_by_a_bug(error: Exception) -> NoReturn:
     """Of the user's own code, if the error was raised there; else of diloco."""
     from diloco_cli.events.cause import cause_of
 
     cause = cause_of(error)
-    talk(f"error: {cause.text}" if cause.place else f"error: a bug in diloco: {cause.text}")
-    report = "" if cause.place else " and report what it prints"
-    talk(f"hint: run the same command with DILOCO_DEBUG=1{report or ' to see the whole traceback'}")
+    report = " to see the whole traceback" if cause.place else " and report what it prints"
+    text = cause.text if cause.place else f"a bug in diloco: {cause.text}"
+    with suppress(OSError):
+        report_error(DilocoError(text, hint=f"run the same command with DILOCO_DEBUG=1{report}"))
     sys.exit(BUG_STATUS)
 
 

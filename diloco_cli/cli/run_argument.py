@@ -181,7 +181,7 @@ def _run_of_file(path: Path) -> KnownRun:
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
     from diloco_cli.runtime.runs import KnownRun, read_run
-    from diloco_cli.store.open import join_url
+    from diloco_cli.store.open import join_url, parse_url
 
     run = load_run(path)
     known = read_run(run.name)
@@ -194,4 +194,9 @@ def _run_of_file(path: Path) -> KnownRun:
             where=str(path),
             hint=f"start it: diloco launch {path}",
         )
-    return KnownRun(run.name, join_url(load_inventory(inventory_path).store.url, run.name), 0.0)
+    url = join_url(load_inventory(inventory_path).store.url, run.name)
+    place = parse_url(url)
+    if place.scheme == "file" and not Path(place.place).is_dir():
+        hint = f"diloco launch {shlex.quote(str(path))}"
+        raise NotFoundError(f"run {run.name!r} was not launched yet", where=url, hint=hint)
+    return KnownRun(run.name, url, 0.0)

@@ -47,6 +47,7 @@ def _print_table(rows: list[dict[str, object]]) -> None:
         table.add_column(name.upper())
     for row in rows:
         loss = row.get("loss")
-        cells = [str(row["name"]), str(row["state"]), str(row.get("commit", "")), f"{row.get('tokens', 0):,}"]
+        commit = row.get("commit", -1)
+        cells = [str(row["name"]), str(row["state"]), "" if commit == -1 else str(commit), f"{row.get('tokens', 0):,}"]
         table.add_row(*cells, f"{loss:.3f}" if isinstance(loss, float) else "", str(row["url"]))
     console().print(table)

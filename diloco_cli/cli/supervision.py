@@ -28,10 +28,19 @@ from diloco_cli.observe.live import Curves, LiveScreen
 from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of
-from diloco_cli.runtime.ending import Participants, StopPolicy, SupervisionEvent, SupervisionResult, last_words
+from diloco_cli.runtime.ending import (
+    Participants,
+    StopPolicy,
+    SupervisionEvent,
+    SupervisionResult,
+    last_words,
+    listed,
+)
 from diloco_cli.runtime.known_operators import trust_of
 from diloco_cli.runtime.logs import StoreWords
+from diloco_cli.runtime.registry import read_unit
 from diloco_cli.runtime.supervisor import WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.deadline import Deadline
@@ -65,9 +74,27 @@ def go_on(
     if (stopped or syncer_may_start(opened.format, units)) and operator_of(opened).withdraw_stop(state):
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
+    _say_who_gives_way(opened, state, units)
     if detach:
         return _detached(opened, region, as_json, command, hooks)
     return supervise_run(opened, units, region, command, as_json, hooks)
+
+
+def _say_who_gives_way(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> None:
+    """A warning where units that start here, and were never known here, work elsewhere: those will end."""
+    from diloco_cli.observe.participants import working
+
+    strangers = [unit.name for unit in units if read_unit(opened.name, unit.name) is None]
+    if state.n < 0 or not strangers:
+        return
+    with suppress(DilocoError):
+        there = working(boxed(opened, Deadline(LOOK_S)).facts(), strangers)
+        if there:
+            place = "its place" if len(there) == 1 else "their places"
+            talk(
+                f"warning: {listed(there)} worked elsewhere a moment ago, or under another DILOCO_HOME: what starts "
+                f"here takes {place}. To leave them alone, press Ctrl-C now; watch them: diloco status {opened.url}"
+            )
 
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks) -> int:

@@ -47,7 +47,7 @@ FABRIC = re.compile(r"[\w.-]{1,63}")
 DURATION = above(0, quantity(parse_duration))
 BANDWIDTH = quantity(parse_bandwidth)
 POSITIVE = above(0, number)
-COMMENTED_EXAMPLE = "an inventory.yaml that explains every key: diloco init DIR"
+COMMENTED_EXAMPLE = "an inventory.yaml that explains every key: diloco init DIR --for several"
 
 
 def load_inventory(path: Path | str) -> Inventory:

@@ -134,12 +134,13 @@ def _check_length(run: RunSettings, place: _Places) -> None:
     train, sync = run.train, run.sync
     one_round = sync.every * train.batch_tokens
     if train.tokens < one_round:
-        fewer = max(1, train.tokens // train.batch_tokens)
+        fewer = train.tokens // train.batch_tokens
+        or_fewer = f", or --set sync.every={fewer} or less" if fewer else ""
         place.refuse(
             "train.tokens",
             f"{format_count(train.tokens)} end before the first round of one island does: sync.every x "
             f"train.batch_tokens = {sync.every} x {format_count(train.batch_tokens)} = {format_count(one_round)}",
-            f"--set train.tokens={one_round} or more, or --set sync.every={fewer} or less",
+            f"--set train.tokens={one_round} or more{or_fewer}",
         )
 
 

@@ -53,7 +53,9 @@ def read_yaml_file(path: Path) -> Node:
             raw = stream.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"cannot read the file: {reason}", where=str(path), hint="diloco init") from None
+        within = path / "run.yaml"
+        hint = f"did you mean {within}?" if within.is_file() else "new files, in a folder of their own: diloco init DIR"
+        raise UsageError(f"cannot read the file: {reason}", where=str(path), hint=hint) from None
     if len(raw) > MAX_FILE_BYTES:
         raise UsageError(f"the file is larger than {MAX_FILE_BYTES // 10**6} MB", where=str(path))
     try:
@@ -76,6 +78,9 @@ def parse_yaml(text: str, source: str, *, fixed_place: bool = False) -> Node:
         line = "" if fixed_place or mark is None else f":{mark.line + 1}"
         problem = str(error.problem or error.context)
         hint = "put the value in quotes" if "cannot start any token" in problem else None
+        before = "" if mark is None else "".join(text.splitlines()[mark.line : mark.line + 1])[: mark.column + 1]
+        if hint and "\t" in before and not before.strip():
+            hint = "indent with spaces: YAML takes no tabs there"
         raise UsageError(f"not valid YAML: {problem}", where=f"{source}{line}", hint=hint) from None
     except yaml.YAMLError as error:
         first_line = str(error).splitlines()[0]
@@ -92,7 +97,9 @@ class _Reader:
         next(self.events)  # the stream's start
         first = next(self.events)
         if isinstance(first, yaml.StreamEndEvent):
-            raise UsageError("the file is empty", where=self.source, hint="diloco init")
+            raise UsageError(
+                "the file is empty", where=self.source, hint="new files, in a folder of their own: diloco init DIR"
+            )
         tree = self._node(next(self.events), depth=0)
         next(self.events)  # the document's end
         after = next(self.events)

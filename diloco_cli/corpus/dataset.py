@@ -64,7 +64,7 @@ def open_dataset(name: str, config: str | None, split: str, column: str) -> Data
     if name and Path(name).is_dir():
         return DatasetRows(_of_folder(Path(name), config, split), column, name)
     if not is_hub_name(name):
-        hint = "give a folder with parquet files, or a name on the Hub: OWNER/NAME@REVISION or hf://NAME"
+        hint = "give a folder with parquet or json files, or a name on the Hub: OWNER/NAME@REVISION or hf://NAME"
         raise NotFoundError(f"no folder {name!r}", where="--dataset", hint=hint)
     bare, revision = parted(name)
     found = _loaded(name, bare, config, split, revision)

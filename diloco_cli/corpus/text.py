@@ -13,6 +13,16 @@ from diloco_cli.errors import NotFoundError, UsageError
 
 PIECE_BYTES = 256 << 10  # of text that is tokenized at once; it ends at a line's end, where there is one
 MAGIC = "*?["
+MARKED_UP = (".json", ".jsonl", ".parquet")
+
+
+def markup_warning(names: Iterable[str]) -> str | None:
+    """A warning where files hold rows of a dataset, and would be trained on as they are."""
+    name = next((name for name in names if name.lower().endswith(MARKED_UP)), None)
+    if name is None:
+        return None
+    rows = "to train on a column of its rows: diloco data tokenize --dataset FOLDER --column NAME"
+    return f"warning: {name} is taken as plain text, its markup included; {rows}"
 
 
 @dataclass(frozen=True)

@@ -76,15 +76,18 @@ def newest(events: Iterable[Event], count: int) -> list[Event]:
 
 
 def unhealed_errors(events: Iterable[Event], evaluated: bool = True) -> list[Event]:
-    """The last error of each unit, oldest first, unless a merge since then shows that the unit is well: one with an
-    offer of this learner, any merge if it is the syncer. The evaluator's is told for RECENT_MERGES merges, and for good
-    if the run was never `evaluated`. `events`: oldest first."""
+    """The last error of each unit, oldest first, unless something since then shows that the unit is well: it joined, or
+    ended as it should, or there was a merge: one with an offer of this learner, any merge if it is the syncer. The
+    evaluator's is told for RECENT_MERGES merges, and for good if the run was never `evaluated`. `events`: oldest
+    first."""
     last: dict[str, Event] = {}
     merges = 0
     for event in events:
         if event.kind == "error":
             last[event.unit] = event
             merges = 0 if event.unit == EVALUATOR else merges
+        elif event.kind == "joined" or (event.kind == "ended" and event.data.get("status") == 0):
+            last.pop(event.unit, None)
         elif event.kind == "merged":
             merges += 1
             well = (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from shlex import quote
 
 from diloco_cli.errors import UsageError
 
@@ -21,7 +22,7 @@ def refuse_folder(folder: Path, overwrite: bool) -> None:
     """Before the work begins: raises UsageError unless the folder is new or empty, or an earlier export that may be
     overwritten. A folder with other files in it is never replaced."""
     if not folder.parent.is_dir():
-        raise UsageError(f"no directory {folder.parent}", hint=f"mkdir -p {folder.parent}")
+        raise UsageError(f"no directory {folder.parent}", hint=f"mkdir -p {quote(str(folder.parent))}")
     if not folder.exists():
         return
     if not folder.is_dir():

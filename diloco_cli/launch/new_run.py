@@ -138,7 +138,14 @@ def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
 def create_run(
     store: Store, fresh: RunFormat, where: str, secret: Secret | None = None
 ) -> tuple[RunFormat, Literal["created", "existed"]]:
-    """Create the run, or find the same run there already. Raises UsageError if other settings hold the name."""
+    """Create the run, or find the same run there already. Raises UsageError if other settings hold the name, or if
+    there are commits of a run without its FORMAT.json."""
+    if store.list("commit/", limit=1) and store.get(FORMAT_KEY, MAX_RECORD_BYTES) is None:
+        raise UsageError(
+            "there are commits of a run whose FORMAT.json is gone",
+            where=where,
+            hint=f"put that object back, or start under another name: --set name={fresh.name}-2",
+        )
     answer = store.create(FORMAT_KEY, fresh.keyring.sign(OPERATOR, FORMAT_KEY, encode(fresh)))
     if isinstance(answer, Created):
         return fresh, "created"

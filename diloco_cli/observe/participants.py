@@ -7,9 +7,11 @@ from collections.abc import Collection
 
 from diloco_cli.observe.facts import RunFacts
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat
-from diloco_cli.protocol.log.states import StandbyState, SyncerState
+from diloco_cli.protocol.log.states import LearnerState, StandbyState, SyncerState
 from diloco_cli.runtime.ending import Participants
 
+LATELY_S = 10.0
+ENDED = {LearnerState.DRAINING, LearnerState.FENCED, LearnerState.DONE, LearnerState.FAILED, SyncerState.DONE}
 SERVES = (SyncerState.SERVING, SyncerState.MERGING, SyncerState.FINISHING)
 
 
@@ -22,6 +24,16 @@ def participants_of(facts: RunFacts, here: Collection[str]) -> Participants:
         others.append(f"{facts.syncer.heartbeat.unit} on {facts.syncer.heartbeat.host}")
     joined = tuple(island.name for island in facts.state.members)
     return Participants(tuple(island.name for island in facts.run.islands), joined, tuple(sorted(others)))
+
+
+def working(facts: RunFacts, names: Collection[str]) -> list[str]:
+    """Of these units those that work by what they said within LATELY_S."""
+    heard = {name: (said.age_s, said.heartbeat.state) for name, said in facts.learners.items()}
+    if facts.syncer is not None:
+        heard[facts.syncer.heartbeat.unit] = facts.syncer.age_s, facts.syncer.heartbeat.state
+    return sorted(
+        name for name in heard.keys() & set(names) if heard[name][0] <= LATELY_S and heard[name][1] not in ENDED
+    )
 
 
 def _waits(heartbeat: SyncerHeartbeat) -> bool:

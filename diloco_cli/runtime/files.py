@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from diloco_cli.errors import NoSpaceError, UsageError
 MAX_FILE_BYTES = 64 * 1024
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 NO_SPACE_ERRNOS = frozenset({28, 122})  # ENOSPC, EDQUOT
+NO_PLACE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR})
 
 
 class UnreadableError(ValueError):
@@ -37,7 +39,16 @@ def write_json(path: Path, body: dict[str, Any]) -> None:
     except OSError as error:
         if error.errno in NO_SPACE_ERRNOS:
             raise NoSpaceError("no space left to note the state of a unit", where=str(path)) from error
+        if error.errno in NO_PLACE_ERRNOS:
+            raise unwritable(path.parent, error) from error
         raise
+
+
+def unwritable(directory: Path, error: OSError) -> UsageError:
+    """The error of a machine that may not keep its notes there."""
+    reason = (error.strerror or str(error)).lower()
+    hint = "set DILOCO_HOME to a folder of yours"
+    return UsageError(f"cannot write there: {reason}", where=str(directory), hint=hint)
 
 
 def write_whole(path: Path, data: bytes, mode: int = 0o600, durable: bool = False) -> None:
@@ -75,7 +86,23 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 def make_directory(path: Path) -> None:
     """With parents, for the owner alone: identities hold secrets."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in NO_PLACE_ERRNOS:
+            raise unwritable(path, error) from error
+        raise
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """Raises UsageError where this machine's notes could not be written, before anything else begins."""
+    make_directory(directory)
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        if error.errno in NO_PLACE_ERRNOS:
+            raise unwritable(directory, error) from error
+        raise
 
 
 def _sync_directory(path: Path) -> None:

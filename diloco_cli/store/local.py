@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 
 from diloco_cli import clock
 from diloco_cli.errors import DilocoError, NoSpaceError
@@ -245,7 +246,7 @@ def _nothing_if_no_object() -> Iterator[None]:
 
 def missing_directory(root: Path) -> StoreGoneError:
     return StoreGoneError(
-        "no such directory", where=str(root), hint=f"mkdir -p {root}, or mount the disk that holds it"
+        "no such directory", where=str(root), hint=f"mkdir -p {quote(str(root))}, or mount the disk that holds it"
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -226,3 +228,59 @@ def test_the_deleted_bucket_of_a_run_that_was_launched_here_is_said_to_be_gone(
         assert done.returncode == 6 and "the bucket of run nano is gone: no such directory" in done.stderr
         assert "hint: bring it back" in done.stderr and "`diloco stop nano`" in done.stderr
     assert "mkdir -p" in diloco("status", f"file://{tmp_path}/bucket/other").stderr
+
+
+def test_words_that_are_wrong_are_json_where_a_program_reads(diloco: Diloco) -> None:
+    for words in (["status", "--json", "--bogus"], ["status", "a", "b", "--json"], ["simulate", "run", "--json"]):
+        done = diloco(*words)
+        body = json.loads(done.stdout)
+        assert done.returncode == 2 and not body["ok"] and body["error"]["code"] == "usage", done.stdout
+    plain = diloco("status", "--bogus")
+    assert plain.returncode == 2 and plain.stdout == "" and "No such option" in plain.stderr
+
+
+def of_shell(words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+    return subprocess.run(
+        ["bash", "-c", words], cwd=folder, text=True, capture_output=True, env=environment, check=False
+    )
+
+
+def test_a_reader_that_leaves_is_no_error(quickstart: Path) -> None:
+    done = of_shell("set -o pipefail; $PYTHON -m diloco_cli plan -f q/run.yaml | head -1", quickstart.parent)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_an_output_that_is_not_utf_8_is_no_error(quickstart: Path) -> None:
+    done = of_shell("PYTHONIOENCODING=latin-1 $PYTHON -m diloco_cli plan -f q/run.yaml", quickstart.parent)
+    assert done.returncode in (0, 10) and "bug" not in done.stderr, done.stderr
+
+
+def test_a_tab_a_folder_and_too_few_tokens_have_hints_that_help(diloco: Diloco, quickstart: Path) -> None:
+    (quickstart / "tab.yaml").write_text("name: x\nsync:\n\tevery: 5\n")
+    for words, hint in (
+        (["plan", "q/tab.yaml"], "indent with spaces"),
+        (["launch", "q"], "did you mean q/run.yaml?"),
+        (["launch", "q/run.yaml", "-n", "--set", "train.tokens=1"], "or more\n"),
+        (["status", "q/run.yaml"], "hint: diloco launch q/run.yaml"),
+    ):
+        done = diloco(*words)
+        assert done.returncode in (2, 4) and hint in done.stderr, done.stderr
+
+
+def test_a_place_that_cannot_be_written_is_named_before_a_run_is_made(diloco: Diloco, quickstart: Path) -> None:
+    done = diloco("launch", "q/run.yaml", "--create-only", DILOCO_HOME="/proc/nothing")
+    assert done.returncode == 2 and "cannot write there" in done.stderr and "set DILOCO_HOME" in done.stderr
+    assert not list((quickstart / "bucket").glob("*/FORMAT.json"))
+
+
+def test_commits_without_their_format_are_left_alone(diloco: Diloco, quickstart: Path) -> None:
+    """A new FORMAT.json over them made the log a damaged one, and the hint was to delete a commit."""
+    assert diloco("launch", "q/run.yaml", "--create-only").returncode == 0
+    (format_path,) = (quickstart / "bucket").glob("*/FORMAT.json")
+    data = format_path.read_bytes()
+    format_path.unlink()
+    done = diloco("launch", "q/run.yaml", "--create-only")
+    assert done.returncode == 2 and "FORMAT.json is gone" in done.stderr and not format_path.exists()
+    format_path.write_bytes(data)
+    assert diloco("launch", "q/run.yaml", "--create-only").returncode == 0

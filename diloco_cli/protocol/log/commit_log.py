@@ -152,7 +152,7 @@ def require_keys(run: RunFormat, secret: Secret | None, signers: tuple[str, ...]
     missing = [signer for signer in signers if not run.keyring.holds(signer)]
     if missing:
         what = f"run {run.name} is signed, and this process has no key for {' and '.join(missing)}"
-        raise UsageError(what, where=where, hint=missing_hint(secret, where))
+        raise UsageError(what, where=where, hint=missing_hint(secret, where, missing[0]))
     if secret is not None and secret.is_operators and LOG in signers:
         what = "the operator's secret signs no merges: a syncer has a key of its own"
         raise UsageError(
@@ -160,11 +160,15 @@ def require_keys(run: RunFormat, secret: Secret | None, signers: tuple[str, ...]
         )
 
 
-def missing_hint(secret: Secret | None, where: str) -> str:
+def missing_hint(secret: Secret | None, where: str, signer: str) -> str:
+    """`signer`: one whose key is missing."""
+    role, _, name = signer.partition("/")
+    role, name = (role, name) if name else ("syncer", "NAME")
+    request = f"to make one: diloco key request {where} {role} {name} {name}.key"
     if secret is None:
-        return f"{KEY_HINT}; to make one: diloco key request"
+        return f"{KEY_HINT}; {request}"
     if not secret.own:
-        return "to make one: diloco key request"
+        return request
     role, _, name = secret.signers[0].partition("/")
     return f"ask its operator for: diloco key certify {where} {role} {name} {public_key(secret.own)}"
 

@@ -204,3 +204,8 @@ def test_an_error_is_told_until_its_unit_takes_part_again() -> None:
     broken = [at(0, "error", "iowa"), at(1, "error", "rhine"), at(2, "error", "iowa"), at(3, "error", "syncer")]
     assert [event.text for event in unhealed_errors(broken)] == ["at 1", "at 2", "at 3"]
     assert [event.unit for event in unhealed_errors([*broken, at(4, "merged", "syncer", "x, rhine")])] == ["iowa"]
+    for well in (Event(time_text(AT_S + 9), "joined", "iowa", "in europe"),
+                 Event(time_text(AT_S + 9), "ended", "iowa", "it is done", {"status": 0})):  # fmt: skip
+        assert "iowa" not in [event.unit for event in unhealed_errors([*broken, well])]
+    ill = Event(time_text(AT_S + 9), "ended", "iowa", "the store failed", {"status": 6})
+    assert "iowa" in [event.unit for event in unhealed_errors([*broken, ill])]

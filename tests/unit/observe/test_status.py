@@ -16,6 +16,7 @@ from msgspec import structs
 from diloco_cli.config.settings import RunSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe.facts import Heard, RunFacts, store_time
+from diloco_cli.observe.participants import working
 from diloco_cli.observe.render import plain_line, status_text
 from diloco_cli.observe.status import FORGOTTEN_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
@@ -297,3 +298,14 @@ def test_the_screen_names_who_serves_and_who_waits() -> None:
     assert any(row.startswith("standby-1 ") and "STANDING_BY" in row and "on laptop" in row for row in rows)
     nobody = status_text(status_of(facts(syncer=None))).splitlines()
     assert any(row.startswith("syncer ") and "not heard yet" in row for row in nobody)
+
+
+def test_units_that_work_elsewhere_are_told_from_those_that_have_left() -> None:
+    """Before a resume takes their places."""
+    here = ["iowa", "rhine", "syncer", "ohio"]
+    assert working(facts(), here) == ["iowa", "rhine", SYNCER.unit]
+    assert working(facts(iowa=11.0, syncer=None), here) == ["rhine"]
+    assert working(facts(state=STATE), ["iowa"]) == ["iowa"]
+    left = facts()
+    left.learners["rhine"] = Heard(replace(HEARTBEAT, state="DONE"), 1.0)
+    assert working(left, here) == ["iowa", SYNCER.unit]
