@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import DataCheckError
+from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.events.of_log import events_of
 from diloco_cli.paths import user_cache_directory
 from diloco_cli.protocol.log.commits import Commit
@@ -120,6 +120,6 @@ def _continues(store: Store, history: RunHistory) -> bool:
 
 def _keep(path: Path, history: RunHistory) -> None:
     """A report does not fail because nothing can be kept."""
-    with suppress(OSError):
+    with suppress(OSError, UsageError):
         make_directory(path.parent)
         write_whole(path, msgspec.json.encode(KeptHistory(VERSION, history)))

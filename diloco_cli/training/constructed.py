@@ -36,7 +36,9 @@ def _without_parameters(settings: RunSettings, wanted: Sequence[Name]) -> list[t
     try:
         with _parameters_on_meta():
             found = _tensors(build_model(settings), wanted)
-    except Exception:  # the constructor's own: with parameters it may not be raised
+    except Exception as error:  # the constructor's own: with parameters it may not be raised
+        if isinstance(error, MemoryError):
+            raise
         return None
     undrawn = torch.Generator().manual_seed(settings.train.seed).get_state()
     if any(tensor.is_meta for tensor in found) or not torch.equal(torch.get_rng_state(), undrawn):
