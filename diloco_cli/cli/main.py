@@ -155,10 +155,16 @@ def _status_of_command() -> int:
         if not (hasattr(error, "format_message") and hasattr(error, "show")):  # typer's releases differ in its class
             raise
         if "--json" in sys.argv:
-            raise UsageError(error.format_message(), hint="diloco COMMAND -h") from error
+            hint = " ".join(["diloco", *_command_of(getattr(error, "ctx", None)), "-h"])
+            raise UsageError(error.format_message(), hint=hint) from error
         error.show()
         return UsageError.exit_status
     return status if isinstance(status, int) else 0
+
+
+def _command_of(ctx: Any) -> list[str]:
+    """The names of the command and its groups, without the program's own."""
+    return [] if ctx is None or ctx.parent is None else [*_command_of(ctx.parent), ctx.info_name]
 
 
 def _end_by_a_bug(error: Exception) -> NoReturn:

@@ -192,7 +192,7 @@ def _run_of_file(path: Path) -> KnownRun:
         raise NotFoundError(
             f"run {run.name!r} is not known to this directory, and its run file names no inventory",
             where=str(path),
-            hint=f"start it: diloco launch {path}",
+            hint=f"start it: diloco launch {shlex.quote(str(path))}",
         )
     url = join_url(load_inventory(inventory_path).store.url, run.name)
     place = parse_url(url)

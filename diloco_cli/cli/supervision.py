@@ -92,8 +92,8 @@ def _say_who_gives_way(opened: OpenRun, state: RunState, units: list[UnitSpec]) 
         if there:
             place = "its place" if len(there) == 1 else "their places"
             talk(
-                f"warning: {listed(there)} worked elsewhere a moment ago, or under another DILOCO_HOME: what starts "
-                f"here takes {place}. To leave them alone, press Ctrl-C now; watch them: diloco status {opened.url}"
+                f"warning: {listed(there)} worked elsewhere a moment ago (on another machine, or under another "
+                f"DILOCO_HOME): what starts here takes {place}. To look on without that: diloco status {opened.url}"
             )
 
 

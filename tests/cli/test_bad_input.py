@@ -231,10 +231,16 @@ def test_the_deleted_bucket_of_a_run_that_was_launched_here_is_said_to_be_gone(
 
 
 def test_words_that_are_wrong_are_json_where_a_program_reads(diloco: Diloco) -> None:
-    for words in (["status", "--json", "--bogus"], ["status", "a", "b", "--json"], ["simulate", "run", "--json"]):
+    for words, command in (
+        (["status", "--json", "--bogus"], "status "),
+        (["status", "a", "b", "--json"], "status "),
+        (["simulate", "run", "--json"], "simulate run "),
+        (["--json"], ""),
+    ):
         done = diloco(*words)
         body = json.loads(done.stdout)
         assert done.returncode == 2 and not body["ok"] and body["error"]["code"] == "usage", done.stdout
+        assert body["error"]["hint"] == f"diloco {command}-h", body
     plain = diloco("status", "--bogus")
     assert plain.returncode == 2 and plain.stdout == "" and "No such option" in plain.stderr
 
