@@ -31,6 +31,7 @@ MENDED = {
     97066442: "a jump that an operator's rollback undid counts as one to get beyond (of the check)",
     97080543: "one late offer left a belief in a hidden delay, and a learner early for a hundred offers",
     100020711: "at the end of 495 syncers of a second each a region lacks 480 commits (of the check)",
+    100047353: "what a revoked key had claimed in a region hid the learner's next processes until a new syncer",
     97080950: "no faults, of a quarantine, were written as 0, and as 0.0 by who read a snapshot: other lengths",
 }
 

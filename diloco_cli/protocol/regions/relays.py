@@ -155,8 +155,10 @@ class Relay:
             yield from self._carry_record(box, key, claim)
 
     def claimed(self, learner: str) -> int:
-        """The newest incarnation of a learner that was seen in its own bucket; 0: none."""
-        return self.claims[learner].newest if learner in self.claims else 0
+        """The newest incarnation of a learner that was seen in its own bucket; 0: none, or since a key was revoked no
+        look has been made that passes by what this key signed."""
+        is_stale = self._revoked != len(self.head().revoked)
+        return 0 if is_stale or learner not in self.claims else self.claims[learner].newest
 
     def _retire(self, newest: Box, floor: int, now_s: float) -> None:
         older = {key for key in self.boxes if key[0] == newest.learner and key[1] != newest.incarnation}
