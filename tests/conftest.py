@@ -19,7 +19,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG_TIMEOUT_S = 6 * 3600
+BEYOND_CORES = 1  # a whole run waits for much of its time: with one more process the cores are busy meanwhile
 WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/", "tests/security/attacks/")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """What `-n logical` means."""
+    return (os.cpu_count() or 1) + BEYOND_CORES
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,7 +9,7 @@ MOST_PERCENT = 10.0  # of a model so small that each fragment's message weighs m
 
 
 def test_ranks_send_and_adopt_in_little_time_and_wait_for_no_copy() -> None:
-    found = measured(MemoryCase("small", 2, 8, fragments=4))
+    found = measured(MemoryCase("small", 2, 2, fragments=4))
     assert found["waits"] == [0.0]
     for name in ("exchange", "slow exchange"):
         assert max(percent(found, name)) < MOST_PERCENT

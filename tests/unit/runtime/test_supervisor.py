@@ -221,13 +221,13 @@ def test_a_stop_request_that_hangs_does_not_hinder_the_stop():
         up("a")
         began_s = monotonic_s()
         run.stop()
-        assert monotonic_s() - began_s < 2.0
+        assert monotonic_s() - began_s < 4.0
 
 
 def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path):
     request = tmp_path / "stop"
     heedful = f"import os, time\nwhile not os.path.exists({str(request)!r}): time.sleep(0.01)"
-    with Supervision(unit("a", heedful), whole_run=whole("a", request_stop=request.touch)) as run:
+    with Supervision(unit("a", heedful), whole_run=whole("a", request_stop=request.touch), stop=StopPolicy()) as run:
         up("a")
         run.stop()
     assert run.kinds("a") == ["started", "done"]
@@ -241,7 +241,7 @@ def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated():
         up("a")
         began_s = monotonic_s()
         run.stop()
-        assert monotonic_s() - began_s < 1.0
+        assert monotonic_s() - began_s < StopPolicy.leave_s
     assert "forbidden" in run.events[-1].text
 
 
