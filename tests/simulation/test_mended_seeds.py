@@ -32,6 +32,7 @@ MENDED = {
     97080543: "one late offer left a belief in a hidden delay, and a learner early for a hundred offers",
     100020711: "at the end of 495 syncers of a second each a region lacks 480 commits (of the check)",
     100047353: "what a revoked key had claimed in a region hid the learner's next processes until a new syncer",
+    100063636: "an early offer of the only fragment waits, and slots last 0.8 s instead of 0.1 (of the check)",
     97080950: "no faults, of a quarantine, were written as 0, and as 0.0 by who read a snapshot: other lengths",
 }
 
