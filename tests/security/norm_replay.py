@@ -74,11 +74,12 @@ def runs(strategy: Strategy, rounds: int) -> tuple[list[Score], float]:
 
 def row(strategy: Strategy, rounds: int) -> tuple[str, bool]:
     scores, drift = runs(strategy, rounds)
-    usual = runs(of_usual_size(strategy), rounds)[1] if drift > MAX_DRIFT else 0.0
-    rise, added = max(score.worst_rise for score in scores), drift - max(0.0, usual)
+    usual = runs(of_usual_size(strategy), rounds)[1] if drift > MAX_DRIFT else None
+    rise, added = max(score.worst_rise for score in scores), drift - max(0.0, usual or 0.0)
     reached = all(score.reached for score in scores)
     applied, blamed = sum(score.applied for score in scores), sum(bool(score.blamed) for score in scores)
-    told = f"| {rise:+.2%} | {drift:+.2%} | {usual:+.2%} | {applied} | {blamed} of {len(SEEDS)} |"
+    tried = "" if usual is None else f"{usual:+.2%}"
+    told = f"| {rise:+.2%} | {drift:+.2%} | {tried} | {applied} | {blamed} of {len(SEEDS)} |"
     return told + ("" if reached else " STALLED"), rise <= MAX_RISE and added <= MAX_DRIFT and reached
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from diloco_cli.protocol.log.directions import OPPOSES
 from diloco_cli.protocol.rules.eligibility import offered_weight
+from tests.security import norm_replay
 from tests.security.attacks.hostile import Strategy
-from tests.security.contest import Contest, contest, contest_run
+from tests.security.contest import Contest, Score, contest, contest_run
 from tests.security.norm_replay import WORST
 from tests.security.norm_search import AFTER_OUTAGES, MAX_DRIFT, MAX_RISE, SEARCHED, SPACE, changed, drawn, played
 from tests.security.poisons import compared
@@ -110,3 +111,13 @@ def test_strategies_are_drawn_by_the_seed_and_neighbours_differ() -> None:
     one, other = drawn(random.Random(3)), drawn(random.Random(3))
     assert one == other and any(changed(one, random.Random(seed)) != one for seed in range(5))
     assert set(SPACE) <= set(Strategy.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(("drifts", "cell"), [([0.0074], ""), ([0.0142, 0.0192], "+1.92%")])
+def test_a_row_states_nothing_of_usual_size_where_that_was_not_tried(
+    drifts: list[float], cell: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(drifts)
+    monkeypatch.setattr(norm_replay, "runs", lambda strategy, rounds: ([Score(rises=[0.001])], next(left)))
+    told, sound = norm_replay.row(Strategy(), ROUNDS)
+    assert sound and told.split("|")[3].strip() == cell and next(left, None) is None, told
