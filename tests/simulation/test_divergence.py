@@ -76,7 +76,7 @@ def crashes(step: int) -> list[CallFault]:
     ]
 
 
-@pytest.mark.parametrize("step", [907, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [453, pytest.param(5, marks=pytest.mark.long)])
 def test_the_syncer_may_die_anywhere_and_the_right_learner_is_held_back_all_the_same(step: int) -> None:
     blamed, points = 0, crashes(step)
     for crash in points:

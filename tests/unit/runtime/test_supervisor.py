@@ -221,7 +221,7 @@ def test_a_stop_request_that_hangs_does_not_hinder_the_stop():
         up("a")
         began_s = monotonic_s()
         run.stop()
-        assert monotonic_s() - began_s < 4.0
+        assert monotonic_s() - began_s < 2.0
 
 
 def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path):
@@ -241,7 +241,7 @@ def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated():
         up("a")
         began_s = monotonic_s()
         run.stop()
-        assert monotonic_s() - began_s < StopPolicy.leave_s
+        assert monotonic_s() - began_s < 1.0
     assert "forbidden" in run.events[-1].text
 
 
