@@ -25,7 +25,7 @@ WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/", "tests/security/attacks/")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """What `-n logical` means."""
+    """What `-n logical` and `-n auto` mean."""
     return (os.cpu_count() or 1) + BEYOND_CORES
 
 
