@@ -81,10 +81,8 @@ class Healthy:
                 process.heard_s = now_s
             slots, silent_s = replayer.merges - process.heard_merges, now_s - process.heard_s
             rounds = slots / history.options.fragments
-            is_long = (
-                slots > IDLE_SLOTS and silent_s > IDLE_S + IDLE_SLOTS * slot_s
-            )  # slots may last longer than planned
-            idle = rounds > IDLE_ROUNDS and is_long
+            # Slots are counted as well as timed: with many learners, or far away, they last longer than planned.
+            idle = rounds > IDLE_ROUNDS and slots > IDLE_SLOTS and silent_s > IDLE_S + IDLE_SLOTS * slot_s
             text = f"{process.name} is there and offers nothing for {rounds:.0f} rounds and {silent_s:.1f} s"
             expect(not idle, LIVENESS, text)
             self._check_fragments(process)

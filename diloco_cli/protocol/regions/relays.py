@@ -155,8 +155,8 @@ class Relay:
             yield from self._carry_record(box, key, claim)
 
     def claimed(self, learner: str) -> int:
-        """The newest incarnation of a learner that was seen in its own bucket; 0: none, or since a key was revoked no
-        look has been made that passes by what this key signed."""
+        """The newest incarnation of a learner that was seen in its own bucket; 0: none, or a key was revoked since, and
+        the relay has not looked again yet."""
         is_stale = self._revoked != len(self.head().revoked)
         return 0 if is_stale or learner not in self.claims else self.claims[learner].newest
 
