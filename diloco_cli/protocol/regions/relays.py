@@ -126,9 +126,9 @@ class Relay:
         """Look for new incarnations, and carry home the claims of those whose offers are asked for."""
         state = self.head()
         if self._revoked != len(state.revoked):  # what a revoked key wrote is as if it were not there
-            self._revoked = len(state.revoked)
             for found in (self.boxes, self.claims, self.unheard):
                 found.clear()
+            self._revoked = len(state.revoked)  # last: the syncer's thread may ask `claimed` meanwhile
         learners = self._learners(state)
         before = {name: self._newest_box(name, state) for name in learners}
         for name, newest in before.items():

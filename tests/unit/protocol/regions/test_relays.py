@@ -205,6 +205,10 @@ def test_what_a_revoked_key_claimed_is_not_told_before_the_relay_has_looked_anew
     assert bench.relay.claimed("l1") == 0
     bench.world.run_for(2 * PACE_S)
     assert bench.relay.claimed("l1") == 1
+    bench.state = structs.replace(bench.state, revoked={"of a thief": 1, "of another": 2})
+    assert bench.relay.claimed("l1") == 0
+    bench.world.run_for(2 * PACE_S)
+    assert bench.relay.claimed("l1") == 1
 
 
 @pytest.mark.parametrize("kind", ["incarnation", "offer", "delta", "too large"])
