@@ -270,6 +270,46 @@ def test_a_learner_goes_on_under_a_new_key_and_its_old_one_ends() -> None:
     assert merged and fleet.kinds()[-1] == "finish"
 
 
+def between(fleet: SignedFleet) -> None:
+    """A process of l0 under its second key lives as incarnation 4: who has its first key claimed 2 and 3."""
+    old = as_learner(fleet.run, "l0")
+    fleet.restart = False
+    fleet.kill("l0")
+    for number in (2, 3):
+        key = incarnation_key("l0", number)
+        claim = ProcessClaim(number, f"thief {number}", "host", 1, "then", "test")
+        fleet.world.store.create(key, old.keyring.sign("learner/l0", key, encode(claim)))
+    fleet.made["l0"] = "second"
+    fleet.learner("l0")
+    assert fleet.world.run(lambda: fleet.world.store.get(incarnation_key("l0", 4)) is not None, 30)
+
+
+def merged_of(fleet: SignedFleet, incarnation: int) -> int:
+    merged = [item for record in fleet.records() for item in record.get("inputs", ()) if item["learner"] == "l0"]
+    return sum(item["incarnation"] == incarnation for item in merged)
+
+
+def test_a_learner_whose_claim_lies_behind_those_of_a_revoked_key_goes_on_as_that() -> None:
+    """The syncer finds its claim behind the gaps; so must the learner itself, when it hears of the revocation."""
+    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
+    between(fleet)
+    until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
+    before = merged_of(fleet, 4)
+    fleet.finish()
+    assert fleet.errors() == [] and merged_of(fleet, 4) > before + 4
+
+
+def test_a_learner_that_starts_where_gaps_lie_before_the_newest_claim_takes_the_number_after_that() -> None:
+    """Else the claim behind the gaps would end it as one whose place is taken, and it would not start again."""
+    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
+    between(fleet)
+    fleet.kill("l0")
+    until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
+    fleet.learner("l0")
+    fleet.finish()
+    assert fleet.errors() == [] and merged_of(fleet, 5) > 4
+
+
 def test_a_syncer_whose_key_is_revoked_leaves_and_another_goes_on() -> None:
     fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
     until_answered(fleet, revoke(fleet, as_syncer(fleet.run), LOG))

@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
-from diloco_cli.protocol.log.places import ClaimWatch, newest_claim
+from diloco_cli.protocol.log.places import ClaimWatch, look_beyond
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
@@ -196,13 +196,13 @@ class Follower:
 
     def _check_number(self) -> Steps[None]:
         """Once a key is revoked, its claims are as if they were not there. If they passed this incarnation's number by,
-        or it came right after one of theirs, the syncer does not ask for its offers: another number is needed.
-        Raises TryAgainError."""
+        or it came after more of theirs than a reader passes by, the syncer does not ask for its offers: another number
+        is needed. Raises TryAgainError."""
         if len(self.state.revoked) == self._num_revoked:
             return
         name, own = self._learner.name, self._learner.joined.incarnation
         floor = self.state.learner(name).floor
-        newest = (yield from newest_claim(self.keyring, name, floor)) if floor < own else None
+        newest = (yield from look_beyond(self.keyring, name, floor)) if floor < own else None
         if floor != own and (newest is None or newest.number < own):
             raise TryAgainError(f"incarnation {own} of {name} stands beside claims under a key that is revoked since")
         self._num_revoked = len(self.state.revoked)

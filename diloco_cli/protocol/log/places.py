@@ -120,14 +120,15 @@ def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, know
 class ClaimWatch:
     """Looks for newer claims of one learner, at few requests a look. `newest`: the newest known one."""
 
-    def __init__(self, keyring: Unsigned, learner: str, newest: int) -> None:
+    def __init__(self, keyring: Unsigned, learner: str, newest: int, most: int = PLACES_PER_LOOK) -> None:
+        """`most`: places that one look tries, at most."""
         self.keyring, self.learner, self.newest = keyring, learner, newest
-        self._place = 0
+        self._place, self._most = 0, most
 
     def look(self) -> Steps[Claimed | None]:
         """The newest claim, if it is newer than the one known before."""
         key, signer = incarnation_key(self.learner, self.newest + 1), learner_signer(self.learner)
-        found = yield from read_placed(self.keyring, signer, key, self._place, PLACES_PER_LOOK)
+        found = yield from read_placed(self.keyring, signer, key, self._place, self._most)
         first = Claimed(self.newest + 1, found.data) if found.data is not None else None
         if first is None and found.place and self.keyring.revoked:
             first = yield from self._beyond_gaps()
@@ -144,9 +145,17 @@ class ClaimWatch:
         numbers = range(self.newest + 2, self.newest + 2 + MOST_GAPS)
         keys = [incarnation_key(self.learner, number) for number in numbers]
         signer = learner_signer(self.learner)
-        found = yield from together([read_placed(self.keyring, signer, key, most=PLACES_PER_LOOK) for key in keys])
+        found = yield from together([read_placed(self.keyring, signer, key, most=self._most) for key in keys])
         genuine = (Claimed(n, one.data) for n, one in zip(numbers, found, strict=True) if one.data is not None)
         return next(genuine, None)
+
+
+def look_beyond(keyring: Unsigned, learner: str, number: int) -> Steps[Claimed | None]:
+    """The newest claim beyond `number` that a ClaimWatch from there comes to, past gaps too; None if there is none."""
+    watch, newest = ClaimWatch(keyring, learner, number, MAX_PLACES), None
+    while (later := (yield from watch.look())) is not None:
+        newest = later
+    return newest
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.protocol.log.keys import incarnation_key, placed_key
-from diloco_cli.protocol.log.places import MOST_GAPS, ClaimWatch
+from diloco_cli.protocol.log.places import MAX_PLACES, MOST_GAPS, ClaimWatch, look_beyond
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import Signature, Unsigned
 from diloco_cli.store.memory import MemoryStore
@@ -56,3 +56,14 @@ def test_the_next_look_begins_at_the_first_place_of_the_next_number() -> None:
     store.create(placed_key(incarnation_key("l0", 5), 0), GENUINE)
     perform(watch.look(), store, CLOCK)
     assert watch.newest == 5
+
+
+def test_a_learner_that_looks_once_comes_as_far_as_a_reader_that_looks_for_ever() -> None:
+    store = MemoryStore()
+    for number, data in ((3, GENUINE), (4, THIEFS), (5, THIEFS), (6, GENUINE), (7, GENUINE), (8, THIEFS)):
+        for place in range(MAX_PLACES - 1 if data == GENUINE else 0):
+            store.create(placed_key(incarnation_key("l0", number), place), THIEFS)
+        store.create(placed_key(incarnation_key("l0", number), MAX_PLACES - 1 if data == GENUINE else 0), data)
+    newest = perform(look_beyond(Revoking(), "l0", 2), store, CLOCK)
+    assert newest is not None and newest.number == 7
+    assert perform(look_beyond(Revoking(), "l0", 7), store, CLOCK) is None
