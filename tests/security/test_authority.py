@@ -25,6 +25,7 @@ from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.snapshots import newest_snapshot, snapshot_at, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.rules.polling import fence_check_every_s
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import LOG, Unsigned
 from diloco_cli.store.memory import MemoryStore
@@ -243,11 +244,10 @@ def test_a_revoked_keys_claim_ends_no_process_of_the_learner() -> None:
     assert replaced(new.keyring) and not replaced(new.keyring.without({old.keyring.public("learner/l0")}))
 
 
-def revoke(fleet: SignedFleet, run: RunFormat, role: str) -> int:
+def revoke(fleet: SignedFleet, run: RunFormat, role: str, learner: str | None = None) -> int:
     """As an operator asks; the number of the request."""
-    steps = ask(
-        state_of(fleet), "revoke", fleet.nonce(), "then", revoke=run.keyring.public(role), keyring=fleet.run.keyring
-    )  # fmt: skip
+    public, keyring = run.keyring.public(role), fleet.run.keyring
+    steps = ask(state_of(fleet), "revoke", fleet.nonce(), "then", learner=learner, revoke=public, keyring=keyring)
     number: int = done(fleet, fleet.world.start("operator", steps)).result
     return number
 
@@ -270,15 +270,19 @@ def test_a_learner_goes_on_under_a_new_key_and_its_old_one_ends() -> None:
     assert merged and fleet.kinds()[-1] == "finish"
 
 
+def steal(fleet: SignedFleet, number: int) -> None:
+    """Who has l0's first key claims this number."""
+    key = incarnation_key("l0", number)
+    claim = ProcessClaim(number, f"thief {number}", "host", 1, "then", "test")
+    fleet.world.store.create(key, as_learner(fleet.run, "l0").keyring.sign("learner/l0", key, encode(claim)))
+
+
 def between(fleet: SignedFleet) -> None:
     """A process of l0 under its second key lives as incarnation 4: who has its first key claimed 2 and 3."""
-    old = as_learner(fleet.run, "l0")
     fleet.restart = False
     fleet.kill("l0")
     for number in (2, 3):
-        key = incarnation_key("l0", number)
-        claim = ProcessClaim(number, f"thief {number}", "host", 1, "then", "test")
-        fleet.world.store.create(key, old.keyring.sign("learner/l0", key, encode(claim)))
+        steal(fleet, number)
     fleet.made["l0"] = "second"
     fleet.learner("l0")
     assert fleet.world.run(lambda: fleet.world.store.get(incarnation_key("l0", 4)) is not None, 30)
@@ -305,6 +309,37 @@ def test_a_learner_that_starts_where_gaps_lie_before_the_newest_claim_takes_the_
     between(fleet)
     fleet.kill("l0")
     until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
+    fleet.learner("l0")
+    fleet.finish()
+    assert fleet.errors() == [] and merged_of(fleet, 5) > 4
+
+
+def test_a_thief_does_not_end_a_learner_that_has_not_heard_yet_that_its_key_is_revoked() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=240))).start().until_commits(5)
+    fleet.restart = False
+    fleet.kill("l0")
+    fleet.made["l0"] = "second"
+    actor = fleet.learner("l0")
+    assert fleet.world.run(lambda: merged_of(fleet, 2) > 0, 30)
+    fleet.pause(actor)
+    until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
+    steal(fleet, 3)
+    fleet.world.run_for(fence_check_every_s(0.0))  # so that its next look is for claims
+    fleet.resume(actor)
+    before = merged_of(fleet, 2)
+    fleet.finish()
+    assert fleet.errors() == [] and merged_of(fleet, 2) > before + 4
+
+
+def test_a_revocation_that_names_the_learner_raises_its_floor_past_the_gaps_of_another() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
+    between(fleet)
+    first, second = (as_learner(fleet.run, "l0", made) for made in ("first", "second"))
+    fleet.kill("l0")
+    until_answered(fleet, revoke(fleet, first, "learner/l0"))
+    until_answered(fleet, revoke(fleet, second, "learner/l0", "l0"))
+    assert state_of(fleet).learner("l0").floor == 4
+    fleet.made["l0"] = "third"
     fleet.learner("l0")
     fleet.finish()
     assert fleet.errors() == [] and merged_of(fleet, 5) > 4

@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
-from diloco_cli.protocol.log.places import ClaimWatch, look_beyond
+from diloco_cli.protocol.log.places import ClaimWatch, newest_past_gaps
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
@@ -178,6 +178,9 @@ class Follower:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 claims.keyring = self.keyring
                 if (yield from claims.look()) is not None:
+                    if (yield from self._hears_of_revoked_keys()):
+                        claims = ClaimWatch(self.keyring, self._learner.name, self._learner.joined.incarnation)
+                        continue
                     mine = f"incarnation {self._learner.joined.incarnation} of {self._learner.name}"
                     raise FencedError(f"a newer process has taken the place of {mine}")
                 yield from self._check_number()
@@ -194,6 +197,13 @@ class Follower:
             low, high = SLEEP_BOUNDS_S
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
 
+    def _hears_of_revoked_keys(self) -> Steps[bool]:
+        """Read the log before a newer claim is believed: it may be that of a thief whose key is revoked by now."""
+        num_revoked = len(self.state.revoked)
+        if self._learner.run.signing is not None:
+            yield from self.look()
+        return len(self.state.revoked) > num_revoked
+
     def _check_number(self) -> Steps[None]:
         """Once a key is revoked, its claims are as if they were not there. If they passed this incarnation's number by,
         or it came after more of theirs than a reader passes by, the syncer does not ask for its offers: another number
@@ -202,7 +212,7 @@ class Follower:
             return
         name, own = self._learner.name, self._learner.joined.incarnation
         floor = self.state.learner(name).floor
-        newest = (yield from look_beyond(self.keyring, name, floor)) if floor < own else None
+        newest = (yield from newest_past_gaps(self.keyring, name, floor)) if floor < own else None
         if floor != own and (newest is None or newest.number < own):
             raise TryAgainError(f"incarnation {own} of {name} stands beside claims under a key that is revoked since")
         self._num_revoked = len(self.state.revoked)

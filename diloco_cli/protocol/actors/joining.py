@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
-from diloco_cli.protocol.log.places import MAX_PLACES, claim_incarnation, create_placed, look_beyond, next_offer
+from diloco_cli.protocol.log.places import MAX_PLACES, claim_incarnation, create_placed, newest_past_gaps, next_offer
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.together import together
@@ -64,7 +64,7 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     known = state.learner(learner)
     keyring = run.keyring.without(state.revoked)
     incarnation = yield from claim_incarnation(keyring, learner, claim, known.floor)
-    while state.revoked and (beyond := (yield from look_beyond(keyring, learner, incarnation))) is not None:
+    while state.revoked and (beyond := (yield from newest_past_gaps(keyring, learner, incarnation))) is not None:
         incarnation = yield from claim_incarnation(keyring, learner, claim, beyond.number)  # it filled a gap
     head, seen = state, None
     newest: dict[int, Offer] = {}  # also those that were found before a floor rose above them

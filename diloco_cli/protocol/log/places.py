@@ -120,41 +120,49 @@ def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, know
 class ClaimWatch:
     """Looks for newer claims of one learner, at few requests a look. `newest`: the newest known one."""
 
-    def __init__(self, keyring: Unsigned, learner: str, newest: int, most: int = PLACES_PER_LOOK) -> None:
-        """`most`: places that one look tries, at most."""
+    def __init__(self, keyring: Unsigned, learner: str, newest: int) -> None:
         self.keyring, self.learner, self.newest = keyring, learner, newest
-        self._place, self._most = 0, most
+        self._places: dict[int, int] = {}  # of these numbers, where the next look begins
 
     def look(self) -> Steps[Claimed | None]:
         """The newest claim, if it is newer than the one known before."""
-        key, signer = incarnation_key(self.learner, self.newest + 1), learner_signer(self.learner)
-        found = yield from read_placed(self.keyring, signer, key, self._place, self._most)
-        first = Claimed(self.newest + 1, found.data) if found.data is not None else None
-        if first is None and found.place and self.keyring.revoked:
+        first, is_taken = yield from self._read(self.newest + 1)
+        if first is None and is_taken and self.keyring.revoked:
             first = yield from self._beyond_gaps()
-        self._place = found.place if first is None else 0
         if first is None:
             return None
         later = yield from newest_claim(self.keyring, self.learner, first.number, CLAIMS_PER_LOOK)
         newest = later or first
         self.newest = newest.number
+        self._places.clear()
         return newest
+
+    def _read(self, number: int) -> Steps[tuple[Claimed | None, bool]]:
+        """The claim of this number, looked for where the look before ended; whether others' objects lie there."""
+        place = self._places.get(number, 0)
+        key, signer = incarnation_key(self.learner, number), learner_signer(self.learner)
+        found = yield from read_placed(self.keyring, signer, key, place, PLACES_PER_LOOK)
+        self._places[number] = found.place
+        return None if found.data is None else Claimed(number, found.data), bool(place or found.place)
 
     def _beyond_gaps(self) -> Steps[Claimed | None]:
         """The next claim behind numbers that others' objects have taken: it was made when these still counted."""
         numbers = range(self.newest + 2, self.newest + 2 + MOST_GAPS)
-        keys = [incarnation_key(self.learner, number) for number in numbers]
-        signer = learner_signer(self.learner)
-        found = yield from together([read_placed(self.keyring, signer, key, most=self._most) for key in keys])
-        genuine = (Claimed(n, one.data) for n, one in zip(numbers, found, strict=True) if one.data is not None)
-        return next(genuine, None)
+        found = yield from together([self._read(number) for number in numbers])
+        return next((claim for claim, _ in found if claim is not None), None)
 
 
-def look_beyond(keyring: Unsigned, learner: str, number: int) -> Steps[Claimed | None]:
-    """The newest claim beyond `number` that a ClaimWatch from there comes to, past gaps too; None if there is none."""
-    watch, newest = ClaimWatch(keyring, learner, number, MAX_PLACES), None
-    while (later := (yield from watch.look())) is not None:
-        newest = later
+def newest_past_gaps(keyring: Unsigned, learner: str, known: int) -> Steps[Claimed | None]:
+    """The newest claim beyond number `known`, also behind gaps: that to which a ClaimWatch from there comes in time.
+    None if there is none."""
+    newest = yield from newest_claim(keyring, learner, known)
+    if keyring.revoked:
+        watch, looks_in_vain = ClaimWatch(keyring, learner, known if newest is None else newest.number), 0
+        for _ in range(CLAIMS_TRIED):
+            later = yield from watch.look()
+            newest, looks_in_vain = (newest, looks_in_vain + 1) if later is None else (later, 0)
+            if looks_in_vain == MAX_PLACES // PLACES_PER_LOOK:  # it has tried all places
+                break
     return newest
 
 
