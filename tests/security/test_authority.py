@@ -331,6 +331,28 @@ def test_a_thief_does_not_end_a_learner_that_has_not_heard_yet_that_its_key_is_r
     assert fleet.errors() == [] and merged_of(fleet, 2) > before + 4
 
 
+def test_nor_does_a_thief_that_takes_the_number_of_its_next_offer() -> None:
+    fleet = SignedFleet(signed_run(make_run(merges=240))).start().until_commits(5)
+    old = as_learner(fleet.run, "l0")
+    fleet.restart = False
+    fleet.kill("l0")
+    fleet.made["l0"] = "second"
+    actor = fleet.learner("l0")
+    assert fleet.world.run(lambda: merged_of(fleet, 2) > 0, 30)
+    fleet.pause(actor)
+    until_answered(fleet, revoke(fleet, old, "learner/l0"))
+    key = offer_key("l0", 2, len(fleet.world.store.list("offer/l0/00000002/", limit=1000)))
+    fleet.world.store.create(key, old.keyring.sign("learner/l0", key, encode(offer(genesis()))))
+    fleet.resume(actor)
+    follower = actor.owner.threads[1]
+    fleet.world.pause(follower)  # which would hear first, perhaps
+    assert fleet.world.run(lambda: fleet.world.store.get(placed_key(key, 1)) is not None, 5)
+    fleet.world.resume(follower)
+    before = merged_of(fleet, 2)
+    fleet.finish()
+    assert fleet.errors() == [] and merged_of(fleet, 2) > before + 4
+
+
 def test_a_revocation_that_names_the_learner_raises_its_floor_past_the_gaps_of_another() -> None:
     fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
     between(fleet)

@@ -66,6 +66,16 @@ class Follower:
         """To judge what others with this learner's name have written, as of the newest known commit."""
         return self._learner.run.keyring.without(self.state.revoked)
 
+    def newer_keyring(self) -> Steps[Unsigned | None]:
+        """As of the log's head, if a key was revoked since the newest known commit; else None. Changes no state, as the
+        lane of uploads calls it. Raises RefusedError if this learner's own key is revoked."""
+        run, known = self._learner.run, self.state
+        if run.signing is None:
+            return None
+        head = yield from read_log(run, known, self._learner.name)
+        refuse_revoked(run, head, learner_signer(self._learner.name))
+        return run.keyring.without(head.revoked) if len(head.revoked) > len(known.revoked) else None
+
     def take(self) -> Mail | None:
         try:
             return self._mail.popleft()

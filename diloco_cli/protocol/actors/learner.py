@@ -305,7 +305,13 @@ class Learner:
         return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
-        return (yield from publish(offer, payload, self.follower.keyring))
+        try:
+            return (yield from publish(offer, payload, self.follower.keyring))
+        except FencedError:
+            keyring = yield from self.follower.newer_keyring()
+            if keyring is None:
+                raise
+        return (yield from publish(offer, payload, keyring))
 
     # -- wait ---------------------------------------------------------------------------------------------------
 
