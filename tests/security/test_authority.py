@@ -19,7 +19,7 @@ from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.authority import AuthorityError
 from diloco_cli.protocol.log.commit_log import append, fold, read_log, state_after, trusting_none_of
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, placed_key, snapshot_key
-from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.operations import Create, Steps
 from diloco_cli.protocol.log.places import ClaimWatch
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.snapshots import newest_snapshot, snapshot_at, write_snapshot
@@ -29,10 +29,11 @@ from diloco_cli.protocol.rules.polling import fence_check_every_s
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import LOG, Unsigned
 from diloco_cli.store.memory import MemoryStore
+from diloco_cli.virtual.world import Actor
 from tests.security.signed import HOST, SignedFleet, as_learner, as_signer, as_syncer, signed_run
 from tests.security.test_strangers import poll, read
 from tests.simulation.operated import done, stand_in, state_of
-from tests.simulation.toy import make_run
+from tests.simulation.toy import ToyProcess, make_run
 from tests.unit.protocol.records import RUN as TOY
 from tests.unit.protocol.records import commit, genesis, offer
 
@@ -244,10 +245,11 @@ def test_a_revoked_keys_claim_ends_no_process_of_the_learner() -> None:
     assert replaced(new.keyring) and not replaced(new.keyring.without({old.keyring.public("learner/l0")}))
 
 
-def revoke(fleet: SignedFleet, run: RunFormat, role: str, learner: str | None = None) -> int:
+def revoke(fleet: SignedFleet, run: RunFormat, role: str) -> int:
     """As an operator asks; the number of the request."""
-    public, keyring = run.keyring.public(role), fleet.run.keyring
-    steps = ask(state_of(fleet), "revoke", fleet.nonce(), "then", learner=learner, revoke=public, keyring=keyring)
+    steps = ask(
+        state_of(fleet), "revoke", fleet.nonce(), "then", revoke=run.keyring.public(role), keyring=fleet.run.keyring
+    )  # fmt: skip
     number: int = done(fleet, fleet.world.start("operator", steps)).result
     return number
 
@@ -314,57 +316,74 @@ def test_a_learner_that_starts_where_gaps_lie_before_the_newest_claim_takes_the_
     assert fleet.errors() == [] and merged_of(fleet, 5) > 4
 
 
-def test_a_thief_does_not_end_a_learner_that_has_not_heard_yet_that_its_key_is_revoked() -> None:
+def started_anew() -> tuple[SignedFleet, ToyProcess]:
+    """A fleet whose l0 works as incarnation 2 under its second key, and that process."""
     fleet = SignedFleet(signed_run(make_run(merges=240))).start().until_commits(5)
     fleet.restart = False
     fleet.kill("l0")
     fleet.made["l0"] = "second"
     actor = fleet.learner("l0")
     assert fleet.world.run(lambda: merged_of(fleet, 2) > 0, 30)
-    fleet.pause(actor)
+    return fleet, actor.owner
+
+
+def revoke_first(fleet: SignedFleet) -> None:
     until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
-    steal(fleet, 3)
-    fleet.world.run_for(fence_check_every_s(0.0))  # so that its next look is for claims
-    fleet.resume(actor)
+
+
+def steal_offer(fleet: SignedFleet) -> str:
+    """Who has l0's first key writes the next offer of incarnation 2. Returns its second place."""
+    key = offer_key("l0", 2, len(fleet.world.store.list("offer/l0/00000002/", limit=1000)))
+    keyring = as_learner(fleet.run, "l0").keyring
+    fleet.world.store.create(key, keyring.sign("learner/l0", key, encode(offer(genesis()))))
+    return placed_key(key, 1)
+
+
+def goes_on(fleet: SignedFleet) -> bool:
     before = merged_of(fleet, 2)
     fleet.finish()
-    assert fleet.errors() == [] and merged_of(fleet, 2) > before + 4
+    return not fleet.errors() and merged_of(fleet, 2) > before + 4
+
+
+def test_a_thief_does_not_end_a_learner_that_has_not_heard_yet_that_its_key_is_revoked() -> None:
+    fleet, process = started_anew()
+    fleet.pause(process.threads[0])
+    revoke_first(fleet)
+    steal(fleet, 3)
+    fleet.world.run_for(fence_check_every_s(0.0))  # so that its next look is for claims
+    fleet.resume(process.threads[0])
+    assert goes_on(fleet)
 
 
 def test_nor_does_a_thief_that_takes_the_number_of_its_next_offer() -> None:
-    fleet = SignedFleet(signed_run(make_run(merges=240))).start().until_commits(5)
-    old = as_learner(fleet.run, "l0")
-    fleet.restart = False
-    fleet.kill("l0")
-    fleet.made["l0"] = "second"
-    actor = fleet.learner("l0")
-    assert fleet.world.run(lambda: merged_of(fleet, 2) > 0, 30)
-    fleet.pause(actor)
-    until_answered(fleet, revoke(fleet, old, "learner/l0"))
-    key = offer_key("l0", 2, len(fleet.world.store.list("offer/l0/00000002/", limit=1000)))
-    fleet.world.store.create(key, old.keyring.sign("learner/l0", key, encode(offer(genesis()))))
-    fleet.resume(actor)
-    follower = actor.owner.threads[1]
-    fleet.world.pause(follower)  # which would hear first, perhaps
-    assert fleet.world.run(lambda: fleet.world.store.get(placed_key(key, 1)) is not None, 5)
+    fleet, process = started_anew()
+    fleet.pause(process.threads[0])
+    revoke_first(fleet)
+    place = steal_offer(fleet)
+    fleet.resume(process.threads[0])
+    follower = process.threads[1]
+    fleet.world.pause(follower)  # it might hear first
+    assert fleet.world.run(lambda: fleet.world.store.get(place) is not None, 5)
     fleet.world.resume(follower)
-    before = merged_of(fleet, 2)
-    fleet.finish()
-    assert fleet.errors() == [] and merged_of(fleet, 2) > before + 4
+    assert goes_on(fleet)
 
 
-def test_a_revocation_that_names_the_learner_raises_its_floor_past_the_gaps_of_another() -> None:
-    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
-    between(fleet)
-    first, second = (as_learner(fleet.run, "l0", made) for made in ("first", "second"))
-    fleet.kill("l0")
-    until_answered(fleet, revoke(fleet, first, "learner/l0"))
-    until_answered(fleet, revoke(fleet, second, "learner/l0", "l0"))
-    assert state_of(fleet).learner("l0").floor == 4
-    fleet.made["l0"] = "third"
-    fleet.learner("l0")
-    fleet.finish()
-    assert fleet.errors() == [] and merged_of(fleet, 5) > 4
+def test_nor_one_that_takes_it_while_the_payload_is_on_its_way_and_the_follower_hears() -> None:
+    fleet, process = started_anew()
+
+    def uploads() -> list[Actor]:
+        calls = [(thread, call.operation) for thread in process.threads if not thread.ended for call in thread.calls]
+        return [thread for thread, call in calls if isinstance(call, Create) and call.key.startswith("delta/")]
+
+    assert fleet.world.run(lambda: bool(uploads()), 10)
+    (upload,) = uploads()
+    fleet.world.pause(upload)
+    revoke_first(fleet)
+    fleet.world.run_for(1.0)
+    place = steal_offer(fleet)
+    fleet.world.resume(upload)
+    assert fleet.world.run(lambda: fleet.world.store.get(place) is not None, 5)
+    assert goes_on(fleet)
 
 
 def test_a_syncer_whose_key_is_revoked_leaves_and_another_goes_on() -> None:

@@ -66,10 +66,11 @@ class Follower:
         """To judge what others with this learner's name have written, as of the newest known commit."""
         return self._learner.run.keyring.without(self.state.revoked)
 
-    def newer_keyring(self) -> Steps[Unsigned | None]:
-        """As of the log's head, if a key was revoked since the newest known commit; else None. Changes no state, as the
-        lane of uploads calls it. Raises RefusedError if this learner's own key is revoked."""
-        run, known = self._learner.run, self.state
+    def newer_keyring(self, known: RunState) -> Steps[Unsigned | None]:
+        """To judge as of the log's head, if a key was revoked after `known`; else None. A thief's record that was taken
+        for another process's may be under that key. Changes no state, as the lane of uploads calls it. Raises
+        RefusedError if this learner's own key is revoked."""
+        run = self._learner.run
         if run.signing is None:
             return None
         head = yield from read_log(run, known, self._learner.name)
@@ -188,7 +189,8 @@ class Follower:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 claims.keyring = self.keyring
                 if (yield from claims.look()) is not None:
-                    if (yield from self._hears_of_revoked_keys()):
+                    if (yield from self.newer_keyring(self.state)) is not None:
+                        yield from self.look()
                         claims = ClaimWatch(self.keyring, self._learner.name, self._learner.joined.incarnation)
                         continue
                     mine = f"incarnation {self._learner.joined.incarnation} of {self._learner.name}"
@@ -206,13 +208,6 @@ class Follower:
                 next_look_s = min(next_look_s, asked_s + DRAINS_LOOK_S)
             low, high = SLEEP_BOUNDS_S
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
-
-    def _hears_of_revoked_keys(self) -> Steps[bool]:
-        """Read the log before a newer claim is believed: it may be that of a thief whose key is revoked by now."""
-        num_revoked = len(self.state.revoked)
-        if self._learner.run.signing is not None:
-            yield from self.look()
-        return len(self.state.revoked) > num_revoked
 
     def _check_number(self) -> Steps[None]:
         """Once a key is revoked, its claims are as if they were not there. If they passed this incarnation's number by,

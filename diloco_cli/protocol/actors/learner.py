@@ -305,13 +305,14 @@ class Learner:
         return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
+        known = self.follower.state  # the follower may hear of a revoked key while this is on its way
         try:
-            return (yield from publish(offer, payload, self.follower.keyring))
+            return (yield from publish(offer, payload, self.run.keyring.without(known.revoked)))
         except FencedError:
-            keyring = yield from self.follower.newer_keyring()
+            keyring = yield from self.follower.newer_keyring(known)
             if keyring is None:
                 raise
-        return (yield from publish(offer, payload, keyring))
+        return (yield from publish(offer, b"", keyring))
 
     # -- wait ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Readmit, Refuse, Revoke, Stop
 from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.places import newest_past_gaps
+from diloco_cli.protocol.log.places import newest_claim
 from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
@@ -73,7 +73,7 @@ def _revoked(run: RunFormat, state: RunState, request: Request) -> Steps[Commit]
     name, floor = request.learner, 0
     if name is not None and state.with_members(run).island(name) is not None:
         floor = state.learner(name).floor
-        newest = yield from newest_past_gaps(run.keyring.without(state.revoked), name, floor)
+        newest = yield from newest_claim(run.keyring.without(state.revoked), name, floor)
         floor = floor if newest is None else newest.number
     return Revoke(
         key=key, learner=name if floor else None, floor=floor, reason=(request.reason or "by request")[:MAX_REASON]

@@ -153,8 +153,8 @@ class ClaimWatch:
 
 
 def newest_past_gaps(keyring: Unsigned, learner: str, known: int) -> Steps[Claimed | None]:
-    """The newest claim beyond number `known`, also behind gaps: that to which a ClaimWatch from there comes in time.
-    None if there is none."""
+    """The newest claim beyond number `known`, also behind gaps: that to which a ClaimWatch from there comes in
+    CLAIMS_TRIED looks. None if there is none."""
     newest = yield from newest_claim(keyring, learner, known)
     if keyring.revoked:
         watch, looks_in_vain = ClaimWatch(keyring, learner, known if newest is None else newest.number), 0
