@@ -189,7 +189,7 @@ class Follower:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 claims.keyring = self.keyring
                 if (yield from claims.look()) is not None:
-                    if (yield from self.newer_keyring(self.state)) is not None:
+                    if (yield from self.newer_keyring(self.state)) is not None:  # the claim may be a thief's
                         yield from self.look()
                         claims = ClaimWatch(self.keyring, self._learner.name, self._learner.joined.incarnation)
                         continue
