@@ -28,8 +28,6 @@ SHAPES: dict[str, Shape] = {
     "simulate goodput": {"rows": list[dict[str, Any]], "constants": dict[str, Any], "fitted": list[Any], "seed": int,
                          "wall_s": float},
     "simulate bandwidth": {"rows": list[dict[str, Any]]},
-    "simulate protocol": {"seed": int, "histories": int, "commits": int, "violations": list[dict[str, Any]],
-                          "wall_s": float},
     "verify": {"run": str, "commits": int, "merges": int, "epochs": int, "tokens": int, "offers_applied": int,
                "offers_rejected": int, "duplicates": int, "missing": int, "missing_keys": list[str],
                "mismatches": list[Any], "own_loops": dict[str, str], "ok": bool},

@@ -12,7 +12,6 @@ import typer
 
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.cli.simulate_bandwidth import bandwidth
-from diloco_cli.cli.simulate_protocol import protocol
 from diloco_cli.cli.simulate_run import run
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import UsageError
@@ -217,5 +216,4 @@ def _plot(rows: list[GoodputRow], path: Path) -> None:
 
 
 simulate.command("bandwidth")(bandwidth)
-simulate.command("protocol")(protocol)
 simulate.command("run")(run)

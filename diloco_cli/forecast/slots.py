@@ -4,7 +4,7 @@ This is the paper's form, without numbered slots: a report names no slot and cou
 comes. A report that misses a window opens the next slot, and at K = 1 it is that slot's quorum. So if the reports of
 many learners are spread over a step, there are more merges than a learner has steps, with fewer participants each.
 Through a bucket an offer is made for a slot and counts for no other, and a slot's window does not begin before its time
-(`protocol.rules.quorum.Watch`); that is what `simulate run` and `simulate protocol` show.
+(`protocol.rules.quorum.Watch`); that is what `simulate run` shows.
 
 A slot whose inputs, relative to its first report, equal an earlier slot's has the same outcome, because the decision is
 pure: so outcomes are remembered. Without the memory every slot is decided anew, which is slower, with equal results.

@@ -24,9 +24,9 @@ from diloco_cli.forecast.goodput import Form, published_grid, run_fleet
 from diloco_cli.forecast.published import PUBLISHED
 from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
 from diloco_cli.forecast.timeline import fleet_goodput
-from diloco_cli.histories.campaign import Totals, swarm
 from diloco_cli.plots import Axis, Series, line_chart, save_svg
 from tests.benchmarks.measure import machine, spread
+from tests.histories.campaign import Totals, swarm
 
 CHIPS, LEARNERS, DAYS = 1_200_000, 8, 30.0
 ROUNDS = 5

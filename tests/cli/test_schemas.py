@@ -140,7 +140,6 @@ def test_events_are_lines_of_what_their_schema_says(launched: tuple[Path, str]) 
         ("simulate bandwidth", "simulate bandwidth"),
         ("simulate goodput", "simulate goodput --chips 300k --learners 4 --days 0.5"),
         ("simulate run", "simulate run q/run.yaml --for 5s"),
-        ("simulate protocol", "simulate protocol --histories 1"),
         ("doctor", "doctor q/bucket --quick"),
         ("resume", "resume nobody"),
         ("status", "status nobody"),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
-from diloco_cli.histories.memo import tuned
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import commit_key
@@ -18,6 +17,7 @@ from diloco_cli.report.reading import read_history
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
+from tests.histories.memo import tuned
 from tests.numerics.harness import CLOCK, commits, copy_of, make_run, merges, run_to_end
 from tests.numerics.test_identities import CONSTANT
 

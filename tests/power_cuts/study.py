@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from diloco_cli.histories.replayer import Replayer
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
+from tests.histories.replayer import Replayer
 from tests.power_cuts.disk import Disk, Tree
 from tests.power_cuts.recorder import hasty
 from tests.power_cuts.workload import FOLDER, RUN, Work, WorkloadHistory, bare_calls, record, run_to_the_end

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.launch.new_run import signed
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import Keyring, Secret, learner_signer, syncer_signer
 from diloco_cli.virtual.world import World
+from tests.histories.learner import SimulatedLearner
 from tests.simulation.toy import StartThreads, ToyFleet, make_run
 
 SECRET = Secret("the run's own secret, 32 letters or more", "TEST")

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.runtime.ending import StopPolicy, SupervisionEvent
@@ -19,6 +18,7 @@ from diloco_cli.runtime.registry import log_path
 from diloco_cli.runtime.supervisor import supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.virtual.world import Actor
+from tests.histories.integers import IntegerArithmetic
 from tests.simulation.toy import ToyFleet, make_run
 
 TAKES_MEMORY = "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 28, 1 << 28)); bytearray(1 << 30)"

@@ -35,7 +35,6 @@ KEY_FAMILIES = (
 )  # fmt: skip
 OTHERS = (
     "protocol/log/keys.py",  # the one module
-    "histories/",  # reads a simulated bucket without any of the daemons' own modules
 )
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.learner import SimulatedLearner
 from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
 from diloco_cli.protocol.actors.joining import Joined
@@ -25,6 +24,7 @@ from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.protocol.rules.schedule import StepPermit
 from diloco_cli.signing import learner_signer
+from tests.histories.learner import SimulatedLearner
 
 PAUSE_S = 0.05
 

@@ -9,8 +9,6 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.client import Client
-from diloco_cli.histories.integers import Delta, IntegerArithmetic
 from diloco_cli.protocol.actors.candidates import Loader
 from diloco_cli.protocol.actors.inbox import Inbox, Mailbox
 from diloco_cli.protocol.actors.merging import make_resident, write_surely
@@ -29,6 +27,8 @@ from diloco_cli.protocol.regions.mirrors import Mirror, copy_once
 from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
 from diloco_cli.signing import LOG, Checksummed
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
+from tests.histories.client import Client
+from tests.histories.integers import Delta, IntegerArithmetic
 
 FOR_EVER = 1 << 60
 

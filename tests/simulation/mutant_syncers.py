@@ -9,7 +9,6 @@ from typing import Any
 
 from msgspec import structs
 
-from diloco_cli.histories.integers import IntegerArithmetic, numbers, state_bytes
 from diloco_cli.protocol.actors.candidates import Candidates, Loader
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
@@ -21,6 +20,7 @@ from diloco_cli.protocol.log.records import Offer, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.relays import Box, Relay
 from diloco_cli.protocol.rules.quorum import SlotFacts
+from tests.histories.integers import IntegerArithmetic, numbers, state_bytes
 
 # -- merges -------------------------------------------------------------------------------------------------------
 

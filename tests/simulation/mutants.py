@@ -6,9 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from diloco_cli.histories.liveness import COLLECTS_BELOW
-from diloco_cli.histories.options import SLOW_LINK, Options
-from diloco_cli.histories.outcome import Actors
 from diloco_cli.protocol.actors.candidates import Loader
 from diloco_cli.protocol.actors.collection import Collector, Sweep
 from diloco_cli.protocol.actors.evaluating import Evaluations
@@ -16,6 +13,9 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.snapshots import PIECE_BYTES
 from diloco_cli.virtual.faulty_calls import Fault
+from tests.histories.liveness import COLLECTS_BELOW
+from tests.histories.options import SLOW_LINK, Options
+from tests.histories.outcome import Actors
 from tests.simulation import mutant_collectors as collectors
 from tests.simulation import mutant_evaluations as evaluations
 from tests.simulation import mutant_learners as learners

@@ -8,7 +8,6 @@ from typing import Any
 
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import DataCheckError
-from diloco_cli.histories.client import Client
 from diloco_cli.protocol.log.operations import Operation, Sleep, Steps, There
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
@@ -16,6 +15,7 @@ from diloco_cli.protocol.regions.regional import RegionLink, home_of, read_after
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import Actor, Fault, Injected, World
+from tests.histories.client import Client
 from tests.simulation.toy import ToyFleet, ToyProcess, make_run
 
 FAR = "eu"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from diloco_cli.histories.replayer import Replayer
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.virtual.world import Fault, World
+from tests.histories.replayer import Replayer
 from tests.simulation.toy import ToyFleet
 
 Point = tuple[str, int]

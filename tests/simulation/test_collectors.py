@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.histories.client import Bucket
-from diloco_cli.histories.history import History
-from diloco_cli.histories.monitor import Floors, Monitor
-from diloco_cli.histories.options import GRACE_S, REGION, drawn_options, run_of
-from diloco_cli.histories.processes import MAX_DRIFT
-from diloco_cli.histories.replayer import ViolationError
 from diloco_cli.protocol.actors.collection import LEAST_ROUNDS
 from diloco_cli.protocol.log.keys import offer_key, snapshot_key
+from tests.histories.client import Bucket
+from tests.histories.history import History
+from tests.histories.monitor import Floors, Monitor
+from tests.histories.options import GRACE_S, REGION, drawn_options, run_of
+from tests.histories.processes import MAX_DRIFT
+from tests.histories.replayer import ViolationError
 
 SEEDS = range(12)
 SHORTEST_GRACE_S = GRACE_S / (1 + MAX_DRIFT)

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.options import Options, drawn_options
-from diloco_cli.histories.outcome import Actors
 from diloco_cli.protocol.actors import joining
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.operations import Create, Steps
@@ -17,6 +14,9 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import Checksummed, Unsigned
 from diloco_cli.store.port import Created
 from diloco_cli.virtual.faulty_calls import Fault
+from tests.histories.campaign import lived
+from tests.histories.options import Options, drawn_options
+from tests.histories.outcome import Actors
 
 SHOWN_BY = 58  # the first seed in which a process leaves for a successor that does not exist; earlier ones take seconds
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.lines import in_one
-from diloco_cli.histories.options import Options, drawn_options
-from diloco_cli.histories.outcome import HistoryResult
-from diloco_cli.histories.script import CallFault, NemesisEvent, Script
 from diloco_cli.virtual.faulty_calls import Fault, Injected
+from tests.histories.campaign import lived
+from tests.histories.lines import in_one
+from tests.histories.options import Options, drawn_options
+from tests.histories.outcome import HistoryResult
+from tests.histories.script import CallFault, NemesisEvent, Script
 
 BAD, SEED = "l1", 11
 MANY = 2.0  # an event that lasts longer than 1 s is of many offers

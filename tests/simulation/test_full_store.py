@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import NoSpaceError
-from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.histories.lines import in_one
 from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.room import make_room
@@ -21,6 +19,8 @@ from diloco_cli.protocol.regions.mirrors import Mirror
 from diloco_cli.store.retry import FULL_DISK_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World
+from tests.histories.integers import IntegerArithmetic
+from tests.histories.lines import in_one
 from tests.simulation.operated import answered, asked, run_that_keeps, state_of
 from tests.simulation.regional import RegionalFleet, regional_run
 from tests.simulation.sweeps import check

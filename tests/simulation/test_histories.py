@@ -14,7 +14,9 @@ from typing import Any, get_args
 
 import pytest
 
-from diloco_cli.histories.campaign import (
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.virtual.faulty_calls import Fault, Injected
+from tests.histories.campaign import (
     AGAIN_EVERY,
     Totals,
     campaign,
@@ -26,9 +28,9 @@ from diloco_cli.histories.campaign import (
     swept_script,
     work_of,
 )
-from diloco_cli.histories.history import History
-from diloco_cli.histories.lines import in_one
-from diloco_cli.histories.options import (
+from tests.histories.history import History
+from tests.histories.lines import in_one
+from tests.histories.options import (
     BATCH_TOKENS,
     LONG_MERGES,
     REGION,
@@ -38,10 +40,8 @@ from diloco_cli.histories.options import (
     Options,
     drawn_options,
 )
-from diloco_cli.histories.outcome import Actors, HistoryResult
-from diloco_cli.histories.script import CallFault, Script
-from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.virtual.faulty_calls import Fault, Injected
+from tests.histories.outcome import Actors, HistoryResult
+from tests.histories.script import CallFault, Script
 from tests.simulation.mutant_logs import Gullible
 from tests.simulation.test_invariants import Crashing
 from tests.simulation.traces import trace_of
@@ -66,8 +66,8 @@ OF_EACH, OF_LONG = 8, 2
 OVER = ("stop", "finish")
 FEEDS_BACK = re.compile(rb'"feeds_back": ?[0-9]')
 TRACE = (
-    "from diloco_cli.histories.history import History\n"
-    "from diloco_cli.histories.options import drawn_options\n"
+    "from tests.histories.history import History\n"
+    "from tests.histories.options import drawn_options\n"
     "from tests.simulation.traces import trace_of\n"
     "for seed in (3, 11): print(trace_of(History(seed, drawn_options(seed)).live()))"
 )
@@ -255,7 +255,7 @@ def test_a_violations_story_is_short_and_names_the_command() -> None:
     totals = swarm(range(seed, seed + 1), actors=Actors(arithmetic=Gullible))
     (violation,) = totals.violations
     assert (violation.seed, violation.invariant) == (seed, "8")
-    assert violation.command == f"diloco simulate protocol --seed {seed} --histories 1"
+    assert violation.command == f"python -m tests.histories --seed {seed} --histories 1"
     assert any("poison" in line for line in violation.story)
     told = next(line for line in violation.story if "enough" in line)
     assert int(told.split()[0]) <= 3, violation.story

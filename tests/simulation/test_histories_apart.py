@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.history import History
-from diloco_cli.histories.lines import in_one
-from diloco_cli.histories.options import REGION, Options, drawn_options
-from diloco_cli.histories.outcome import Actors
-from diloco_cli.histories.replayer import ViolationError
-from diloco_cli.histories.shrinking import told
 from diloco_cli.protocol.log.operations import Sleep, Steps
 from diloco_cli.protocol.regions.mirrors import Mirror
 from diloco_cli.virtual.faulty_calls import Fault
+from tests.histories.campaign import lived
+from tests.histories.history import History
+from tests.histories.lines import in_one
+from tests.histories.options import REGION, Options, drawn_options
+from tests.histories.outcome import Actors
+from tests.histories.replayer import ViolationError
+from tests.histories.shrinking import told
 
 SEEDS = 20
 

@@ -9,18 +9,18 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.histories.campaign import lived, swept_options
-from diloco_cli.histories.history import History
-from diloco_cli.histories.learner import SimulatedLearner
-from diloco_cli.histories.options import drawn_options
-from diloco_cli.histories.outcome import Actors
-from diloco_cli.histories.replayer import Replayer, ViolationError
-from diloco_cli.histories.script import Script
 from diloco_cli.protocol.actors.follower import Follower
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.log.operations import Delete, Put, Sleep, Steps
 from diloco_cli.protocol.log.state import RunState
+from tests.histories.campaign import lived, swept_options
+from tests.histories.history import History
+from tests.histories.learner import SimulatedLearner
+from tests.histories.options import drawn_options
+from tests.histories.outcome import Actors
+from tests.histories.replayer import Replayer, ViolationError
+from tests.histories.script import Script
 from tests.simulation.mutant_logs import Mute, with_inbox
 
 SEEDS = 40

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
+from tests.histories.integers import IntegerArithmetic
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet, make_run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.options import drawn_options
+from tests.histories.campaign import lived
+from tests.histories.options import drawn_options
 
 MENDED = {
     90001492: "a flood of joins delayed an island's request without end",

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.options import Options, drawn_options
-from diloco_cli.histories.replayer import ViolationError
+from tests.histories.campaign import lived
+from tests.histories.options import Options, drawn_options
+from tests.histories.replayer import ViolationError
 from tests.simulation.mutants import MUTANTS, OF_COLLECTORS, OF_LEARNERS, OF_SYNCERS, OF_THE_LOG, Mutant
 
 MAX_HISTORIES = 60  # of those that fit, in which the mutant has to show: most do in the first few

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.histories.history import History
-from diloco_cli.histories.options import NemesisKind, Options, drawn_options
-from diloco_cli.histories.outcome import HistoryResult
-from diloco_cli.histories.script import OF_PROCESSES, NemesisEvent, Script, drawn_nemesis_events
 from diloco_cli.protocol.log.keys import SYNCER
+from tests.histories.history import History
+from tests.histories.options import NemesisKind, Options, drawn_options
+from tests.histories.outcome import HistoryResult
+from tests.histories.script import OF_PROCESSES, NemesisEvent, Script, drawn_nemesis_events
 from tests.simulation.traces import trace_of
 
 AT_S, FOR_S = 0.5, 20.0

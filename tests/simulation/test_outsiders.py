@@ -14,10 +14,6 @@ import pytest
 
 from diloco_cli import signing
 from diloco_cli.digests import digest
-from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.lines import in_one
-from diloco_cli.histories.options import Options, drawn_options
-from diloco_cli.histories.replayer import FLOODER
 from diloco_cli.protocol.actors import collection, inbox, joins, requests
 from diloco_cli.protocol.log import places, snapshots
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, read_join_key, snapshot_key
@@ -26,6 +22,10 @@ from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.signing import NOBODY, UNSIGNED, Checksummed
 from diloco_cli.store.port import Created
+from tests.histories.campaign import lived
+from tests.histories.lines import in_one
+from tests.histories.options import Options, drawn_options
+from tests.histories.replayer import FLOODER
 
 MERGES = 12
 MAX_HISTORIES = 40

@@ -9,8 +9,6 @@ import pytest
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-from diloco_cli.histories.ports import LearnerProfile
-from diloco_cli.histories.replayer import Replayer
 from diloco_cli.protocol.actors import collection, membership, syncer
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key
@@ -18,6 +16,8 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.regions import mirrors
 from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import Fault, World
+from tests.histories.ports import LearnerProfile
+from tests.histories.replayer import Replayer
 from tests.simulation.regional import RegionalFleet, regional_run
 
 RUN = regional_run()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import FencedError
-from diloco_cli.histories.moments import read_moments
 from diloco_cli.protocol.actors.joining import Joined, join
 from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.virtual.world import Fault, World
+from tests.histories.moments import read_moments
 from tests.simulation.operated import (
     answered,
     asked,

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.errors import RefusedError
-from diloco_cli.histories.campaign import lived
-from diloco_cli.histories.key_events import STOLEN_NONCE
-from diloco_cli.histories.lines import in_one
-from diloco_cli.histories.options import OF_KEYS, Options, drawn_options, run_of, with_key
 from diloco_cli.protocol.log import state
 from diloco_cli.signing import LOG, OPERATOR, Keyring, learner_signer
+from tests.histories.campaign import lived
+from tests.histories.key_events import STOLEN_NONCE
+from tests.histories.lines import in_one
+from tests.histories.options import OF_KEYS, Options, drawn_options, run_of, with_key
 
 SEEDS = range(0, 60, 3)
 

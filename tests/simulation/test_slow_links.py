@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.histories.history import History
-from diloco_cli.histories.lines import in_one
-from diloco_cli.histories.liveness import Healthy
-from diloco_cli.histories.options import Options, drawn_options
-from diloco_cli.histories.outcome import Actors
-from diloco_cli.histories.replayer import ViolationError
-from diloco_cli.histories.script import NemesisEvent, Script
 from diloco_cli.protocol.actors.progress import Progress
+from tests.histories.history import History
+from tests.histories.lines import in_one
+from tests.histories.liveness import Healthy
+from tests.histories.options import Options, drawn_options
+from tests.histories.outcome import Actors
+from tests.histories.replayer import ViolationError
+from tests.histories.script import NemesisEvent, Script
 from tests.simulation.mutant_learners import NeverTriesAgain, PassesByWhatIsInReach, with_progress
 
 SEED = 3

@@ -13,7 +13,6 @@ import pytest
 from diloco_cli.config.run_file import SHORTEST_TAKEOVER_S
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import FencedError
-from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
 from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, Syncer
@@ -21,6 +20,7 @@ from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
+from tests.histories.integers import IntegerArithmetic
 from tests.simulation.operated import asked, command, done, resumed, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet, make_run

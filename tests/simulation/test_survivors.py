@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from diloco_cli.histories.integers import NOT_FINITE
 from diloco_cli.protocol.actors.requests import withdraw_stop
+from tests.histories.integers import NOT_FINITE
 from tests.simulation.operated import asked, done, started, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.test_requests import RUN

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.histories.client import Client
-from diloco_cli.histories.ports import LearnerProfile
 from diloco_cli.protocol.log.operations import Now, Operation, Put, Sleep, Steps
 from diloco_cli.store.throttle import CallPace
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, Call, World
+from tests.histories.client import Client
+from tests.histories.ports import LearnerProfile
 from tests.simulation.test_calls_in_turn import asks, operations
 from tests.simulation.toy import ToyFleet, make_run
 

@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.histories.campaign import lived, swarm
-from diloco_cli.histories.client import Bucket
-from diloco_cli.histories.memo import tuned
-from diloco_cli.histories.options import drawn_options
 from diloco_cli.protocol.actors import syncer
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.keys import read_snapshot_piece_key
@@ -19,6 +15,10 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import MAX_EXACT, RunFormat
 from diloco_cli.protocol.log.snapshots import PIECE_BYTES
 from diloco_cli.protocol.log.state import RunState
+from tests.histories.campaign import lived, swarm
+from tests.histories.client import Bucket
+from tests.histories.memo import tuned
+from tests.histories.options import drawn_options
 
 SEEDS = range(40)
 LONG_HISTORIES = 6  # with long commits

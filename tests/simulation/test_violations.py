@@ -7,8 +7,11 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.errors import DataCheckError, UsageError
-from diloco_cli.histories import campaign as campaigns
-from diloco_cli.histories.campaign import (
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commits import Skip
+from diloco_cli.protocol.log.operations import Sleep, Steps
+from tests.histories import campaign as campaigns
+from tests.histories.campaign import (
     AGAIN_EVERY,
     MAX_VIOLATIONS,
     campaign,
@@ -20,14 +23,11 @@ from diloco_cli.histories.campaign import (
     swept_options,
     work_of,
 )
-from diloco_cli.histories.history import History
-from diloco_cli.histories.learner import SimulatedLearner
-from diloco_cli.histories.options import PIECE_SIZES, Options, drawn_options
-from diloco_cli.histories.outcome import Actors, HistoryResult
-from diloco_cli.histories.replayer import Plain, Replayer, ViolationError
-from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.protocol.log.commits import Skip
-from diloco_cli.protocol.log.operations import Sleep, Steps
+from tests.histories.history import History
+from tests.histories.learner import SimulatedLearner
+from tests.histories.options import PIECE_SIZES, Options, drawn_options
+from tests.histories.outcome import Actors, HistoryResult
+from tests.histories.replayer import Plain, Replayer, ViolationError
 
 MAX_FITTING = 80
 WITHIN_SEEDS = 1000
@@ -173,7 +173,7 @@ def test_a_violation_of_a_sweep_is_repeated_by_its_crash_alone(monkeypatch: pyte
     point = sweep_points(2)[7]
     (violation,) = sweep(2, [point]).violations
     words, _, at = violation.command.partition(" --at ")
-    assert words == "diloco simulate protocol --sweep --seed 2" and point_at(at) == point
+    assert words == "python -m tests.histories --sweep --seed 2" and point_at(at) == point
     again = campaign(work_of(2, 1, True, only=point_at(at)), 1, lambda totals: None)
     assert again.violations == [violation] and again.histories == 1
     with pytest.raises(UsageError, match="no operation of a sweep"):

@@ -8,10 +8,6 @@ from itertools import count
 from typing import Any, Self
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
-from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.histories.learner import SimulatedLearner
-from diloco_cli.histories.ports import LearnerProfile
-from diloco_cli.histories.witness import Beliefs
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.membership import enter
@@ -23,6 +19,10 @@ from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunForm
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.virtual.world import Actor, World
+from tests.histories.integers import IntegerArithmetic
+from tests.histories.learner import SimulatedLearner
+from tests.histories.ports import LearnerProfile
+from tests.histories.witness import Beliefs
 from tests.simulation.bucket_check import commits_of
 
 Refusal = Callable[[Offer], str | None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.outcome import HistoryResult
+from tests.histories.outcome import HistoryResult
 
 
 def trace_of(outcome: HistoryResult) -> str:

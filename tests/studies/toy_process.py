@@ -14,8 +14,6 @@ from array import array
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
-from diloco_cli.histories.integers import IntegerArithmetic
-from diloco_cli.histories.ports import IntegerTraining, IntegerWire, LearnerProfile
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.syncer import Syncer
@@ -29,6 +27,8 @@ from diloco_cli.runtime.driver import Lanes, SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore
+from tests.histories.integers import IntegerArithmetic
+from tests.histories.ports import IntegerTraining, IntegerWire, LearnerProfile
 
 CLOSES_WITHIN_S = 1.5  # each lane, once the run is over
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.observe.replay import LogVerifier, Replay
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.port import Store
+from tests.histories.integers import IntegerArithmetic
 
 
 class IntegerReplayer(LogVerifier):

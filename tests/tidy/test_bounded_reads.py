@@ -28,7 +28,6 @@ OWN_OBJECTS = {
     "store": "passes on what it is asked",
     "doctor": "reads what it has just written, below a prefix that nobody knows",
     "probe": "likewise",
-    "histories": "its bucket is a dictionary",
 }
 
 

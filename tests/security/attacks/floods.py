@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-from diloco_cli.histories.integers import IntegerArithmetic
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import incarnation_key
@@ -14,6 +13,7 @@ from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import learner_signer
 from diloco_cli.virtual.world import World
+from tests.histories.integers import IntegerArithmetic
 from tests.security.attacks.stage import NAME, AttackedRun, AttackSeen, ask_to_join, running
 from tests.simulation.toy import ToyFleet, make_run
 

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.histories.lines import in_one
 from diloco_cli.protocol.log.commit_log import append, fold, fold_own, read_log
 from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
 from diloco_cli.protocol.log.keys import commit_key
@@ -26,6 +25,7 @@ from diloco_cli.protocol.log.wire import RecordError, decode, decode_own, encode
 from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import LOG, Checksummed, SignatureError
 from diloco_cli.store.memory import MemoryStore
+from tests.histories.lines import in_one
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, merge, output
 
 KEY = commit_key(1)

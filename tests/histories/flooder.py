@@ -1,0 +1,141 @@
+"""A flooder: see outsiders.py. What it writes under its own names is genuine, and may cost the others nothing."""
+
+from __future__ import annotations
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.log.keys import incarnation_key, join_key, offer_key
+from diloco_cli.protocol.log.places import MAX_PLACES
+from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim
+from diloco_cli.protocol.log.wire import encode
+from diloco_cli.signing import Unsigned, learner_signer
+from tests.histories.options import BATCH_TOKENS, with_key
+from tests.histories.outsiders import Outsider
+from tests.histories.replayer import FLOODER
+from tests.histories.scene import Scene
+
+PILE = (10, 400)  # objects of one act
+MAX_PILED = 2500  # in all: the simulated store lists slowly
+FARTHEST = 12  # of sparse claims: 2 to this power
+NO_BATCH = 0  # no island with it may join
+FEW = 2
+
+
+class Flooder(Outsider):
+    ACTS = ("dead_incarnations", "sparse_claims", "junk", "useless_offers", "useless_offers", "joins", "crash_loop")
+
+    def __init__(self, history: Scene, name: str) -> None:
+        super().__init__(history, name)
+        history.monitor.suspects.add(FLOODER)
+        self.piled = self.incarnation = self.seq = 0
+        self.looped = False
+        self._keyrings: dict[tuple[str, int], Unsigned] = {}
+
+    def keyring(self, name: str) -> Unsigned:
+        signer = learner_signer(name)
+        made = self.history.nemesis.keys_made[signer]
+        if (signer, made) not in self._keyrings:
+            self._keyrings[signer, made] = with_key(self.history.run, signer, made).keyring
+        return self._keyrings[signer, made]
+
+    def _pile(self) -> int:
+        """How many objects the next act may write."""
+        size = min(self.draw.whole(*PILE), max(FEW, MAX_PILED - self.piled))
+        self.piled += size
+        return size
+
+    def publish(self, name: str, key: str, body: bytes) -> bool:
+        """A genuine record of this learner."""
+        bucket = self.bucket_of(name)
+        there = self.place(bucket, key, self.keyring(name).sign(learner_signer(name), key, body), MAX_PLACES)
+        if there is not None:
+            self.history.monitor.genuine.created(key)
+        return there is not None
+
+    def claim(self, name: str, number: int) -> None:
+        claim = ProcessClaim(number, "d" * 32, "elsewhere", 1, "then", "dead")
+        self.publish(name, incarnation_key(name, number), encode(claim))
+
+    # -- acts -----------------------------------------------------------------------------------------------------
+
+    def _dead_incarnations(self) -> None:
+        first = self.history.monitor.genuine.claims[FLOODER] + 1
+        size = self._pile()
+        for number in range(first, first + size):
+            self.claim(FLOODER, number)
+        self.incarnation, self.seq = first + size - 1, 0
+        self.history.note(f"a flooder claimed {size} incarnations")
+
+    def _crash_loop(self) -> None:
+        """An honest learner's machine has claimed incarnation after incarnation, and none has lived."""
+        if self.looped or self.history.monitor.healthy:
+            return
+        self.looped = True
+        name = self.draw.choice(self.others)
+        first = self.history.monitor.genuine.claims[name] + 1
+        for number in range(first, first + self._pile()):
+            self.claim(name, number)
+        self.history.note(f"{name} died in a loop")
+
+    def _sparse_claims(self) -> None:
+        newest = self.history.monitor.genuine.claims[FLOODER]
+        self.claim(FLOODER, newest + (1 << self.draw.whole(1, FARTHEST)))
+
+    def _junk(self) -> None:
+        """At all places of its next claim and its next offer."""
+        keys = [incarnation_key(FLOODER, self.incarnation + 1), offer_key(FLOODER, max(1, self.incarnation), self.seq)]
+        for key in keys:
+            for _ in range(MAX_PLACES):
+                self.place(self.history.bucket, key, b"junk", MAX_PLACES)
+
+    def _useless_offers(self) -> None:
+        if not self.incarnation:
+            self.incarnation = self.history.monitor.genuine.claims[FLOODER] + 1
+            self.claim(FLOODER, self.incarnation)
+        for _ in range(self._pile()):
+            key = offer_key(FLOODER, self.incarnation, self.seq)
+            if not self.publish(FLOODER, key, encode(self._useless())):
+                self._dead_incarnations()  # its own junk is in the way
+                return
+            self.seq += 1
+        self.history.note(f"a flooder offers up to {self.incarnation}/{self.seq}")
+
+    def _useless(self) -> Offer:
+        """An offer that brings nothing, in one of several ways."""
+        replayer = self.history.monitor.replayer
+        slot = replayer.slot + self.draw.whole(0, 2)
+        fragment = slot % self.history.run.num_fragments
+        versions = replayer.versions[fragment]
+        base, base_digest = (versions[-1].number, versions[-1].weights_digest) if versions else (0, "")
+        payload, size, tokens, steps, seq = digest(b"nothing"), 20, BATCH_TOKENS, 1, self.seq
+        match self.draw.whole(0, 6):
+            case 0:
+                size = 0
+            case 1:
+                slot += 1000 * self.history.run.num_fragments
+            case 2:
+                tokens = steps = 0
+            case 3:
+                tokens = 100 * BATCH_TOKENS
+            case 4:
+                payload = "none"
+            case 5:
+                seq += 1
+            case _:
+                pass  # its payload is not there
+        return Offer(
+            FLOODER, self.incarnation, seq, slot, fragment, base, base_digest, 0, tokens, tokens, steps, payload, size,
+            "d" * 32,
+        )  # fmt: skip
+
+    def _joins(self) -> None:
+        """Requests of islands that can never be admitted, and junk in requests' place, for the present syncer."""
+        epoch = self.history.monitor.replayer.epoch
+        names = self.draw.choice((1, 1000))
+        for number in range(self._pile()):
+            name = f"{FLOODER}-{self.acts}-{number % names}"
+            key = join_key(name, epoch, number // names)
+            island = Island(name, "here", NO_BATCH, 1, 1.0, 1.0)
+            body = encode(Join(island, epoch, number // names, "d" * 32, "then"))
+            data = self.keyring(name).sign(learner_signer(name), key, body) if names == 1 else body
+            self.place(self.history.bucket, key, data)
+        self.history.note("a flooder asked for islands to join")

@@ -1,0 +1,174 @@
+"""A forger: see outsiders.py. Nothing that it writes may count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.keys import (
+    HEAD_HINT_KEY,
+    SYNCER,
+    commit_key,
+    epoch_key,
+    heartbeat_key,
+    incarnation_key,
+    join_key,
+    offer_key,
+    request_key,
+    snapshot_key,
+)
+from diloco_cli.protocol.log.parts import commit_digest
+from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim, Request, RequestKind
+from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.signing import LOG, OPERATOR, Checksummed, Secret, learner_signer, syncer_signer
+from tests.histories.client import Bucket
+from tests.histories.options import BATCH_TOKENS, with_key
+from tests.histories.outsiders import Outsider, last_number
+
+STRANGER = Secret("of a stranger, " * 3, "a history")
+PLACES = 3  # of one key: more hinder the key's learner for a while, which only a bucket policy prevents
+FAR = 1 << 30
+REQUESTS: tuple[RequestKind, ...] = ("stop", "resume", "rollback", "gc", "readmit")
+JUNK = (b"", b"{}", b"junk", b'{"a":1}', b"\xff" * 40)
+
+
+class Forger(Outsider):
+    ACTS = ("claim", "claim", "offer", "offer", "offer", "request", "join", "epoch", "snapshot", "hint", "heartbeat")
+
+    def forge(self, bucket: Bucket, signer: str, key: str, body: bytes, copied: bytes | None) -> None:
+        """Place a record that its signer has not signed."""
+        ways = [self._elsewhere, self._damaged, *([self._by_a_stranger, self._by_another] if self.is_signed else [])]
+        draw = self.draw.whole(0, 7)
+        if draw == 0:
+            data = self.draw.choice(JUNK)
+        elif draw == 1:
+            data = body
+        elif draw == 2 and copied is not None:
+            data = copied
+        else:
+            data = self.draw.choice(ways)(signer, key, body)
+        at = self.place(bucket, key, data, PLACES)
+        if at is not None:
+            bucket.forged.add(at)
+            self.history.note(f"a forger wrote {at}")
+
+    @property
+    def is_signed(self) -> bool:
+        return self.history.run.signing is not None
+
+    def _elsewhere(self, signer: str, key: str, body: bytes) -> bytes:
+        """As a record of another run."""
+        return Checksummed("another").sign(signer, key, body)
+
+    def _damaged(self, signer: str, key: str, body: bytes) -> bytes:
+        """With the checksum of other bytes."""
+        signed = Checksummed(self.history.run.run_id).sign(signer, key, body)
+        return signed[:1] + b" " + signed[1:]
+
+    def _by_a_stranger(self, signer: str, key: str, body: bytes) -> bytes:
+        """Certified by another operator."""
+        run_id, role = self.history.run.run_id, signer
+        if signer == OPERATOR:
+            return STRANGER.keyring(run_id).sign(OPERATOR, key, body)
+        own = syncer_signer("host-0") if signer == LOG else signer
+        private = digest(f"a stranger's key of {own}".encode()).rpartition("-")[2]
+        return Secret(STRANGER.certified(run_id, {own: private}), "a history").keyring(run_id).sign(role, key, body)
+
+    def _by_another(self, signer: str, key: str, body: bytes) -> bytes:
+        """By a learner of the run, with its own key."""
+        history = self.history
+        other = self.draw.choice([name for name in (*self.others, "n9") if learner_signer(name) != signer])
+        own = learner_signer(other)
+        return with_key(history.run, own, history.nemesis.keys_made[own]).keyring.sign(own, key, body)
+
+    # -- in learners' names ---------------------------------------------------------------------------------------
+
+    def _claim(self) -> None:
+        name = self.draw.choice(self.others)
+        bucket = self.bucket_of(name)
+        newest = self.history.monitor.genuine.claims[name]
+        number = newest + self.draw.choice((1, 1, 1, 2, 3, FAR))
+        key = incarnation_key(name, number)
+        claim = ProcessClaim(number, "f" * 32, "elsewhere", 1, "then", "forged")
+        copied = bucket.objects.get(incarnation_key(name, newest)) if newest else None
+        self.forge(bucket, learner_signer(name), key, encode(claim), copied)
+
+    def _offer(self) -> None:
+        """The next one of the newest incarnation, as its learner might have made it, or one of the next incarnation."""
+        name = self.draw.choice(self.others)
+        bucket = self.bucket_of(name)
+        incarnation = self.history.monitor.genuine.claims[name] + self.draw.choice((0, 0, 0, 1))
+        if not incarnation:
+            return
+        known = [offer for offer in self.history.monitor.genuine.offers if offer[0] == name]
+        last = max((offer for offer in known if offer[1] == incarnation), default=(name, incarnation, -1))
+        key = offer_key(name, incarnation, last[2] + 1 + self.draw.choice((0, 0, 0, 1)))
+        model = self._model(bucket, name, max(known, default=None))
+        body = encode(Offer(name, incarnation, last[2] + 1, 0, 0, 0, "", 0, 1, 1, 1, "", 1, "f" * 32))
+        if model is not None:
+            body = encode(replace(model, incarnation=incarnation, seq=int(key[-15:-5])))
+        copied = None if model is None else bucket.objects.get(offer_key(*model.id))
+        self.forge(bucket, learner_signer(name), key, body, copied)
+
+    def _model(self, bucket: Bucket, name: str, newest: tuple[str, int, int] | None) -> Offer | None:
+        data = None if newest is None else bucket.objects.get(offer_key(*newest))
+        if data is None or newest is None or offer_key(*newest) in bucket.forged:
+            return None
+        return decode(Offer, data, "an offer to copy")
+
+    def _join(self) -> None:
+        name, epoch = f"x{self.acts}", self.history.monitor.replayer.epoch
+        key = join_key(name, epoch, 0)
+        island = Island(name, "here", BATCH_TOKENS, 1, 1.0, 1.0)
+        self.forge(
+            self.history.bucket, learner_signer(name), key, encode(Join(island, epoch, 0, "f" * 32, "then")), None
+        )
+
+    # -- in operators' and syncers' names -------------------------------------------------------------------------
+
+    def _request(self) -> None:
+        genuine = self.history.monitor.genuine.requests
+        number = max(genuine, default=-1) + self.draw.choice((1, 1, 2))
+        kind = self.draw.choice(REQUESTS)
+        copied = self.history.bucket.objects.get(request_key(number - 1)) if number - 1 in genuine else None
+        body = encode(Request(number, kind, "f" * 32, "then", "forged", to=0))
+        self.forge(self.history.bucket, OPERATOR, request_key(number), body, copied)
+
+    def _epoch(self) -> None:
+        """Nobody serves it: who comes next claims the one after it."""
+        bucket = self.history.bucket
+        number = last_number(bucket, "epoch/", 10) + 1
+        claim = ProcessClaim(number, "f" * 32, "elsewhere", 1, "then", "forged")
+        self.forge_once(bucket, LOG, epoch_key(max(1, number)), encode(claim))
+
+    def _snapshot(self) -> None:
+        """Of an empty state, and the hint to it."""
+        replayer, bucket = self.history.monitor.replayer, self.history.bucket
+        if replayer.n < 2:
+            return
+        n = self.draw.whole(0, replayer.n - 1)
+        commit = bucket.objects.get(commit_key(n), b"")
+        body = encode(Snapshot(RunState(n=n), commit_digest(commit), self.history.run.run_id))
+        self.forge_once(bucket, LOG, snapshot_key(n), body)
+        self.overwrite(HEAD_HINT_KEY, encode(HeadHint(n)))
+
+    def forge_once(self, bucket: Bucket, signer: str, key: str, body: bytes) -> None:
+        """At the key alone: it has no other places."""
+        if key not in bucket.objects:
+            self.forge(bucket, signer, key, body, None)
+
+    def _hint(self) -> None:
+        self.overwrite(HEAD_HINT_KEY, self.draw.choice((*JUNK, encode(HeadHint(FAR)), encode(HeadHint(0)))))
+
+    def _heartbeat(self) -> None:
+        """Of its own making, or a genuine one with a line added."""
+        name = self.draw.choice((SYNCER, *self.others))
+        epoch, n = self.history.monitor.replayer.epoch, self.history.monitor.replayer.n
+        said = SyncerHeartbeat("SERVING", epoch + 1, n + FAR, "elsewhere") if name == SYNCER else None
+        record = said or LearnerHeartbeat("DONE", FAR, n + FAR, 1, 1, 1.0, 0)
+        genuine = self.history.bucket.objects.get(heartbeat_key(name), b"").partition(b"\n")[0]
+        others = (*JUNK, *[b"%b\n%d" % (genuine, self.acts)] * len(JUNK))
+        self.overwrite(heartbeat_key(name), encode(record) if self.draw.chance(0.7) else self.draw.choice(others))

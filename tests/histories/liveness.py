@@ -1,0 +1,261 @@
+"""Checks of a history at its end, and while there are no faults: restarts, reasons, progress, no busy loops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Set
+from contextlib import suppress
+
+from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
+from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_SNAPSHOTS, LEAST_ROUNDS
+from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
+from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.keys import SYNCER
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
+from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, SHORT_SLOT_S, watch_every_s
+from diloco_cli.runtime.driver import perform
+from diloco_cli.store.retry import MAX_PAUSE_S
+from tests.histories.client import Bucket
+from tests.histories.monitor import check_folded, check_own
+from tests.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
+from tests.histories.participation import Attendances
+from tests.histories.pieces import most_pieces
+from tests.histories.processes import MAX_DRIFT, Process
+from tests.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect, plain, signed_by
+from tests.histories.scene import Scene
+
+SETTLES_S = 20.0  # for a rival to be fenced, a process to come back and read the log, a standby to take over
+SAYS_WHY_S = 15.0
+CALLS_OF_EACH = 100  # per learner, while a syncer reads the offers that have come in between, or a relay carries them
+FRAGMENT_ROUNDS = 12  # the longest time for which a learner that offers may leave out a fragment
+IDLE_ROUNDS, IDLE_SLOTS, IDLE_S = 6, 10, 2.0  # a learner that may offer is silent for the longest of these at most
+POLLS_A_SECOND = 1.5 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of a syncer, for each learner
+LOOKS_S = (1 + MAX_DRIFT) * SHORT_SLOT_S  # a learner's longest pause between two looks for commits, with short slots
+LOOKS_A_SECOND = (1 + MAX_DRIFT) / DENSE_BOUNDS_S[0]  # of a learner, with short slots and without news
+COLLECTS_BELOW = 0.03  # of a slot: if a store call per learner and one for the version takes less, a syncer can collect
+GOOD_ENDS = (0, FencedError.exit_status)
+
+
+class Healthy:
+    """The phase without faults. `free_s`: when the last effect of an earlier fault has ended; `merged_s`: when the last
+    merge was committed; `takes_in_s`: how long a syncer may be busy with reading offers; `mirrored_s`: when the region
+    last got a commit that it lacked when the phase began."""
+
+    def __init__(self, history: Scene) -> None:
+        self.history = history
+        self.since_s = self.merged_s = history.world.now_s
+        self.since_n = history.monitor.replayer.n
+        self.operations = {process.name: process.operations for process in history.supervisor.processes}
+        for process in history.supervisor.processes:
+            process.free_s = process.held_until_s()
+            process.heard_s, process.heard_merges = self.since_s, history.monitor.replayer.merges
+            process.offered_of.clear()
+        self.attendances, self.tried_again = Attendances(history), Counter[str]()
+        self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
+        history.monitor.carries_s = 0.0 if history.region is None else self.takes_in_s
+        self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
+        self.mirrored, self.mirrored_s = 0, self.since_s
+
+    def committed(self, commit: Plain) -> None:
+        """Check that every learner that may offer does so, round after round."""
+        history, now_s = self.history, self.history.world.now_s
+        replayer, slot_s = history.monitor.replayer, history.options.slot_s * history.options.slowest
+        if commit["kind"] != "merge":
+            return
+        self.merged_s = now_s
+        self._see_region()
+        history.monitor.check_answers(self.free_s, now_s, (1 + MAX_DRIFT) * watch_every_s(slot_s))
+        for process in history.supervisor.processes:
+            if process.ended or process.role not in history.roles:
+                continue
+            if history.options.outruns_bases and process.role == SLOWEST:
+                continue
+            if self._excused(process):
+                process.heard_merges = replayer.merges
+                process.offered_of.clear()
+                self.attendances.excused(process)
+            else:
+                self.attendances.merged(process, commit)
+            if replayer.merges - process.heard_merges <= 1:
+                process.heard_s = now_s
+            slots, silent_s = replayer.merges - process.heard_merges, now_s - process.heard_s
+            rounds = slots / history.options.fragments
+            # Slots are counted as well as timed: with many learners, or far away, they last longer than planned.
+            idle = rounds > IDLE_ROUNDS and slots > IDLE_SLOTS and silent_s > IDLE_S + IDLE_SLOTS * slot_s
+            text = f"{process.name} is there and offers nothing for {rounds:.0f} rounds and {silent_s:.1f} s"
+            expect(not idle, LIVENESS, text)
+            self._check_fragments(process)
+
+    def _check_fragments(self, process: Process) -> None:
+        """Check that a learner that offers, offers all fragments. (If learners do not follow the others' pace, or there
+        is no grace, a learner half as fast may reach every second slot, and these may always be the same fragment's.
+        After a long time without commits a learner with short slots looks for the next one every LOOKS_S.)"""
+        merges, options = self.history.monitor.replayer.merges, self.history.options
+        now_s = self.history.world.now_s
+        if (options.local_steps, options.adoption) != ("measured", "on_arrival") or options.overlap == 0:
+            return
+        for fragment in range(options.fragments):
+            offered_at, offered_s = process.offered_of.setdefault(fragment, (merges, now_s))
+            rounds, silent_s = (merges - offered_at) / options.fragments, now_s - offered_s
+            missing = rounds > FRAGMENT_ROUNDS and silent_s > LOOKS_S + IDLE_SLOTS * options.slot_s
+            text = f"{process.name} offers nothing of fragment {fragment} for {rounds:.0f} rounds and {silent_s:.1f} s"
+            expect(not missing, LIVENESS, text)
+
+    def _see_region(self) -> None:
+        """Check that a region that lacks commits of before gets them. There may be hundreds: a mirror that died every
+        second copied none."""
+        region, now_s = self.history.region, self.history.world.now_s
+        if region is None or self.mirrored > self.since_n:
+            return
+        if region.mirrored > self.mirrored:
+            self.mirrored, self.mirrored_s = region.mirrored, now_s
+        gap_s = now_s - max(self.mirrored_s, self.free_s)
+        text = f"the region has {self.mirrored} commits of {self.since_n + 1}, and got none for {gap_s:.1f} s"
+        expect(gap_s <= SETTLES_S + MAX_PAUSE_S + TRIES_AGAIN_S, LIVENESS, text)
+
+    def _excused(self, process: Process) -> bool:
+        """Whether a learner need not offer now. A region's learners depend on the mirror and the relay."""
+        history, role = self.history, process.role
+        replayer, free_s = history.monitor.replayer, process.free_s
+        if history.region is not None and role in history.region.residents:
+            if process.offered is not None and process.offered not in replayer.settled:
+                return True
+            if self.mirrored <= self.since_n:
+                return True
+            free_s = max(self.free_s, self.mirrored_s) + MAX_PAUSE_S + TRIES_AGAIN_S
+        if history.world.now_s < free_s:
+            return True
+        if not process.incarnation:
+            return role in history.nemesis.joiners  # which may wait to be admitted
+        newest = max(other.incarnation for other in history.supervisor.processes if other.role == role)
+        return role in replayer.kept_out or process.incarnation < newest
+
+    def left(self, process: Process, error: BaseException | None) -> None:
+        """exit: without faults no process ends with an error, except one whose place is taken or whose key is revoked,
+        one that needs another number since (once for each revoked key), and an island that would join a run that is
+        over or stopped."""
+        joiner = process.role in self.history.nemesis.joiners and process.status == UsageError.exit_status
+        revoked = self.history.monitor.replayer.revoked
+        self.tried_again[process.role] += isinstance(error, TryAgainError)
+        again = isinstance(error, TryAgainError) and self.tried_again[process.role] <= len(revoked)
+        if process.status in GOOD_ENDS or joiner or again or (isinstance(error, RefusedError) and revoked):
+            return
+        excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + MAX_PAUSE_S
+        expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
+
+    def check(self) -> None:
+        """Check that the log grows by merges: a skip is no progress."""
+        history, options = self.history, self.history.options
+        apart_s = 0.0 if history.region is None else MAX_PAUSE_S + TRIES_AGAIN_S
+        waits_s = 2 * options.skip_after_s + 20 * options.slot_s * options.slowest
+        bound_s = SETTLES_S + apart_s + self.takes_in_s + waits_s
+        self._see_region()
+        gap_s = history.world.now_s - max(self.merged_s, self.free_s)
+        expect(gap_s <= bound_s, LIVENESS, f"no merge for {gap_s:.1f} s without faults, more than {bound_s:.1f} s")
+        self._check_reasons()
+
+    def _check_reasons(self) -> None:
+        """Check that the serving syncer states a reason if it has committed nothing for two rounds."""
+        history, options = self.history, self.history.options
+        rounds_s = 2 * options.slot_s * options.slowest * options.fragments
+        for process in history.supervisor.processes:
+            serves = process.serves
+            mute = serves is not None and serves.doing == "SERVING" and not serves.reason
+            silent_s = history.world.now_s - max(history.monitor.last_commit_s, process.started_s, process.free_s)
+            if mute and not process.ended and silent_s > rounds_s + self.takes_in_s + SAYS_WHY_S:
+                raise ViolationError(LIVENESS, f"{process.name} waits and gives no reason")
+
+    def check_operations(self) -> None:
+        """Check that no process makes more store operations than its polling allows. A flooder's claims keep mailboxes
+        of replaced incarnations open, its own and the learners'. A sweep reads the pieces of the snapshots that it
+        keeps, and tries to delete again what a listing that lags still shows."""
+        history, processes = self.history, self.history.supervisor.processes
+        commits = history.monitor.replayer.n - self.since_n
+        learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
+        pieces = (1 + KEPT_SNAPSHOTS) * most_pieces(history.bucket)
+        mailboxes = learners + 2 + (MAX_OLD_MAILBOXES * (learners + 1) if history.options.flooder else 0)
+        for process in processes:
+            spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
+            a_second = POLLS_A_SECOND * mailboxes if process.role == SYNCER else LOOKS_A_SECOND
+            each = 30 + 6 * learners + (pieces if process.role == SYNCER else 0)
+            bound = a_second * max(0.0, spent_s) + each * (commits + 4) + 4 * history.monitor.deletions
+            done = process.operations - self.operations.get(process.name, 0)
+            expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
+
+
+def check_bucket(history: Scene) -> None:
+    """Unneeded objects are deleted: the number of objects is bounded by what is kept, by how often the floor moves, by
+    the commits since the last good evaluation, and by the readers' grace, which each syncer process waits anew. What
+    forgers and flooders write has no outcome and stays.
+    Demanded only of long histories whose syncer has time between its merges."""
+    options, fragments = history.options, history.options.fragments
+    kept = max(LEAST_ROUNDS, options.kept_rounds) * fragments
+    busy = options.latency_s * (len(history.roles) + 1) > COLLECTS_BELOW * options.slot_s
+    if busy or options.merges < LONG_MERGES[0]:
+        return
+    syncers = sum(process.role == SYNCER for process in history.supervisor.processes)
+    grace_slots = syncers * (2 * GRACE_S + 2.0) / options.slot_s
+    commits = 1.5 * (kept + options.evaluates_every * fragments) + 2 * FLOORS_APART + grace_slots + 10
+    offers = len(history.roles) * (commits + 4 * fragments)
+    most = {"state": commits + fragments, "delta": offers, "offer": offers}
+    for kind, bound in most.items():
+        there = sum(key.startswith(f"{kind}/") for key in history.bucket.objects.keys() - history.bucket.foreign)
+        expect(there <= bound, "bucket", f"{there} objects of the kind {kind} are there, more than {bound:.0f}")
+
+
+def check_gave_way(history: Scene, process: Process) -> None:
+    """exit: a process is fenced only if it has a successor, with faults or without. That of one whose own key is
+    revoked may bear the same number."""
+    bucket, own = history.bucket, process.incarnation
+    if process.role == SYNCER:
+        own = 0 if process.serves is None else process.serves.epoch
+    elif history.region is not None and process.role in history.region.residents:
+        bucket = history.region.bucket
+    kind = "epoch/" if process.role == SYNCER else f"incarnation/{process.role}/"
+    keys = [key for key in bucket.objects if key.startswith(kind) and key not in bucket.forged]
+    numbers = [int(key[len(kind) :].partition(".")[0].partition("-")[0]) for key in keys]
+    beside = [bucket.objects[key] for key, number in zip(keys, numbers, strict=True) if number == own]
+    there = max(numbers, default=0) > own or _is_replaced(process, beside, history.monitor.replayer.revoked)
+    expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
+
+
+def _is_replaced(process: Process, claims: list[bytes], revoked: Set[str]) -> bool:
+    """Whether of these claims of one number its own are under a revoked key, and another's not. Some are half there."""
+    actor = process.learner or process.serves
+    own, others = set[str](), set[str]()
+    for claim in claims:
+        with suppress(ValueError):
+            record = plain(claim)
+            is_own = actor is not None and record["nonce"] == actor.claim.nonce
+            (own if is_own else others).add(signed_by(record)[1])
+    return own <= revoked and bool(own) and not others <= revoked
+
+
+def check_restart(history: Scene, replayer: Replayer) -> None:
+    """10: a restarted process folds the same state, twice from the newest snapshot and once from commit 0."""
+    for objects in (history.bucket.objects, history.bucket.objects, _without_hints(history.bucket.objects)):
+        copy = Bucket()
+        copy.objects = objects
+        whole = perform(read_log(history.run), copy, _Still())
+        check_folded(whole, replayer, history.run)
+        for name in whole.learners:  # of a log that is read from heads and parts
+            mine = perform(read_log(history.run, RunState(), name), copy, _Still())
+            check_own(whole, mine, name)
+
+
+class _Still:
+    """A clock for reading only."""
+
+    def now_s(self) -> float:
+        return 0.0
+
+    def sleep_s(self, seconds: float) -> None:
+        raise AssertionError("reading the log never sleeps")
+
+    def check(self) -> None:
+        return
+
+
+def _without_hints(objects: dict[str, bytes]) -> dict[str, bytes]:
+    return {key: data for key, data in objects.items() if not key.startswith("hint/")}

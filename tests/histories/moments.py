@@ -1,0 +1,108 @@
+"""Checks of learners' saved moments: those that an offer names exist, a restart uses those named last, and no learner
+uses moments from merges that a rollback has undone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from diloco_cli.digests import digest
+from diloco_cli.protocol.actors.joining import MAX_PREDECESSORS
+from tests.histories.client import Bucket
+from tests.histories.replayer import Replayer, expect, plain, signed_by
+
+FRESH = -1  # the commit of moments that were never saved
+
+
+def moments_bytes(step: int, n: int) -> bytes:
+    """The bytes of moments after `step` steps of the optimizer, as of commit n."""
+    return f"moments:{step}:{n}".encode()
+
+
+def read_moments(data: bytes) -> tuple[int, int]:
+    step, n = data.decode().removeprefix("moments:").split(":")
+    return int(step), int(n)
+
+
+def digest_of(key: str) -> str:
+    """The digest at the end of a key of saved moments (digests have dashes, too)."""
+    return key.rpartition("/")[2].partition("-")[2]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """The moments that the newest offer of an incarnation names, and the base that the offer was made from."""
+
+    incarnation: int
+    base: int
+    key: str
+    signed_by: str
+
+
+@dataclass
+class MomentsWatch:
+    """The moments of all learners. `named`: by learner and incarnation, those that its newest offer names; `promised`:
+    those that an incarnation must find when it begins; `outdated`: those that were named by then, and by no offer since
+    (a predecessor that lives on may still make an offer that names them)."""
+
+    replayer: Replayer
+    saved: set[str] = field(default_factory=set)
+    named: dict[str, dict[int, Promise | None]] = field(default_factory=dict)
+    known: dict[str, set[str]] = field(default_factory=dict)
+    promised: dict[tuple[str, int], tuple[Promise, Bucket]] = field(default_factory=dict)
+    outdated: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+
+    def born(self, key: str, data: bytes, bucket: Bucket) -> None:
+        """A learner has written this object, in its own bucket."""
+        kind, learner, *rest = key.split("/")
+        if kind == "inner":
+            self.saved.add(key)
+        elif kind == "incarnation":
+            self._came_to_be(learner, int(rest[0][:8]), bucket)
+        elif kind == "offer":
+            if (learner, int(rest[0]), int(rest[1][:10])) in self.replayer.settled:
+                return  # a held-up request, behind the floor
+            offer = plain(data)
+            inner = offer["inner"]
+            expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which was never saved")
+            promise = None if inner is None else Promise(int(rest[0]), offer["base"], inner, signed_by(offer)[1])
+            self.named.setdefault(learner, {})[int(rest[0])] = promise
+            if inner is not None:
+                self.known.setdefault(learner, set()).add(inner)
+                self._named_again(learner, int(rest[0]), digest_of(inner))
+
+    def _came_to_be(self, learner: str, incarnation: int, bucket: Bucket) -> None:
+        floor = self.replayer.floors[learner]
+        promises = (p for number, p in sorted(self.named.get(learner, {}).items(), reverse=True) if number >= floor)
+        newest = next((promise for promise in promises if promise is not None), None)
+        if newest is not None:
+            self.promised[learner, incarnation] = newest, bucket
+            self.outdated[learner, incarnation] = {digest_of(key) for key in self.known[learner]}
+
+    def _named_again(self, learner: str, by: int, moments: str) -> None:
+        """The moments are named again, by the incarnation that made the promise or a newer one."""
+        for (of, successor), outdated in self.outdated.items():
+            promise, _ = self.promised[of, successor]
+            if of == learner and by >= promise.incarnation:
+                outdated.discard(moments)
+
+    def restored(self, learner: str, incarnation: int, moments: bytes | None) -> None:
+        """Check that a new incarnation restored the moments named last before it began, or later ones. (If a rollback
+        or a collection has come since, it may have none. Nor if so many have died since that it does not look as far
+        back.)"""
+        promise, bucket = self.promised.get((learner, incarnation), (None, None))
+        if promise is None or bucket is None or promise.base < self.replayer.base_floor:
+            return
+        if promise.signed_by in self.replayer.revoked:  # then nothing of it counts
+            return
+        if incarnation - promise.incarnation > MAX_PREDECESSORS:
+            return
+        fits = bucket.get(promise.key) is None
+        if moments is not None:
+            named = digest(moments)
+            fits = named == digest_of(promise.key) or named not in self.outdated[learner, incarnation]
+        expect(fits, "loss", f"{learner} {incarnation} does not go on from {promise.key}")
+
+    def fitting(self, learner: str, head: int, n: int) -> None:
+        """Check that a learner that knows the log up to `head` may use moments as of commit n."""
+        fits = n == FRESH or n > head or self.replayer.leads_to(head, n)
+        expect(fits, "6", f"{learner} goes on at {head} with the moments of {n}, which a rollback left behind")
