@@ -12,7 +12,7 @@ from diloco_cli.cli import complete
 from diloco_cli.cli.output import print_json, table, talk
 from diloco_cli.cli.run_argument import find_run
 from diloco_cli.errors import TryAgainError
-from diloco_cli.events.write import tell_event
+from diloco_cli.events.bucket import tell_event
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ def evaluator(
 ) -> None:
     """Started by the syncer: evaluates committed versions."""
     from diloco_cli.environment import DEVICE_VARIABLE, environment_value
-    from diloco_cli.events.read import EVALUATOR
+    from diloco_cli.events.bucket import EVALUATOR
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.causes import telling_why
     from diloco_cli.runtime.consent import NamedHere, consented

@@ -60,7 +60,7 @@ def events(
 def _refuse_unknown(unit: str, islands: set[str], found: list[Event]) -> None:
     """Raises NotFoundError for a name that no island has, and nobody who has told anything: else there is only silence
     to see of a name that was mistyped."""
-    from diloco_cli.events.read import EVALUATOR
+    from diloco_cli.events.bucket import EVALUATOR
     from diloco_cli.protocol.log.keys import SYNCER
 
     known = sorted({*islands, SYNCER, EVALUATOR, *(event.unit for event in found)})

@@ -17,7 +17,7 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import NotFoundError, RefusedError
 
 if TYPE_CHECKING:
-    from diloco_cli.events.read import EventReader
+    from diloco_cli.events.bucket import EventReader
     from diloco_cli.observe.facts import RunFacts
     from diloco_cli.observe.local import Local
     from diloco_cli.protocol.log.operations import Steps
@@ -123,7 +123,7 @@ def _command_for(url: str, text: str | None) -> str:
 
 def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
     from diloco_cli.cli.output import talk
-    from diloco_cli.events.read import EventReader
+    from diloco_cli.events.bucket import EventReader
     from diloco_cli.protocol.log.commit_log import read_format
     from diloco_cli.runtime.driver import SystemClock, perform
     from diloco_cli.runtime.known_operators import check_operator

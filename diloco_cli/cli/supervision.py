@@ -10,6 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from diloco_cli.cli.hooks import HookCaller, Hooks
 from diloco_cli.cli.operators import operator_of
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.run_argument import LOOK_S, OpenRun, boxed, head_of
@@ -17,7 +18,6 @@ from diloco_cli.cli.told import line_of, logs_itself, telling
 from diloco_cli.cli.watch import Watcher
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DilocoError
-from diloco_cli.events.hooks import HookCaller, Hooks
 from diloco_cli.launch.local_units import (
     background_command,
     starts_elsewhere,

@@ -11,7 +11,8 @@ from dataclasses import replace
 from diloco_cli.chaos.journal import read_entries
 from diloco_cli.cli.output import talk
 from diloco_cli.cli.run_argument import OpenRun
-from diloco_cli.events.write import EventWriter
+from diloco_cli.events.bucket import EventWriter
+from diloco_cli.events.event import KINDS
 from diloco_cli.launch.local_units import syncer_may_start
 from diloco_cli.runtime.causes import place_data
 from diloco_cli.runtime.ending import SupervisionEvent
@@ -21,16 +22,6 @@ from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.open import open_store
 
 STDERR = 2
-SAID = {
-    "started": "started: ",
-    "restarted": "started again: ",
-    "adopted": "goes on: ",
-    "gave_up": "is not started again: ",
-    "leaving": "its supervisor leaves: ",
-    "stopping": "its supervisor: ",
-    "terminated": "asked to end: ",
-    "killed": "slow to end: ",
-}
 Show = Callable[[SupervisionEvent], None]
 UNKNOWN = "not by diloco: by a person, or by the kernel for want of memory"
 
@@ -63,7 +54,7 @@ class Teller:
         if event.cause is not None:
             self._writer.note("error", unit, event.cause.text, place_data(event.cause))
             told = told.removeprefix(f"{event.cause.text}; ")
-        self._writer.note(kind, unit, f"{SAID.get(kind, '')}{told}", event.data)
+        self._writer.note(kind, unit, f"{KINDS[kind].said}{told}", event.data)
         if self._log is not None:
             with suppress(OSError):
                 note_line(self._log, line_of(event))

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from diloco_cli.clock import wall_s
-from diloco_cli.events.event import Event
-from diloco_cli.events.of_log import events_of
-from diloco_cli.events.read import EventReader, merged
+from diloco_cli.events.bucket import EventReader, merged
+from diloco_cli.events.event import Event, events_of
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER, commit_key, heartbeat_key

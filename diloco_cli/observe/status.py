@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
 
-from diloco_cli.events.event import Event
-from diloco_cli.events.read import newest, unhealed_errors
+from diloco_cli.events.bucket import newest, unhealed_errors
+from diloco_cli.events.event import KINDS, Event
 from diloco_cli.observe.facts import RunFacts, moment
 from diloco_cli.observe.garbage import GarbageStatus, garbage_of
 from diloco_cli.observe.limits import pace_of_syncer
@@ -24,7 +24,6 @@ from diloco_cli.runtime.known_operators import trust_of
 
 FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long is no longer shown
 RECENT_SHOWN = 12
-QUIET_KINDS = frozenset({"merged", "collected"})  # `diloco events` shows them
 GB = 1e9
 TOOK_PART = "#"
 
@@ -205,7 +204,7 @@ def status_of(facts: RunFacts, local: Local = Local()) -> Status:
         errors=[
             UnitError(e.unit, e.time, e.text) for e in unhealed_errors(facts.events, state.metrics.loss is not None)
         ],
-        recent=newest((event for event in facts.events if event.kind not in QUIET_KINDS), RECENT_SHOWN),
+        recent=newest((event for event in facts.events if not KINDS[event.kind].quiet), RECENT_SHOWN),
         clock_skew_s=facts.clock_skew_s,
         standbys=standbys,
         mirrors=[_mirror(facts, store) for store in run.regions],

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from diloco_cli.events.event import EVENT_KINDS
 from diloco_cli.plots import COLOURS, FAINT, FAULT, GRID, Axis, drawn, set_up, short_number
 from diloco_cli.report.history import RESTART, Bin, RunHistory, rates, stretches
 from diloco_cli.report.numbers import Report
@@ -22,7 +23,7 @@ STRETCHES = 240  # of a curve; lanes have as many
 MAX_MARKED = 60
 LONGEST_LABEL = 24
 FEW_POINTS = 60  # so many are drawn as dots
-FAULTS = frozenset({RESTART, "serving", "rolled_back", "quarantined", "stopped", "chaos", "gave_up", "error"})
+FAULTS = frozenset(kind.name for kind in EVENT_KINDS if kind.fault)
 TIMES = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from diloco_cli.events.event import Event
+from diloco_cli.events.event import KINDS, Event
 from diloco_cli.report.history import MAX_MARKS, RESTART, Mark, RunHistory
-from diloco_cli.report.reading import ROUTINE
 from diloco_cli.units import parse_time
 
 TWIN_S = 120.0  # a restarted learner takes part again at most so much later
@@ -16,7 +15,7 @@ def marks_of(history: RunHistory, written: list[Event]) -> list[Mark]:
     told = [
         Mark((parse_time(event.time) or 0.0) - history.started_s, event.kind, event.unit, event.text)
         for event in written
-        if event.kind not in ROUTINE
+        if not KINDS[event.kind].routine
     ]
     restarts = [mark for mark in told if mark.kind == RESTART]
     by_log = [mark for mark in history.marks if not (mark.kind == RESTART and _has_twin(mark, restarts))]

@@ -23,9 +23,6 @@ SHORTEST_OUTAGE_S = 10.0
 OUTAGE_SLOTS = 5  # slots without a merge, beyond which nobody would speak of a slow one
 MERGES_A_STRETCH = 4
 RESTART = "restarted"
-NOTABLE = frozenset({
-    "epoch_start", "membership", "quarantine", "readmit", "revoke", "rollback", "stop", "finish",
-})  # fmt: skip
 
 
 class MergedInput(Struct, gc=False):

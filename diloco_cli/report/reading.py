@@ -14,7 +14,7 @@ import msgspec
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, UsageError
-from diloco_cli.events.of_log import events_of
+from diloco_cli.events.event import EVENT_KINDS, KINDS, events_of
 from diloco_cli.paths import user_cache_directory
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
@@ -23,14 +23,15 @@ from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
-from diloco_cli.report.history import NOTABLE, CommitLine, CommitPart, Mark, RunHistory
+from diloco_cli.report.history import CommitLine, CommitPart, Mark, RunHistory
 from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.runtime.files import make_directory, write_whole
 from diloco_cli.store.port import Store
 
 TOLD_EVERY = 512
 VERIFY = "diloco verify"
-ROUTINE = frozenset({"merged", "refused", "skipped"})
+NOTABLE = {kind.note for kind in EVENT_KINDS if kind.note and not kind.routine} - {"eval", "gc_floor"}
+"""Kinds of commits whose events are always marked; an evaluation is if the loss jumped."""
 VERSION = 2  # of the kept files; others are read anew
 MAX_KEPT_BYTES = 64 << 20
 _line = msgspec.json.Decoder(CommitLine).decode
@@ -84,7 +85,7 @@ def _add(history: RunHistory, n: int, data: bytes | None) -> None:
         raise DataCheckError(f"not a commit: {error}", where=commit_key(n), hint=VERIFY) from error
     if line.kind in NOTABLE or line.jumped:
         for event in events_of(metrics_after(Metrics(), decode(Commit, data, commit_key(n)), 0)):
-            if event.kind not in ROUTINE:
+            if not KINDS[event.kind].routine:
                 history.mark(Mark(s, event.kind, event.unit, event.text))
 
 

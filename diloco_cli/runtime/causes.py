@@ -13,8 +13,8 @@ from pathlib import Path
 
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, FencedError, TerminatedError
+from diloco_cli.events.bucket import WRITE_EVERY_S, tell_event
 from diloco_cli.events.cause import Cause, cause_of
-from diloco_cli.events.write import WRITE_EVERY_S, tell_event
 from diloco_cli.paths import run_directory
 from diloco_cli.runtime.files import checked_name, read_json, write_json
 

@@ -20,8 +20,7 @@ from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import DEVICE_VARIABLE, environment_with
 from diloco_cli.errors import DilocoError
-from diloco_cli.events.read import EVALUATOR
-from diloco_cli.events.write import WRITE_EVERY_S, tell_event
+from diloco_cli.events.bucket import EVALUATOR, WRITE_EVERY_S, tell_event
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.evaluating import FINAL_EVALUATION_S
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat

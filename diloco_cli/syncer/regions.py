@@ -15,9 +15,8 @@ from functools import partial
 
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.errors import DataCheckError, DilocoError, NoSpaceError, StoreError, TerminatedError
-from diloco_cli.events.carry import EventCarrier
+from diloco_cli.events.bucket import WRITE_EVERY_S, EventCarrier, EventWriter
 from diloco_cli.events.cause import safe
-from diloco_cli.events.write import WRITE_EVERY_S, EventWriter
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat, moving_s
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps

@@ -10,10 +10,9 @@ import pytest
 from diloco_cli.chaos.journal import record, record_plan
 from diloco_cli.cli.told import UNKNOWN, Teller
 from diloco_cli.clock import monotonic_s, wall_s
+from diloco_cli.events.bucket import EventReader, write_batch
 from diloco_cli.events.cause import Cause
 from diloco_cli.events.event import KINDS, Event, FreshEvent
-from diloco_cli.events.read import EventReader
-from diloco_cli.events.write import write_batch
 from diloco_cli.observe import facts
 from diloco_cli.runtime.ending import SupervisionEvent
 from diloco_cli.runtime.restart import Exit, exit_facts
@@ -41,7 +40,7 @@ def told(url: str, *events: SupervisionEvent) -> tuple[list[SupervisionEvent], l
 
 
 def documented_data(kind: str) -> set[str]:
-    return set(KINDS[kind].partition("(data: ")[2].removesuffix(")").split(", "))
+    return set(KINDS[kind].meaning.partition("(data: ")[2].removesuffix(")").split(", "))
 
 
 def test_a_kill_by_chaos_is_told_from_others(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.events.read import EVALUATOR, EventReader
+from diloco_cli.events.bucket import EVALUATOR, EventReader
 from diloco_cli.protocol.rules.consent import Allowance
 from diloco_cli.runtime.consent import NamedHere, consented, format_digest
 from diloco_cli.store.open import open_store

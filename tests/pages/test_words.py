@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from diloco_cli.events.event import KINDS
+from diloco_cli.events.event import EVENT_KINDS
 from diloco_cli.observe.unit_states import UNIT_STATES
 from diloco_cli.observe.verdict import MEANINGS
 from tests.pages import ROOT
@@ -18,7 +18,7 @@ MARKER = re.compile(r"(<!-- words: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 WORDS: dict[str, Mapping[str, str]] = {
     "run": {str(state): meaning for state, meaning in MEANINGS.items()},
     "unit": UNIT_STATES,
-    "event": KINDS,
+    "event": {kind.name: kind.meaning for kind in EVENT_KINDS},
 }
 
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from diloco_cli.cli.main import add_command
 from diloco_cli.errors import NotFoundError, RefusedError
+from diloco_cli.events.bucket import EventReader
 from diloco_cli.events.event import KINDS
-from diloco_cli.events.read import EventReader
 from diloco_cli.runtime.registry import log_path
 from diloco_cli.runtime.runs import remember_run
 from diloco_cli.store.local import LocalStore
@@ -69,7 +69,7 @@ def test_the_bucket_is_told_of_a_fault_and_its_end(invoke, start_unit_of, tmp_pa
     told = EventReader().read(LocalStore(tmp_path / "bucket"))
     assert [event.kind for event in told] == ["chaos", "revived", "chaos"]
     assert told[2].text.startswith("on purpose (chaos #2): kill iowa") and told[2].text.endswith("with SIGKILL")
-    assert told[2].data == {"number": 2, "fault": "kill"} and "(data: number, fault)" in KINDS["chaos"]
+    assert told[2].data == {"number": 2, "fault": "kill"} and "(data: number, fault)" in KINDS["chaos"].meaning
     assert {event.unit for event in told} == {"iowa"}
 
 

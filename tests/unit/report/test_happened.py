@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from diloco_cli.clock import wall_s
+from diloco_cli.events.bucket import EventReader
 from diloco_cli.events.event import FreshEvent, encode_batch
-from diloco_cli.events.read import EventReader
 from diloco_cli.protocol.log.keys import event_key
 from diloco_cli.report.happened import marks_of
 from diloco_cli.report.history import RESTART, Mark

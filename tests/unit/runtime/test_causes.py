@@ -7,7 +7,7 @@ import os
 import pytest
 
 from diloco_cli.errors import DataCheckError, FencedError, StoreError, TerminatedError
-from diloco_cli.events.read import EventReader
+from diloco_cli.events.bucket import EventReader
 from diloco_cli.runtime.causes import CAUSE_VARIABLE, cause_path, hint_of, read_cause, telling_why
 from diloco_cli.store.open import open_store
 

@@ -10,9 +10,8 @@ from msgspec import structs
 from diloco_cli.cli.supervision import _stop_policy
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.events.bucket import EventReader, EventWriter, write_batch
 from diloco_cli.events.event import FreshEvent
-from diloco_cli.events.read import EventReader
-from diloco_cli.events.write import EventWriter, write_batch
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe.mirror_check import check_mirror
 from diloco_cli.protocol.log.commit_log import read_log

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli.hooks import hooks_of
+from diloco_cli.cli import hooks as calling
+from diloco_cli.cli.hooks import HookCaller, Hooks, hooks_of
 from diloco_cli.config.run_file import load_run
 from diloco_cli.errors import RunFailedError, UsageError
-from diloco_cli.events import hooks as calling
-from diloco_cli.events.hooks import HookCaller, Hooks
 from tests.forked import ROOT
 
 WRITES = "import os, sys; open(sys.argv[1], 'a').write(sys.stdin.read() + os.environ['DILOCO_EVENT_KIND'] + '\\n')"
