@@ -28,6 +28,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import zlib
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,8 +49,9 @@ MAX_SECRET = 4096
 CERTIFIED = "certified:"  # what the key of a unit begins with that `launch` starts
 MACHINE = "machine:"  # what a machine's own key begins with
 SYNCERS = "syncer/"
-COMMITS = "commit/"  # below which the keys of commits are
-PARTS = b'"parts":'  # what a long commit's head has; a quote within a text is escaped
+PLAIN_BYTES = 64 << 10  # a longer record is compressed
+ZLIB_LEVEL = 3
+MAX_PLAIN_BYTES = 8 << 20  # of any record, decompressed
 LONG_BYTES = 64 << 10  # of longer records the digest is signed
 _SIGNER = r"[a-z0-9][a-z0-9/-]{0,79}"
 _PUBLIC, _CODE = "[0-9a-f]{64}", "[0-9a-f]{128}"  # an Ed25519 public or private key, and a signature, in hexadecimal
@@ -126,10 +128,16 @@ class Unsigned:
 
     def sign(self, role: str, key: str, body: bytes) -> bytes:
         """The record to write under this object key."""
-        return body
+        return packed(self._signed(role, key, body))
 
     def signature(self, role: str, key: str, data: bytes) -> Signature | None:
         """Who wrote these bytes under this object key, if it was one who may sign as `role`; None otherwise."""
+        return self._signature(role, key, unpacked(data))
+
+    def _signed(self, role: str, key: str, body: bytes) -> bytes:
+        return body
+
+    def _signature(self, role: str, key: str, data: bytes) -> Signature | None:
         return NOBODY
 
     def authenticates(self, role: str, key: str, data: bytes) -> bool:
@@ -157,12 +165,10 @@ class Checksummed(Unsigned):
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id.encode()
 
-    def sign(self, role: str, key: str, body: bytes) -> bytes:
-        head, *lines = body.split(b"\n", 1)
-        return b"\n".join([b'%b,"sum":"%b"}' % (head[:-1], self._sum(key, head)), *lines])
+    def _signed(self, role: str, key: str, body: bytes) -> bytes:
+        return b'%b,"sum":"%b"}' % (body[:-1], self._sum(key, body))
 
-    def signature(self, role: str, key: str, data: bytes) -> Signature | None:
-        data = _signed_line(key, data)
+    def _signature(self, role: str, key: str, data: bytes) -> Signature | None:
         start = len(data) - _SUM_BYTES
         tail = _SUM.fullmatch(data, start) if start > 0 else None
         fits = tail is not None and tail[1] == self._sum(key, data[:start] + b"}")
@@ -198,7 +204,7 @@ class Keyring(Unsigned):
     def __repr__(self) -> str:
         return f"Keyring({self.run_id})"
 
-    def sign(self, role: str, key: str, body: bytes) -> bytes:
+    def _signed(self, role: str, key: str, body: bytes) -> bytes:
         """Raises RefusedError without a key for this role."""
         signer = self._signer(role)
         if signer is None:
@@ -206,13 +212,11 @@ class Keyring(Unsigned):
         if len(body) <= len("{}") or not body.endswith(b"}"):
             raise ValueError("only a record that is an object with fields can be signed")
         grant = self.grants[signer]
-        head, *lines = body.split(b"\n", 1)
-        code = signature(grant.private, _record_text(self.run_id, signer, key, head))
+        code = signature(grant.private, _record_text(self.run_id, signer, key, body))
         tail = f',"signature":"{signer}:{public_key(grant.private)}:{grant.certificate}:{code}"}}'
-        return b"\n".join([head[:-1] + tail.encode(), *lines])
+        return body[:-1] + tail.encode()
 
-    def signature(self, role: str, key: str, data: bytes) -> Signature | None:
-        data = _signed_line(key, data)
+    def _signature(self, role: str, key: str, data: bytes) -> Signature | None:
         start = data.rfind(b',"signature":', max(0, len(data) - MAX_TAIL_BYTES))
         tail = _TAIL.fullmatch(data, start) if start > 0 else None
         if tail is None:
@@ -251,15 +255,27 @@ class Keyring(Unsigned):
 UNSIGNED = Unsigned()
 
 
-def _signed_line(key: str, data: bytes) -> bytes:
-    """What a record's signature or checksum covers: the first line of a long commit, which names the digests of the
-    others (protocol/log/parts.py); all of any other record, to which nobody can add a line."""
-    head = data.partition(b"\n")[0]
-    return head if key.startswith(COMMITS) and PARTS in head else data
+def packed(data: bytes) -> bytes:
+    """A record as it lies in the bucket: compressed if it is long, as commits that name many learners are."""
+    return zlib.compress(data, ZLIB_LEVEL) if len(data) > PLAIN_BYTES else data
+
+
+def unpacked(data: bytes) -> bytes:
+    """The record that lies in the bucket as these bytes; unchanged if they are not a compressed record. Its length is
+    bounded, because any process with credentials may have written it."""
+    if data[:1] == b"{":
+        return data
+    reader = zlib.decompressobj()
+    try:
+        plain = reader.decompress(data, MAX_PLAIN_BYTES)
+    except zlib.error:
+        return data
+    return plain if reader.eof and not reader.unused_data else data
 
 
 def body_of(data: bytes) -> bytes:
     """The record's own bytes, without a signature or a checksum, whether that holds or not."""
+    data = unpacked(data)
     start = data.rfind(b',"s', max(0, len(data) - MAX_TAIL_BYTES))
     signed = start > 0 and (_SUM.fullmatch(data, start) or _TAIL.fullmatch(data, start))
     return data[:start] + b"}" if signed else data

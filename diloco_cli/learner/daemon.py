@@ -254,7 +254,7 @@ def _with_island(
     if run.island(name) is not None:
         return run
     if newcomer is None:
-        return perform(read_log(run, learner=name), store, clock).with_members(run)
+        return perform(read_log(run), store, clock).with_members(run)
     check_batch(run, newcomer.batch_tokens or run.settings.train.batch_tokens)
     say(f"{utc_now_text()} {name}: asks to join run {run.name}")
     island = _island_of(run, str(parse_url(store.url)), name, device, newcomer)

@@ -105,7 +105,7 @@ def _island(url: str, name: str) -> Island | None:
     stop = StopSignal()
     _, store, _, clock = opened(url, stop, f"{name}: ")
     run = perform(read_format(store.url, signing_secret(), (learner_signer(name),)), store, clock)
-    return run.island(name) or perform(read_log(run, learner=name), store, clock).with_members(run).island(name)
+    return run.island(name) or perform(read_log(run), store, clock).with_members(run).island(name)
 
 
 def run_ranks(command: Sequence[str], url: str, name: str, node: IslandNode, drain_s: float = 0.0) -> int:

@@ -34,7 +34,7 @@ def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: Na
     _, store, _, clock = opened(url, StopSignal(), f"{name}, rank {place.rank}: ", beats.beat)
     run = perform(read_format(store.url, signing_secret(), (learner_signer(name),)), store, clock)
     run = consented(run, url, here, ())
-    run = run if run.island(name) else perform(read_log(run, learner=name), store, clock).with_members(run)
+    run = run if run.island(name) else perform(read_log(run), store, clock).with_members(run)
     island = run.island(name)
     on = device_here(device or ("cpu" if island is None else island.accelerator), place)
     island = island and at_ranks(run, island, place.world_size, on)
@@ -44,7 +44,7 @@ def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: Na
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     if island is None:  # rank 0 comes to the group once the run has admitted the island
-        run = perform(read_log(run, learner=name), store, clock).with_members(run)
+        run = perform(read_log(run), store, clock).with_members(run)
         island = run.island(name)
     if island is None:
         raise UsageError(f"run {run.name} has no island {name!r}", hint="rank 0 says more")

@@ -102,7 +102,7 @@ def _newcomer(
 def _with_island(run: RunFormat, store: Store, clock: SystemClock, island: Island) -> RunFormat:
     if run.island(island.name) is not None:
         return run
-    known = perform(read_log(run, learner=island.name), store, clock).with_members(run)
+    known = perform(read_log(run), store, clock).with_members(run)
     if known.island(island.name) is not None:
         return known
     LOG.info("%s asks to join run %s", island.name, run.name)

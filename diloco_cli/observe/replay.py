@@ -36,11 +36,10 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Result, Steps
-from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, read_snapshot
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
 from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.runtime.driver import SystemClock, perform
@@ -132,7 +131,7 @@ class LogVerifier:
         previous = self.digests[-1] if self.digests else ""
         chained = commit.n == self.found.commits and commit.previous == previous
         self._expect(chained, f"{key}: hash chain broken: it does not follow the commit before it")
-        self.digests.append(commit_digest(data))
+        self.digests.append(record_digest(data))
         self._replay_commit(commit, key)
         return True
 

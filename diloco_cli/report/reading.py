@@ -19,10 +19,9 @@ from diloco_cli.paths import user_cache_directory
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
-from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, record_digest
 from diloco_cli.report.history import CommitLine, CommitPart, Mark, RunHistory
 from diloco_cli.runtime.commits_ahead import CommitsAhead
 from diloco_cli.runtime.files import make_directory, write_whole
@@ -80,7 +79,7 @@ def _add(history: RunHistory, n: int, data: bytes | None) -> None:
         line = _read(data)
         if history.digest and (line.previous != history.digest or line.n != n):
             raise DataCheckError("the hash chain is broken", where=commit_key(n), hint=VERIFY)
-        s = history.add(line, commit_digest(data))
+        s = history.add(line, record_digest(data))
     except (msgspec.MsgspecError, IndexError, OverflowError, RecursionError) as error:
         raise DataCheckError(f"not a commit: {error}", where=commit_key(n), hint=VERIFY) from error
     if line.kind in NOTABLE or line.jumped:
@@ -116,7 +115,7 @@ def _kept(path: Path, run: RunFormat, state: RunState) -> RunHistory | None:
 def _continues(store: Store, history: RunHistory) -> bool:
     """Whether the log goes on from what was kept: a bucket may have been restored from an older copy."""
     data = store.get(commit_key(history.n), MAX_RECORD_BYTES)
-    return data is None or commit_digest(data) == history.digest
+    return data is None or record_digest(data) == history.digest
 
 
 def _keep(path: Path, history: RunHistory) -> None:

@@ -117,10 +117,8 @@ def _tried_once(store: Store, key: str) -> Undeleted | None:
 
 def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
     match operation:
-        case Get(key, max_bytes, 0):
+        case Get(key, max_bytes):
             return store.get(key, max_bytes)
-        case Get(key, max_bytes, start):
-            return store.get_range(key, start, start + max_bytes)
         case Create(key, data):
             return store.create(key, data)
         case Put(key, data):

@@ -355,10 +355,8 @@ class World:
 
     def _perform_at(self, store: Store, actor: Actor, operation: Operation) -> Any:
         match operation:
-            case Get(key, max_bytes, 0):
+            case Get(key, max_bytes):
                 return store.get(key, max_bytes)
-            case Get(key, max_bytes, start):
-                return store.get_range(key, start, start + max_bytes)
             case Create(key, data):
                 self.writes.append((actor.name, actor.operations - 1, key))
                 answer = store.create(key, data)

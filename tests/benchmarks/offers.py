@@ -12,13 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import structs
-
 from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.island import BITS, Condition, VirtualLearner
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower
 from diloco_cli.protocol.actors.joining import WAIT_FOR_GENESIS_S, Joined
-from diloco_cli.protocol.log.narrowed import NarrowState, narrowed
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.places import claim_incarnation
 from diloco_cli.protocol.log.records import FragmentVersion
@@ -26,13 +23,6 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.polling import DENSE
 
 GROUPS = 16  # of learners that hear at the same time
-CALLS_TO_HEAR = 2  # in turn: a long commit's beginning, and the part of it that names the learner
-
-
-def seen_by(shared: NarrowState, state: RunState, learner: str) -> NarrowState:
-    """`narrowed(state, learner)`, from `narrowed(state, "")`: so that not each learner looks at all the others."""
-    known = state.learners.get(learner)
-    return structs.replace(shared, whose=learner, learners={} if known is None else {learner: known})
 
 
 class ToldFollower(Follower):
@@ -68,34 +58,31 @@ class Board:
     pause_s: float
     download_s: float
     state: RunState = field(default_factory=RunState)
-    shared: NarrowState = field(default_factory=lambda: narrowed(RunState(), ""))
     groups: list[dict[str, ToldFollower]] = field(default_factory=lambda: [{} for _ in range(GROUPS)])
     joined: int = 0
 
-    def join(self, learner: str, follower: ToldFollower) -> NarrowState:
+    def join(self, learner: str, follower: ToldFollower) -> RunState:
         """From now on it is told; the head as it is now."""
         self.groups[self.joined % GROUPS][learner] = follower
         self.joined += 1
-        return seen_by(self.shared, self.state, learner)
+        return self.state
 
     def show(self, state: RunState, now_s: float) -> None:
         """The log has a new head; all hear of it, and then get what it brings."""
         news = [output for output in state.outputs if output not in self.state.outputs]
-        self.state, self.shared = state, narrowed(state, "")
+        self.state = state
         for number, group in enumerate(self.groups):
             asked_s = now_s + self.pause_s * number / GROUPS
-            heard_s = asked_s + CALLS_TO_HEAR * self.call_s
-            self.call_at(heard_s, _telling(group, state, self.shared, asked_s - self.pause_s, heard_s))
+            heard_s = asked_s + self.call_s
+            self.call_at(heard_s, _telling(group, state, asked_s - self.pause_s, heard_s))
             if news:
                 self.call_at(heard_s + self.call_s + self.download_s, _bringing(group, news, heard_s))
 
 
-def _telling(
-    group: dict[str, ToldFollower], state: RunState, shared: NarrowState, since_s: float, now_s: float
-) -> Callable[[], None]:
+def _telling(group: dict[str, ToldFollower], state: RunState, since_s: float, now_s: float) -> Callable[[], None]:
     def tell() -> None:
-        for name, follower in group.items():
-            follower.hear(seen_by(shared, state, name), since_s, now_s)
+        for follower in group.values():
+            follower.hear(state, since_s, now_s)
 
     return tell
 

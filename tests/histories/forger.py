@@ -18,11 +18,10 @@ from diloco_cli.protocol.log.keys import (
     request_key,
     snapshot_key,
 )
-from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim, Request, RequestKind
 from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.wire import decode, encode, record_digest
 from diloco_cli.signing import LOG, OPERATOR, Checksummed, Secret, learner_signer, syncer_signer
 from tests.histories.client import Bucket
 from tests.histories.options import BATCH_TOKENS, with_key
@@ -151,7 +150,7 @@ class Forger(Outsider):
             return
         n = self.draw.whole(0, replayer.n - 1)
         commit = bucket.objects.get(commit_key(n), b"")
-        body = encode(Snapshot(RunState(n=n), commit_digest(commit), self.history.run.run_id))
+        body = encode(Snapshot(RunState(n=n), record_digest(commit), self.history.run.run_id))
         self.forge_once(bucket, LOG, snapshot_key(n), body)
         self.overwrite(HEAD_HINT_KEY, encode(HeadHint(n)))
 

@@ -11,13 +11,12 @@ from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_SNAPSHOTS, 
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
-from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
 from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, SHORT_SLOT_S, watch_every_s
 from diloco_cli.runtime.driver import perform
 from diloco_cli.store.retry import MAX_PAUSE_S
 from tests.histories.client import Bucket
-from tests.histories.monitor import check_folded, check_own
+from tests.histories.monitor import check_folded
 from tests.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
 from tests.histories.participation import Attendances
 from tests.histories.pieces import most_pieces
@@ -239,9 +238,6 @@ def check_restart(history: Scene, replayer: Replayer) -> None:
         copy.objects = objects
         whole = perform(read_log(history.run), copy, _Still())
         check_folded(whole, replayer, history.run)
-        for name in whole.learners:  # of a log that is read from heads and parts
-            mine = perform(read_log(history.run, RunState(), name), copy, _Still())
-            check_own(whole, mine, name)
 
 
 class _Still:

@@ -23,10 +23,9 @@ from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.collection import FLOORS_APART
 from diloco_cli.protocol.log.commit_log import LONG_WAY
-from diloco_cli.protocol.log.parts import HEAD_BYTES, PART_ENTRIES, WHOLE_ENTRIES
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.log.snapshots import PIECE_BYTES, SNAPSHOT_EVERY
-from diloco_cli.signing import Checksummed, Secret
+from diloco_cli.signing import PLAIN_BYTES, Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.poisoner import TACTICS, Tactic
 from tests.histories.replayer import FLOODER, POISONER
@@ -59,7 +58,7 @@ OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, FLIPPED_SHARE, POISONED_MERGES = 0.08, 0.25, (16, 60)
-LONG_COMMITS_SHARE = 0.15
+COMPRESSION_SHARE = 0.15
 PIECES_SHARE = 0.15
 PIECE_SIZES = (500, 1500)
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
@@ -117,8 +116,7 @@ class Options:
     poisoner: Tactic | None = None
     forger: bool = False
     flooder: bool = False
-    whole_entries: int = WHOLE_ENTRIES
-    head_bytes: int = HEAD_BYTES
+    plain_bytes: int = PLAIN_BYTES
     piece_bytes: int = PIECE_BYTES
     checks_uploads: bool = False
 
@@ -159,9 +157,7 @@ class Options:
             "LONG_WAY": LONG_WAY // SNAPSHOT_EVERY * self.snapshot_every,
             "FLOORS_APART": FLOORS_APART // 3,
             "FEWEST_FAULTS": self.fewest_faults,
-            "WHOLE_ENTRIES": self.whole_entries,
-            "PART_ENTRIES": min(PART_ENTRIES, max(1, self.whole_entries)),
-            "HEAD_BYTES": self.head_bytes,
+            "PLAIN_BYTES": self.plain_bytes,
             "PIECE_BYTES": self.piece_bytes,
             "POLLS_A_SLOT": POLLS_A_SLOT,
             "POLL_BOUNDS_S": POLL_BOUNDS_S,
@@ -179,7 +175,7 @@ class Options:
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
             f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
             f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}, "
-            f"commits whole up to {self.whole_entries} entries, heads of {self.head_bytes} bytes, "
+            f"records plain up to {self.plain_bytes} bytes, "
             f"snapshots in pieces from {self.piece_bytes} bytes; "
             f"{signed}faults of calls: {calls}; others: {others}{hostile}"
         )
@@ -243,18 +239,16 @@ def drawn_options(seed: int) -> Options:
 def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
     options = replace(options, checks_uploads=Stream(seed, "uploads").chance(0.5))
-    options = _with_pieces(_with_long_commits(_with_harm(options, seed), seed), seed)
+    options = _with_pieces(_with_compression(_with_harm(options, seed), seed), seed)
     return _with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed)
 
 
-def _with_long_commits(options: Options, seed: int) -> Options:
-    """In some of the histories few learners make a commit long, and not every head is read at once."""
+def _with_compression(options: Options, seed: int) -> Options:
+    """In some of the histories short records are compressed, too."""
     draw = Stream(seed, "long commits")
-    if not draw.chance(LONG_COMMITS_SHARE):
+    if not draw.chance(COMPRESSION_SHARE):
         return options
-    return replace(
-        options, whole_entries=draw.choice((0, 1, 2)), head_bytes=draw.choice((1000, 1400, 1400, 1700, HEAD_BYTES))
-    )
+    return replace(options, plain_bytes=draw.choice((0, 600, 1000)))
 
 
 def _with_pieces(options: Options, seed: int) -> Options:

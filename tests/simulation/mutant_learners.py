@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from msgspec import structs
-
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
@@ -16,7 +14,6 @@ from diloco_cli.protocol.actors.joining import Joined
 from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.keys import delta_key, inner_key, offer_key, read_version_key
-from diloco_cli.protocol.log.narrowed import NarrowState
 from diloco_cli.protocol.log.operations import Create, Get, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer
 from diloco_cli.protocol.log.state import RunState
@@ -309,19 +306,6 @@ class ListingFollower(Follower):
 
 class LooksForTheNewest(SimulatedLearner):
     follower_type = ListingFollower
-
-
-class HeadFollower(Follower):
-    """Reads of a long commit the head alone, as if its own outcomes were in none."""
-
-    def _put(self, versions: list[FetchedVersion]) -> None:
-        if isinstance(self.state, NarrowState):
-            self.state = structs.replace(self.state, learners={})
-        super()._put(versions)
-
-
-class ReadsHeads(SimulatedLearner):
-    follower_type = HeadFollower
 
 
 class Unfenced(Follower):

@@ -116,10 +116,6 @@ def _collects_in_time(options: Options) -> bool:
     return at_home and options.kept_rounds == 1 and options.latency_s < COLLECTS_BELOW * options.slot_s / 8
 
 
-def _writes_long_commits(options: Options) -> bool:
-    return options.whole_entries == 0 and 1 < options.learners <= 4 and not options.apart
-
-
 def _damages_reads(options: Options) -> bool:
     return Fault.FLIPPED in options.calls and options.read_rate >= 0.005 and options.learners <= 4
 
@@ -223,7 +219,6 @@ OF_LEARNERS: dict[str, Mutant] = {
         Actors(learner=learners.TrainsOnAfterLeaving), frozenset({"exit"}), _suffers("leave")
     ),
     "listing trusted": Mutant(Actors(learner=learners.LooksForTheNewest), frozenset("6")),
-    "heads alone": Mutant(Actors(learner=learners.ReadsHeads), frozenset({"4", "liveness"}), _writes_long_commits),
     "data dropped silently": Mutant(Actors(learner=learners.DropsSilently), frozenset({"4", "drift"})),
     "data counted twice": Mutant(
         Actors(learner=learners.CountsTwice), frozenset({"4", "liveness"}), lambda options: options.mixing == "replace"

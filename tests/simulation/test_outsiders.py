@@ -18,8 +18,7 @@ from diloco_cli.protocol.actors import collection, inbox, joins, requests
 from diloco_cli.protocol.log import places, snapshots
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, read_join_key, snapshot_key
 from diloco_cli.protocol.log.operations import Create, Get, Steps
-from diloco_cli.protocol.log.parts import commit_digest
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
 from diloco_cli.signing import NOBODY, UNSIGNED, Checksummed
 from diloco_cli.store.port import Created
 from tests.histories.campaign import lived
@@ -116,7 +115,7 @@ def anybodys_snapshot(run: Any, n: int) -> Steps[Any]:
         snapshot = decode(snapshots.Snapshot, data, snapshot_key(n))
     except RecordError:
         return None
-    return snapshot.state if snapshot.commit_digest == commit_digest(commit) else None
+    return snapshot.state if snapshot.commit_digest == record_digest(commit) else None
 
 
 def any_two_snapshots(run: Any, floor: int, revoked: Any) -> Steps[int]:

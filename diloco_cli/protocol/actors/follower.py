@@ -73,7 +73,7 @@ class Follower:
         run = self._learner.run
         if run.signing is None:
             return None
-        head = yield from read_log(run, known, self._learner.name)
+        head = yield from read_log(run, known)
         refuse_revoked(run, head, learner_signer(self._learner.name))
         return run.keyring.without(head.revoked) if len(head.revoked) > len(known.revoked) else None
 
@@ -105,13 +105,13 @@ class Follower:
             if not self.trouble or is_over(self.state, joined_at):
                 return self.state, versions
             yield Sleep(LOOK_AGAIN_S)  # the version may have been collected: then the log names a newer one
-            self.state = yield from read_log(self._learner.run, self.state, self._learner.name)
+            self.state = yield from read_log(self._learner.run, self.state)
 
     def look(self) -> Steps[bool]:
         """Read the new commits of the log and fetch their versions; False if there are none."""
         since_s, asked_s = self._looked_s, (yield Now())
         known = self.state
-        self.state = yield from read_log(self._learner.run, known, self._learner.name)
+        self.state = yield from read_log(self._learner.run, known)
         self._looked_s = asked_s
         news, seen_s = self.state.n > known.n, (yield Now())
         if news:
@@ -142,7 +142,7 @@ class Follower:
         for attempt in range(LOOKS_FOR_ROLLBACK):
             if attempt:
                 yield Sleep(LOOK_AGAIN_S)
-                self.state = yield from read_log(self._learner.run, self.state, self._learner.name)
+                self.state = yield from read_log(self._learner.run, self.state)
             for version in (yield from self._fetch_wanted(seen_s)):
                 versions[version[0].fragment] = version
             if not self.trouble:

@@ -54,12 +54,12 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
 
     An island of the launch may start before the syncer that resumes the run. An island that joined later raises
     UsageError if the run has been stopped, or has ended, since its admission."""
-    state = yield from read_log(run, learner=learner)
+    state = yield from read_log(run)
     if all(island.name != learner for island in run.islands):
         refuse_unless_running(run, state)
     while not state.outputs:
         yield Sleep(WAIT_FOR_GENESIS_S)
-        state = yield from read_log(run, state, learner)
+        state = yield from read_log(run, state)
     refuse_revoked(run, state, learner_signer(learner))
     known = state.learner(learner)
     keyring = run.keyring.without(state.revoked)
@@ -72,7 +72,7 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         seen = head
         newest |= yield from _newest_offers(keyring, seen.learner(learner), learner, incarnation)
         if incarnation > 1:  # an earlier process may have gone on for long
-            head = yield from read_log(run, seen, learner)
+            head = yield from read_log(run, seen)
     offers = [newest[number] for number in sorted(newest)]
     inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
     data_start = max([head.learner(learner).data_end, *(offer.data_end for offer in offers)])

@@ -103,7 +103,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
     Waits as long as no syncer serves the run. Raises UsageError if it is refused, or if the run is over or stopped,
     also of an island that is a member already.
     """
-    state = yield from read_log(run, learner=island.name)
+    state = yield from read_log(run)
     asked, asked_s = (-1, -1), 0.0  # the epoch and the commit when it asked last
     refuse_unless_running(run, state)
     refuse_revoked(run, state, learner_signer(island.name))
@@ -116,7 +116,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
             yield from _ask(run, state.epoch, island, nonce, time)
             asked, asked_s = (state.epoch, state.n), (yield Now())
         yield Sleep(LOOK_AGAIN_S)
-        state = yield from read_log(run, state, island.name)
+        state = yield from read_log(run, state)
         refuse_unless_running(run, state)
     return state.with_members(run)
 

@@ -278,7 +278,8 @@ class Progress:
         self._learn_outcomes(state, known)
         sync = self.run.settings.sync
         if sync.local_steps == "measured" and sync.adoption == "on_arrival" and own_step_s > 0:
-            fastest = min([own_step_s, *state.recent_paces(sync.drift_rounds * self.run.num_fragments)])
+            others = state.fastest_step_s(sync.drift_rounds * self.run.num_fragments)
+            fastest = own_step_s if others is None else min(own_step_s, others)
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
         if news or self.local_steps != planned:
             self.events.note(TapeEvent("heard", n=state.n, local_steps=self.local_steps))

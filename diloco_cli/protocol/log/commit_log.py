@@ -20,11 +20,9 @@ from diloco_cli.protocol.log.keys import (
     commit_key,
     is_name,
 )
-from diloco_cli.protocol.log.narrowed import NarrowState, apply_own, narrowed
 from diloco_cli.protocol.log.operations import Get, Steps
-from diloco_cli.protocol.log.parts import commit_digest, head_line
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, SCHEMA, RunFormat
-from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_own, read_signed
+from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_signed
 from diloco_cli.protocol.log.snapshots import (
     SNAPSHOT_EVERY,
     TRIES,
@@ -39,9 +37,8 @@ from diloco_cli.protocol.log.wire import (
     MAX_RECORD_BYTES,
     RecordError,
     decode,
-    decode_own,
     encode,
-    told_in,
+    record_digest,
 )
 from diloco_cli.signing import (
     KEY_HINT,
@@ -189,19 +186,7 @@ def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
     by = _written_by(run, key, data)
     with _restorable():
         commit = decode(Commit, data, key, SCHEMA)
-    return apply(state, commit, commit_digest(data), run.layout, kept_versions(run), by)
-
-
-def fold_own(run: RunFormat, state: RunState, data: bytes, learner: str) -> RunState:
-    """As `fold`, from what `read_own` reads."""
-    if not isinstance(state, NarrowState) and told_in(head_line(data)) is None:
-        return fold(run, state, data)
-    key = commit_key(state.n + 1)
-    by = _written_by(run, key, data)
-    with _restorable():
-        commit = decode_own(data, key, learner, SCHEMA)
-    mine = narrowed(state, learner)
-    return apply_own(mine, commit, commit_digest(data), run.layout, kept_versions(run), by)
+    return apply(state, commit, record_digest(data), run.layout, kept_versions(run), by)
 
 
 def _written_by(run: RunFormat, key: str, data: bytes) -> Signature:
@@ -222,9 +207,8 @@ def _restorable() -> Iterator[None]:
         raise
 
 
-def read_log(run: RunFormat, known: RunState | None = None, learner: str | None = None) -> Steps[RunState]:
-    """The log to its end: from the state `known`, or from the newest valid snapshot, or from commit 0. For a `learner`
-    it is read as far as that one needs it, and its state may be a NarrowState.
+def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
+    """The log to its end: from the state `known`, or from the newest valid snapshot, or from commit 0.
 
     If the hint is lost or old, or its snapshot damaged, more than LONG_WAY commits follow; then newer snapshots are
     looked for, once. So a log of any age opens with a bounded number of reads. A snapshot does not count whose key the
@@ -238,9 +222,9 @@ def read_log(run: RunFormat, known: RunState | None = None, learner: str | None 
         try:
             for wanted in _portions():
                 most = min(wanted, far - state.n) if state.n < far else wanted
-                read = yield from commits_beyond(run, state.n, most, learner)
+                read = yield from commits_beyond(run, state.n, most)
                 for data in read:
-                    state = fold(run, state, data) if learner is None else fold_own(run, state, data, learner)
+                    state = fold(run, state, data)
                 if len(read) < most:
                     break
                 newer = (yield from newest_snapshot(trusting, state.n)) if state.n == far else None
@@ -262,14 +246,10 @@ def _portions() -> Iterator[int]:
     yield from (min(AHEAD, 1 << doubled) for doubled in count())
 
 
-def commits_beyond(run: RunFormat, n: int, most: int, learner: str | None = None) -> Steps[list[bytes]]:
-    """The records of the commits n+1 to n+`most`, read at the same time, up to the first that is not there; of long
-    ones for a `learner` what it needs."""
+def commits_beyond(run: RunFormat, n: int, most: int) -> Steps[list[bytes]]:
+    """The records of the commits n+1 to n+`most`, read at the same time, up to the first that is not there."""
     keys = [commit_key(number) for number in range(n + 1, n + 1 + most)]
-    if learner is None:
-        read = yield from together([read_signed(run.keyring, LOG, key) for key in keys])
-    else:
-        read = yield from together([read_own(run.keyring, key, learner) for key in keys])
+    read = yield from together([read_signed(run.keyring, LOG, key) for key in keys])
     return list(takewhile(lambda data: data is not None, read))  # type: ignore[arg-type]
 
 

@@ -7,9 +7,7 @@ and `append` (commit_log.py) `n` and `previous`. `kind` tells the types apart in
 from __future__ import annotations
 
 import msgspec
-from msgspec import structs
 
-from diloco_cli.protocol.log.parts import shortest_step_s
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Island, MergedOffer, Outcome
 
 
@@ -89,30 +87,6 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
     def merged_tokens(self) -> int:
         """Of all inputs."""
         return sum(item.tokens for item in self.inputs)
-
-    @property
-    def shortest_step_s(self) -> float:
-        """Of all inputs' learners; 0: none states it."""
-        return shortest_step_s(item.step_s for item in self.inputs)
-
-
-class OwnMerge(Merge, tag="merge", frozen=True, kw_only=True):
-    """A merge as one learner needs it: of the inputs and outcomes only its own, perhaps none, and of all inputs their
-    tokens and the shortest step. Never written."""
-
-    all_tokens: int
-    step_s: float
-
-    def __post_init__(self) -> None:
-        pass
-
-    @property
-    def merged_tokens(self) -> int:
-        return self.all_tokens
-
-    @property
-    def shortest_step_s(self) -> float:
-        return self.step_s
 
 
 class Skip(Commit, tag="skip", frozen=True, kw_only=True):
@@ -194,15 +168,3 @@ class Stop(Commit, tag="stop", frozen=True, kw_only=True):
 
 class Finish(Commit, tag="finish", frozen=True, kw_only=True):
     """The run has merged the tokens that it was to train on."""
-
-
-def own(commit: Commit, learner: str) -> Commit:
-    """The commit without the inputs and outcomes of other learners."""
-    if isinstance(commit, OwnMerge):
-        return commit
-    outcomes = tuple(outcome for outcome in commit.outcomes if outcome.learner == learner)
-    if not isinstance(commit, Merge):
-        return structs.replace(commit, outcomes=outcomes)
-    fields = structs.asdict(commit) | {"outcomes": outcomes}
-    fields["inputs"] = tuple(item for item in commit.inputs if item.learner == learner)
-    return OwnMerge(**fields, all_tokens=commit.merged_tokens, step_s=commit.shortest_step_s)

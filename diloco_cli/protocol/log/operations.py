@@ -29,12 +29,10 @@ Result = TypeVar("Result")
 
 class Get(Struct, frozen=True):
     """Of an object longer than `max_bytes`, `max_bytes` + 1 bytes are read: the length shows that it is too long. Every
-    read has a bound, because any process with credentials may have written the object. With a `start`, those from that
-    byte on are read, `max_bytes` at most."""
+    read has a bound, because any process with credentials may have written the object."""
 
     key: str
     max_bytes: int
-    start: int = 0
 
 
 class Create(Struct, frozen=True):

@@ -17,7 +17,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
 SCHEMA = 6  # of records: norms, revoked keys, one key an epoch, jumps of the loss, islands that join together
-FORMAT_SCHEMA = 8  # of FORMAT.json: the one that this version reads and writes
+FORMAT_SCHEMA = 9  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 
 RequestKind = Literal["stop", "resume", "readmit", "rollback", "gc", "revoke"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from diloco_cli.protocol.log.operations import Create, Get, Steps
-from diloco_cli.protocol.log.parts import HEAD_BYTES, head_line
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, has_its_parts, told_in
-from diloco_cli.signing import LOG, Unsigned
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.signing import Unsigned
 from diloco_cli.store.port import Created
 
 LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
@@ -19,16 +18,11 @@ def read_signed(keyring: Unsigned, signer: str, key: str, at: str | None = None,
     data: bytes | None = yield Get(at, MAX_RECORD_BYTES)
     equal = 1
     for _ in range(LOOKS - 1):
-        if data is None or equal == same or _is_sound(keyring, signer, key, data):
+        if data is None or equal == same or keyring.authenticates(signer, key, data):
             break
         before, data = data, (yield Get(at, MAX_RECORD_BYTES))
         equal = equal + 1 if data == before else 1
     return data
-
-
-def _is_sound(keyring: Unsigned, signer: str, key: str, data: bytes) -> bool:
-    """Whether the bytes are authentic, and each part of a long commit is the one that its head names."""
-    return keyring.authenticates(signer, key, data) and (signer != LOG or has_its_parts(data))
 
 
 def create_signed(
@@ -40,32 +34,6 @@ def create_signed(
     answer = yield Create(at or key, mine)
     if isinstance(answer, Created):
         return mine
-    if answer.data == mine or _is_sound(keyring, signer, key, answer.data):
+    if answer.data == mine or keyring.authenticates(signer, key, answer.data):
         return bytes(answer.data)
     return (yield from read_signed(keyring, signer, key, at, same)) or bytes(answer.data)
-
-
-def read_own(keyring: Unsigned, key: str, learner: str) -> Steps[bytes | None]:
-    """As `read_signed` a commit; of a long one only the head, and the part in which the learner's offers are."""
-    for _ in range(LOOKS):
-        data: bytes | None = yield Get(key, HEAD_BYTES)
-        if data is None:
-            return None
-        head = head_line(data)
-        if len(head) == len(data) > HEAD_BYTES:
-            break  # the head is longer than that
-        if not keyring.authenticates(LOG, key, head):
-            continue
-        parts = told_in(head)
-        if parts is None:
-            if len(head) == len(data):
-                return data
-            break
-        place = parts.place_of(learner)
-        if place is None:
-            return head
-        start, end = parts.range_of(place, len(head))
-        part = data[start:end] if end <= len(data) else (yield Get(key, end - start, start))
-        if part is not None and parts.is_part(place, part):
-            return head + b"\n" + part
-    return (yield from read_signed(keyring, LOG, key))

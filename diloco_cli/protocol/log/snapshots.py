@@ -17,11 +17,10 @@ from diloco_cli.protocol.log.keys import (
     snapshot_piece_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
-from diloco_cli.protocol.log.parts import commit_digest
 from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import together, together_got
-from diloco_cli.protocol.log.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.protocol.log.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, RecordError, decode, encode, record_digest
 from diloco_cli.signing import LOG
 
 SNAPSHOT_EVERY = 64
@@ -109,7 +108,7 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
         return None
     same = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.schema == SCHEMA
     same = same and signed.public in ("", snapshot.state.epoch_key)
-    return snapshot.state if same and snapshot.commit_digest == commit_digest(commit) else None
+    return snapshot.state if same and snapshot.commit_digest == record_digest(commit) else None
 
 
 def read_snapshot(n: int, data: bytes) -> Steps[Snapshot]:

@@ -135,21 +135,29 @@ class RunState(Struct, frozen=True, dict=True):
     def _versions(self) -> dict[tuple[int, int], FragmentVersion]:
         return {(output.fragment, output.version): output for output in reversed(self.history)}
 
-    def knows(self, name: str) -> bool:
-        """Whether what the log says of this learner is in this state; one learner's own may lack it (narrowed.py)."""
-        return True
-
     def learner(self, name: str) -> LearnerRecord:
         return self.learners.get(name, _UNHEARD_OF)
 
-    def recent_paces(self, num_commits: int) -> list[float]:
-        """Seconds per step of every learner whose offer was applied in the last `num_commits` commits: a learner that
-        has left must not set the pace."""
-        return [
-            record.step_s
-            for record in self.learners.values()
-            if record.step_s > 0 and any(last.produced > self.n - num_commits for last in record.applied.values())
+    def fastest_step_s(self, num_commits: int) -> float | None:
+        """Seconds per step of the fastest learner whose offer was applied in the last `num_commits` commits: a learner
+        that has left must not set the pace. None if there is none."""
+        newest = [step_s for produced, step_s in self._paces if produced > self.n - num_commits]
+        return min(newest, default=None)
+
+    @cached_property
+    def _paces(self) -> list[tuple[int, float]]:
+        """Of each learner that states its step time: its newest merge and that time, the steps rising with the merges,
+        because a slower learner with an older merge sets no pace. (Asked once a commit by each of thousands.)"""
+        merged = [
+            (max(last.produced for last in known.applied.values()), known.step_s)
+            for known in self.learners.values()
+            if known.applied and known.step_s > 0
         ]
+        kept: list[tuple[int, float]] = []
+        for produced, step_s in sorted(merged, key=lambda pace: (-pace[0], pace[1])):
+            if not kept or step_s < kept[-1][1]:
+                kept.append((produced, step_s))
+        return kept
 
     @property
     def rolled_back_to(self) -> int:
@@ -174,20 +182,6 @@ def apply(
 
     `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
     """
-    state = advanced(state, commit, digest, layout, kept_versions, by)
-    return replace(
-        state,
-        norms=norms_after(state.norms, commit, len(layout.fragments)),
-        opposition=opposition_after(state.opposition, commit),
-        metrics=metrics_after(state.metrics, commit, state.tokens(layout)),
-        stability=stability_after(state.stability, commit, _merged(state) if commit.kind == "rollback" else {}),
-    )
-
-
-def advanced(
-    state: RunState, commit: commits.Commit, digest: str, layout: Layout, kept_versions: int, by: Signature
-) -> RunState:
-    """As `apply`, without what is remembered of all learners' deltas, and for people."""
     wrong = contradiction(state.epoch, state.epoch_key, state.revoked, commit, by)
     if wrong is not None:
         raise AuthorityError(f"this {commit.kind} {wrong}", commit_key(commit.n))
@@ -197,7 +191,14 @@ def advanced(
     if commit.request is not None:
         state = replace(state, next_request=commit.request + 1)
     state = _folded(_settle_outcomes(state, commit), commit, layout)
-    return _adopt_outputs(state, commit.outputs, kept_versions)
+    state = _adopt_outputs(state, commit.outputs, kept_versions)
+    return replace(
+        state,
+        norms=norms_after(state.norms, commit, len(layout.fragments)),
+        opposition=opposition_after(state.opposition, commit),
+        metrics=metrics_after(state.metrics, commit, state.tokens(layout)),
+        stability=stability_after(state.stability, commit, _merged(state) if commit.kind == "rollback" else {}),
+    )
 
 
 def _merged(state: RunState) -> dict[str, int]:
@@ -325,8 +326,6 @@ def _merge(state: RunState, commit: commits.Merge, layout: Layout) -> RunState:
 
 
 def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.Readmit) -> RunState:
-    if not state.knows(commit.learner):
-        return state
     known, keeps_out = state.learner(commit.learner), isinstance(commit, commits.Quarantine)
     blamed = isinstance(commit, commits.Quarantine) and commit.evaluated is not None  # kept out for faults before, too
     if (known.quarantined is None) != keeps_out and not blamed:
@@ -338,7 +337,7 @@ def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.R
 
 def _revoke(state: RunState, commit: commits.Revoke) -> RunState:
     learners = dict(state.learners)
-    known = state.learner(commit.learner) if commit.learner is not None and state.knows(commit.learner) else None
+    known = state.learner(commit.learner) if commit.learner is not None else None
     if commit.learner is not None and known is not None and commit.floor > known.floor:
         learners[commit.learner] = replace(known, floor=commit.floor, next_seq=0, settled=())
     return replace(state, revoked={commit.key: commit.n} | state.revoked, learners=learners)

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache, partial
+from functools import cache
 from typing import Any, TypeVar, Union, cast
 
 import msgspec
 
 from diloco_cli.config.codec import MAX_DEPTH, from_plain, has_huge_integer, is_deep, to_plain
+from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, DilocoError
-from diloco_cli.protocol.log.commits import Commit, OwnMerge, own
-from diloco_cli.protocol.log.parts import Parts, divided, of_one, parts_of, reunited
 from diloco_cli.protocol.log.records import RunFormat, not_consented
-from diloco_cli.signing import MAX_TAIL_BYTES, PARTS, body_of
+from diloco_cli.signing import MAX_TAIL_BYTES, body_of, unpacked
 from diloco_cli.store.port import HOLDER_BYTES
 
 MAX_RECORD_BYTES = HOLDER_BYTES  # so the answer to a create that lost holds the whole record
@@ -37,8 +36,7 @@ class RecordError(DataCheckError):
 def encode(record: object, max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Canonical JSON: sorted keys, no spaces, ASCII; equal records give equal bytes. A lone surrogate (as in a file's
     name that is not UTF-8) is written as U+FFFD. Raises ValueError for NaN."""
-    plain = _plain(record)
-    data = b"\n".join(divided(plain, _line)) if isinstance(record, Commit) else _line(plain)
+    data = _line(_plain(record))
     if len(data) > max_bytes:
         raise RecordError(f"{len(data)} bytes, more than the {max_bytes} allowed in a record")
     return data
@@ -71,65 +69,21 @@ def decode(
 ) -> Record:
     """Bytes to a record of type `kind`, or of the subclass that their tag names. Unknown keys from newer writers are
     ignored; wrong types are refused, and so is a record whose own `schema` is newer than `schema`."""
-    head, *lines = data.split(b"\n") if issubclass(kind, Commit) else [data]
-    plain = _head(head, where, schema, len(data), max_bytes)
+    plain, is_canonical = _parsed(data, where, max_bytes)
+    if schema is not None:  # first: a newer version may write in another way
+        _refuse_newer(plain.get("schema"), schema, where)
+    _require_canonical(is_canonical, where)
     try:
         if kind is RunFormat:
             return cast("Record", not_consented(from_plain(RunFormat, plain, strict=False)))
-        if lines or ("parts" in plain and issubclass(kind, Commit)):
-            plain = reunited(plain, lines, partial(_part, where=where))
         return cast("Record", msgspec.convert(plain, _written_as(cast("Any", kind)), str_keys=True))
     except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:
         raise RecordError(f"not a {kind.__name__.lower()}: {error}", where=where) from error
 
 
-def decode_own(data: bytes, where: str, learner: str, schema: int) -> Commit:
-    """A commit as one learner needs it, without the inputs and outcomes of all others, from the whole record or, if it
-    is a long one, from its head and the part in which that learner's are. Raises RecordError."""
-    head, *lines = data.split(b"\n")
-    if told_in(head) is None:
-        return own(decode(Commit, data, where, schema), learner)
-    plain = _head(head, where, schema, len(data))
-    try:
-        parts = parts_of(plain)
-        mine = of_one(plain, learner, lines, partial(_part, where=where))
-        if plain.get("kind") != "merge":
-            return cast("Commit", msgspec.convert(mine, _written_as(Commit), str_keys=True))
-        mine |= {"inputs": mine.get("inputs", []), "all_tokens": parts.tokens, "step_s": parts.step_s}
-        return msgspec.convert(mine, OwnMerge, str_keys=True)
-    except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:
-        raise RecordError(f"not a long commit: {error}", where=where) from error
-
-
-def has_its_parts(data: bytes) -> bool:
-    """Whether these are one line, or a long commit's head with the very parts that it names."""
-    head, *lines = data.split(b"\n")
-    parts = told_in(head)
-    return not lines if parts is None else parts.are(lines)
-
-
-def told_in(head: bytes) -> Parts | None:
-    """What a commit's head says of its parts; None: it is a whole commit, or no commit."""
-    if PARTS not in head:
-        return None
-    try:
-        return parts_of(_parse(body_of(head)))
-    except (msgspec.MsgspecError, ValueError, AttributeError):
-        return None
-
-
-def _head(line: bytes, where: str, schema: int | None, num_bytes: int, max_bytes: int = MAX_RECORD_BYTES) -> Any:
-    plain, is_canonical = _parsed(line, where, num_bytes, max_bytes)
-    if schema is not None:  # first: a newer version may write in another way
-        _refuse_newer(plain.get("schema"), schema, where)
-    _require_canonical(is_canonical, where)
-    return plain
-
-
-def _part(line: bytes, where: str) -> dict[str, Any]:
-    plain, is_canonical = _parsed(line, where)
-    _require_canonical(is_canonical, where)
-    return plain
+def record_digest(data: bytes) -> str:
+    """By which another record names this one: the same, whatever version of zlib compressed it."""
+    return digest(unpacked(data))
 
 
 @cache
@@ -155,14 +109,11 @@ def decode_plain(data: bytes, where: str) -> dict[str, Any]:
     return plain
 
 
-def _parsed(
-    data: bytes, where: str, num_bytes: int = 0, max_bytes: int = MAX_RECORD_BYTES
-) -> tuple[dict[str, Any], bool]:
+def _parsed(data: bytes, where: str, max_bytes: int = MAX_RECORD_BYTES) -> tuple[dict[str, Any], bool]:
     """The object, and whether its bytes are what `encode` makes of it. A parser alone would keep the last of two equal
-    keys and say nothing. `num_bytes`: of all lines, where these are one of several."""
-    num_bytes = max(num_bytes, len(data))
-    if num_bytes > max_bytes:
-        raise RecordError(f"{num_bytes} bytes, more than the {max_bytes} allowed in a record", where=where)
+    keys and say nothing."""
+    if len(data) > max_bytes:
+        raise RecordError(f"{len(data)} bytes, more than the {max_bytes} allowed in a record", where=where)
     body = body_of(data)
     try:
         plain = _parse(body)

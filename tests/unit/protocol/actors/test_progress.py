@@ -335,7 +335,7 @@ def test_the_others_pace_is_not_followed(sync: dict[str, Any], own_step_s: float
 
 def test_only_merges_make_a_pace_known() -> None:
     state = structs.replace(genesis(), learners={"l1": LearnerRecord(step_s=0.1)})
-    assert state.recent_paces(100) == []
+    assert state.fastest_step_s(100) is None
 
 
 # -- standing still, and beginning anew -------------------------------------------------------------------------

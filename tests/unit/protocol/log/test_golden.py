@@ -7,12 +7,10 @@ A file changes only together with a schema number in protocol/log/records.py; th
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 from msgspec.structs import fields
 
 from diloco_cli.protocol.log.commits import (
@@ -101,12 +99,7 @@ OFFER = Offer(
     Timings(0.25, 1.5, 0.125, 0.5), 2.25, "inner/l0/00000001/000000000096-blake3-7777", 3,
     Beginning(0, (0, 0), None, True), EVENTS,
 )  # fmt: skip
-LONG = structs.replace(
-    Merge(**HEADER, slot=6, inputs=(INPUT,), outputs=VERSIONS[:1]),
-    inputs=tuple(replace(INPUT, learner=f"l{place:02}", tokens=place, step_s=place / 8) for place in range(40)),
-)
 OTHERS: dict[str, Any] = {
-    "long-merge": LONG,
     "format": RUN,
     "claim": ProcessClaim(2, "c0ffee", "host", 4242, TIME, "diloco 1.2.3"),
     "offer": OFFER,
