@@ -75,7 +75,7 @@ def _refuse_idle(options: dict[str, str | None]) -> None:
 
 
 def _files(inputs: list[str] | None) -> tuple[Documents, str]:
-    from diloco_cli.corpus.text import find_sources, markup_warning
+    from diloco_cli.corpus.sources import find_sources, markup_warning
 
     if not inputs:
         hint = "name text files, or --dataset FOLDER|NAME"
@@ -89,7 +89,7 @@ def _files(inputs: list[str] | None) -> tuple[Documents, str]:
 def _rows(
     dataset: str, config: str | None, split: str, column: str, inputs: list[str] | None
 ) -> tuple[Documents, str]:  # fmt: skip
-    from diloco_cli.corpus.dataset import open_dataset
+    from diloco_cli.corpus.sources import open_dataset
 
     if inputs:
         hint = "tokenize files and a dataset one after the other, each with its own -o"
@@ -110,7 +110,7 @@ def index(
 ) -> None:
     """Write index.json beside .bin or .npy shards that are there already; each is read once."""
     from diloco_cli.corpus.encoders import encoder_of
-    from diloco_cli.corpus.indexing import index_shards
+    from diloco_cli.corpus.tokenizing import index_shards
 
     encoder = None if tokenizer is None else encoder_of(tokenizer, talk)
     store, read = _opened(place), 0

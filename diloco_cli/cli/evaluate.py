@@ -57,7 +57,7 @@ def evaluate(
 
 
 def _say_loss(opened: OpenRun, limit: int | None, device: str, as_json: bool, here: NamedHere) -> None:
-    from diloco_cli.inference.causal import load_model
+    from diloco_cli.inference.generation import load_model
     from diloco_cli.protocol.log.states import RunPhase
     from diloco_cli.runtime.consent import consented
     from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss

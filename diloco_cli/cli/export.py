@@ -120,7 +120,7 @@ def at_head(opened: OpenRun, read: Callable[[RunState], Result]) -> tuple[RunSta
 def _export_file(
     opened: OpenRun, path: Path, kind: Kind, dtype: Dtype, as_json: bool, allow_code: list[str]
 ) -> None:  # fmt: skip
-    from diloco_cli.export import naming, write
+    from diloco_cli.export import files, naming
     from diloco_cli.runtime.consent import consented
 
     layout = opened.format.layout
@@ -132,7 +132,7 @@ def _export_file(
     with writing_to(path), progress(f"reading the parameters of {opened.name}"):
         state, size_bytes = at_head(
             opened,
-            lambda state: write.export_file(opened.format, state, opened.store, path, names, write.DTYPES[dtype]),
+            lambda state: files.export_file(opened.format, state, opened.store, path, names, files.DTYPES[dtype]),
         )
     if as_json:
         print_json("export", {"run": opened.name, "file": str(path), "commit": state.n, "bytes": size_bytes})
@@ -144,9 +144,9 @@ def _export_folder(
     run: str | None, output: Path | None, dtype: Dtype, max_shard_bytes: int, tokenizer: str | None, yes: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    from diloco_cli.corpus.hub import tokenizer_folder
-    from diloco_cli.export import huggingface, write
-    from diloco_cli.export.folder import refuse_folder
+    from diloco_cli.corpus.encoders import tokenizer_folder
+    from diloco_cli.export import files, naming
+    from diloco_cli.export.files import refuse_folder
 
     if output is not None:
         refuse_folder(output, yes)
@@ -154,15 +154,15 @@ def _export_folder(
     folder = output or Path(f"{opened.name}-hf")
     refuse_folder(folder, yes)
     settings, layout = opened.format.settings, opened.format.layout
-    described = huggingface.describe(settings, layout, write.DTYPES[dtype])
-    words = huggingface.tokenizer_of(settings, None if tokenizer is None else tokenizer_folder(tokenizer, talk))
+    described = naming.describe(settings, layout, files.DTYPES[dtype])
+    words = naming.tokenizer_of(settings, None if tokenizer is None else tokenizer_folder(tokenizer, talk))
     if words is not None:
         talk(f"with the tokenizer of {words}")
     with writing_to(folder), progress(f"reading the parameters of {opened.name}"):
         state, (size_bytes, names) = at_head(
             opened,
-            lambda state: write.export_folder(
-                opened.format, state, opened.store, folder, described, write.DTYPES[dtype], max_shard_bytes, words
+            lambda state: files.export_folder(
+                opened.format, state, opened.store, folder, described, files.DTYPES[dtype], max_shard_bytes, words
             ),
         )
     if as_json:

@@ -18,7 +18,7 @@ from diloco_cli.randomness import seed as fresh_seed
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from diloco_cli.inference.causal import Causal
+    from diloco_cli.inference.generation import Causal
     from diloco_cli.inference.vocabulary import TextStream, Vocabulary
 
 MAX_SEED = 2**63 - 1
@@ -44,7 +44,7 @@ def generate(
     allow_code: list[str] = AllowCode,
 ) -> None:
     """Write text with the newest committed parameters, as it is sampled."""
-    from diloco_cli.inference.sampling import Draw, sample
+    from diloco_cli.inference.generation import Draw, sample
     from diloco_cli.inference.vocabulary import TextStream
 
     opened = open_run(run)
@@ -70,7 +70,7 @@ def causal_of(
     opened: OpenRun, tokenizer: str | None, device: str, allow_code: list[str]
 ) -> tuple[int, Causal, Vocabulary]:
     """The number of the newest commit, its model, and how text is written for it."""
-    from diloco_cli.inference.causal import Causal, load_model
+    from diloco_cli.inference.generation import Causal, load_model
     from diloco_cli.inference.vocabulary import vocabulary_of
     from diloco_cli.runtime.consent import consented
     from diloco_cli.training.devices import choose_device

@@ -148,7 +148,7 @@ def _say_created(opened: OpenRun, is_new: bool, as_json: bool) -> None:
 
 def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
     """Whether the model and its data are at hand, and small enough for this command."""
-    from diloco_cli.tasks.check import is_worth_a_try
+    from diloco_cli.tasks.build import is_worth_a_try
 
     here = all(island.infra == "local" for island in plan.inventory.islands)
     return here and is_worth_a_try(plan.run, run.layout.num_parameters)
@@ -156,10 +156,10 @@ def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
 
 def _prepare(plan: Plan, shown: ProgressLine) -> None:
     """Before anything is written to the bucket: the place for this machine's notes, and the run's text as tokens."""
-    from diloco_cli.corpus.text import markup_warning
+    from diloco_cli.corpus.sources import markup_warning
     from diloco_cli.paths import home_directory
     from diloco_cli.runtime.files import refuse_unwritable
-    from diloco_cli.tasks.own_data import prepare_text
+    from diloco_cli.tasks.data import prepare_text
 
     refuse_unwritable(home_directory())
     if (warning := markup_warning([plan.run.data.text or ""])) is not None:
@@ -219,7 +219,7 @@ def _created(
 def _try_task(plan: Plan, fresh: RunFormat, shown: ProgressLine) -> None:
     """What is wrong with the model and its data is said here, before anything is written."""
     from diloco_cli.config.own_loops import data_class_of
-    from diloco_cli.tasks.check import check_own_data, check_task
+    from diloco_cli.tasks.build import check_own_data, check_task
 
     batches = [island.batch_tokens for island in fresh.islands if data_class_of(island.infra) is None]
     if not batches:

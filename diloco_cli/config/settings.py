@@ -54,7 +54,7 @@ class DataSettings:
     for good; None: one for each island of the launch. Islands that are to join later need a stream of their own each.
     `held_out`: the share of own tokens that is never trained on. `cache_bytes`: of a bucket's shards, on this machine's
     disk. `args` are an entrypoint's; in the format of a run with own tokens, what their index says
-    (tasks/own_data.py)."""
+    (tasks/data.py)."""
 
     preset: str | None = None
     entrypoint: str | None = None

@@ -1,20 +1,44 @@
-"""Under which names, and how turned, a run's trained tensors stand in exported files; and what stands beside them."""
+"""How a run's tensors are called, turned and described in exported files.
+
+The text presets are exported as GPT-2, which they are but for biases: GPT-2 has them, and theirs are zero.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from diloco_cli.config.huggingface import find_folder
+from diloco_cli.config.presets import GPTShape, MoEShape, ViTShape
 from diloco_cli.config.settings import RunSettings
+from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import Layout
-from diloco_cli.tasks.build import build_model, build_model_on_meta
+from diloco_cli.tasks import huggingface
+from diloco_cli.tasks.build import build_model, build_model_on_meta, shape_of
 from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.names import bare_model, bare_name
 from diloco_cli.tensors.payload import Spec
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 
 
 @dataclass(frozen=True)
@@ -91,3 +115,118 @@ def _check_same(state: Mapping[str, torch.Tensor | nn.Parameter], layout: Layout
                 where="model",
                 hint="export with the code (and the release of transformers) that trained the run; or --to safetensors",
             )
+
+
+OF_A_BLOCK = {  # in the preset -> in GPT-2, whose matrices are [in, out]
+    "attention_norm": ("ln_1", False),
+    "qkv": ("attn.c_attn", True),
+    "attention_out": ("attn.c_proj", True),
+    "mlp_norm": ("ln_2", False),
+    "mlp_in": ("mlp.c_fc", True),
+    "mlp_out": ("mlp.c_proj", True),
+}
+
+
+def gpt2_naming(shape: GPTShape) -> Naming:
+    width, layers = shape.width, range(shape.layers)
+    out = {"qkv": 3 * width, "mlp_in": 4 * width}
+    targets = {
+        "embedding.weight": (ExportedTensor("transformer.wte.weight"),),
+        "positions.weight": (ExportedTensor("transformer.wpe.weight"),),
+        "norm.weight": (ExportedTensor("transformer.ln_f.weight"),),
+    }
+    beside = {"transformer.ln_f.bias": torch.zeros(width)}
+    for layer in layers:
+        for ours, (theirs, transposed) in OF_A_BLOCK.items():
+            name = f"transformer.h.{layer}.{theirs}"
+            targets[f"blocks.{layer}.{ours}.weight"] = (ExportedTensor(f"{name}.weight", transposed),)
+            beside[f"{name}.bias"] = torch.zeros(out.get(ours, width))
+    return Naming(targets, beside)
+
+
+def gpt2_config(shape: GPTShape) -> dict[str, Any]:
+    """config.json. Bytes have no symbol that begins or ends a text."""
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": shape.vocabulary,
+        "n_positions": shape.sequence,
+        "n_embd": shape.width,
+        "n_layer": shape.layers,
+        "n_head": shape.heads,
+        "n_inner": 4 * shape.width,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model as transformers knows it."""
+
+    naming: Naming
+    config: dict[str, Any]
+    generation: dict[str, Any]
+
+
+def describe(run: RunSettings, layout: Layout, dtype: torch.dtype) -> Described:
+    """Raises UsageError for a model that is none of transformers'."""
+    dtype_name = str(dtype).removeprefix("torch.")
+    if run.model.huggingface:
+        config, generation = huggingface.exported_configs(run.model, dtype_name)
+        return Described(whole_state(run, layout, tied=False), config, generation)
+    if run.model.entrypoint:
+        raise _refused(f"{run.model.entrypoint} is code of your own")
+    shape = shape_of(run)
+    if isinstance(shape, (MoEShape, ViTShape)):
+        raise _refused(f"none of its architectures computes what the preset {run.model.preset} does")
+    return Described(gpt2_naming(shape), gpt2_config(shape) | {"dtype": dtype_name}, {"do_sample": True})
+
+
+def _refused(why: str) -> UsageError:
+    return UsageError(
+        f"this model cannot be loaded by transformers: {why}",
+        where="--to hf",
+        hint="diloco export --to torch: all that load_state_dict of the model demands",
+    )
+
+
+def tokenizer_of(run: RunSettings, named: Path | None) -> Path | None:
+    """The folder of the tokenizer: as named here, else the one of the config that the run was made from, if that lies
+    below this directory or in the Hub's cache, and made the run's own data, if it has such; a bucket's word for another
+    place is not followed. None: there is none. Raises UsageError if the named one holds none."""
+    if named is not None:
+        if not _holds_one(named):
+            raise UsageError(
+                "holds no tokenizer: none of " + ", ".join(TOKENIZER_FILES),
+                where=f"--tokenizer {named}",
+                hint="AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes one",
+            )
+        return named
+    place = Path(run.model.huggingface or "..")
+    if place.is_absolute() or ".." in place.parts:
+        return None
+    found = find_folder(str(place), [Path.cwd()])
+    return found if found is not None and _holds_one(found) and _made_the_data(found, run) else None
+
+
+def _made_the_data(folder: Path, run: RunSettings) -> bool:
+    """Beside weights that saw another one's tokens, or bytes, a tokenizer would be wrong without a word."""
+    if not run.data.is_own:
+        return True
+    return (folder / TOKENIZER).is_file() and tokenizer_digest(str(folder)) == run.data.args.get("tokenizer")
+
+
+def _holds_one(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def write_configs(described: Described, folder: Path) -> None:
+    for name, content in (("config.json", described.config), ("generation_config.json", described.generation)):
+        (folder / name).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from diloco_cli.errors import DilocoError, UsageError, suggestion
-from diloco_cli.inference.causal import Causal, finite
-from diloco_cli.inference.sampling import Draw, sample
+from diloco_cli.inference.generation import Causal, Draw, finite, sample
 from diloco_cli.inference.vocabulary import TextStream, Vocabulary
 from diloco_cli.paths import install_hint
 

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.corpus.encoders import tokenizer_digest
-from diloco_cli.corpus.hub import TOKENIZER, tokenizer_folder
+from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest, tokenizer_folder
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import install_hint
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.corpus.index import read_index
-from diloco_cli.corpus.text import find_sources
+from diloco_cli.corpus.sources import find_sources
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.units import format_count, format_size
 

@@ -164,8 +164,8 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
     if not run.model.entrypoint or run.model.parameters:
         return model_facts(run.model)
     from diloco_cli.runtime.consent import search_last
-    from diloco_cli.tasks.blocks import check_blocks, divides
     from diloco_cli.tasks.build import build_model_on_meta
+    from diloco_cli.tasks.models import check_blocks, divides
     from diloco_cli.tensors.flat import parameter_facts
 
     search_last(folder)

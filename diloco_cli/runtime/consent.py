@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from diloco_cli.config.settings import Inventory, RunSettings
-from diloco_cli.corpus.places import data_places
+from diloco_cli.corpus.sources import data_places
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.paths import user_state_directory

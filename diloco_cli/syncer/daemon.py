@@ -12,7 +12,7 @@ import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.codec import to_plain
-from diloco_cli.corpus.places import data_places
+from diloco_cli.corpus.sources import data_places
 from diloco_cli.errors import DataCheckError, FencedError, NoSpaceError, RefusedError, StoreError, TerminatedError
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.paths import run_directory

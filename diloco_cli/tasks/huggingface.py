@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,37 @@ from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import install_hint
-from diloco_cli.tasks.mismatches import misshapen, refuse_other_model
+
+SHOWN = 5  # names in an error
+
+
+def misshapen(name: str, there: Iterable[int], here: Iterable[int]) -> str:
+    """A name with its shape in the file, and in the model."""
+    return f"{name} {list(there)}, not {list(here)}"
+
+
+def refuse_other_model(
+    where: str, missing: Iterable[str], unexpected: Iterable[str], of_another_shape: Iterable[str]
+) -> None:
+    """Raises UsageError if there are any, and names them."""
+    found = {
+        "missing": sorted(missing),
+        "unexpected": sorted(unexpected),
+        "of another shape": sorted(of_another_shape),
+    }
+    said = [f"{what}: {_some(names)}" for what, names in found.items() if names]
+    if said:
+        raise UsageError(
+            f"the weights are not those of this model; {'; '.join(said)}",
+            where=where,
+            hint="the file and the model must have the same parameters, names and shapes",
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
 
 WHERE = "model.huggingface"
 LOADED = frozenset({"auto_map", "custom_pipelines", "quantization_config", "_name_or_path", "_commit_hash"})
@@ -93,9 +124,15 @@ def _loaded(folder: Path, config: Any) -> tuple[Any, dict[str, Any]]:
     transformers.utils.logging.disable_progress_bar()
     try:
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder), config=config, dtype=torch.float32, trust_remote_code=False, local_files_only=True,
-            use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
-        )  # fmt: skip
+            str(folder),
+            config=config,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
     except Exception as error:
         raise UsageError(
             f"transformers cannot read these weights: {type(error).__name__}: {error}",

@@ -20,9 +20,9 @@ from diloco_cli.config.settings import RunSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import ParameterFact
-from diloco_cli.tasks import huggingface, own_data
+from diloco_cli.tasks import data, huggingface
 from diloco_cli.tasks.build import build_model, build_model_on_meta, open_own_data
-from diloco_cli.tasks.mismatches import misshapen, refuse_other_model
+from diloco_cli.tasks.huggingface import misshapen, refuse_other_model
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.tensors.names import bare_parameters
 
@@ -148,7 +148,7 @@ def carried(run: RunSettings, values: Values | None = None) -> RunSettings:
     run = run if model == run.model else replace(run, model=model)
     if run.data.is_own and not run.data.args:
         pretrained = huggingface.folder_of(model) if model.weights == "pretrained" else None
-        facts = own_data.facts_of(run, open_own_data(run), pretrained)
+        facts = data.facts_of(run, open_own_data(run), pretrained)
         run = replace(run, data=replace(run.data, args=facts))
     return run
 

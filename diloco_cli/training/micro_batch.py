@@ -12,8 +12,8 @@ from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.layout import Layout, ParameterFact
 from diloco_cli.plan.memory import Fit, computing, fit_with_micro_batch
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
-from diloco_cli.tasks.blocks import divides
 from diloco_cli.tasks.build import Batch, build_data, build_model_on_meta
+from diloco_cli.tasks.models import divides
 from diloco_cli.training.inner import runs_in_bf16
 
 GB = 1e9

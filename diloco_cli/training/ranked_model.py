@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.tasks.blocks import blocks_of, check_sharded
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tasks.models import blocks_of, check_sharded
 from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.training.constructed import Name, constructed
 from diloco_cli.training.inner import runs_in_bf16

@@ -18,8 +18,8 @@ from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.tasks.blocks import prepare
 from diloco_cli.tasks.build import Batch, Data, losses_of
+from diloco_cli.tasks.models import prepare
 from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.flat import flatten, parameter_facts, unflatten
 from diloco_cli.tensors.names import bare_parameters

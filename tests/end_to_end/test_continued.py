@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from diloco_cli.config.run_file import load_run
 from diloco_cli.errors import UsageError
+from diloco_cli.export.files import export_file
 from diloco_cli.export.naming import own_names
-from diloco_cli.export.write import export_file
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.runtime.driver import perform

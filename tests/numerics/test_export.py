@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from diloco_cli.errors import DataCheckError, TryAgainError
+from diloco_cli.export.files import export_file
 from diloco_cli.export.naming import own_names
-from diloco_cli.export.write import export_file
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState

@@ -31,11 +31,10 @@ import psutil
 import yaml
 
 from diloco_cli.config.presets import BYTE_VOCABULARY
-from diloco_cli.corpus.cache import BlockCache
 from diloco_cli.corpus.index import BLOCK_BYTES
-from diloco_cli.corpus.indexing import index_shards
-from diloco_cli.corpus.shuffle import BlockShuffle
-from diloco_cli.corpus.split import Split
+from diloco_cli.corpus.shards import BlockCache
+from diloco_cli.corpus.shuffle import BlockShuffle, Split
+from diloco_cli.corpus.tokenizing import index_shards
 from diloco_cli.store.gcs import GCSStore
 from tests.contract.fake_gcs import FakeGCS
 from tests.studies.data_books import DataBooks, read_data_books

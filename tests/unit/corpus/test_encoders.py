@@ -1,4 +1,4 @@
-"""From text to tokens, by a tokenizer in a folder."""
+"""From text to tokens, by tokenizers in folders and of names on the Hub."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.corpus.encoders import FolderEncoder, encoder_of, tokenizer_digest
+from diloco_cli.config.hub import is_hub_name
+from diloco_cli.corpus import encoders
+from diloco_cli.corpus.encoders import FolderEncoder, encoder_of, tokenizer_digest, tokenizer_folder
 from diloco_cli.errors import NotFoundError, UsageError
+from tests.hub_cache import COMMIT, snapshot_in
 from tests.tokenizer import write_tokenizer
 
 
@@ -39,3 +42,115 @@ def test_what_is_no_tokenizer_is_refused_with_its_place(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": 3}))
     with pytest.raises(UsageError, match="no tokenizer"):
         encoder_of(str(tmp_path))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hf"
+
+
+def test_a_name_is_a_snapshot_of_the_cache_and_a_folder_itself(home: Path, tmp_path: Path) -> None:
+    cached = write_tokenizer(snapshot_in(home, "maker/words"), ["a", "b"])
+    for name in ("maker/words", "maker/words@main", f"maker/words@{COMMIT}"):
+        assert tokenizer_folder(name) == cached
+    encoder = encoder_of("maker/words")
+    assert encoder.digest == tokenizer_digest(str(cached)) and encoder.end == (1,)
+    here = write_tokenizer(tmp_path / "maker" / "words", ["c"])
+    assert tokenizer_folder("maker/words").resolve() == here
+
+
+def test_without_a_network_a_name_that_was_never_fetched_is_an_error_with_the_command(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip("huggingface_hub", reason="pip install 'diloco[hf]'")
+
+    def download(*_: object, **__: object) -> str:
+        raise library.errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    with pytest.raises(NotFoundError, match="not in the Hub's cache, and the Hub cannot be reached"):
+        tokenizer_folder("maker/words")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(NotFoundError, match="HF_HUB_OFFLINE is set") as caught:
+        tokenizer_folder("maker/words@v2")
+    assert "hf download maker/words tokenizer.json tokenizer_config.json --revision v2" in str(caught.value.hint)
+
+
+def test_what_ends_a_text_is_fetched_too_unless_the_repository_has_none(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = pytest.importorskip("huggingface_hub", reason="pip install 'diloco[hf]'")
+    cached = snapshot_in(home, "maker/words")
+    asked = []
+
+    def download(name: str, file: str, revision: str | None) -> str:
+        asked.append((name, file, revision))
+        if file == encoders.TOKENIZER_CONFIG:
+            raise library.errors.EntryNotFoundError("404")
+        (write_tokenizer(cached, ["a"]) / encoders.TOKENIZER_CONFIG).unlink()
+        return str(cached / file)
+
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    assert encoder_of("maker/words@v2").end == ()
+    assert asked == [("maker/words", encoders.TOKENIZER, "v2"), ("maker/words", encoders.TOKENIZER_CONFIG, COMMIT)]
+
+
+def test_a_repository_that_is_known_to_have_no_config_is_used_without_a_network(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub's cache keeps what it was told of a missing file."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    cached = write_tokenizer(snapshot_in(home, "maker/words"), ["a"])
+    (cached / encoders.TOKENIZER_CONFIG).unlink()
+    lacks = cached.parents[1] / ".no_exist" / COMMIT / encoders.TOKENIZER_CONFIG
+    lacks.parent.mkdir(parents=True)
+    lacks.touch()
+    said: list[str] = []
+    assert encoder_of("maker/words", said.append).end == () and not said
+    assert tokenizer_folder("hf://maker/words") == cached
+
+
+def test_a_config_that_cannot_be_fetched_is_told_of_and_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = pytest.importorskip("huggingface_hub", reason="pip install 'diloco[hf]'")
+
+    def download(*_: object, **__: object) -> str:
+        raise library.errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    cached = write_tokenizer(snapshot_in(home, "maker/words"), ["a"])
+    (cached / encoders.TOKENIZER_CONFIG).unlink()
+    said: list[str] = []
+    assert encoder_of("maker/words", said.append).end == ()
+    assert said == [f"maker/words: its {encoders.TOKENIZER_CONFIG} cannot be fetched, so nothing is put between texts"]
+
+
+def test_a_folder_that_is_mistyped_is_no_name_on_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotFoundError, match=f"no {encoders.TOKENIZER}") as caught:
+        encoder_of("tokeniser")
+    assert "hf://NAME" in (caught.value.hint or "")
+    library = pytest.importorskip("huggingface_hub", reason="pip install 'diloco[hf]'")
+    said: list[str] = []
+
+    def download(name: str, *_: object, **__: object) -> str:
+        said.append(f"asked for {name}")
+        raise library.errors.LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr(library, "hf_hub_download", download)
+    with pytest.raises(NotFoundError, match="no folder of that name here"):
+        encoder_of("hf://gpt2", said.append)
+    assert said == ["fetching gpt2 from the Hub", "asked for gpt2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "so"),
+    [
+        ("hf://gpt2", True), ("openai-community/gpt2", True), ("hf://gpt2@main", True), ("a/b@refs/pr/3", True),
+        ("hf://a/b", True), ("gpt2", False), ("gpt2@main", False), ("hf://", False), ("gs://a/b", False),
+        ("/a/b", False), ("./tok", False), ("../tok", False), ("a/b/c", False), ("a/..", False), ("", False),
+    ],
+)  # fmt: skip
+def test_names_of_the_hub_are_told_from_paths(text: str, so: bool) -> None:
+    assert is_hub_name(text) is so

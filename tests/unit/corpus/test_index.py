@@ -1,14 +1,23 @@
-"""The index as a file: written and read, and what is refused."""
+"""The index beside token shards."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from diloco_cli.corpus import index as index_module
 from diloco_cli.corpus.index import INDEX_KEY, Index, Shard, dtype_for, encode_index, parse_index, read_index
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.store.memory import MemoryStore
+
+
+def test_the_digest_of_an_index_is_of_all_that_it_says():
+    changes = [{"vocabulary": 99}, {"shards": INDEX.shards * 2}, {"tokenizer": "t"}]
+    assert len({INDEX.digest, *(replace(INDEX, **change).digest for change in changes)}) == 4
+    assert index_module.BLOCK_BYTES == 4 << 20
+
 
 INDEX = Index("uint16", 300, (Shard("a.bin", 10, ("0" * 32,)), Shard("b.npy", 3_000_000, ("1" * 32,) * 2, 128)))
 

@@ -17,10 +17,10 @@ from diloco_cli.cli.export import writing_to
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
 from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.errors import NoSpaceError, UsageError
-from diloco_cli.export import write
-from diloco_cli.export.huggingface import describe, tokenizer_of
-from diloco_cli.export.write import DTYPES, export_folder
-from diloco_cli.inference.causal import Causal, load_model
+from diloco_cli.export import files
+from diloco_cli.export.files import DTYPES, export_folder
+from diloco_cli.export.naming import describe, tokenizer_of
+from diloco_cli.inference.generation import Causal, load_model
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.runtime.driver import perform
@@ -107,7 +107,7 @@ def test_a_full_disk_is_said_and_leaves_no_folder_and_one_fragment_at_most_is_in
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, store = begun(tmp_path, "gpt-pico")
-    state, read, seen = perform(read_log(run), store, CLOCK), write.read_parameters, list[Any]()
+    state, read, seen = perform(read_log(run), store, CLOCK), files.read_parameters, list[Any]()
 
     def reading(*arguments: Any) -> torch.Tensor:
         assert all(earlier() is None for earlier in seen)
@@ -117,7 +117,7 @@ def test_a_full_disk_is_said_and_leaves_no_folder_and_one_fragment_at_most_is_in
         seen.append(weakref.ref(flat))
         return flat
 
-    monkeypatch.setattr(write, "read_parameters", reading)
+    monkeypatch.setattr(files, "read_parameters", reading)
     described = describe(run.settings, run.layout, torch.float32)
     with pytest.raises(NoSpaceError, match="cannot write"), writing_to(tmp_path / "out"):
         export_folder(run, state, store, tmp_path / "out", described, torch.float32, None, None)

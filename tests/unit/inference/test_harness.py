@@ -15,10 +15,10 @@ from torch import nn
 
 from diloco_cli.errors import UsageError
 from diloco_cli.inference import harness
-from diloco_cli.inference.causal import Causal
+from diloco_cli.inference.generation import Causal
 from diloco_cli.inference.harness import HarnessModel, evaluate_tasks
 from diloco_cli.inference.vocabulary import Bytes
-from tests.unit.inference.test_sampling import OWN, pico
+from tests.unit.inference.test_generation import OWN, pico
 
 needs_harness = pytest.mark.skipif(
     importlib.util.find_spec("lm_eval") is None, reason="lm_eval is not installed: pip install 'diloco[eval]'"

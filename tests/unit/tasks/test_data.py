@@ -1,16 +1,30 @@
-"""The order of examples, and the digits."""
+"""The built-in data, and a user's own tokens."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from diloco_cli.errors import UsageError
+from diloco_cli.config.settings import DataSettings, EvaluationSettings, ModelSettings, RunSettings, TrainSettings
+from diloco_cli.corpus.index import INDEX_KEY
+from diloco_cli.corpus.shards import BlockCache
+from diloco_cli.corpus.sources import SHARDS_VARIABLE, data_places
+from diloco_cli.corpus.tokenizing import index_shards
+from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, RefusedError, UsageError
 from diloco_cli.paths import install_hint
-from diloco_cli.tasks.data import HELD_OUT, HELD_OUT_VIEWS, ByteText, Digits, ShuffledEpochs
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import StoreGoneError
+from diloco_cli.tasks.build import build_data, build_model, check_own_data, check_task
+from diloco_cli.tasks.data import HELD_OUT, HELD_OUT_VIEWS, ByteText, Digits, OwnTokens, ShuffledEpochs
+from diloco_cli.tasks.weights import carried
+from diloco_cli.training.replica import Replica
+from tests.tokenizer import write_tokenizer
 
 needs_sklearn = pytest.mark.skipif(
     importlib.util.find_spec("sklearn") is None, reason="scikit-learn is not installed: pip install 'diloco[vision]'"
@@ -82,3 +96,215 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError, match="scikit-learn") as caught:
         Digits(16, 0)
     assert caught.value.hint == install_hint("vision")
+
+
+SEQUENCE = 64  # of gpt-pico
+TEXT = "".join(f"line {number} says {number * number}\n" for number in range(6000))
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+
+
+def run_with(data: DataSettings, **model: int) -> RunSettings:
+    return RunSettings(
+        "x", model=ModelSettings("gpt-pico", **model), data=data, train=TrainSettings(tokens=10**6, batch_tokens=256),
+        evaluation=EvaluationSettings(sequences=16),
+    )  # fmt: skip
+
+
+def shards_in(folder: Path, tokens: int = 100_000, largest: int = 255) -> RunSettings:
+    """A run on two shards of token numbers that tell their place modulo `largest`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    values = (np.arange(tokens) % largest + 1).astype("<u2")
+    values[: tokens // 2].tofile(folder / "a.bin")
+    np.save(folder / "b.npy", values[tokens // 2 :])
+    index_shards(open_store(str(folder)))
+    return run_with(DataSettings(tokens=folder.as_uri(), held_out=0.05))
+
+
+def text_in(folder: Path, tokenizer: str | None = None) -> RunSettings:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "a.txt").write_text(TEXT)
+    return run_with(DataSettings(text=f"{folder}/*.txt", tokenizer=tokenizer, held_out=0.05))
+
+
+def test_a_batch_is_sequences_of_the_stream_with_their_successors(tmp_path: Path) -> None:
+    data = build_data(shards_in(tmp_path))
+    inputs, targets = data.batch(0, 2, 0, 1024)
+    assert inputs.shape == targets.shape == (16, SEQUENCE) and inputs.dtype == torch.int64
+    assert torch.equal(targets, inputs % 255 + 1)
+    later = data.batch(0, 2, 512, 512)[0]
+    assert torch.equal(later, inputs[8:]), "addressed by position"
+
+
+def test_no_held_out_sequence_is_ever_trained_on(tmp_path: Path) -> None:
+    run = text_in(tmp_path)
+    data = build_data(run)
+    held_out = {bytes(row.tolist()) for tokens, _ in data.held_out(10**6) for row in tokens}
+    drawn: list[bytes] = []
+    for shard in range(2):
+        tokens = data.split.train // 2 * SEQUENCE  # type: ignore[attr-defined]
+        drawn += [bytes(row.tolist()) for row in data.batch(shard, 2, 0, tokens)[0]]
+    assert len(set(drawn)) == len(drawn) > 1000
+    assert not held_out & set(drawn) and len(held_out) >= 16
+
+
+def test_text_trains_as_bytes(tmp_path: Path) -> None:
+    run = text_in(tmp_path)
+    replica = Replica(run, build_model(run), build_data(run), 0, 1)
+    losses = [replica.step(n * 256, 256, 5e-3) for n in range(12)]
+    assert losses[-1] < losses[0] - 0.5
+    check_task(run, 256)
+
+
+def test_text_is_tokenized_once_and_by_the_tokenizer_that_is_named(tmp_path: Path) -> None:
+    folder = write_tokenizer(tmp_path / "tok", ["line", "says", *map(str, range(100))])
+    run = text_in(tmp_path / "text", str(folder))
+    data = build_data(run)
+    index = data.shards.index  # type: ignore[attr-defined]
+    assert index.vocabulary == 104 and index.tokenizer is not None
+    [made] = (tmp_path / "home" / ".data").glob("text-*")
+    before = {path: path.stat().st_mtime_ns for path in made.glob("*")}
+    build_data(run)
+    assert {path: path.stat().st_mtime_ns for path in made.glob("*")} == before
+
+
+def test_a_format_carries_what_the_data_are_and_another_machine_compares(tmp_path: Path) -> None:
+    run = shards_in(tmp_path / "here")
+    fresh = carried(run)
+    assert fresh.data.args["tokens"] == 100_000 and fresh.data.args["digest"].startswith("blake3-")
+    assert build_data(fresh) is not None
+    other = shards_in(tmp_path / "there", tokens=99_000)
+    elsewhere = replace(fresh, data=replace(fresh.data, tokens=other.data.tokens))
+    with pytest.raises(DataCheckError, match="not the data that the run began with: 100000 tokens there, 99000 here"):
+        build_data(elsewhere)
+    same_size = shards_in(tmp_path / "third", largest=254)
+    with pytest.raises(DataCheckError, match="not the data that the run began with"):
+        build_data(replace(fresh, data=replace(fresh.data, tokens=same_size.data.tokens)))
+
+
+def test_a_bucket_s_blocks_are_fetched_before_a_batch_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = shards_in(tmp_path)
+    data = build_data(run)
+    assert isinstance(data, OwnTokens)
+    data.shards.cache = BlockCache(tmp_path / "cache", 10**8)
+    data.batch(0, 1, 0, 256)
+    data._ahead.join()
+    assert data.shards.cache.num_bytes() == 200_000, "both shards, each of one block"
+    monkeypatch.setattr(data.shards.store, "get_range", lambda *_: pytest.fail("read again"))
+    data.shards._held.clear()
+    assert len(data.batch(0, 1, 4096, 4096)[0]) == 64
+
+
+def test_text_that_changed_since_the_run_began_is_refused(tmp_path: Path) -> None:
+    run = text_in(tmp_path)
+    fresh = carried(run)
+    (tmp_path / "a.txt").write_text(TEXT.replace("says", "sang"))
+    with pytest.raises(DataCheckError, match="began with: as many tokens, but others") as raised:
+        build_data(fresh)
+    assert raised.value.where == run.data.text
+
+
+def test_shards_that_changed_behind_the_index_are_refused(tmp_path: Path) -> None:
+    fresh = carried(shards_in(tmp_path))
+    with (tmp_path / "a.bin").open("ab") as shard:
+        shard.write(b"12")
+    with pytest.raises(DataCheckError, match=r"shard a\.bin has 100002 bytes, the index says 100000"):
+        build_data(fresh)
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(DataCheckError, match=r"shard a\.bin is missing"):
+        build_data(fresh)
+
+
+def test_a_machine_may_have_its_own_copy_of_the_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = carried(shards_in(tmp_path / "here"))
+    copy = shards_in(tmp_path / "copy")
+    gone = replace(fresh, data=replace(fresh.data, tokens="file:///nowhere"))
+    monkeypatch.setenv(SHARDS_VARIABLE, str(copy.data.tokens))
+    assert build_data(gone) is not None and data_places(gone.data) == ()
+    shards_in(tmp_path / "other", tokens=90_000)
+    monkeypatch.setenv(SHARDS_VARIABLE, str(tmp_path / "other"))
+    with pytest.raises(DataCheckError, match="90000 here"):
+        build_data(gone)
+
+
+def test_a_machine_without_the_text_is_told_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = carried(text_in(tmp_path / "text"))
+    [made] = (tmp_path / "home" / ".data").glob("text-*")
+    copy = made.rename(tmp_path / "copy")
+    (tmp_path / "text" / "a.txt").unlink()
+    with pytest.raises(NotFoundError, match="the run's text is not on this machine") as raised:
+        build_data(fresh)
+    assert f"{SHARDS_VARIABLE}=FOLDER" in str(raised.value.hint)
+    monkeypatch.setenv(SHARDS_VARIABLE, str(copy))
+    assert build_data(fresh).batch(0, 1, 0, 256)[0].shape == (4, SEQUENCE)
+
+
+def test_a_machine_without_the_shards_is_told_so_too(tmp_path: Path) -> None:
+    run = shards_in(tmp_path / "here")
+    fresh = carried(run)
+    (tmp_path / "here").rename(tmp_path / "there")
+    with pytest.raises(StoreGoneError, match="token shards are not on this machine: no such directory") as raised:
+        build_data(fresh)
+    assert f"{SHARDS_VARIABLE}=FOLDER" in str(raised.value.hint)
+    with pytest.raises(StoreGoneError) as raised:
+        build_data(run)
+    assert f"diloco data tokenize FILES -o {tmp_path}/here" in str(raised.value.hint), "nothing is launched yet"
+
+
+def test_nothing_is_read_before_this_machine_s_consent(tmp_path: Path) -> None:
+    with pytest.raises(RefusedError, match="has not consented"):
+        build_data(replace(shards_in(tmp_path), consented=False))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"model": ModelSettings("gpt-pico", vocabulary=200)}, UsageError, r"of 200 is too small: .* up to 255"),
+        ({"evaluation": EvaluationSettings(sequences=100)}, UsageError, "held-out part is too small: 78 sequences"),
+        ({"evaluation": EvaluationSettings(sequences=1000)}, UsageError, "data are too short: 1562 sequences"),
+        ({"data": DataSettings(tokens="file:///nowhere/at/all")}, DilocoError, "no such directory"),
+    ],
+)  # fmt: skip
+def test_data_that_do_not_fit_are_refused_before_training(tmp_path: Path, change, error, said) -> None:
+    with pytest.raises(error, match=said):
+        build_data(replace(shards_in(tmp_path), **change))
+
+
+def test_a_model_with_a_vocabulary_of_one_s_own_reads_more_symbols(tmp_path: Path) -> None:
+    run = shards_in(tmp_path, largest=300)
+    with pytest.raises(UsageError, match="too small") as raised:
+        build_data(run)
+    assert "--set model.vocabulary=301" in str(raised.value.hint)
+    larger = replace(run, model=ModelSettings("gpt-pico", vocabulary=301))
+    check_task(larger, 256)
+
+
+def test_another_tokenizer_than_the_shards_is_refused(tmp_path: Path) -> None:
+    run = shards_in(tmp_path / "shards")
+    folder = write_tokenizer(tmp_path / "tok", ["a"])
+    with pytest.raises(UsageError, match="wrong tokenizer: the tokens were made by none that is known"):
+        carried(replace(run, data=replace(run.data, tokenizer=str(folder))))
+
+
+def test_missing_and_empty_data_are_named(tmp_path: Path) -> None:
+    (tmp_path / "none.bin").write_bytes(b"")
+    with pytest.raises(NotFoundError, match=f"no {INDEX_KEY}"):
+        build_data(run_with(DataSettings(tokens=tmp_path.as_uri())))
+    with pytest.raises(NotFoundError, match="matches no file"):
+        build_data(run_with(DataSettings(text=f"{tmp_path}/*.txt")))
+
+
+def test_epochs_are_told_and_streams_shorter_than_a_batch_refused(tmp_path: Path) -> None:
+    run = shards_in(tmp_path)
+    told = check_own_data(run, 2, 256)
+    assert told == "data: 95k tokens to train on, 4.99k held out; the run's 1M are 10.5 epochs"
+    with pytest.raises(
+        UsageError, match=r"too short: 95k tokens to train on, in 2 streams of 47\.5k, .* batch has 64k"
+    ):
+        check_own_data(run, 2, 64_000)
+    assert check_own_data(run_with(DataSettings(preset="python-stdlib")), 2, 256) is None

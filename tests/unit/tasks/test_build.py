@@ -8,8 +8,7 @@ from torch import nn
 
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.tasks.check import check_task, is_worth_a_try
+from diloco_cli.tasks.build import build_data, build_model, check_task, is_worth_a_try
 
 HERE = __name__
 CHOSEN: dict[str, str] = {}

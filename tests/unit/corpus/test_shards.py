@@ -1,8 +1,10 @@
-"""Shards as one stream: read at any place, and never what the index does not say."""
+"""Shards as one stream: read at any place, never what the index does not say; the index; the block cache."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.corpus import index as index_module
 from diloco_cli.corpus import shards as shards_module
-from diloco_cli.corpus.cache import BlockCache
 from diloco_cli.corpus.index import Index, Shard, block_sum
-from diloco_cli.corpus.shards import HELD_BLOCKS, TokenShards
+from diloco_cli.corpus.shards import HELD_BLOCKS, TEMPORARY, BlockCache, TokenShards
 from diloco_cli.errors import DataCheckError
 from diloco_cli.store.memory import MemoryStore
 
@@ -54,9 +54,11 @@ def stream_of(lengths: list[int], dtype: str = "uint16", offset: int = 0) -> tup
 
 @settings(max_examples=80, deadline=None)
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5), offset=st.integers(0, 5),
-    dtype=st.sampled_from(["uint16", "uint32"]), data=st.data(),
-)  # fmt: skip
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    offset=st.integers(0, 5),
+    dtype=st.sampled_from(["uint16", "uint32"]),
+    data=st.data(),
+)
 def test_any_stretch_of_the_stream_is_read_over_blocks_and_shards(lengths, offset, dtype, data):
     store, index = stream_of(lengths, dtype, offset)
     stop = data.draw(st.integers(1, index.num_tokens))
@@ -71,7 +73,7 @@ def test_a_block_is_read_once_and_only_so_many_are_held():
         for begin in range(0, 8 * HELD_BLOCKS, 4):
             shards.read(begin, begin + 4)
     assert len(store.ranges) == HELD_BLOCKS
-    shards.read(0, index.num_tokens)
+    shards.read(0, shards.num_tokens)
     assert len(shards._held) == HELD_BLOCKS
 
 
@@ -141,8 +143,49 @@ def test_a_block_too_short_is_no_block():
         TokenShards(store, index).check_block(0, 0)
 
 
-def test_the_digest_of_an_index_is_of_all_that_it_says():
-    _, index = stream_of([64])
-    others = [replace(index, vocabulary=99), replace(index, shards=index.shards * 2), replace(index, tokenizer="t")]
-    assert len({index.digest, *(other.digest for other in others)}) == 4
-    assert index_module.BLOCK_BYTES == 4 << 20
+def test_the_bound_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, 300)
+    for number in range(3):
+        cache.put(f"b{number}", bytes([number]) * 100)
+        os.utime(tmp_path / f"b{number}", (number, number))
+    assert cache.get("b0") == bytes(100), "and now it is the newest"
+    cache.put("b3", b"3" * 100)
+    assert cache.num_bytes() == 300
+    assert cache.get("b1") is None and cache.get("b0") and cache.get("b3") == b"3" * 100
+
+
+def test_what_is_larger_than_the_bound_is_not_kept(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path / "new", 10)
+    cache.put("b", bytes(11))
+    assert cache.get("b") is None and cache.num_bytes() == 0
+
+
+def test_the_leftover_of_a_killed_process_goes(tmp_path: Path) -> None:
+    (tmp_path / TEMPORARY).write_bytes(bytes(50))
+    cache = BlockCache(tmp_path, 100)
+    cache.put("b", bytes(10))
+    assert cache.num_bytes() == 10
+
+
+def test_a_place_that_cannot_be_written_is_no_cache_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    cache = BlockCache(tmp_path / "file" / "below", 100)
+    cache.put("b", b"1")
+    assert cache.get("b") is None
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from diloco_cli.corpus.shards import BlockCache
+cache, me = BlockCache(Path(sys.argv[1]), 1000), sys.argv[2]
+for number in range(60):
+    cache.put(f"{me}-{number}", bytes(90))
+    assert cache.num_bytes() <= 1000, cache.num_bytes()
+"""
+
+
+def test_processes_that_share_it_keep_the_bound_together(tmp_path: Path) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), me]) for me in ("a", "b")]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert 900 <= BlockCache(tmp_path, 1000).num_bytes() <= 1000

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from diloco_cli.config.presets import MODEL_PRESETS, GPTShape
 from diloco_cli.config.settings import ModelSettings, RunSettings
 from diloco_cli.errors import DataCheckError, UsageError
-from diloco_cli.inference.causal import Causal
-from diloco_cli.inference.sampling import Draw, choose, sample
+from diloco_cli.inference.generation import Causal, Draw, choose, sample
 from diloco_cli.tasks.models import build
 
 OWN = RunSettings(name="x", model=ModelSettings(preset=None, entrypoint="a:b", sequence=4))
