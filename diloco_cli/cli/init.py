@@ -85,8 +85,8 @@ def _of_templates(place: FirstPlace) -> list[str]:
 
 def _for_this_machine() -> list[str]:
     from diloco_cli.config.inventory_text import inventory_to_text
-    from diloco_cli.probe.here import first_inventory, first_run
-    from diloco_cli.probe.machine import machine_facts, matrix_tflops, training_types
+    from diloco_cli.probe.entry import first_inventory, first_run
+    from diloco_cli.probe.measure import machine_facts, matrix_tflops, training_types
 
     machine = machine_facts()
     kinds = [] if machine.known else training_types(machine.torch_device)[:1]

@@ -15,7 +15,8 @@ from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.config.settings import Inventory, RunSettings
-    from diloco_cli.probe.entry import MachineEntry, Measurements
+    from diloco_cli.probe.entry import MachineEntry
+    from diloco_cli.probe.measure import Measurements
 
 MAX_S = 600.0
 

@@ -50,7 +50,7 @@ def plan(
     if calibrate is not None:
         made, extra["calibration"] = _calibrated(calibrate, made)
     if simulate:
-        from diloco_cli.forecast.plan_failures import simulated
+        from diloco_cli.forecast.goodput import simulated
 
         with progress("simulating failures"):
             extra["simulation"] = to_plain(simulated(made))
@@ -138,7 +138,7 @@ def _text(made: Plan, extra: dict[str, Any]) -> str:
     if "calibration" in extra:
         parts.insert(0, calibration_text(extra["calibration"]))
     if "simulation" in extra:
-        from diloco_cli.forecast.plan_failures import simulation_text
+        from diloco_cli.forecast.goodput import simulation_text
 
         parts.append(simulation_text(extra["simulation"]))
     if "explanations" in extra:

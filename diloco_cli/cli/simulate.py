@@ -101,7 +101,7 @@ def _refuse_unused(own: bool, stragglers: int, slowdown: float | None) -> None:
 
 
 def _constants(plan: Path | None, mtbi: str | None, repair: str | None) -> Constants:
-    from diloco_cli.forecast.published import PUBLISHED
+    from diloco_cli.forecast.goodput import PUBLISHED
 
     if plan is not None and (mtbi is not None or repair is not None):
         raise UsageError(

@@ -19,8 +19,7 @@ from diloco_cli.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.cli.run_argument import OpenRun
-    from diloco_cli.faults.scenario import Scenario
-    from diloco_cli.faults.timetable import Injection
+    from diloco_cli.faults.scenario import Injection, Scenario
     from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
     from diloco_cli.forecast.run import Price
     from diloco_cli.plan.plan import Plan
@@ -146,7 +145,7 @@ def _scenario(text: str | None) -> Scenario | None:
 
 
 def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
-    from diloco_cli.faults.timetable import timetable
+    from diloco_cli.faults.scenario import timetable
     from diloco_cli.forecast.fleet import refuse_impossible_faults, units_of
 
     number = seed if seed is not None else story.seed if story is not None else 0

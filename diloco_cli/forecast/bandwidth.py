@@ -13,11 +13,10 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
-from diloco_cli.forecast.published import BANDWIDTH, UTILISATIONS
+from diloco_cli.plan.flow import fragment_offsets
 from diloco_cli.plan.goodput import BACKWARD_SHARE, GRADIENT_BITS
 from diloco_cli.plan.link import CODEC_BITS, need_of_round
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.schedule import fragment_offsets
 
 GIGA = 1e9
 BUCKETS = 44  # of gradients, equal ones; the published rows fit 40 to 48
@@ -26,6 +25,28 @@ PUBLISHED_BITS = {"bf16": 16.0, "int4": 4.0}  # the published int4 rows are a qu
 ROUNDS = 100  # that may be late before the links count as too slow; a handful is usual
 TOLERANCE = 1e-9  # of a round
 BISECTIONS = 30
+
+
+UTILISATIONS = (50, 75, 90, 95, 99)
+
+
+@dataclass(frozen=True)
+class PublishedBandwidth:
+    """Gbit/s by `UTILISATIONS` for a model of 5B parameters."""
+
+    step_s: float
+    sites: int
+    data_parallel: tuple[float, ...]
+    bf16: tuple[float, ...]
+    int4: tuple[float, ...]
+
+
+BANDWIDTH = (
+    PublishedBandwidth(1.0, 2, (49, 81, 104, 113, 195), (0.58, 1.2, 1.7, 1.9, 2.2), (0.15, 0.29, 0.43, 0.49, 0.53)),
+    PublishedBandwidth(5.0, 2, (9.5, 16, 21, 23, 49), (0.12, 0.23, 0.34, 0.39, 0.43), (0.03, 0.06, 0.08, 0.10, 0.11)),
+    PublishedBandwidth(1.0, 8, (85, 140, 183, 198, 391), (1.0, 2.0, 3.0, 3.3, 3.8), (0.26, 0.51, 0.75, 0.84, 0.94)),
+    PublishedBandwidth(5.0, 8, (17, 28, 37, 40, 49), (0.21, 0.40, 0.59, 0.68, 0.75), (0.05, 0.10, 0.15, 0.17, 0.19)),
+)
 
 
 @dataclass(frozen=True)

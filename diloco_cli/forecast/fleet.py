@@ -10,11 +10,17 @@ from typing import Any
 
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import DilocoError, FencedError, UsageError
-from diloco_cli.faults.scenario import FaultKind
-from diloco_cli.faults.timetable import SYNCER, Draws, Injection, Unit
-from diloco_cli.forecast.arithmetic import TraceArithmetic
-from diloco_cli.forecast.island import Condition, NamedPayloads, Sizes, Stalls, VirtualLearner, VirtualTraining
-from diloco_cli.forecast.syncer_side import SyncerSide
+from diloco_cli.faults.scenario import SYNCER, Draws, FaultKind, Injection, Unit
+from diloco_cli.forecast.stand_ins import (
+    Condition,
+    NamedPayloads,
+    Sizes,
+    Stalls,
+    SyncerSide,
+    TraceArithmetic,
+    VirtualLearner,
+    VirtualTraining,
+)
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY

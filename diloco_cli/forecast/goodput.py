@@ -3,34 +3,68 @@ data-parallel learner."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 from statistics import fmean, stdev
-from typing import Literal
+from textwrap import fill
+from typing import Any, Literal
 
 from diloco_cli.errors import UsageError
-from diloco_cli.forecast.chips import DAY_MS, MS, ChipsLearner, Constants, equal_learners, one_cluster
-from diloco_cli.forecast.failing import generator, leap, walk
-from diloco_cli.forecast.published import CHIPS, GOODPUT, PUBLISHED, Method
-from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
-from diloco_cli.forecast.timeline import Presence, Timeline, fleet_goodput, fleet_uptime, presence
-from diloco_cli.plan.flow import drift_s
-from diloco_cli.plan.goodput import (
-    Stops,
-    elastic_goodput,
-    inelastic_goodput,
-    probability_at_least,
-    restart_s,
-    waiting,
+from diloco_cli.forecast.chips import (
+    DAY_MS,
+    MS,
+    ChipsLearner,
+    Constants,
+    Presence,
+    Repair,
+    Timeline,
+    equal_learners,
+    fleet_goodput,
+    fleet_uptime,
+    generator,
+    leap,
+    one_cluster,
+    presence,
+    walk,
 )
+from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
+from diloco_cli.plan.flow import drift_s
+from diloco_cli.plan.goodput import probability_at_least, restart_s, waiting
 from diloco_cli.plan.plan import Plan
+from diloco_cli.units import format_count
 
+Method = Literal["data_parallel_no_elasticity", "data_parallel_elastic", "decoupled"]
+PUBLISHED = Constants(repair=Repair(scale_s=60.0, shape=1.3, exponent=1.2))
+CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
+MEAN_VALUE_ROUNDS = 200  # of an iteration that halves its error in each
+MAX_POINTS = 1000  # of an integral over 20 mean times away
 Form = Literal["stepwise", "unmemoised", "fast"]
 METHOD_NUMBERS: dict[Method, int] = {"data_parallel_no_elasticity": 0, "data_parallel_elastic": 1, "decoupled": 2}
 LEAST_DAYS = 0.01
 MAX_FAILURES = 10_000_000  # of one history: they are drawn at once
 MAX_STEPS = 200_000_000  # of all histories: minutes
+
+
+@dataclass(frozen=True)
+class PublishedRow:
+    """Percent of chip time and of time, by `CHIPS`."""
+
+    method: Method
+    learners: int
+    goodput: tuple[int, ...]
+    uptime: tuple[int, ...]
+
+
+GOODPUT = (
+    PublishedRow("data_parallel_no_elasticity", 1, (72, 57, 38, 27, 18), (72, 57, 38, 27, 18)),
+    PublishedRow("data_parallel_elastic", 1, (88, 80, 69, 58, 40), (88, 81, 69, 59, 42)),
+    PublishedRow("decoupled", 2, (94, 88, 80, 70, 54), (100, 97, 96, 90, 80)),
+    PublishedRow("decoupled", 4, (96, 93, 89, 82, 73), (100, 100, 99, 99, 99)),
+    PublishedRow("decoupled", 8, (98, 96, 94, 88, 80), (100, 100, 100, 100, 99)),
+    PublishedRow("decoupled", 16, (99, 98, 96, 93, 86), (100, 100, 100, 100, 99)),
+)
 
 
 @dataclass(frozen=True)
@@ -242,3 +276,128 @@ def rules_of_plan(plan: Plan) -> MergeRules:
         skip_after_s=plan.run.sync.skip_after_s,
         drift_s=drift_s(plan.run.sync, plan.schedule),
     )
+
+
+@dataclass(frozen=True)
+class Stops:
+    """A synchronous group of `slices` slices: `failures` per step with all present (arXiv 2604.21428, table 1). A step
+    in which slices fail counts for the others; then all stop for `down_s`. Slices that are back join at the end of a
+    step, which takes `up_s`. `away_s`: mean time of a slice's absence; `cdf`: of that time, in seconds."""
+
+    slices: int
+    failures: float
+    step_s: float
+    down_s: float
+    up_s: float
+    away_s: float
+    cdf: Callable[[float], float]
+
+
+def elastic_goodput(stops: Stops) -> tuple[float, float]:
+    """(share of chip time, share of time) spent on steps that count. A cycle runs from one downscale to the next:
+
+        T = step / p + down + u x up        p = 1 - exp(-failures x slices there): a step in which something fails
+        u = (1 / p - 1) x (1 - exp(-n x step / T))    steps after which a slice waits to join, n lost a cycle
+        there = 1 - n x (away + step) / (T x slices)
+        goodput = step / p / T x there            uptime = step / p / T x (1 - (1 - there)^slices): a slice is present
+
+    Mean values throughout, solved by iteration; within about a point of the simulation of many slices. With a single
+    slice, no other slice goes on while it is absent.
+    """
+    if stops.failures <= 0:
+        return 1.0, 1.0
+    if stops.slices == 1:
+        alone = inelastic_goodput(stops)
+        return alone, alone
+    there, cycle_s, stepping = 1.0, stops.step_s, 1.0
+    for _ in range(MEAN_VALUE_ROUNDS):
+        p = -math.expm1(-stops.failures * there)
+        lost = stops.failures * there / p
+        taken_in = (1 / p - 1) * -math.expm1(-lost * stops.step_s / cycle_s)
+        cycle_s = (cycle_s + stops.step_s / p + stops.down_s + taken_in * stops.up_s) / 2
+        stepping = stops.step_s / p / cycle_s
+        away = lost * (stops.away_s + stops.step_s) / (cycle_s * stops.slices)
+        there = (there + max(0.0, 1 - away)) / 2
+    stepping = min(1.0, stepping)
+    return stepping * there, stepping * (1 - (1 - there) ** stops.slices)
+
+
+def inelastic_goodput(stops: Stops) -> float:
+    """All slices stop until the last one is back: a cycle ends with a step in which n >= 1 slices fail (Poisson), then
+    E[longest of n] + up. E[longest] = integral of 1 - P(all are back after t) over t."""
+    if stops.failures <= 0:
+        return 1.0
+    p = -math.expm1(-stops.failures)
+    width_s = stops.away_s / 50
+    max_s = sum(width_s * (1 - _all_back(stops.failures, stops.cdf((k + 0.5) * width_s))) for k in range(MAX_POINTS))
+    failed = min(1.0, stops.failures / p / stops.slices)
+    return stops.step_s * (1 / p - failed) / (stops.step_s / p + max_s + stops.up_s)
+
+
+def _all_back(failures: float, back: float) -> float:
+    """(exp(failures x back) - 1) / (exp(failures) - 1), without exponentials that overflow: all of n >= 1 failed slices
+    are back, each of them with probability `back`."""
+    return math.exp(failures * (back - 1)) * math.expm1(-failures * back) / math.expm1(-failures)
+
+
+DAYS, SEEDS = 30.0, (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Percent are means over the seeds. `failures_percent`: the share of the work that failures leave, simulated;
+    `closed_form_percent`: the same by the plan's formula; `tokens_per_s`: the plan's, with the simulated share. At
+    least `quorum` islands train for `quorum_percent` of the time; without a quorum learners step on up to the drift
+    bound, or, with `adoption: at_tau` (`stands_still`), to the merge that they await, and later steps do not count."""
+
+    days: float
+    seeds: tuple[int, ...]
+    failures: int
+    failures_percent: float
+    failures_sd: float
+    closed_form_percent: float
+    uptime_percent: float
+    tokens_per_s: float
+    quorum: int
+    quorum_percent: float
+    closed_form_quorum_percent: float
+    stands_still: bool
+
+
+def simulated(plan: Plan) -> Simulated:
+    """Every island fails and comes back by its MTBF and restart time; three histories of a month."""
+    chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
+    seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]
+    histories = [run_fleet(learners, round(DAYS * DAY_MS), "fast", each) for each in seeds]
+    quorum, stands_still = plan.schedule.quorum, plan.run.sync.adoption == "at_tau"
+    together = [presence(timelines, quorum, drift_s(plan.run.sync, plan.schedule)) for timelines in histories]
+    counted = [each.goodput for each in together]
+    after_link, after_failures = plan.prediction.waterfall[-2:]
+    return Simulated(
+        days=DAYS,
+        seeds=SEEDS,
+        failures=sum(timeline.failures for timelines in histories for timeline in timelines),
+        failures_percent=100 * fmean(counted),
+        failures_sd=100 * stdev(counted),
+        closed_form_percent=100 * after_failures.tokens_per_s / after_link.tokens_per_s,
+        uptime_percent=100 * fmean(each.uptime for each in together),
+        tokens_per_s=after_link.tokens_per_s * fmean(counted),
+        quorum=quorum,
+        quorum_percent=100 * fmean(each.share for each in together),
+        closed_form_quorum_percent=100 * plan.prediction.quorum_probability,
+        stands_still=stands_still,
+    )
+
+
+def simulation_text(plain: Mapping[str, Any]) -> str:
+    found = Simulated(**plain)
+    histories = f"{len(found.seeds)} histories of {found.days:g} days, {found.failures} failures"
+    left = f"they leave {found.failures_percent:.1f} % (sd {found.failures_sd:.1f}) of the work"
+    at_least = "an island trains" if found.quorum == 1 else f"the quorum of {found.quorum} trains"
+    still = ", and no island trains without it" if found.stands_still and found.quorum > 1 else ""
+    formula = f"by the closed form {found.closed_form_quorum_percent:.2f} %{still}"
+    text = (
+        f"simulated  {histories}: {left}, by the closed form {found.closed_form_percent:.1f} %; {at_least}"
+        f" {found.quorum_percent:.2f} % of the time, {formula}; {format_count(found.tokens_per_s)} tok/s"
+    )
+    return fill(text, 80, subsequent_indent=" " * 11)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from diloco_cli.config.settings import Link
-from diloco_cli.faults.timetable import Injection
+from diloco_cli.faults.scenario import Injection
 from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
-from diloco_cli.forecast.island import Condition, sizes_of
+from diloco_cli.forecast.stand_ins import Condition, sizes_of
 from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.plan.candidates import crossing_of, egress_per_gb
 from diloco_cli.plan.goodput import restart_s

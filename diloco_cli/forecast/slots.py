@@ -21,8 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from diloco_cli.forecast.chips import FAR_MS, MS
-from diloco_cli.forecast.timeline import Timeline
+from diloco_cli.forecast.chips import FAR_MS, MS, Timeline
 from diloco_cli.protocol.rules.quorum import (
     Pace,
     Watch,

@@ -17,11 +17,11 @@ from diloco_cli.errors import InfeasibleError, UsageError, suggestion
 from diloco_cli.launch.data_size import planned_epochs
 from diloco_cli.launch.plan_sources import refuse_changed_sources
 from diloco_cli.paths import templates_directory
+from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.plan_file import load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.runnable import not_launched
 from diloco_cli.store.open import client_of
 from diloco_cli.store.parallel import CONNECTIONS_VARIABLE, connections_here
 from diloco_cli.store.proof import checked_by

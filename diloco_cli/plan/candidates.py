@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
-from diloco_cli.config.devices import HOST_DEVICES
+from diloco_cli.config.devices import BACKENDS, HOST_DEVICES, find_device
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan import goodput
@@ -15,10 +15,36 @@ from diloco_cli.plan.link import Need, to_store
 from diloco_cli.plan.memory import Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption, Excluded
-from diloco_cli.plan.runnable import obstacle
 from diloco_cli.plan.speed import island_speed, num_devices, shares_of_the_local_machine
 from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, machine_of
 from diloco_cli.protocol.rules.capacity import SyncerMachine
+
+
+def obstacle(island: IslandSettings, batch_tokens: int, inventory: Inventory, model: ModelFacts) -> Excluded | None:
+    """Why this island cannot train whatever its memory is, and what would let it; None if it can."""
+    ranks, sequences = island.num_ranks, batch_tokens // model.sequence
+    backend = find_device(island.accelerators.name, inventory.devices).backend
+    if ranks > 1 and backend == "mps":
+        reason = f"{ranks} ranks cannot work together on {island.accelerators.name}"
+        return Excluded(island.name, reason, (f"an island for each: accelerators: {island.accelerators.name}:1",))
+    if sequences < ranks:
+        reason = f"a batch of {sequences} sequences cannot be divided over {ranks} ranks"
+        return Excluded(island.name, reason, (f"batch_tokens: {ranks * model.sequence} or more", "fewer ranks"))
+    return None
+
+
+def not_launched(island: IslandSettings, inventory: Inventory) -> tuple[str, str] | None:
+    """(why `launch` cannot run this island, what would help); None if it can."""
+    backend = find_device(island.accelerators.name, inventory.devices).backend
+    if backend is None:
+        described = f"devices: {{{island.accelerators.name}: {{backend: cuda}}}}"
+        return "what torch calls this device is not known", f"{described}, if it is one that torch drives as CUDA"
+    if backend not in BACKENDS:
+        return f"learners do not train on torch's {backend} devices, only on {', '.join(BACKENDS)}", "leave it out"
+    if island.infra == "local" and island.nodes > 1:
+        return f"infra: local is one machine, not {island.nodes} nodes", "infra: ssh with hosts, or nodes: 1"
+    return None
+
 
 RECOMPUTING = 3 / 4  # a forward pass is a third of a step without it, and is done twice
 

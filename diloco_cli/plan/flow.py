@@ -11,11 +11,11 @@ For island i with step t_i, in a round T = H x fastest step:
 
 While a quorum is missing nothing is merged, also after a skipped slot: learners step on up to the drift bound and then
 stand still. Their steps until then are assumed to be merged later, because a learner's next offer of a fragment holds
-all progress since its last adoption (the progress that an adoption by replacement drops is not subtracted).
-"""
+all progress since its last adoption (the progress that an adoption by replacement drops is not subtracted)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log2
@@ -23,12 +23,76 @@ from math import log2
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.plan import goodput
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.link import fragments_of, transfer_s
+from diloco_cli.plan.link import FragmentSizes, fragments_of, transfer_s
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule
-from diloco_cli.plan.schedule import local_steps, make_schedule
-from diloco_cli.plan.syncer_pace import kept_at_pace, spent_a_slot, syncer_s, waiting_s
-from diloco_cli.protocol.rules.capacity import SlotTime
+from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, kept_at_pace, spent_a_slot, syncer_s, waiting_s
+from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine
+from diloco_cli.protocol.rules.quorum import grace_seconds
+
+
+def local_steps(round_s: float, step_s: float) -> int:
+    """H_i = max(1, round(T / t_i)): every island ends its round when the fastest does."""
+    return max(1, round(round_s / step_s))
+
+
+def make_schedule(
+    sync: SyncSettings, fragments: FragmentSizes, step_s: Sequence[float], transfer_s: Sequence[float],
+    machine: SyncerMachine = GUESSED_MACHINE,
+) -> Schedule:  # fmt: skip
+    """`step_s` and `transfer_s` per island taking part.
+
+    xi_slack = tau x slot - exchange and grace <= gamma x xi_slack, at most one slot (arXiv 2604.21428,
+    adaptive grace window; through a bucket its inner step is one slot). `auto` adds one slot to the smallest
+    overlap that hides the exchange: without it the slack, and so the grace window, would be close to 0.
+    """
+    round_s = sync.every * min(step_s)
+    slot_s = round_s / fragments.count
+    merging_s = syncer_s(fragments.largest, len(step_s), sync, machine)
+    waiting_s = quorum_s(sync.quorum, step_s)
+    exchange_s = max(transfer_s) + waiting_s + merging_s
+    if sync.overlap == "auto":
+        overlap = min(slots_to_hide(exchange_s, slot_s) + 1, max_overlap(fragments.count))
+    else:
+        overlap = sync.overlap
+    slack_s = overlap * slot_s - exchange_s
+    return Schedule(
+        fragments=fragments.count,
+        sync_every=sync.every,
+        overlap=overlap,
+        quorum=sync.quorum,
+        grace_s=grace_seconds(sync.grace.gamma, slack_s, slot_s),
+        codec=sync.codec,
+        weights_codec=sync.weights_codec,
+        round_s=round_s,
+        slot_s=slot_s,
+        exchange_s=exchange_s,
+        slack_s=slack_s,
+        quorum_s=waiting_s,
+        merge_s=merging_s,
+        fragment_parameters=fragments.largest,
+    )
+
+
+def fragment_offsets(every: int, num_fragments: int) -> tuple[int, ...]:
+    """t_p: the step of a round, counted from 1 at the fastest island, after which fragment p is due."""
+    return tuple(max(1, round((index + 1) * every / num_fragments)) for index in range(num_fragments))
+
+
+def slots_to_hide(exchange_s: float, slot_s: float) -> int:
+    """The smallest tau with tau x slot >= exchange, and at least 1."""
+    return max(1, math.ceil(exchange_s / slot_s))
+
+
+def max_overlap(num_fragments: int) -> int:
+    """A fragment must be back before it is sent again, one round of slots later."""
+    return max(1, num_fragments - 1)
+
+
+def quorum_s(quorum: int, step_s: Sequence[float]) -> float:
+    """Offers appear at the ends of steps: the K-th may come one step of its island after the first."""
+    return 0.0 if quorum == 1 else sorted(step_s)[quorum - 1]
+
 
 KEEPS_IN_FLIGHT = ("rebase", "adaptive")  # modes of `sync.mixing` that keep the progress made during an exchange
 MAX_IN_FLIGHT = 0.75  # of a round

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -12,9 +12,7 @@ from diloco_cli.plan.model_facts import ModelFacts
 
 GUESSED_RESTART_S = 240.0
 GRADIENT_BITS = 16.0
-MEAN_VALUE_ROUNDS = 200  # of an iteration that halves its error in each
 MAX_TERMS = 2_000_000  # of the probabilities that enough other islands are present, summed island by island
-MAX_POINTS = 1000  # of an integral over 20 mean times away
 BACKWARD_SHARE = 2 / 3  # of a step, its end: gradients appear, and can travel, during it
 
 
@@ -102,65 +100,3 @@ def _all_reduce_s(islands: Sequence[IslandSettings], model: ModelFacts) -> float
         return 0.0
     share = 2 * (len(islands) - 1) / len(islands)
     return share * model.parameters * GRADIENT_BITS / min(known)
-
-
-@dataclass(frozen=True)
-class Stops:
-    """A synchronous group of `slices` slices: `failures` per step with all present (arXiv 2604.21428, table 1). A step
-    in which slices fail counts for the others; then all stop for `down_s`. Slices that are back join at the end of a
-    step, which takes `up_s`. `away_s`: mean time of a slice's absence; `cdf`: of that time, in seconds."""
-
-    slices: int
-    failures: float
-    step_s: float
-    down_s: float
-    up_s: float
-    away_s: float
-    cdf: Callable[[float], float]
-
-
-def elastic_goodput(stops: Stops) -> tuple[float, float]:
-    """(share of chip time, share of time) spent on steps that count. A cycle runs from one downscale to the next:
-
-        T = step / p + down + u x up        p = 1 - exp(-failures x slices there): a step in which something fails
-        u = (1 / p - 1) x (1 - exp(-n x step / T))    steps after which a slice waits to join, n lost a cycle
-        there = 1 - n x (away + step) / (T x slices)
-        goodput = step / p / T x there            uptime = step / p / T x (1 - (1 - there)^slices): a slice is present
-
-    Mean values throughout, solved by iteration; within about a point of the simulation of many slices. With a single
-    slice, no other slice goes on while it is absent.
-    """
-    if stops.failures <= 0:
-        return 1.0, 1.0
-    if stops.slices == 1:
-        alone = inelastic_goodput(stops)
-        return alone, alone
-    there, cycle_s, stepping = 1.0, stops.step_s, 1.0
-    for _ in range(MEAN_VALUE_ROUNDS):
-        p = -math.expm1(-stops.failures * there)
-        lost = stops.failures * there / p
-        taken_in = (1 / p - 1) * -math.expm1(-lost * stops.step_s / cycle_s)
-        cycle_s = (cycle_s + stops.step_s / p + stops.down_s + taken_in * stops.up_s) / 2
-        stepping = stops.step_s / p / cycle_s
-        away = lost * (stops.away_s + stops.step_s) / (cycle_s * stops.slices)
-        there = (there + max(0.0, 1 - away)) / 2
-    stepping = min(1.0, stepping)
-    return stepping * there, stepping * (1 - (1 - there) ** stops.slices)
-
-
-def inelastic_goodput(stops: Stops) -> float:
-    """All slices stop until the last one is back: a cycle ends with a step in which n >= 1 slices fail (Poisson), then
-    E[longest of n] + up. E[longest] = integral of 1 - P(all are back after t) over t."""
-    if stops.failures <= 0:
-        return 1.0
-    p = -math.expm1(-stops.failures)
-    width_s = stops.away_s / 50
-    max_s = sum(width_s * (1 - _all_back(stops.failures, stops.cdf((k + 0.5) * width_s))) for k in range(MAX_POINTS))
-    failed = min(1.0, stops.failures / p / stops.slices)
-    return stops.step_s * (1 / p - failed) / (stops.step_s / p + max_s + stops.up_s)
-
-
-def _all_back(failures: float, back: float) -> float:
-    """(exp(failures x back) - 1) / (exp(failures) - 1), without exponentials that overflow: all of n >= 1 failed slices
-    are back, each of them with probability `back`."""
-    return math.exp(failures * (back - 1)) * math.expm1(-failures * back) / math.expm1(-failures)

@@ -26,7 +26,6 @@ FOLDER_CALL_S = 0.001  # of one to a store in a folder
 CLIENT_BPS = 3.5e9
 """That one process moves to a cloud's bucket or back over any link, through gcsfs or s3fs: bits a second that one core
 checks and encrypts, 3.7 up and 3.4 down where it was measured (tests/benchmarks/one_process.py)."""
-FULL = 0.8  # a link used beyond this share of its capacity is worth a warning
 MBPS = 1e6
 MOMENT_BYTES = 8  # of a parameter: AdamW has two moments, float32
 COMMIT_BYTES = 800  # of a merge, without its inputs
@@ -165,16 +164,3 @@ def fragments_of(sync: SyncSettings, model: ModelFacts) -> FragmentSizes:
     rest = model.parameters - embedding
     others = rest / (count - (embedding > 0))
     return FragmentSizes(count, largest, (embedding**2 + others * rest) / model.parameters)
-
-
-def link_warnings(name: str, link: Link, need: Need, round_s: float) -> list[str]:
-    """Warnings about directions that will be nearly full: if the link slows down, the island is late."""
-    pairs = (
-        ("up", need.up_bps(round_s), link.up_bps),
-        ("down", need.down_bps(round_s), link.down_bps),
-    )
-    return [
-        f"{name}: {way}link {100 * needed / have:.0f} % full in steady state"
-        for way, needed, have in pairs
-        if have is not None and needed > FULL * have
-    ]

@@ -8,17 +8,34 @@ from collections.abc import Mapping, Sequence
 
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
+from diloco_cli.plan import goodput
+from diloco_cli.plan.alternatives import alternatives, excluded, sensitivities
 from diloco_cli.plan.assumptions import assumptions
-from diloco_cli.plan.candidates import Candidate, candidates
-from diloco_cli.plan.excluded import excluded
-from diloco_cli.plan.fleet_plan import assemble
-from diloco_cli.plan.flow import Fleet
+from diloco_cli.plan.candidates import Candidate, candidates, not_launched
+from diloco_cli.plan.flow import Fleet, Flow, fragment_offsets
 from diloco_cli.plan.islands import form_islands
+from diloco_cli.plan.link import (
+    CODEC_BITS,
+    MBPS,
+    need_of_round,
+    traffic_mbps,
+)
+from diloco_cli.plan.memory import host_memory_gb, how_on, syncer_memory_gb, with_overlap
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.money import costs
-from diloco_cli.plan.plan import Excluded, Goal, Plan, Setting
+from diloco_cli.plan.money import costs, up_gb_per_day
+from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Setting, Stage, SyncerNeeds
 from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search
-from diloco_cli.plan.variations import alternatives, sensitivities
+from diloco_cli.plan.speed import num_devices
+from diloco_cli.plan.syncer_pace import STATE_BITS, syncer_load, work_of
+from diloco_cli.plan.warnings import (
+    cold_start_warnings,
+    horizon_warnings,
+    island_warnings,
+    schedule_warnings,
+    syncer_warnings,
+    tight,
+)
+from diloco_cli.protocol.rules.capacity import most_learners
 from diloco_cli.units import format_duration
 
 AGAIN_WORK = 2_000  # evaluations of one island when a plan is made again with one thing changed
@@ -162,3 +179,178 @@ def _settings(
 def _place(origin: str) -> str:
     """`run.yaml:12` of `/somewhere/run.yaml:12`, so that a plan does not depend on the folder of its files."""
     return origin if origin.startswith("--") else origin.rpartition("/")[2]
+
+
+MAX_LISTED = 16  # islands up to which P(at least k) is listed for every k
+DAY_S = 86_400.0
+
+
+def assemble(
+    fleet: Fleet,
+    missing: Sequence[Excluded],
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+    goal: Goal,
+    unused: Sequence[Excluded] = (),
+) -> Plan:
+    """The plan of a fleet, islands in the inventory's order. `missing` islands could have taken part, of the `unused`
+    machines none could be formed."""
+    order = {island.name: index for index, island in enumerate(inventory.islands)}
+    pairs = sorted(zip(fleet.kept, fleet.flows, strict=True), key=lambda pair: order[pair[0].island.name])
+    missing = sorted(missing, key=lambda island: order[island.name])
+    islands = [_planned(candidate, flow, fleet, run, inventory, model) for candidate, flow in pairs]
+    money, needs = costs(fleet, run, model), syncer_needs(fleet, model)
+    warnings = [f"{island.name} is excluded: {island.reason}" for island in (*missing, *unused)]
+    if fleet.schedule.fragments < run.sync.fragments:
+        unit, count = "layers" if run.sync.layout == "layers" else "tensors", fleet.schedule.fragments
+        warnings.append(f"the model has too few {unit} for {run.sync.fragments} fragments: there will be {count}")
+    warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs, fleet, model)
+    warnings += cold_start_warnings(fleet, run, model)
+    prediction = predict(fleet, money, run, model)
+    warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)
+    warnings += [warning for island in islands for warning in island.warnings]
+    offsets = fragment_offsets(run.sync.every, fleet.schedule.fragments)
+    return Plan(
+        verdict="feasible with warnings" if warnings else "feasible",
+        why=_why(islands, missing, unused, warnings) + _not_launched(fleet, inventory),
+        goal=goal,
+        islands=tuple(islands),
+        excluded=(*missing, *unused),
+        schedule=dataclasses.replace(fleet.schedule, offsets=offsets),
+        prediction=prediction,
+        money=money,
+        syncer=needs,
+        model=model,
+        run=run,
+        inventory=inventory,
+        warnings=tuple(warnings),
+    )
+
+
+def _planned(
+    candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts
+) -> PlannedIsland:
+    island, step_s, schedule, sync = candidate.island, candidate.step_s, fleet.schedule, fleet.sync
+    link, own_round_s = candidate.link, flow.local_steps * step_s
+    need = need_of_round(model, sync.codec, sync.weights_codec)
+    need_round_s = max(schedule.round_s, step_s)
+    sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
+    saved = run.train.inner.name == "adamw"
+    chosen = dataclasses.replace(run, sync=sync)
+    fit = with_overlap(candidate.fit, model, how_on(island.accelerators, chosen, inventory, model, schedule.overlap))
+    return PlannedIsland(
+        name=island.name,
+        region=island.region,
+        accelerators=f"{island.accelerators.name}:{island.accelerators.count}",
+        devices=num_devices(island),
+        tokens_per_s=candidate.tokens_per_s,
+        step_s=step_s,
+        batch_tokens=candidate.batch_tokens,
+        local_steps=flow.local_steps,
+        round_s=own_round_s,
+        idle_percent=100 * max(0.0, 1 - own_round_s / schedule.round_s),
+        up_mbps_needed=need.up_bps(need_round_s) / MBPS,
+        up_mbps_available=link.up_bps and link.up_bps / MBPS,
+        down_mbps_needed=need.down_bps(need_round_s) / MBPS,
+        down_mbps_available=link.down_bps and link.down_bps / MBPS,
+        sent_mbps=sent_mbps,
+        transfer_s=flow.transfer_s,
+        transfer_window_s=schedule.overlap * schedule.slot_s - schedule.quorum_s - schedule.merge_s,
+        memory_gb_needed=fit.needed_gb,
+        memory_gb_available=fit.available_gb,
+        fits=fit.fits,
+        sharding=fit.sharding,
+        memory_parts=fit.parts,
+        host_memory_gb_needed=host_memory_gb(model, sync, schedule.fragment_parameters, schedule.overlap, saved),
+        availability=candidate.availability,
+        price_per_h=island.price_per_h,
+        egress_per_day=up_gb_per_day(fleet, run, model) * candidate.egress_per_gb,
+        predicted_tokens_per_s=flow.after_failures,
+        warnings=(*tight(island.name, fit), *island_warnings(candidate, fleet, run, inventory, model)),
+        received_mbps=received_mbps,
+        micro_batch_tokens=candidate.fit.sequences * model.sequence,
+        nodes=island.nodes,
+        ranks=island.num_ranks,
+    )
+
+
+def _why(
+    islands: Sequence[PlannedIsland], missing: Sequence[Excluded], unused: Sequence[Excluded], warnings: Sequence[str]
+) -> str:
+    total, absent = len(islands) + len(missing), [*missing, *unused]
+    if absent:
+        of = f"{len(islands)} of {total} islands" if missing else f"all {total} islands"
+        return f"{of} take part; without {_names([island.name for island in absent])}"
+    everyone = "the island takes part" if total == 1 else f"all {total} islands take part"
+    return f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"
+
+
+def _not_launched(fleet: Fleet, inventory: Inventory) -> str:
+    """A plan may predict what `launch` refuses to start."""
+    kept = {candidate.island.name for candidate in fleet.kept}
+    found = [i.name for i in inventory.islands if i.name in kept and not_launched(i, inventory)]
+    return f"; launch cannot run {_names(found)}" if found else ""
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> Prediction:
+    availabilities = [candidate.availability for candidate in fleet.kept]
+    present = (goodput.probability_at_least(k, availabilities) for k in range(1, len(availabilities) + 1))
+    flows = fleet.flows
+    rates = {
+        "ideal": sum(flow.ideal for flow in flows),
+        "after idle": sum(flow.after_idle for flow in flows),
+        "after link": sum(flow.after_link for flow in flows),
+        "after failures": fleet.tokens_per_s,
+    }
+    tokens = run.train.tokens
+    stages = tuple(Stage(name, rate, tokens / rate / DAY_S) for name, rate in rates.items())
+    ideal, final = stages[0].tokens_per_s, stages[-1].tokens_per_s
+    islands = [candidate.island for candidate in fleet.kept]
+    batch_tokens = sum(candidate.batch_tokens for candidate in fleet.kept)
+    own_rates = [candidate.tokens_per_s for candidate in fleet.kept]
+    synchronous = goodput.synchronous_tokens_per_s(islands, own_rates, batch_tokens, model)
+    return Prediction(
+        tokens_per_s_ideal=ideal,
+        tokens_per_s=final,
+        goodput=final / ideal,
+        days_to_target=tokens / final / DAY_S,
+        synchronous_tokens_per_s=synchronous,
+        synchronous_goodput=synchronous / ideal,
+        synchronous_days_to_target=tokens / synchronous / DAY_S,
+        price_per_h=money.accelerators_per_h,
+        egress_per_day=money.egress_per_day,
+        quorum_probability=fleet.quorum_probability,
+        all_present_probability=math.prod(availabilities),
+        present_probabilities=tuple(present) if len(availabilities) <= MAX_LISTED else (),
+        waterfall=stages,
+    )
+
+
+def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
+    """The syncer reads every island's delta once a round, writes state and weights, and may have to read them back."""
+    sync, s, islands, spent = fleet.sync, fleet.schedule, len(fleet.kept), fleet.syncer
+    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
+    need = need_of_round(model, sync.codec, sync.weights_codec)
+    written_bits = model.parameters * STATE_BITS + need.down_bits
+    machine = fleet.kept[0].syncer
+    read_bits = islands * need.up_bits + machine.reads_back * written_bits
+    merging = work_of(model.parameters / s.fragments, islands, sync)
+    return SyncerNeeds(
+        memory_gb=syncer_memory_gb(model, s.fragment_parameters, up_bits, down_bits, islands, machine.reads_back),
+        down_mbps=read_bits / fleet.served_round_s / MBPS,
+        up_mbps=written_bits / fleet.served_round_s / MBPS,
+        merge_percent=100 * syncer_load(model.parameters, islands, fleet.served_round_s),
+        fastest_slot_s=spent.seconds,
+        calls_s=spent.calls_s,
+        bytes_s=spent.bytes_s,
+        processor_s=spent.processor_s,
+        limit=spent.limit,
+        busy_percent=100 * fleet.syncer_load,
+        max_islands=most_learners(merging, machine, s.slot_s),
+        reads_back=machine.reads_back,
+    )

@@ -96,33 +96,6 @@ def default_mfu(device: Device) -> float:
     return min(GUESSED_MFU, MFU_OF_ACHIEVABLE * device.achievable)
 
 
-def speed_warnings(island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision) -> list[str]:
-    """Warnings about an implausible measured speed."""
-    device = find_device(island.accelerators.name, inventory.devices)
-    if device.name in HOST_DEVICES:
-        return []
-    if island.tokens_per_s:
-        return _implausible(island, device, model, precision)
-    return []
-
-
-def _implausible(island: IslandSettings, device: Device, model: ModelFacts, precision: Precision) -> list[str]:
-    """A measured speed above the peak, or above what even large matrix products reach of it."""
-    try:
-        tflops, kind = peak_tflops(device, precision)
-    except UsageError:
-        return []  # nothing to compare with
-    most = device.achievable or 1.0
-    mfu = (island.tokens_per_s or 0.0) * model.flops_per_token / (num_devices(island) * tflops * TERA)
-    if mfu <= most:
-        return []
-    least = f"; large matrix products reach {100 * most:.0f} %" if most < 1 else ""
-    return [
-        f"{island.name}: {island.tokens_per_s:g} tokens/s would be {100 * mfu:.0f} % of the {kind} peak of"
-        f" {num_devices(island)} x {device.name}{least}: measured with this model?"
-    ]
-
-
 def shares_cores(island: IslandSettings, region: str | None) -> bool:
     """Whether `launch --region REGION` (None: all) starts this island on cores of the machine it runs on."""
     on_cpu = island.accelerators.name.lower() == CPU

@@ -2,8 +2,7 @@
 
 Speeds on cores are tokens per second of CPU time, times the share of a core that k processes get on an otherwise idle
 machine. On a quiet machine that equals the speed by the clock; on a busy one it is the speed of a quiet machine, and
-`free` shows how far the speed by the clock was off.
-"""
+`free` shows how far the speed by the clock was off."""
 
 from __future__ import annotations
 
@@ -12,13 +11,37 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.probe.spread import Spread, spread_of
 from diloco_cli.runtime.child import Child, end_all
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of `num` values, and their range."""
+
+    median: float
+    low: float
+    high: float
+    num: int
+
+    @property
+    def relative(self) -> float:
+        """(high - low) / median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(self.median * factor, self.low * factor, self.high * factor, self.num)
+
+
+def spread_of(values: Sequence[float]) -> Spread:
+    """The spread of at least one value."""
+    return Spread(median(values), min(values), max(values), len(values))
+
 
 READY_WITHIN_S = 180.0
 LATE_BY_S = 60.0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
-from diloco_cli.forecast.arithmetic import TraceArithmetic
+from diloco_cli.forecast.stand_ins import TraceArithmetic
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, incarnation_key

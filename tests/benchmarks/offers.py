@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_cli.forecast.fleet import SimulatedFleet
-from diloco_cli.forecast.island import BITS, Condition, VirtualLearner
+from diloco_cli.forecast.stand_ins import BITS, Condition, VirtualLearner
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower
 from diloco_cli.protocol.actors.joining import WAIT_FOR_GENESIS_S, Joined
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps

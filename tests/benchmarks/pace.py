@@ -19,7 +19,7 @@ from statistics import mean
 
 from diloco_cli.config.settings import Link, RetentionSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.fleet import SimulatedFleet
-from diloco_cli.forecast.island import Sizes
+from diloco_cli.forecast.stand_ins import Sizes
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key

@@ -19,7 +19,7 @@ from itertools import product
 from statistics import mean
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
-from diloco_cli.forecast.published import PUBLISHED
+from diloco_cli.forecast.goodput import PUBLISHED
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key

@@ -19,11 +19,9 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import TypeVar
 
-from diloco_cli.forecast.chips import DAY_MS, equal_learners
-from diloco_cli.forecast.goodput import Form, published_grid, run_fleet
-from diloco_cli.forecast.published import PUBLISHED
+from diloco_cli.forecast.chips import DAY_MS, equal_learners, fleet_goodput
+from diloco_cli.forecast.goodput import PUBLISHED, Form, published_grid, run_fleet
 from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
-from diloco_cli.forecast.timeline import fleet_goodput
 from diloco_cli.plots import Axis, Series, line_chart, save_svg
 from tests.benchmarks.measure import machine, spread
 from tests.histories.campaign import Totals, swarm

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from diloco_cli.forecast.plan_failures import simulated
+from diloco_cli.forecast.goodput import simulated
 from diloco_cli.launch.plan_files import plan_of_files
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.plan_file import plan_to_json

@@ -9,9 +9,8 @@ import pytest
 
 from diloco_cli.config.settings import GraceSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import RunFailedError, UsageError
-from diloco_cli.forecast.chips import equal_learners
-from diloco_cli.forecast.failing import generator, walk
-from diloco_cli.forecast.published import PUBLISHED
+from diloco_cli.forecast.chips import equal_learners, generator, walk
+from diloco_cli.forecast.goodput import PUBLISHED
 from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.protocol.log.records import Island, RunFormat, TapeEvent
 from diloco_cli.protocol.log.tape import Tape

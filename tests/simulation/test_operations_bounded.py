@@ -11,7 +11,7 @@ import pytest
 
 from diloco_cli.config.settings import Link, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.fleet import SimulatedFleet
-from diloco_cli.forecast.island import Sizes
+from diloco_cli.forecast.stand_ins import Sizes
 from diloco_cli.protocol.log.operations import Operation, Together
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.rules.polling import MAX_REQUESTS

@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.config.settings import Link, RetentionSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.fleet import SimulatedFleet
-from diloco_cli.forecast.island import Sizes
+from diloco_cli.forecast.stand_ins import Sizes
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.plan.money import DAY_S, objects_kept, requests_per_day, retained_commits
 from diloco_cli.protocol.log.keys import FORMAT_KEY

@@ -13,7 +13,7 @@ from math import inf
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.forecast.fleet import SimulatedFleet
-from diloco_cli.forecast.island import BITS, Condition, Sizes, VirtualTraining
+from diloco_cli.forecast.stand_ins import BITS, Condition, Sizes, VirtualTraining
 from diloco_cli.protocol.actors.ports import Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import MAX_EXACT, RunFormat

@@ -14,10 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.forecast.chips import MS, Constants, equal_learners
-from diloco_cli.forecast.failing import generator, walk
-from diloco_cli.forecast.published import PUBLISHED
-from diloco_cli.forecast.timeline import Timeline
+from diloco_cli.forecast.chips import MS, Constants, Timeline, equal_learners, generator, walk
+from diloco_cli.forecast.goodput import PUBLISHED
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.tape import Tape
 

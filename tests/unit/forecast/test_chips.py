@@ -8,9 +8,18 @@ from math import exp, gamma
 import numpy as np
 import pytest
 
-from diloco_cli.forecast.chips import Constants, Repair, equal_learners, one_cluster
-from diloco_cli.forecast.failing import Slices, generator, repairs_ms
-from diloco_cli.forecast.timeline import fleet_goodput, fleet_uptime, timeline
+from diloco_cli.forecast.chips import (
+    Constants,
+    Repair,
+    Slices,
+    equal_learners,
+    fleet_goodput,
+    fleet_uptime,
+    generator,
+    one_cluster,
+    repairs_ms,
+    timeline,
+)
 
 NEARLY_FIXED = Repair(scale_s=60.0, shape=1e6)  # 60.000 s, whatever is drawn
 

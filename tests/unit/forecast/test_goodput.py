@@ -14,11 +14,21 @@ import pytest
 
 from diloco_cli.errors import UsageError
 from diloco_cli.forecast import goodput
-from diloco_cli.forecast.chips import DAY_MS, ChipsLearner, Constants, Repair, equal_learners
+from diloco_cli.forecast.chips import (
+    DAY_MS,
+    ChipsLearner,
+    Constants,
+    Repair,
+    equal_learners,
+    fleet_goodput,
+    fleet_uptime,
+)
 from diloco_cli.forecast.goodput import (
     METHOD_NUMBERS,
+    PUBLISHED,
     Form,
     GoodputRow,
+    Method,
     all_methods,
     check_work,
     closed_form,
@@ -27,9 +37,7 @@ from diloco_cli.forecast.goodput import (
     run_fleet,
     simulate_row,
 )
-from diloco_cli.forecast.published import PUBLISHED, Method
 from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
-from diloco_cli.forecast.timeline import fleet_goodput, fleet_uptime
 
 POINTS = 5.0  # how far a cell may be from the published one
 CLOSED_POINTS = 1.5

@@ -8,11 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from diloco_cli.forecast import slots
-from diloco_cli.forecast.chips import DAY_MS, FAR_MS, equal_learners
-from diloco_cli.forecast.failing import generator, walk
-from diloco_cli.forecast.published import PUBLISHED
+from diloco_cli.forecast.chips import DAY_MS, FAR_MS, equal_learners, generator, timeline, walk
+from diloco_cli.forecast.goodput import PUBLISHED
 from diloco_cli.forecast.slots import MergeRules, SlotMemory, SlotView, decide, merge_all, step_ends_ms
-from diloco_cli.forecast.timeline import timeline
 from diloco_cli.protocol.rules import quorum
 from diloco_cli.protocol.rules.quorum import Grace, Pace, SlotDecision, SlotFacts, decide_slot, grace_window, patience_s
 

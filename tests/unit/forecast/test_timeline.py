@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.forecast.chips import DAY_MS, equal_learners
-from diloco_cli.forecast.goodput import run_fleet
-from diloco_cli.forecast.published import PUBLISHED
-from diloco_cli.forecast.timeline import Timeline, fleet_goodput, fleet_uptime, presence, timeline
+from diloco_cli.forecast.chips import DAY_MS, Timeline, equal_learners, fleet_goodput, fleet_uptime, presence, timeline
+from diloco_cli.forecast.goodput import PUBLISHED, run_fleet
 
 STEP_MS = 1000
 

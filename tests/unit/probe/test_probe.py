@@ -13,11 +13,25 @@ from diloco_cli.config.inventory_text import inventory_to_text
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, LocalMachine, StoreSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.probe.contention import Crowding, Load, counts_to_measure, measure_alone, relative_to_alone
+from diloco_cli.probe.contention import (
+    Crowding,
+    Load,
+    Spread,
+    counts_to_measure,
+    measure_alone,
+    relative_to_alone,
+    spread_of,
+)
 from diloco_cli.probe.entry import Measurements, figures, island_name, measured, new_inventory
-from diloco_cli.probe.machine import MachineFacts, device_name, machine_facts, matrix_tflops, training_types
-from diloco_cli.probe.spread import Spread, spread_of
-from diloco_cli.probe.store_speed import StoreSpeed, measure_store
+from diloco_cli.probe.measure import (
+    MachineFacts,
+    StoreSpeed,
+    device_name,
+    machine_facts,
+    matrix_tflops,
+    measure_store,
+    training_types,
+)
 from diloco_cli.store.memory import MemoryStore
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart"

@@ -1,20 +1,79 @@
-"""An island in virtual time, for the product's learner: how long its steps and its transfers take.
+"""What stands in for a real run in virtual time: arithmetic without numbers, training that only takes time, links.
 
-Nothing is trained. Transfers take the time of the payloads' true sizes; the simulated bucket holds only their names.
-"""
+Nothing is trained. Transfers take the time of the payloads' true sizes; the simulated bucket holds only their names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import sqrt
 from typing import Any
 
+from diloco_cli.config.settings import Link
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
-from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped, Values
-from diloco_cli.protocol.log.keys import read_inner_key, read_version_key
+from diloco_cli.protocol.actors.ports import Merged, Moments, Progression, Stepped, Values
+from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.store.port import Store
+
+
+@dataclass(frozen=True)
+class UsualDelta:
+    """Implements protocol.actors.ports.LoadedDelta: as long as any delta of its steps."""
+
+    payload: bytes
+    norm: float
+
+
+class TraceArithmetic:
+    """Implements protocol.actors.ports.Arithmetic. `refuse` may give the reason for refusing an offer's payload."""
+
+    def __init__(self, num_fragments: int, refuse: Callable[[Offer], str | None] = lambda offer: None) -> None:
+        self._num_fragments, self._refuse = num_fragments, refuse
+        self._current: dict[int, bytes] = {}
+        self._candidate: dict[int, bytes] = {}
+
+    def initial(self) -> list[Merged]:
+        return [self._version(fragment, b"initial") for fragment in range(self._num_fragments)]
+
+    def _version(self, fragment: int, made_from: bytes) -> Merged:
+        name = digest(b"%d/" % fragment + made_from).encode()
+        self._candidate[fragment] = b"state " + name
+        return Merged(self._candidate[fragment], b"weights " + name)
+
+    def holds(self, fragment: int, state_digest: str) -> bool:
+        self.settle(fragment, state_digest)
+        return fragment in self._current and digest(self._current[fragment]) == state_digest
+
+    def restore(self, fragment: int, state_digest: str, state: bytes) -> None:
+        self._current[fragment] = state
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
+        return self._refuse(offer) or UsualDelta(payload, sqrt(offer.steps))
+
+    def false_claim(self, fragment: int, delta: Any) -> str | None:
+        return None
+
+    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
+        return ()
+
+    def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged:
+        fragment = fragment_of_slot(slot, self._num_fragments)
+        inputs = b";".join(b"%s*%r" % (delta.payload, weight) for delta, weight, _ in deltas)
+        return self._version(fragment, self._current[fragment] + inputs)
+
+    def settled(self, fragment: int) -> Merged:
+        state = self._current[fragment]
+        return Merged(state, b"weights " + state.removeprefix(b"state "))
+
+    def settle(self, fragment: int, state_digest: str) -> None:
+        if fragment in self._candidate and digest(self._candidate[fragment]) == state_digest:
+            self._current[fragment] = self._candidate.pop(fragment)
+
 
 MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
 STATE_BITS = 64.0  # of one parameter: itself and its momentum
@@ -183,3 +242,39 @@ class Stalls(Observer):
     def took(self, phase: Phase, seconds: float) -> None:
         if phase == "wait":
             self._condition.stalled_s += seconds
+
+
+@dataclass
+class SyncerSide:
+    """`latency_s` of each call; `merge_s`: of the arithmetic of one merge, before its state is written."""
+
+    sizes: Sizes
+    store: Store
+    latency_s: float
+    merge_s: float
+    link: Link
+
+    def __post_init__(self) -> None:
+        self.up, self.down = SizesWire(self.link.up_bps), SizesWire(self.link.down_bps)
+
+    def call_s(self, operation: Operation, now_s: float, merging: bool) -> float:
+        """`merging`: not before the first commit, whose versions no arithmetic makes."""
+        match operation:
+            case Create(key, _):
+                begins_s = now_s + (self.merge_s if merging and key.startswith("state/") else 0.0)
+                return self.latency_s + self.up.done_s(begins_s, self._version_bytes(key), 1.0) - now_s
+            case Get(key, _):
+                num_bytes = self._version_bytes(key) or self._delta_bytes(key)
+                return self.latency_s + self.down.done_s(now_s, num_bytes, 1.0) - now_s
+        return self.latency_s
+
+    def _version_bytes(self, key: str) -> float:
+        version = read_version_key(key)
+        if version is None:
+            return 0.0
+        sizes = self.sizes.state if key.startswith("state/") else self.sizes.weights
+        return sizes[version[0]] if sizes else 0.0
+
+    def _delta_bytes(self, key: str) -> float:
+        payload = self.store.get(key, MAX_RECORD_BYTES) if read_delta_key(key) is not None else None
+        return 0.0 if not payload else self.sizes.delta[fragment_of(payload)]
