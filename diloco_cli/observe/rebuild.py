@@ -28,7 +28,7 @@ def rebuilt_state(run: RunFormat, store: Store, wanted: FragmentVersion) -> byte
     for before, index in pairwise(origins[start:]):
         commit = commits[index]
         while settled < index:
-            replayer.books.settle(commits[settled])
+            replayer.checker.settle(commits[settled])
             settled += 1
         if isinstance(commit, Merge):
             if not _restore(replayer, commits[before], wanted.fragment, state):

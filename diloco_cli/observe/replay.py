@@ -1,6 +1,6 @@
 """`diloco verify`: replays the log from the bucket alone and compares every digest.
 
-It reads commits from 0, checks the chain and every rule by its own book-keeping (bookkeeping.py), measures the norms
+It reads commits from 0, checks the chain and every rule by its own book-keeping (checker.py), measures the norms
 of the deltas that were merged, or refused for them, recomputes each merge from the deltas that the log names, and
 demands bit-identical outer parameters. Norms are sums whose last bits differ between machines, so they must agree to
 one part in a million; what the log decided by the norms that it states must follow from them exactly, behind its floor
@@ -20,7 +20,7 @@ import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.digests import digest
-from diloco_cli.observe.bookkeeping import Books, disagreements
+from diloco_cli.observe.checker import Checker, disagreements
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge, Skip
@@ -95,7 +95,7 @@ class LogVerifier:
         self.store, self.run = store, run
         self.arithmetic = TorchArithmetic(run)
         self.found = Replay()
-        self.books = Books(run, self._expect)
+        self.checker = Checker(run, lambda holds, rule, otherwise: self._expect(holds, otherwise))
         self.digests: list[str] = []
 
     def replay(self) -> Replay:
@@ -106,8 +106,8 @@ class LogVerifier:
         if data is None:
             self._check_end()
         self._check_snapshots()
-        self.found.duplicates = self.books.duplicates
-        self.found.tokens = self.books.token_parameters // self.run.layout.num_parameters
+        self.found.duplicates = self.checker.duplicates
+        self.found.tokens = self.checker.token_parameters // self.run.layout.num_parameters
         return self.found
 
     def _next_commit(self, ahead: CommitsAhead) -> bytes | None:
@@ -127,7 +127,7 @@ class LogVerifier:
             self.found.mismatches.append(f"{error}; the replay ends here")
             return False
         if by is not None and by != NOBODY:
-            self.books.check_signer(commit, by, self._claimed(commit), key)
+            self.checker.check_signer(commit, by, self._claimed(commit), key)
         previous = self.digests[-1] if self.digests else ""
         chained = commit.n == self.found.commits and commit.previous == previous
         self._expect(chained, f"{key}: hash chain broken: it does not follow the commit before it")
@@ -138,22 +138,17 @@ class LogVerifier:
     def _replay_commit(self, commit: Commit, key: str) -> None:
         self.found.offers_rejected += len(commit.outcomes)
         self.found.epochs += isinstance(commit, EpochStart)
-        self.books.check_order(commit, key)
-        self.books.check_kind(commit, key)
-        due = self.books.check_outputs(commit, key)
-        computed = isinstance(commit, Merge) and self._replay_merge(commit, key, due)
-        if isinstance(commit, Merge | Skip):
-            self.books.check_judgement(commit, key)
-            if commit.n > self.found.floor:
-                self._measure_refused(commit)
-        self.books.check_outcomes(commit, key)
+        sound = self.checker.check(commit, key)
+        computed = isinstance(commit, Merge) and self._replay_merge(commit, key, sound)
+        if isinstance(commit, Merge | Skip) and commit.n > self.found.floor:
+            self._measure_refused(commit)
         kept = commit.n > self.found.floor or self.found.floor == 0
         for output in commit.outputs:
             if kept and 0 <= output.fragment < self.run.num_fragments:
                 self._check_output(output, computed)
-        self.books.settle(commit)
+        self.checker.settle(commit)
         if commit.n == self.found.floor > 0:
-            for versions in self.books.versions.values():
+            for versions in self.checker.versions.values():
                 self._check_output(versions[-1], False)
 
     def _claimed(self, commit: Commit) -> str:
@@ -165,18 +160,14 @@ class LogVerifier:
 
     # -- one merge ----------------------------------------------------------------------------------------------
 
-    def _replay_merge(self, commit: Merge, key: str, due: bool) -> bool:
+    def _replay_merge(self, commit: Merge, key: str, sound: bool) -> bool:
         """Whether the merge's output could be recomputed."""
         self.found.merges += 1
-        self.books.check_merge(commit, key)
-        if not due:
+        self.found.offers_applied += len(commit.inputs)
+        if commit.n <= self.found.floor or len(commit.outputs) != 1:
             return False
         output = commit.outputs[0]
-        self.found.offers_applied += len(commit.inputs)
-        possible = [self.books.check_input(item, output.fragment, key) for item in commit.inputs]
-        if commit.n <= self.found.floor:
-            return False
-        deltas = self._deltas(commit) if all(possible) else list[DeltaSource | None]([None] * len(possible))
+        deltas = self._deltas(commit) if sound else list[DeltaSource | None]([None] * len(commit.inputs))
         for item, delta in zip(commit.inputs, deltas, strict=True):
             if delta is not None:
                 self._check_norm(item, delta, key)
@@ -222,7 +213,7 @@ class LogVerifier:
         payload_at = delta_key(item.learner, item.incarnation, item.seq, item.payload_digest)
         max_bytes = max_fragment_bytes(self.run.layout, fragment)
         offer, payload = self._offer(item, fragment), self._present(payload_at, max_bytes, item.payload_digest)
-        base, current = self.books.version(fragment, item.base), self.books.versions.get(fragment, [])
+        base, current = self.checker.version(fragment, item.base), self.checker.versions.get(fragment, [])
         if base is None:
             self._expect(False, f"{payload_at}: its base {item.base} is not in the log")
             return None
@@ -261,14 +252,14 @@ class LogVerifier:
     def _refused_delta(self, outcome: Outcome, fragment: int) -> DeltaSource | None:
         try:
             key = offer_key(outcome.learner, outcome.incarnation, outcome.seq)
-            keyring, signer = self.run.keyring.without(self.books.revoked), learner_signer(outcome.learner)
+            keyring, signer = self.run.keyring.without(self.checker.revoked), learner_signer(outcome.learner)
             data = genuine_of(lambda at: self.store.get(at, MAX_RECORD_BYTES), keyring, signer, key)
             offer = decode(Offer, data or b"", key)
             max_bytes = max_fragment_bytes(self.run.layout, fragment)
             payload = self.store.get(delta_key(*offer.id, offer.payload_digest), max_bytes)
         except (RecordError, BadKeyError):
             return None
-        current, base = self.books.versions[fragment][-1], self.books.version(fragment, offer.base)
+        current, base = self.checker.versions[fragment][-1], self.checker.version(fragment, offer.base)
         whole = payload is not None and digest(payload) == offer.payload_digest and offer.fragment == fragment
         if base is None or not whole or not self.arithmetic.holds(fragment, current.state_digest):
             return None
@@ -284,7 +275,7 @@ class LogVerifier:
         data, signer = self._present(key, MAX_RECORD_BYTES), learner_signer(item.learner)
         if data is None:
             return None
-        keyring = self.run.keyring.without(self.books.revoked)
+        keyring = self.run.keyring.without(self.checker.revoked)
         if not keyring.authenticates(signer, key, data):
             data = genuine_of(lambda at: self.store.get(at, MAX_RECORD_BYTES), keyring, signer, key) or data
         self._expect(keyring.authenticates(signer, key, data), f"{key} {keyring.wrong}")
@@ -326,7 +317,9 @@ class LogVerifier:
     def _check_end(self) -> None:
         """A commit that is missing in the middle looks like the end. The listing is for this alone."""
         floor = self.found.floor
-        self._expect(self.books.gc_floor == floor, f"the log's floor is {self.books.gc_floor}, and was read as {floor}")
+        self._expect(
+            self.checker.gc_floor == floor, f"the log's floor is {self.checker.gc_floor}, and was read as {floor}"
+        )
         end = commit_key(self.found.commits)
         later = self.store.list("commit/", after=end, limit=1)
         self._expect_end(end, bool(later))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from diloco_cli.config.own_loops import data_class_of
 from diloco_cli.errors import DataCheckError, TryAgainError, UsageError
-from diloco_cli.observe.bookkeeping import disagreements
+from diloco_cli.observe.checker import disagreements
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, read_inner_key

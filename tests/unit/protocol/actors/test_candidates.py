@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.observe.bookkeeping import Books
+from diloco_cli.observe.checker import Checker
 from diloco_cli.protocol.actors.candidates import AHEAD_AT_ONCE_BYTES, Candidates, Loader, judged, skip_commit
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.log.norms import FragmentNorms, Usual
@@ -39,7 +39,10 @@ def test_a_skip_refuses_only_by_the_memory_as_it_does_not_state_the_other_norms(
     skip = skip_commit(found, 0, "too few", ())
     assert [one.learner for one in skip.outcomes] == [one.learner for one in found.unfit_alone] == ["l2"] * known
     assert ("usual delta" in skip.reason) == known
-    books, wrong = Books(RUN, lambda holds, otherwise: wrong.append(otherwise) if not holds else None), list[str]()
+    books, wrong = (
+        Checker(RUN, lambda holds, rule, otherwise: wrong.append(otherwise) if not holds else None),
+        list[str](),
+    )
     books.norms = state.norms
     books.check_judgement(skip, "commit/1.json")
     assert not wrong

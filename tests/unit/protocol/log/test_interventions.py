@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.config.settings import RetentionSettings
-from diloco_cli.observe.bookkeeping import Books
+from diloco_cli.observe.checker import Checker
 from diloco_cli.protocol.actors.collection import (
     Housekeeper,
     floor_by_request,
@@ -211,7 +211,7 @@ def test_a_quarantine_and_a_readmission_begin_anew_for_that_learner_alone(kind: 
 
 def test_the_log_and_a_verifiers_books_count_the_same_faults() -> None:
     """Whatever a commit says: a quarantine that one of them finds due is due for the other."""
-    books, state = Books(RUN, lambda holds, otherwise: None), genesis()
+    books, state = Checker(RUN, lambda holds, rule, otherwise: None), genesis()
     for n, (kind, reasons, name) in enumerate(
         [("refuse", 9, None), ("merge", 2, None), ("quarantine", 1, "l0"), ("refuse", 3, None), ("readmit", 2, "l0")]
     ):

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.settings import DataSettings
-from diloco_cli.observe.bookkeeping import Books
+from diloco_cli.observe.checker import Checker
 from diloco_cli.protocol.actors.membership import refusal_of_island
-from diloco_cli.protocol.log.commits import Merge
 from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Outcome
 from tests.unit.protocol.records import KINDS, applied, make_run, output
 
@@ -23,33 +22,26 @@ class Ledger:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
-        self.books = Books(RUN, lambda holds, otherwise: None if holds else self.problems.append(otherwise))
+        self.checker = Checker(RUN, lambda holds, rule, otherwise: None if holds else self.problems.append(otherwise))
         self.n = -1
         self.enter("epoch_start", outputs=tuple(output(f, 0, -1) for f in range(2)))
 
     def enter(self, kind: Any, **fields: Any) -> list[str]:
         self.n, self.problems = self.n + 1, []
         commit = KINDS[kind](**{"n": self.n, "epoch": 1, **fields})
-        self.books.check_order(commit, "c")
-        self.books.check_kind(commit, "c")
-        self.books.check_outputs(commit, "c")
-        if isinstance(commit, Merge):
-            self.books.check_merge(commit, "c")
-            for item in commit.inputs:
-                self.books.check_input(item, commit.outputs[0].fragment, "c")
-        self.books.check_outcomes(commit, "c")
-        self.books.settle(commit)
+        self.checker.check(commit, "c")
+        self.checker.settle(commit)
         return self.problems
 
     def merge(self, item: MergedOffer, **made: Any) -> list[str]:
-        slot = self.books.slot
+        slot = self.checker.slot
         outputs = (FragmentVersion(**{**vars(output(slot % 2, self.n + 1, slot)), **made}),)
         return self.enter("merge", slot=slot, inputs=(item,), outputs=outputs, quorum=1, tokens=item.tokens)
 
     def merges(self, count: int) -> Ledger:
         """Of l0 and both fragments in turn, each on the newest version."""
         for k in range(count):
-            base = self.books.versions[k % 2][-1].version
+            base = self.checker.versions[k % 2][-1].version
             assert self.merge(applied("l0", k, base=base, data_start=8 * k, data_end=8 * k + 8)) == []
         return self
 
@@ -59,8 +51,8 @@ class Ledger:
 
 
 def rollback(ledger: Ledger, to: int, shares: tuple[tuple[str, int], ...], **changed: Any) -> list[str]:
-    then = [ledger.books.version_at(f, to) for f in range(2)]
-    slot = ledger.books.slot - 1
+    then = [ledger.checker.version_at(f, to) for f in range(2)]
+    slot = ledger.checker.slot - 1
     outputs = tuple(
         FragmentVersion(**{**vars(o), "version": ledger.n + 1, "slot": slot, **changed}) for o in then if o is not None
     )
@@ -73,14 +65,14 @@ def test_an_honest_log_has_no_problems() -> None:
     ledger.faults("l0", 8)
     assert ledger.enter("quarantine", learner="l0") == ledger.enter("readmit", learner="l0", request=0) == []
     assert ledger.enter("gc_floor", floor=3, request=2) == []
-    assert ledger.books.token_parameters == 16 * P
+    assert ledger.checker.token_parameters == 16 * P
 
 
 def test_a_member_of_an_old_log_is_one_whatever_it_said_of_its_machine() -> None:
     ledger = Ledger()
-    ledger.books.run = replace(RUN, settings=replace(RUN.settings, data=DataSettings(shards=3)))
+    ledger.checker.run = replace(RUN, settings=replace(RUN.settings, data=DataSettings(shards=3)))
     old = Island("old", "here", 4, 4, 0.0, 0.0, num_accelerators=0, accelerator="a machine " * 20)
-    assert refusal_of_island(old, ledger.books.run) is not None, "nobody joins like that"
+    assert refusal_of_island(old, ledger.checker.run) is not None, "nobody joins like that"
     assert ledger.enter("membership", islands=(old,)) == []
     assert "takes part already" in ledger.enter("membership", islands=(old,))[0]
     assert "a batch of 0 tokens" in ledger.enter("membership", islands=(replace(old, name="new", batch_tokens=0),))[0]
@@ -140,10 +132,10 @@ def test_a_base_within_the_staleness_limit_is_fine_and_so_is_an_old_current_one(
     ledger = Ledger().merges(8)
     assert ledger.merge(applied("l1", 9, base=3, data_start=64, data_end=72)) == []
     for _ in range(9):  # slots are skipped: fragment 1 does not change, however old it is
-        assert ledger.enter("skip", slot=ledger.books.slot) == []
-    assert ledger.books.slot % 2 == 0
-    assert ledger.enter("skip", slot=ledger.books.slot) == []
-    current = ledger.books.versions[1][-1].version
+        assert ledger.enter("skip", slot=ledger.checker.slot) == []
+    assert ledger.checker.slot % 2 == 0
+    assert ledger.enter("skip", slot=ledger.checker.slot) == []
+    current = ledger.checker.versions[1][-1].version
     assert ledger.merge(applied("l1", 10, base=current, data_start=72, data_end=80)) == []
 
 
@@ -152,7 +144,7 @@ def test_books_of_a_long_log_stay_small_and_forget_nothing_that_counts() -> None
     second time, are still judged."""
     ledger = Ledger().merges(400)
     assert ledger.enter("gc_floor", floor=ledger.n - 20, request=0) == []
-    books = ledger.books
+    books = ledger.checker
     kept = [sum(map(len, books.versions.values())), sum(map(len, books.bases.values())), len(books.shares_after)]
     assert all(10 <= count <= 24 for count in kept), kept
     assert books.duplicates == 0
