@@ -7,13 +7,12 @@ it were not there.
 
 from __future__ import annotations
 
-import json
-
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.keys import SYNCER, commit_key, incarnation_key
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import LOG, learner_signer
+from tests.histories.lines import in_one
 from tests.histories.options import with_key
 from tests.histories.scene import Scene
 from tests.histories.supervisor import syncers_signer
@@ -61,7 +60,7 @@ class KeyEvents:
             return
         data = self.planted[key] = thief.keyring.sign(LOG, key, encode(skip))
         self.history.bucket.put(key, data)
-        self.history.note(f"a thief wrote {key}, signed by {json.loads(data)['signature'].partition(':')[0]}")
+        self.history.note(f"a thief wrote {key}, signed by {in_one(data)['signature'].partition(':')[0]}")
         self.history.world.call_at(self.history.world.now_s + REMOVED_AFTER_S, self.remove)
 
     def _claim(self, thief: RunFormat, name: str) -> None:

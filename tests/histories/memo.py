@@ -168,7 +168,7 @@ def tuned(**constants: object) -> Iterator[None]:
 @cache
 def _knowing(names: tuple[str, ...], imported: int) -> list[tuple[ModuleType, str]]:
     """The (module, name) pairs of the protocol's modules that have one of these names."""
-    modules = _modules((PROTOCOL,), imported)
+    modules = _modules((PROTOCOL, "diloco_cli.signing"), imported)
     return [(module, name) for module in modules for name in names if hasattr(module, name)]
 
 

@@ -25,7 +25,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.protocol.regions.mirrors import Mirror, copy_once
 from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
-from diloco_cli.signing import LOG, Checksummed
+from diloco_cli.signing import LOG, Checksummed, unpacked
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
 from tests.histories.client import Client
 from tests.histories.integers import Delta, IntegerArithmetic
@@ -62,8 +62,9 @@ class TakesOwnForLost(Client):
         holder: bytes | None = yield Get(operation.key, holder_bytes(operation.data))
         if holder is None:
             raise doubt
-        body, end, _ = holder.partition(b',"sum":')
-        other = (body if end else holder[:-1]) + b',"zz":0}'  # another writer's, with a key that readers pass over
+        plain = unpacked(holder)
+        body, end, _ = plain.partition(b',"sum":')
+        other = (body if end else plain[:-1]) + b',"zz":0}'  # another writer's, with a key that readers pass over
         return Exists(Checksummed("id").sign(LOG, operation.key, other) if end else other)
 
 
