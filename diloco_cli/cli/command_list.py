@@ -65,7 +65,6 @@ RESULTS = {
     ),
     "wandb": Listed("Send a run to Weights & Biases.", ("diloco wandb my-run --project nano",)),
     "verify": Listed("Replay the log and compare every digest.", ("diloco verify my-run",)),
-    "replay": Listed("Play a recorded run on this one process.", ("diloco replay run.tape.gz",)),
 }
 OPERATE = {
     "chaos": Listed(

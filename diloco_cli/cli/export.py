@@ -1,4 +1,4 @@
-"""`diloco export`: the outer parameters as safetensors or as a folder for transformers, or the run as a tape."""
+"""`diloco export`: the outer parameters as safetensors or as a folder for transformers."""
 
 from __future__ import annotations
 
@@ -56,32 +56,20 @@ def export(
     tokenizer: str | None = typer.Option(
         None, "--tokenizer", metavar="FOLDER|NAME", help="With --to hf: the tokenizer to put into the folder."
     ),
-    tape: Path | None = typer.Option(
-        None,
-        "--tape",
-        metavar="FILE",
-        help="Write the run as a tape instead (.gz: packed): `diloco replay FILE`.",
-    ),
     yes: bool = typer.Option(False, "-y", "--yes", help="Overwrite an existing file, or an earlier export's folder."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
     allow_code: list[str] = AllowCode,
 ) -> None:
-    """Write the newest committed parameters as safetensors, or with --tape all that led to them."""
-    if tape is not None and (output is not None or to is not Kind.safetensors):
-        raise UsageError("-o and --to are of the parameters, --tape names the tape's file: one at a time")
+    """Write the newest committed parameters as safetensors."""
     if to is not Kind.hf and (max_shard_size is not None or tokenizer is not None):
         raise UsageError("--max-shard-size and --tokenizer belong to a folder for transformers", hint="add --to hf")
     if to is Kind.hf:
         max_shard_bytes = parse_size(max_shard_size or MAX_SHARD_SIZE)
         _export_folder(run, output, dtype, max_shard_bytes, tokenizer, yes, as_json)
         return
-    path = tape or output or MODEL
+    path = output or MODEL
     refuse_place(path, hint="give another file, or -y to overwrite it", overwrite=yes)
-    opened = open_run(run)
-    if tape is None:
-        _export_file(opened, path, to, dtype, as_json, allow_code)
-    else:
-        _export_tape(opened, path, as_json)
+    _export_file(open_run(run), path, to, dtype, as_json, allow_code)
 
 
 def refuse_place(path: Path, hint: str, overwrite: bool = False) -> None:
@@ -171,19 +159,3 @@ def _export_folder(
     else:
         what = f"{layout.num_parameters:,} parameters of run {opened.name}, commit {state.n}"
         print(f"{folder}: {what}, {dtype}, {len(names)} files, {format_size(size_bytes)}")
-
-
-def _export_tape(opened: OpenRun, path: Path, as_json: bool) -> None:
-    from diloco_cli.tapes.files import write_tape
-    from diloco_cli.tapes.recorder import record
-
-    with progress("reading the log and the offers"):
-        tape = record(opened.store, opened.format)
-    size_bytes = write_tape(tape, path)
-    last, incarnations = tape.merges[-1], len(tape.tracks)
-    if as_json:
-        facts = {"merges": len(tape.merges), "incarnations": incarnations, "tokens": last.tokens}
-        print_json("export", {"run": opened.name, "file": str(path), "commit": last.n, "bytes": size_bytes, **facts})
-    else:
-        what = f"{len(tape.merges):,} merges of {incarnations} incarnations"
-        print(f"{path}: {what} of run {opened.name}, to commit {last.n}")

@@ -29,7 +29,6 @@ RENAMED = {  # names of earlier versions
     ("lift",): "diloco readmit",
     ("access",): "diloco bucket-policy",
     ("plan", "--against"): "diloco plan --diff",
-    ("launch", "--replay"): "diloco replay TAPE",
 }
 
 

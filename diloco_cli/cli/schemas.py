@@ -31,8 +31,6 @@ SHAPES: dict[str, Shape] = {
     "verify": {"run": str, "commits": int, "merges": int, "epochs": int, "tokens": int, "offers_applied": int,
                "offers_rejected": int, "duplicates": int, "missing": int, "missing_keys": list[str],
                "mismatches": list[Any], "own_loops": dict[str, str], "ok": bool},
-    "replay": {"tape": str, "run": str, "learners": int, "incarnations": int, "steps": int, "merges": int,
-               "merges_with_digest": int, "tokens": int},
     "export": {"run": str, "file": str, "commit": int, "bytes": int},
     "generate": {"run": str, "commit": int, "prompt": str, "text": str, "seed": int, "tokens": int},
     "evaluate": {"run": str, "commit": int, "loss": float | None, "sequences": int,

@@ -1,15 +1,15 @@
-"""`diloco simulate run`: a whole run in virtual time, with faults; it may leave a tape for the trainer to play."""
+"""`diloco simulate run`: a whole run in virtual time, with faults."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.output import print_json, progress, talk
+from diloco_cli.cli.output import print_json, progress
 from diloco_cli.cli.run_argument import open_run
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import to_plain
@@ -55,7 +55,6 @@ def run(
     scenario: str = typer.Option(None, "--scenario", help="Faults: a scenario file, or a built-in one's name."),
     duration: str = typer.Option(None, "--for", help="Virtual time, such as 2 h; else the scenario's, or 300 slots."),
     seed: int = typer.Option(None, "--seed", min=0, help="Of failures and faults. Default: the scenario's, or 0."),
-    tape: Path = typer.Option(None, "--tape", metavar="FILE", help="Write what happened, for `diloco replay`."),
     timetable_only: bool = typer.Option(False, "-n", "--dry-run", help="Only print the faults' timetable."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
@@ -73,8 +72,6 @@ def run(
     seconds = _seconds(duration, story, found)
     from diloco_cli.forecast.run import report, simulated
 
-    if tape is not None:
-        found = replace(found, run=_with_real_tensors(found))
     started_s = monotonic_s()
     with progress("simulating") as shown:
 
@@ -85,8 +82,6 @@ def run(
     warnings = (*found.warnings, *_warnings(story, faults, number))
     outcome = report(fleet, found.prices, found.not_charged, warnings)
     wall_s = monotonic_s() - started_s
-    if tape is not None:
-        _write_tape(fleet, tape)
     if json:
         data = {**to_plain(outcome), "seed": number, "wall_s": wall_s}
         print_json("simulate run", data, warnings=data.pop("warnings"))
@@ -178,26 +173,3 @@ def _print_timetable(faults: tuple[Injection, ...], json: bool) -> None:
         print_json("simulate run", {"faults": [to_plain(fault) for fault in faults]})
     else:
         print("\n".join(fault.describe() for fault in faults) or "no faults")
-
-
-def _with_real_tensors(found: _Subject) -> RunFormat:
-    """A tape is played on the model itself, so its fragments must be the model's. The one place that needs torch."""
-    if found.plan is None:
-        return found.run
-    from diloco_cli.launch.new_run import layout_of
-    from diloco_cli.runtime.consent import search_last
-
-    search_last(found.folder)
-    return replace(found.run, layout=layout_of(found.plan.run))
-
-
-def _write_tape(fleet: SimulatedFleet, path: Path) -> None:
-    """The recorder reads the simulated bucket like a real one; digests are left out, because no parameters were
-    computed."""
-    from diloco_cli.tapes.files import write_tape
-    from diloco_cli.tapes.recorder import record
-
-    tape = record(fleet.world.store, fleet.run)
-    tape = replace(tape, merges=tuple(replace(merge, state_digest=None) for merge in tape.merges))
-    size = write_tape(tape, path)
-    talk(f"tape of {len(tape.merges)} merges written to {path} ({size:,} bytes); play it: diloco replay {path}")

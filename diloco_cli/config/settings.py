@@ -229,7 +229,7 @@ class EvaluationSettings:
 @dataclass(frozen=True)
 class RunSettings:
     """run.yaml. `inventory` is a path relative to the run file. `consented`: this machine lets the code run that they
-    name; False for settings out of a bucket or a tape until it has consented (runtime/consent.py)."""
+    name; False for settings out of a bucket until it has consented (runtime/consent.py)."""
 
     name: str
     version: int = 1

@@ -111,7 +111,7 @@ def not_charged(plan: Plan) -> tuple[str, ...]:
 
 def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
     """A run as `launch` would create it, with tensors that stand for the model's: the embedding, and as many equal ones
-    as there are other fragments. Good for a history; a tape to train with needs the real ones."""
+    as there are other fragments. Good for a history."""
     facts, fragments = plan.model, plan.schedule.fragments
     others = max(1, fragments - (facts.embedding_parameters > 0)) if fragments > 1 else 1
     each = max(1, (facts.parameters - facts.embedding_parameters) // others)

@@ -30,7 +30,7 @@ MBPS = 1e6
 MOMENT_BYTES = 8  # of a parameter: AdamW has two moments, float32
 COMMIT_BYTES = 800  # of a merge, without its inputs
 INPUT_BYTES = 300
-OFFER_BYTES = 900
+OFFER_BYTES = 700
 HEARTBEAT_BYTES = 307
 HEARTBEAT_EVERY_S = 3.0
 

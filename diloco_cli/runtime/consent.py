@@ -39,7 +39,7 @@ class NamedHere:
 
 
 def format_digest(run: RunFormat) -> str:
-    """The digest of FORMAT.json, without its signature or checksum; the same from a bucket and from a tape."""
+    """The digest of FORMAT.json, without its signature or checksum."""
     return digest(encode(replace(run, members=())))
 
 

@@ -151,10 +151,10 @@ def _described(output: Any) -> str:
 
 
 def _refuse_unless(consented: bool, what: str, where: str) -> None:
-    """Nothing that a bucket or a tape names is used before this machine has consented (runtime/consent.py): a command
+    """Nothing that a bucket names is used before this machine has consented (runtime/consent.py): a command
     asks for that with a better error than this last guard's. Raises RefusedError."""
     if not consented:
-        hint = f"give --allow-code {what} to diloco learner, syncer, resume or replay"
+        hint = f"give --allow-code {what} to diloco learner, syncer or resume"
         raise RefusedError(f"this machine has not consented to {what}", where=where, hint=hint)
 
 

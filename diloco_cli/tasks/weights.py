@@ -53,19 +53,6 @@ def seeded_values(run: RunSettings) -> Values:
     return bare_parameters(build_model(run))
 
 
-def given_values(run: RunSettings, path: Path | None) -> Values | None:
-    """The values of a run that was begun elsewhere, from a file of one's own; None if it began with none. Raises
-    UsageError if the file is not given, or has others."""
-    if run.model.brought is None:
-        return None
-    if path is None:
-        hint = f"--initial FILE, a safetensors file with the values of {run.model.brought}"
-        raise UsageError(f"run {run.name} began with the values of {run.model.brought}", hint=hint)
-    values = read_values(path, parameter_facts(build_model_on_meta(run)))
-    _as_pinned(run.model.weights_digest, digest_of_values(values), "weights")
-    return values
-
-
 def find_file(name: str) -> Path:
     """In the working directory, or where modules are looked for: last, beside the run file."""
     for folder in [Path.cwd(), *map(Path, sys.path)]:

@@ -1,4 +1,4 @@
-"""One model replica and its inner step, used by the training loop, a tape's player and a baseline; and the training
+"""One model replica and its inner step, used by the training loop and by baselines; and the training
 port of an island with one device (protocol/actors/ports.py, `Training`), a replica in this process.
 """
 

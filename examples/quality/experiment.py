@@ -69,7 +69,7 @@ def trial(task: Task, method: Method, learners: int, seed: int, tokens: int | No
         sync=sync_of(method, learners),
         outer=OUTER.get(method, OuterSettings()),
     )
-    kind: Literal["data_parallel", "tape"] = "data_parallel" if method == "data-parallel" else "tape"
+    kind: Literal["data_parallel", "fleet"] = "data_parallel" if method == "data-parallel" else "fleet"
     return Trial(kind, settings, pacings_of(method, learners, seed, train), task.sequence, SEQUENCES)
 
 

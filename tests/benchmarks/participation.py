@@ -1,7 +1,7 @@
 """How often learners take part, in virtual time: python -m tests.benchmarks.participation
 
-The product's learners and syncer on tapes without training (`examples/quality/methods/fleets.py`). Prints the tables of
-participation.md beside this file, with every figure beyond its bound in bold; ends with status 1 if there is one.
+Fleets of the product's learners and syncer, without training (`examples/quality/methods/fleets.py`). Prints the tables
+of participation.md beside this file, with every figure beyond its bound in bold; ends with status 1 if there is one.
 
     participation   inputs of the merges / (merges x learners)
     late            offers that missed their slot / all offers
@@ -21,10 +21,7 @@ from statistics import mean
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.goodput import PUBLISHED
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import Island, MergedOffer, Mixing, RunFormat
-from diloco_cli.protocol.log.wire import decode
 from examples.quality.methods.fleets import PacedFleet, play_fleet
 from examples.quality.methods.pacing import Pacing
 from examples.quality.methods.schedules import LINK_STEPS, failing
@@ -45,8 +42,8 @@ LATE = "late"  # protocol/rules/eligibility.py
 
 @dataclass(frozen=True)
 class Found:
-    """Of one tape. `uptime`: the share of the time in which a learner steps, their mean. `merged_by`: `merged`, of each
-    learner."""
+    """Of one fleet. `uptime`: the share of the time in which a learner steps, their mean. `merged_by`: `merged`, of
+    each learner."""
 
     participation: float
     late: float
@@ -57,7 +54,7 @@ class Found:
 
 
 def play(pacings: Sequence[Pacing], fragments: int, mixing: Mixing, steps: int = STEPS) -> Found:
-    """One tape: the learners together process what so many steps of the fastest one's time give undisturbed ones."""
+    """One fleet: the learners together process what so many steps of the fastest one's time give undisturbed ones."""
     fastest_s = min(pacing.step_s for pacing in pacings)
     tokens = sum(round(steps * fastest_s / pacing.step_s) for pacing in pacings) * BATCH_TOKENS
     fleet = play_fleet(make_run(pacings, fragments, mixing), tuple(pacings), tokens)
@@ -82,7 +79,7 @@ def make_run(pacings: Sequence[Pacing], fragments: int, mixing: Mixing) -> RunFo
 
 def judge(fleet: PacedFleet, fastest_s: float) -> Found:
     """What a fleet came to that has been played."""
-    commits = list(log_of(fleet))
+    commits = fleet.log
     merges = [commit for commit in commits if commit.kind == "merge"]
     applied = [item for commit in merges for item in commit.inputs]
     outcomes = [outcome for commit in commits for outcome in commit.outcomes]
@@ -103,13 +100,6 @@ def judge(fleet: PacedFleet, fastest_s: float) -> Found:
     )
 
 
-def log_of(fleet: PacedFleet) -> Iterator[Commit]:
-    number = 0
-    while (data := fleet.world.store.get(key := commit_key(number))) is not None:
-        yield decode(Commit, data, key)
-        number += 1
-
-
 def covered_s(stretches: Iterable[tuple[float, float]]) -> float:
     """The length of their union."""
     total_s, end_s = 0.0, float("-inf")
@@ -121,7 +111,7 @@ def covered_s(stretches: Iterable[tuple[float, float]]) -> float:
 
 def tokens_before_the_last_round(fleet: PacedFleet, name: str, fastest_s: float) -> int:
     """Of one learner: a round lasts as long as the fastest learner's."""
-    return fleet.conditions[name].tokens - round(EVERY * fastest_s / fleet.pacings[name].step_s) * BATCH_TOKENS
+    return fleet.tokens[name] - round(EVERY * fastest_s / fleet.pacings[name].step_s) * BATCH_TOKENS
 
 
 def tokens_taken(name: str, before: int, applied: Iterable[MergedOffer]) -> int:
@@ -161,7 +151,7 @@ def spread_pacings(learners: int, spread: float) -> tuple[Pacing, ...]:
 
 
 def linked(step_s: float) -> Pacing:
-    """Links as those of the other tapes, the same for all."""
+    """Links as those of the other fleets, the same for all."""
     return Pacing(step_s, LINK_STEPS * STEP_S, LINK_STEPS * STEP_S)
 
 
@@ -267,8 +257,8 @@ def report(marked: Marked, steps: int = STEPS, seeds: int = SEEDS) -> Iterator[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=STEPS, help="of the fastest learner, in each tape")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of each failure tape")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of the fastest learner, in each fleet")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of each failure fleet")
     options = parser.parse_args()
     marked = Marked()
     for line in report(marked, options.steps, options.seeds):

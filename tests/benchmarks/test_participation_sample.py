@@ -1,4 +1,4 @@
-"""A sample of the table of participation: a few short tapes, whose figures are the same on any machine."""
+"""A sample of the table of participation: a few short fleets, whose figures are the same on any machine."""
 
 from __future__ import annotations
 

@@ -105,7 +105,6 @@ def test_export_and_verify_need_a_run_and_export_never_overwrites(diloco: Diloco
     [
         ("export --tokenizer words", "add --to hf"),
         ("export --to hf --max-shard-size 5", "has no unit"),
-        ("export --to hf --tape t", "one at a time"),
         ("export --to hf -o .", "no export has written"),
         ("export -o .", "is a folder"),
         ("generate --temperature nan", "--temperature"),
@@ -131,7 +130,6 @@ def test_wrong_words_about_results_are_refused(diloco: Diloco, tmp_path: Path, w
         (("access", "URL", "learner"), "diloco bucket-policy"),
         (("plan", "inventory.yaml", "--against", "plan.json"), "diloco plan --diff"),
         (("plan", "--against=plan.json"), "diloco plan --diff"),
-        (("launch", "--replay", "tape"), "diloco replay TAPE"),
     ],
 )
 def test_old_names_answer_with_those_of_today(diloco: Diloco, words: tuple[str, ...], now: str) -> None:

@@ -73,7 +73,6 @@ def test_an_unknown_command_names_the_nearest_ones(diloco: Diloco) -> None:
         ("diloco status n", {"nano"}),
         ("diloco verify ", {"nano", "other"}),
         ("diloco chaos kill --run nano su", {"supervisor"}),
-        ("diloco replay --device c", {"cpu", "cuda", "cuda:0"}),
         ("diloco status missing", set()),
     ],
 )

@@ -183,21 +183,6 @@ faults:
 """
 
 
-def test_the_trainer_plays_the_tape_of_a_simulated_run(tmp_path: Path) -> None:
-    """Fragments are the model's, a killed learner goes on from its moments, and every merge comes out of training."""
-    for name, text in (("run", SMALL_RUN), ("inventory", SMALL_INVENTORY), ("storm", STORM)):
-        (tmp_path / f"{name}.yaml").write_text(text)
-    words = ["simulate", "run", "run.yaml", "--scenario", "storm.yaml", "--tape", "tape.gz", "--json"]
-    simulated = answer(tmp_path, *words)
-    assert simulated["data"]["finished"] and simulated["data"]["tokens"] >= 8000
-    assert "1 of 2 planned faults happened: the run ended after " in simulated["warnings"][0]
-    played = answer(tmp_path, "replay", "tape.gz", "--json")["data"]
-    assert played["merges_played"] == simulated["data"]["merges"] > 5
-    assert played["tokens"] == simulated["data"]["tokens"] and played["incarnations"] == 3
-    assert played["merges_with_digest"] == 0 and played["bit_for_bit"] is None
-    assert 0 < played["loss"] < 5.5, "better than a guess among 256 bytes: 5.55"
-
-
 def answer(folder: Path, *words: str) -> dict[str, Any]:
     done = run_diloco(*words, folder=folder)
     assert done.returncode == 0, done.stderr

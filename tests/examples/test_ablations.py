@@ -9,8 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from diloco_cli.tapes.needs import needs_of
-from examples.quality.methods.schedules import make_tape
+from examples.quality.methods.fleets import play_fleet
 from examples.quality.methods.trial import make_run
 
 ONE_ROUND = 24 * 2 * 128  # of two learners, in tokens
@@ -30,16 +29,15 @@ def test_a_study_prints_a_row_for_each_of_its_variants(
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_every_variant_of_every_study_has_a_tape_of_its_own_that_can_be_played(
+def test_every_variant_of_every_study_is_a_trial_of_its_own_whose_fleet_merges(
     load: Callable[[str], ModuleType], rounds: int
 ) -> None:
-    """The tapes are made and checked, not played."""
+    """Nothing is trained here."""
     ablations = load("ablations")
     for study in ablations.STUDIES:
         wanted = list(ablations.trials_of(study, ablations.TASK, seeds=1))
         assert len({named.key for named in wanted}) == len(wanted)
         for named in wanted:
             run = make_run(named.trial)
-            tape, _ = make_tape(run, named.trial.pacings, rounds * run.round_tokens, named.trial.quantum_tokens)
-            needs_of(tape)
-            assert tape.merges
+            fleet = play_fleet(run, named.trial.pacings, rounds * run.round_tokens, named.trial.quantum_tokens)
+            assert fleet.state.merges

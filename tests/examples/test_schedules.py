@@ -1,4 +1,4 @@
-"""Synthetic tapes: who merges what when, by hand and by property. No torch."""
+"""Fleets in virtual time: who merges what when, by hand and by property. No torch."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from statistics import fmean
 import pytest
 
 from diloco_cli.config.settings import GraceSettings, RunSettings, SyncSettings, TrainSettings
-from diloco_cli.errors import RunFailedError, UsageError
+from diloco_cli.errors import RunFailedError
 from diloco_cli.forecast.chips import equal_learners, generator, walk
 from diloco_cli.forecast.goodput import PUBLISHED
 from diloco_cli.layout import ParameterFact, make_layout
-from diloco_cli.protocol.log.records import Island, RunFormat, TapeEvent
-from diloco_cli.protocol.log.tape import Tape
-from diloco_cli.tapes.needs import needs_of
-from examples.quality.methods.fleets import play_fleet
+from diloco_cli.protocol.log.records import Island, Offer, RunFormat
+from diloco_cli.protocol.log.wire import decode
+from examples.quality.methods.fleets import PacedFleet, play_fleet
 from examples.quality.methods.pacing import Pacing, Spell, StepClock
 from examples.quality.methods.schedules import (
     decoupled,
     failing,
     lockstep,
-    make_tape,
     mixed_speeds,
     nearly_equal,
     spells_of,
@@ -42,57 +40,53 @@ def make_run(sync: SyncSettings, pacings: tuple[Pacing, ...], batch: int = BATCH
 PACE_KNOWN = 7  # merges, at the latest
 
 
-def tape_of(sync: SyncSettings, pacings: tuple[Pacing, ...], steps: int, batch: int = BATCH, quantum: int = 1) -> Tape:
-    return make_tape(make_run(sync, pacings, batch), pacings, steps * batch * len(pacings), quantum)[0]
+def play(
+    sync: SyncSettings, pacings: tuple[Pacing, ...], steps: int, batch: int = BATCH, quantum: int = 1
+) -> PacedFleet:  # fmt: skip
+    return play_fleet(make_run(sync, pacings, batch), pacings, steps * batch * len(pacings), quantum)
 
 
-def participants(tape: Tape) -> list[str]:
-    return ["".join(learner[1:] for (learner, _, _), _ in merge.inputs) for merge in tape.merges]
+def participants(fleet: PacedFleet) -> list[str]:
+    return ["".join(item.learner[1:] for item in merge.inputs) for merge in fleet.merges]
 
 
-def mean_participants(tape: Tape) -> float:
-    return sum(len(merge.inputs) for merge in tape.merges) / len(tape.merges)
+def mean_participants(fleet: PacedFleet) -> float:
+    return fmean(len(merge.inputs) for merge in fleet.merges)
 
 
-def steps_of(events: tuple[TapeEvent, ...]) -> int:
-    return sum(event.count for event in events if event.kind == "steps")
+def offers(fleet: PacedFleet, name: str) -> list[Offer]:
+    """All of one learner, in their order."""
+    store = fleet.world.store
+    found = [decode(Offer, store.get(key) or b"", key) for key in store.list(f"offer/{name}/", limit=100_000)]
+    return sorted(found, key=lambda offer: offer.seq)
 
 
 def test_synchronous_diloco_is_rounds_in_which_everybody_waits_for_everybody() -> None:
-    """By hand: 6 steps, send, merge 1 of all three, adopt it; and again. Weight tokens^2 / steps = 24^2 / 6 = 96."""
-    tape = tape_of(synchronous(SyncSettings(every=6), 3), lockstep(3), steps=12)
-    for track in tape.tracks:
-        kinds = [(e.kind, e.count or e.version or e.seq or e.n) for e in track.events]
-        assert kinds == [
-            ("steps", 6), ("sent", 0), ("heard", 1), ("adopted", 1), ("steps", 6), ("sent", 1),
-        ]  # fmt: skip
-    assert [(merge.n, merge.slot, merge.tokens) for merge in tape.merges] == [(1, 0, 72), (2, 1, 144)]
-    assert tape.merges[0].inputs == tuple(((f"l{i}", 1, 0), 96.0) for i in range(3))
-    assert tape.run.settings.train.tokens == 144
+    """By hand: 6 steps, merge of all three, 6 steps from it, merge. Weight tokens^2 / steps = 24^2 / 6 = 96."""
+    fleet = play(synchronous(SyncSettings(every=6), 3), lockstep(3), steps=12)
+    assert dict(fleet.steps) == {f"l{i}": 12 for i in range(3)}
+    merges = fleet.merges
+    assert [[(i.learner, i.seq, i.base, i.weight) for i in merge.inputs] for merge in merges] == [
+        [(f"l{i}", seq, seq, 96.0) for i in range(3)] for seq in range(2)
+    ]
+    assert fleet.state.tokens(fleet.run.layout) == 144
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 2])
 def test_streaming_diloco_adopts_each_fragment_exactly_tau_slots_after_its_slot(overlap: int) -> None:
-    sync = streaming(SyncSettings(every=6, fragments=3, overlap=overlap), 2)
-    tape = tape_of(sync, lockstep(2), steps=24)
-    assert participants(tape) == ["01"] * 12
-    assert [merge.fragment for merge in tape.merges] == [0, 1, 2] * 4
-    for track in tape.tracks:
-        sends = 0
-        for event in track.events:
-            sends += event.kind == "sent"
-            if event.kind == "adopted":  # version n is slot n - 1
-                assert event.version == sends - overlap
-    # A fragment counts what was trained since its adoption: the first round 2, 4 or 6 steps, later ones 6 - 2 tau.
-    # Weights tokens^2 / steps = 16 x steps.
-    weights = [merge.inputs[0][1] / 16 for merge in tape.merges]
+    """A fragment counts what was trained since its adoption: the first round 2, 4 or 6 steps, later ones 6 - 2 tau.
+    Weights tokens^2 / steps = 16 x steps."""
+    fleet = play(streaming(SyncSettings(every=6, fragments=3, overlap=overlap), 2), lockstep(2), steps=24)
+    assert participants(fleet) == ["01"] * 12
+    assert [merge.outputs[0].fragment for merge in fleet.merges] == [0, 1, 2] * 4
+    weights = [merge.inputs[0].weight / 16 for merge in fleet.merges]
     assert weights == [2.0, 4.0, 6.0] + [6.0 - 2 * overlap] * 9
 
 
 def test_equal_learners_with_a_window_all_take_part_in_every_merge() -> None:
     sync = decoupled(SyncSettings(every=24, fragments=12, overlap="auto", quorum=1))
-    tape = tape_of(sync, nearly_equal(4), steps=96)
-    assert participants(tape) == ["0123"] * 48
+    fleet = play(sync, nearly_equal(4), steps=96)
+    assert participants(fleet) == ["0123"] * 48
 
 
 def test_mixed_hardware_merges_together_at_the_pace_of_the_fastest_with_a_window_and_without() -> None:
@@ -102,35 +96,35 @@ def test_mixed_hardware_merges_together_at_the_pace_of_the_fastest_with_a_window
     pacings = mixed_speeds(4, slow=1.5)
     base = SyncSettings(every=24, fragments=12, overlap=2, local_steps="planned")
     steps = 144
-    full = tape_of(decoupled(replace(base, quorum=4)), pacings, steps)
-    no_window = tape_of(decoupled(replace(base, quorum=1, grace=GraceSettings(0.0))), pacings, steps)
-    window = tape_of(decoupled(replace(base, quorum=1, grace=GraceSettings(0.5))), pacings, steps)
+    full = play(decoupled(replace(base, quorum=4)), pacings, steps)
+    no_window = play(decoupled(replace(base, quorum=1, grace=GraceSettings(0.0))), pacings, steps)
+    window = play(decoupled(replace(base, quorum=1, grace=GraceSettings(0.5))), pacings, steps)
     assert mean_participants(full) == 4.0
-    slots = max(steps_of(track.events) for track in no_window.tracks) * 12 // 24  # of the fastest learner
-    for tape in (no_window, window):
-        taking_part = [len(merge.inputs) for merge in tape.merges]
+    slots = max(no_window.steps.values()) * 12 // 24  # of the fastest learner
+    for fleet in (no_window, window):
+        taking_part = [len(merge.inputs) for merge in fleet.merges]
         assert fmean(taking_part[PACE_KNOWN:]) > 3.9 and min(taking_part) >= 2
-        assert abs(len(tape.merges) - slots) <= 2
+        assert abs(len(fleet.merges) - slots) <= 2
     assert len(full.merges) < 0.9 * slots
 
 
 def test_with_error_feedback_each_offer_names_the_applied_one_whose_rounding_it_makes_good() -> None:
     sync = replace(streaming(SyncSettings(every=6, fragments=3, overlap=1), 2), codec="int4", error_feedback=True)
-    for track in tape_of(sync, lockstep(2), steps=18).tracks:
-        sent = [(event.seq, event.since) for event in track.events if event.kind == "sent"]
+    fleet = play(sync, lockstep(2), steps=18)
+    for name in fleet.pacings:
+        sent = [(offer.seq, offer.feeds_back) for offer in offers(fleet, name)]
         assert sent == [(seq, None if seq < 3 else seq - 3) for seq in range(9)]
 
 
 def test_failing_learners_lose_steps_and_slices_and_still_merge() -> None:
     pacings = failing(learners=4, chips=1_200_000, seed=3, horizon_steps=200)
     sync = decoupled(SyncSettings(every=24, fragments=12, overlap=2, quorum=1))
-    tape = tape_of(sync, pacings, steps=200, batch=1024, quantum=64)
-    batches = {event.batch_tokens for track in tape.tracks for event in track.events if event.kind == "steps"}
-    assert 1024 in batches
-    assert all(batch % 64 == 0 for batch in batches)
-    assert min(batches) < 1024, "a learner that lost slices goes on with a smaller batch"
-    assert 1.0 < mean_participants(tape) < 4.0
-    needs_of(tape)  # it can be played
+    fleet = play(sync, pacings, steps=200, batch=1024, quantum=64)
+    made = [offer for name in fleet.pacings for offer in offers(fleet, name)]
+    assert all(offer.tokens % 64 == 0 for offer in made)
+    assert any(offer.tokens == 1024 * offer.steps for offer in made)
+    assert any(offer.tokens < 1024 * offer.steps for offer in made), "one that lost slices takes smaller batches"
+    assert 1.0 < mean_participants(fleet) < 4.0
 
 
 def test_the_spells_of_a_simulated_learner_hold_its_goodput() -> None:
@@ -151,14 +145,12 @@ def test_without_chips_nothing_fails() -> None:
 @pytest.mark.parametrize("mixing", ["replace", "rebase"])
 def test_every_learner_reads_its_shard_in_order_and_all_stop_at_the_budget(mixing: str) -> None:
     sync = decoupled(SyncSettings(every=8, fragments=4, overlap=1, quorum=1, mixing=mixing))  # type: ignore[arg-type]
-    pacings = mixed_speeds(3, slow=1.3)
-    tape, processed = make_tape(make_run(sync, pacings), pacings, tokens=60 * BATCH * 3, quantum_tokens=1)
-    assert processed == 60 * BATCH * 3
-    for track in tape.tracks:
-        assert [e.seq for e in track.events if e.kind == "sent"] == list(
-            range(sum(e.kind == "sent" for e in track.events))
-        )
-    assert tape.run.settings.train.tokens == tape.merges[-1].tokens <= processed
+    fleet = play(sync, mixed_speeds(3, slow=1.3), steps=60)
+    assert fleet.processed == 60 * BATCH * 3 >= fleet.state.tokens(fleet.run.layout)
+    for name in fleet.pacings:
+        made = offers(fleet, name)
+        assert [offer.seq for offer in made] == list(range(len(made)))
+        assert all(offer.data_end <= fleet.tokens[name] for offer in made)
 
 
 def test_every_offer_gets_its_outcome() -> None:
@@ -167,8 +159,8 @@ def test_every_offer_gets_its_outcome() -> None:
     run = make_run(decoupled(SyncSettings(every=6, fragments=4)), pacings)
     fleet = play_fleet(run, pacings, 150 * BATCH * 8)
     assert fleet.state.metrics.offers_refused > 0
-    for name in fleet.conditions:
-        offered = len(fleet.world.store.list(f"offer/{name}/", limit=100_000))
+    for name in fleet.pacings:
+        offered = len(offers(fleet, name))
         known = fleet.state.learner(name)
         assert offered - 2 <= known.next_seq <= offered, "at most what is in flight at the end has none"
         assert known.merges + known.refused == known.next_seq + len(known.settled)
@@ -177,10 +169,10 @@ def test_every_offer_gets_its_outcome() -> None:
 def test_a_learner_of_which_a_part_is_gone_says_so_and_is_merged_all_the_same() -> None:
     """Half of its slices are away from 20 s to 60 s: its offers state half of the tokens, and weigh less."""
     pacings = (Pacing(1.0, 0.3, 0.3), Pacing(1.0, 0.3, 0.3, (Spell(0.0, 1.0), Spell(20.0, 0.5), Spell(60.0, 1.0))))
-    tape = tape_of(decoupled(SyncSettings(every=8, fragments=4, overlap=1)), pacings, steps=80, batch=8)
-    batches = {event.batch_tokens for event in tape.tracks[1].events if event.kind == "steps"}
-    assert batches == {4, 8} and participants(tape).count("01") >= 0.95 * len(tape.merges)
-    weights = [{learner: weight for (learner, _, _), weight in merge.inputs} for merge in tape.merges[12:26]]
+    fleet = play(decoupled(SyncSettings(every=8, fragments=4, overlap=1)), pacings, steps=80, batch=8)
+    assert {offer.tokens / offer.steps for offer in offers(fleet, "l1")} >= {4.0, 8.0}
+    assert participants(fleet).count("01") >= 0.95 * len(fleet.merges)
+    weights = [{item.learner: item.weight for item in merge.inputs} for merge in fleet.merges[12:26]]
     assert all(weight["l1"] < weight["l0"] for weight in weights)
 
 
@@ -189,20 +181,13 @@ def test_a_fleet_that_cannot_go_on_says_so() -> None:
     pacings = (Pacing(1.0, 0.5, 0.5), Pacing(1.0, 0.5, 0.5, spells=(Spell(0.0, 1.0), Spell(20.0, 0.0))))
     sync = replace(decoupled(SyncSettings(every=6, fragments=3)), quorum=2)
     with pytest.raises(RunFailedError, match="nobody can go on"):
-        tape_of(sync, pacings, steps=400)
+        play(sync, pacings, steps=400)
 
 
-def test_adaptive_mixing_needs_deltas_that_nobody_has_here() -> None:
-    sync = decoupled(SyncSettings(every=8, fragments=4, mixing="adaptive"))
-    with pytest.raises(UsageError, match="adaptive"):
-        tape_of(sync, nearly_equal(2), steps=8)
-
-
-def test_the_same_arguments_give_the_same_tape() -> None:
+def test_the_same_arguments_give_the_same_bucket() -> None:
     sync = decoupled(SyncSettings(every=24, fragments=12, overlap="auto", quorum=1))
-    first, second = (tape_of(sync, failing(2, 1_200_000, 7, 100), 100, 512, 64) for _ in range(2))
-    assert first == second
-    assert first != tape_of(sync, failing(2, 1_200_000, 8, 100), 100, 512, 64)
+    first, second, other = (play(sync, failing(2, 1_200_000, seed, 100), 100, 512, 64).log for seed in (7, 7, 8))
+    assert first == second != other
 
 
 # -- a learner's clock ------------------------------------------------------------------------------------------------

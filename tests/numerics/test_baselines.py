@@ -1,4 +1,4 @@
-"""The baselines are what their names say: data-parallel is DDP, synchronous tapes are (Streaming) DiLoCo; and all
+"""The baselines are what their names say: data-parallel is DDP, synchronous fleets are (Streaming) DiLoCo; and all
 methods of a comparison read the same data."""
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.tapes.player import Player
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.inner import build_optimizer, learning_rate, set_learning_rate
 from examples.quality.methods.data_parallel import DataParallel, train
 from examples.quality.methods.pacing import Pacing
-from examples.quality.methods.schedules import decoupled, lockstep, make_tape, nearly_equal, streaming, synchronous
-from examples.quality.methods.trial import Trial, make_run, run_trial
+from examples.quality.methods.schedules import decoupled, lockstep, nearly_equal, streaming, synchronous
+from examples.quality.methods.trial import TrainedFleet, Trial, make_run, run_trial
 from tests.numerics.bucket import ROOT
 from tests.numerics.test_identities import ADAMW, CONSTANT, assert_close, flat, plain_training, streaming_diloco
 from tests.numerics.tiny import ROWS, TinyStream
@@ -48,16 +47,13 @@ def trial(
         sync=replace(sync, **FP32),  # type: ignore[arg-type]
         outer=outer or OuterSettings("nesterov", 0.7, 0.9),
     )
-    return Trial("tape", settings, pacings or lockstep(learners), 1, sequences=1)
+    return Trial("fleet", settings, pacings or lockstep(learners), 1, sequences=1)
 
 
 def played(asked: Trial) -> tuple[RunFormat, torch.Tensor]:
-    """The tape's run, and the outer parameters after its last merge."""
-    tape, _ = make_tape(make_run(asked), asked.pacings, asked.settings.train.tokens, asked.quantum_tokens)
-    player = Player(tape)
-    for _ in player.merges():
-        pass
-    return tape.run, flat(tape.run, player.outer_parameters())
+    """The fleet's run, and the outer parameters after its last merge."""
+    fleet = TrainedFleet(make_run(asked), asked.pacings, asked.quantum_tokens)
+    return fleet.run, flat(fleet.run, fleet.outer_parameters())
 
 
 # -- data-parallel ----------------------------------------------------------------------------------------------------
@@ -138,18 +134,18 @@ def test_data_parallel_is_what_distributed_data_parallel_computes(tmp_path: Path
 
 
 @pytest.mark.parametrize("learners", [2, 3])
-def test_a_synchronous_tape_plays_diloco(learners: int) -> None:
+def test_a_synchronous_fleet_computes_diloco(learners: int) -> None:
     run, found = played(trial(synchronous(SyncSettings(every=6), learners), learners, steps=24))
     assert_close(found, streaming_diloco(run, slots=4))
 
 
-def test_a_streaming_tape_without_overlap_plays_streaming_diloco() -> None:
+def test_a_streaming_fleet_without_overlap_computes_streaming_diloco() -> None:
     asked = trial(streaming(SyncSettings(every=6, fragments=3, overlap=0), 2), 2, steps=24, inner=CONSTANT)
     run, found = played(asked)
     assert_close(found, streaming_diloco(run, slots=12))
 
 
-def test_a_decoupled_tape_is_another_trajectory() -> None:
+def test_a_decoupled_fleet_is_another_trajectory() -> None:
     """Whoever does not wait is a step further when a merge arrives: the comparison can fail."""
     sync = replace(decoupled(SyncSettings(every=6, overlap=1, quorum=1)), fragments=1, merge="avg")
     run, found = played(trial(sync, 2, steps=24))
@@ -184,11 +180,9 @@ def test_all_methods_train_on_the_same_batches_of_each_shard_in_order() -> None:
         (decoupled(base), nearly_equal(2)),
     ):
         asked = trial(sync, 2, steps=24)
-        tape, processed = make_tape(make_run(asked), pacings, asked.settings.train.tokens, 1)
         data = Noted()
-        for _ in Player(tape, data=data).merges():
-            pass
-        assert processed == 24 * 2 * ROWS
+        fleet = TrainedFleet(make_run(asked), pacings, data=data)
+        assert fleet.played.processed == 24 * 2 * ROWS
         for shard in range(2):
             drawn = [position for number, position in data.drawn if number == shard]
             assert drawn == [step * ROWS for step in range(len(drawn))], "each once, in order"
@@ -203,18 +197,20 @@ def test_all_methods_train_on_the_same_batches_of_each_shard_in_order() -> None:
 
 def test_a_trial_tells_loss_and_curve_of_either_kind() -> None:
     asked = trial(synchronous(SyncSettings(every=6), 2), 2, steps=24)
-    tape = run_trial(asked)
+    fleet = run_trial(asked)
     parallel = run_trial(replace(asked, kind="data_parallel"))
-    assert (tape.merges, tape.participation, tape.processed, tape.merged) == (4, 1.0, 192, 192)
+    assert (fleet.merges, fleet.participation, fleet.processed, fleet.merged) == (4, 1.0, 192, 192)
     assert (parallel.merges, parallel.processed) == (24, 192)
-    for outcome in (tape, parallel):
+    for outcome in (fleet, parallel):
         assert outcome.curve[-1] == (192, outcome.loss)
         assert [tokens for tokens, _ in outcome.curve] == sorted(tokens for tokens, _ in outcome.curve)
-    assert tape.loss != parallel.loss
+    assert fleet.loss != parallel.loss
 
 
-def test_the_schedule_of_the_learning_rate_ends_with_the_tape_whatever_was_given_up() -> None:
+def test_the_schedule_of_the_learning_rate_ends_with_the_last_merge_whatever_was_given_up() -> None:
     """`replace` processes more than it merges; all methods end at the same learning rate all the same."""
     asked = trial(decoupled(SyncSettings(every=6, fragments=3, overlap=1)), 2, steps=24, pacings=nearly_equal(2))
-    tape, processed = make_tape(make_run(asked), asked.pacings, asked.settings.train.tokens, 1)
-    assert tape.run.settings.train.tokens == tape.merges[-1].tokens < processed
+    fleet = TrainedFleet(make_run(asked), asked.pacings)
+    merged = fleet.played.state.tokens(fleet.run.layout)
+    assert fleet.run.settings.train.tokens == merged < fleet.played.processed
+    assert fleet.played.state.merges == fleet.merges, "the merges that the fleet without training had"

@@ -5,7 +5,6 @@ A parser takes bytes and may answer anything, or raise one of its declared error
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -50,7 +49,6 @@ from diloco_cli.store.port import check_key, check_prefix
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import read_answer
 from diloco_cli.syncer.versions import state_spec
-from diloco_cli.tapes.files import read_tape, write_tape
 from diloco_cli.tensors.codecs import CODECS
 from diloco_cli.tensors.delta import delta_formats
 from diloco_cli.training.inner import restore_inner_state
@@ -58,7 +56,6 @@ from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, fleet
 from tests.unit.plan.fleets import RUN as PLANNED_RUN
 from tests.unit.protocol.records import RUN, applied, commit, genesis, offer, output
-from tests.unit.tapes.tiny_tape import TAPE
 
 ROOT = Path(__file__).resolve().parents[2]
 Parse = Callable[[bytes], Any]
@@ -83,7 +80,7 @@ def all_parsers(folder: Path) -> list[Parser]:
 def _records() -> list[Parser]:
     state = genesis()
     claim = ProcessClaim(1, "n" * 32, "host", 4711, "2026-01-01T00:00:00.000Z", "0.2.0")
-    honest = replace(offer(state), payload_digest=digest(b"payload"), events=TAPE.tracks[0].events)
+    honest = replace(offer(state), payload_digest=digest(b"payload"))
     merge = commit(
         state, "merge", slot=0, inputs=(applied(),), outputs=(output(0, state.n + 1, 0),), alive=2, tokens=8, quorum=1
     )  # fmt: skip
@@ -206,8 +203,6 @@ def _files(folder: Path) -> list[Parser]:
         return parse
 
     plan = plan_to_text(make_plan(PLANNED_RUN, fleet(IOWA, HOME), MODEL)).encode()
-    tape = folder / "seed.json"
-    write_tape(TAPE, tape)
     scenarios = tuple(path.read_bytes() for path in sorted((ROOT / "templates" / "chaos").glob("*.yaml")))
     config = b'{"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, ' \
              b'"intermediate_size": 16, "vocab_size": 32, "max_position_embeddings": 64}'  # fmt: skip
@@ -226,8 +221,6 @@ def _files(folder: Path) -> list[Parser]:
         Parser("scenario.yaml", of_file(load_scenario, "scenario.yaml"), scenarios, share=2),
         Parser("plan file", of_file(load_plan, "a.plan.json"), (plan,)),
         Parser("plan file, digest renewed", _renewed_plan, (plan,), share=2),
-        Parser("tape", of_file(read_tape, "tape.json"), (tape.read_bytes(),), share=2),
-        Parser("packed tape", of_file(read_tape, "tape.json.gz"), (gzip.compress(tape.read_bytes(), mtime=0),)),
         Parser("hostfile", of_file(read_hostfile, "hosts"), (b"box1 slots=8\nbox[2-4]\n# comment\n",)),
         Parser("config.json", of_file(_config_of, "model/config.json"), (config,)),
         Parser("unit file", of_file(_identity_of, "unit.json"), (unit,), declared=(ValueError,)),

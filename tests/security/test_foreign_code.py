@@ -1,4 +1,4 @@
-"""Who can write into the bucket, or hands over a tape, chooses no code, path or store that other machines use.
+"""Who can write into the bucket chooses no code, path or store that other machines use.
 
 The attack: FORMAT.json is sealed anew with an entrypoint that runs a command, which would leave a canary.
 """
@@ -26,12 +26,10 @@ from diloco_cli.runtime.child import diloco_command
 from diloco_cli.runtime.consent import format_digest
 from diloco_cli.signing import Secret, learner_signer, syncer_signer
 from diloco_cli.store.local import LocalStore
-from diloco_cli.tapes.files import write_tape
 from tests.cli.bucket import NANO, make_bucket
 from tests.forked import ROOT, run_diloco
 from tests.numerics.bucket import begun_run
 from tests.security.signed import private_key
-from tests.unit.tapes.tiny_tape import TAPE
 from tests.waiting import wait_until
 
 KEY = "a key of the whole run, of 32 letters or more"
@@ -92,15 +90,6 @@ def test_no_start_runs_what_a_format_names(
     assert not canary.exists()
 
 
-@pytest.mark.parametrize("entrypoint", ["os:system", "mischief:run"])
-def test_no_tape_runs_what_it_names(tmp_path: Path, diloco: Diloco, canary: Path, entrypoint: str) -> None:
-    write_tape(replace(TAPE, run=commanding(TAPE.run, canary, entrypoint)), tmp_path / "here" / "t.tape")
-    assert diloco("replay", "t.tape", "-n").returncode == 0
-    done = diloco("replay", "t.tape")
-    assert done.returncode == 8 and f"--allow-code {entrypoint};" in done.stderr, done.stderr
-    assert not canary.exists()
-
-
 def test_only_the_very_format_that_was_consented_to_runs(tmp_path: Path, diloco: Diloco, canary: Path) -> None:
     """Sealed anew after the consent, it is refused; only its own digest would consent to it."""
     honest, resealed = commanding(NANO, canary, "tests.numerics.tiny:regression"), commanding(NANO, canary)
@@ -131,7 +120,6 @@ def test_what_looks_at_a_run_or_repairs_it_needs_no_code(tmp_path: Path, diloco:
     ):
         refused = diloco(words[0], url, *words[1:])
         assert refused.returncode == 8 and "--allow-code os:system" in refused.stderr, (words, refused.stderr)
-    assert diloco("export", url, "--tape", "t").returncode == 75, "no merge yet"
     assert "nothing to collect" in diloco("gc", url).stderr
     assert "only commits 0 to -1 can be gone back to" in diloco("rollback", url, "--to", "0", "--yes").stderr
     assert not canary.exists()

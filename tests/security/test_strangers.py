@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 from dataclasses import replace
@@ -38,7 +37,6 @@ from diloco_cli.runtime.driver import SystemClock, perform
 from diloco_cli.signing import Checksummed, learner_signer
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.open import open_store
-from diloco_cli.tapes.files import read_tape
 from diloco_cli.tensors.payload import PayloadError, header_bytes, views
 from tests.forked import run_diloco
 from tests.security.parsers import AnsweringGcs
@@ -241,9 +239,6 @@ def test_a_newer_schema_is_refused_and_never_guessed(tmp_path: Path) -> None:
     assert not well_formed(schema=SCHEMA + 1)
     with pytest.raises(UsageError, match="newer"):
         plan_from_text('{"format": "diloco-plan", "version": 99}', "p")
-    (tmp_path / "tape").write_text('{"kind": "diloco tape", "schema": 99}')
-    with pytest.raises(UsageError, match="schema"):
-        read_tape(tmp_path / "tape")
     for load in (load_run, load_inventory, load_scenario):
         (tmp_path / "file.yaml").write_text("version: 99\nsomething: new\n")
         with pytest.raises(UsageError, match="newer than this diloco reads"):
@@ -251,13 +246,6 @@ def test_a_newer_schema_is_refused_and_never_guessed(tmp_path: Path) -> None:
 
 
 # What the fuzzer found, so that it stays mended.
-
-
-def test_a_packed_tape_cannot_unpack_to_everything(tmp_path: Path) -> None:
-    bomb = tmp_path / "bomb.tape.gz"
-    bomb.write_bytes(gzip.compress(b'{"a": "' + b"0" * 12_000_000 + b'"}', 1))
-    with pytest.raises(UsageError, match="more than"):
-        read_tape(bomb)
 
 
 def test_a_plan_of_infinities_or_towers_is_a_usage_error() -> None:

@@ -169,17 +169,9 @@ def outcome_of(offer: OfferId, applied: set[OfferId], outcomes: dict[OfferId, st
 
 
 def steps_told(offers: Sequence[Offer]) -> list[int]:
-    """Where the steps of one incarnation began, by what its offers say of it."""
-    if not offers or offers[0].began is None:
-        return []
-    position, found = offers[0].began.position, []
-    for event in (event for offer in offers for event in offer.events):
-        if event.kind == "moved":
-            position = event.position
-        for _ in range(event.count if event.kind == "steps" else 0):
-            found.append(position)
-            position += event.batch_tokens
-    return found
+    """Where the steps of one incarnation began: from its first offer's data to its last one's."""
+    first, last = min(offer.data_start for offer in offers), max(offer.data_end for offer in offers)
+    return list(range(first, last, BATCH_TOKENS))
 
 
 def steps_of(offers: Iterable[Offer]) -> set[int]:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
-from diloco_cli.protocol.log.records import Beginning, FragmentVersion, MergedOffer, Offer, Outcome, TapeEvent
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome
 from tests.studies import gaps
 from tests.studies.gaps import HEADER, account, max_gap_s
 from tests.studies.launched import BATCH_TOKENS
@@ -22,16 +22,10 @@ def commit(at_s: float, *learners: str, outcomes: tuple[Outcome, ...] = (), seq:
     return Merge(slot=0, time=time, inputs=inputs, outputs=(FragmentVersion(0, 0, 0, 1, "", ""),), outcomes=outcomes)
 
 
-def offer(seq: int, fragment: int, start: int, end: int, *events: TapeEvent) -> Offer:
+def offer(seq: int, fragment: int, start: int, end: int) -> Offer:
     """Of steps number `start` to `end`."""
     data = (BATCH_TOKENS * start, BATCH_TOKENS * end)
-    began = Beginning(0, (0, 0, 0, 0)) if seq == 0 else None
-    return Offer("l0", 1, seq, seq, fragment, 0, "", *data, data[1] - data[0], end - start, "", 0, "", began=began,
-                 events=events)  # fmt: skip
-
-
-def steps(number: int) -> TapeEvent:
-    return TapeEvent("steps", count=number, batch_tokens=BATCH_TOKENS)
+    return Offer("l0", 1, seq, seq, fragment, 0, "", *data, data[1] - data[0], end - start, "", 0, "")
 
 
 def test_a_gap_lies_between_two_merges_of_one_learner_once_all_have_taken_part() -> None:
@@ -44,7 +38,7 @@ def test_a_gap_lies_between_two_merges_of_one_learner_once_all_have_taken_part()
 
 def test_every_step_is_merged_late_refused_or_given_up_of_each_fragment() -> None:
     """Fragment 0: three steps merged, two given up, one refused. Fragment 1: five late, one given up."""
-    offers = [offer(0, 0, 0, 3, steps(3)), offer(1, 1, 0, 5, steps(2)), offer(2, 0, 5, 6, steps(1))]
+    offers = [offer(0, 0, 0, 3), offer(1, 1, 0, 5), offer(2, 0, 5, 6)]
     log = [commit(0, "l0", outcomes=(Outcome("l0", 1, 1, 1, "late"), Outcome("l0", 1, 2, 0, "bad_payload")))]
     found = account(offers, log, ("l0",))
     assert found.told == {("l0", BATCH_TOKENS * step): 1 for step in range(6)}

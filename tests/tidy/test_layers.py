@@ -25,7 +25,7 @@ LAYERS: list[set[str]] = [
     {"loop"},
     {"integrations"},
     {"observe"},
-    {"tapes", "probe", "doctor", "report", "metrics", "export", "inference"},
+    {"probe", "doctor", "report", "metrics", "export", "inference"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

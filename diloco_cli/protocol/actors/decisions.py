@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.log.records import Beginning, FragmentVersion, TapeEvent
+from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 
@@ -33,8 +33,6 @@ class OfferDraft:
     data_start: int
     data_end: int
     steps: int
-    began: Beginning | None
-    events: tuple[TapeEvent, ...]
     applied: int | None
 
 

@@ -1,5 +1,5 @@
 """The fragments of one incarnation as it adopted and sent them, beside the parameters that it trains. Does the steps of
-an adoption in their order, for a learner and for a tape's player. Values are those of the training port.
+an adoption in their order. Values are those of the training port.
 """
 
 from __future__ import annotations

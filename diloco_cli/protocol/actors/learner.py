@@ -145,7 +145,6 @@ class Learner:
         self.progress.aim.heard(state, now_s, now_s)
         self.progress.heard(state)
         yield from self._restore(joined)
-        self.progress.begin(self.saves.newest, self.moments_lost)
         self.observer.began(self)
 
     def _join(self) -> Steps[Joined]:
@@ -286,9 +285,8 @@ class Learner:
     def _upload(
         self, draft: OfferDraft, base: Values, values: Values, loss: float | None, moments: str | None
     ) -> Steps[None]:
-        """Upload the payload, then the offer. If the log has passed the offer's slot, only the record is written: it
-        carries the events before it, and its number must not be missing. `moments`: the newest saved ones when the
-        offer was drafted, because the events of later saves come with later offers."""
+        """Upload the payload, then the offer. If the log has passed the offer's slot, only the record is written,
+        because its number must not be missing. `moments`: the newest saved ones when the offer was drafted."""
         started_s: float = yield Now()
         passed = draft.slot < self.follower.state.slot
         payload = b"" if passed else self._encoded(draft, base, values)
@@ -357,7 +355,6 @@ class Learner:
         self.saved_at = progress.steps
         moments = self.training.save()
         if moments is not None:
-            progress.saved(moments.step)
             self.background("moments", self._upload_moments(moments, progress.log_n))
         yield from ()
 

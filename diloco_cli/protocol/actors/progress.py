@@ -16,18 +16,15 @@ from dataclasses import dataclass
 
 from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.log.records import (
-    Beginning,
     FragmentVersion,
     Island,
     Mixing,
     Offer,
     RunFormat,
-    TapeEvent,
     Timings,
     fragment_of_slot,
 )
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.tape import EventLog
 from diloco_cli.protocol.rules.aim import Aim
 from diloco_cli.protocol.rules.eligibility import is_stale, max_ahead, max_steps
 from diloco_cli.protocol.rules.merging import mixing_of
@@ -70,7 +67,6 @@ class Progress:
         pace = "steps" if sync.adoption == "at_tau" else sync.local_steps
         self.aim = Aim(run.num_fragments, state.slot, pace, self._is_dispensable(state), state.window, max_ahead(run))
         self.books = [FragmentBooks(output, position) for output in state.outputs]
-        self.events = EventLog()
         self._applied: dict[int, int | None] = {}
         self._produced: dict[int, int] = {}
         self._faults = state.learner(learner).faults
@@ -107,14 +103,8 @@ class Progress:
         """H_i in the round of its next offer's slot; a cold start may set another value."""
         return self.local_steps * steps_share(self.run, max(self.aim.next_slot, self.aim.head))
 
-    def begin(self, inner: str | None, moments_lost: bool) -> None:
-        """Training starts from the versions adopted and the moments restored by now."""
-        versions = tuple(book.base.version for book in self.books)
-        self.events.begin(Beginning(self.position, versions, inner, moments_lost))
-
     def stepped(self, tokens: int) -> None:
         """One inner step on `tokens` tokens was done."""
-        self.events.stepped(tokens)
         self.steps += 1
         self.steps_since_commit += 1
         self.position += tokens
@@ -198,9 +188,8 @@ class Progress:
         book = self.books[fragment]
         if self.quarantined is not None or book.waits is not None or book.steps == 0 or self.awaits(fragment):
             return None
-        happened = self.events.take()
         draft = OfferDraft(
-            self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps, *happened,
+            self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps,
             self._applied.get(fragment),
         )  # fmt: skip
         book.sent = book.waits = draft
@@ -231,8 +220,6 @@ class Progress:
             loss=loss,
             inner=inner,
             feeds_back=draft.applied if self.run.settings.sync.error_feedback else None,
-            began=draft.began,
-            events=draft.events,
         )
 
     # -- giving up ----------------------------------------------------------------------------------------------
@@ -251,7 +238,6 @@ class Progress:
         """Start a fragment's books anew. An offer on its way stays: the fragment is offered again after its outcome."""
         book = self.books[fragment]
         book.data_start, book.steps, book.sent = self.position, 0, None
-        self.events.note(TapeEvent("dropped", fragment=fragment))
 
     # -- hearing from the log -----------------------------------------------------------------------------------
 
@@ -264,8 +250,7 @@ class Progress:
         if state.n <= self.log_n:
             return False
         rolled_back = self.is_behind_rollback(state)
-        news, planned = state.merges > self._merges or rolled_back, self.local_steps
-        if news:  # skips are no news: they bring no version to adopt
+        if state.merges > self._merges or rolled_back:  # skips are no news: they bring no version to adopt
             self.steps_since_commit = 0
             self.turn.heard()
         self.log_n, self._merges = state.n, state.merges
@@ -281,8 +266,6 @@ class Progress:
             others = state.fastest_step_s(sync.drift_rounds * self.run.num_fragments)
             fastest = own_step_s if others is None else min(own_step_s, others)
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
-        if news or self.local_steps != planned:
-            self.events.note(TapeEvent("heard", n=state.n, local_steps=self.local_steps))
         return self._is_readmitted(known.quarantined) | self._step_aside(known)
 
     def _learn_outcomes(self, state: RunState, known: LearnerRecord) -> None:
@@ -355,7 +338,6 @@ class Progress:
             return False
         if overtaken:
             self.position = known.data_end
-            self.events.note(TapeEvent("moved", position=self.position))
         for fragment in range(len(self.books)):
             self._start_anew(fragment)
         return True
@@ -368,18 +350,14 @@ class Progress:
         in the parameters, and so in the next delta, but is not counted: no token ever counts twice."""
         book = self.books[output.fragment]
         book.data_start, book.steps, book.sent = self.position, 0, None
-        self._note_adoption(output, mixing, None)
+        self._rest_on(output)
 
     def rebased(self, output: FragmentVersion, since: OfferDraft | None) -> None:
         """The fragment was moved onto a committed version with its progress since `since`: its counters go on."""
         book = self.books[output.fragment]
         if since is not None:
             book.data_start, book.steps = since.data_end, book.steps - since.steps
-        self._note_adoption(output, "rebase", since)
-
-    def saved(self, inner_step: int) -> None:
-        """The inner optimizer's present moments, after its own step `inner_step`, are being uploaded."""
-        self.events.note(TapeEvent("saved", count=inner_step))
+        self._rest_on(output)
 
     def kept_since(self, fragment: int) -> OfferDraft | None:
         """With `rebase`: the merged offer since which own progress is in no version. None: a newer offer is on its way
@@ -387,14 +365,11 @@ class Progress:
         book = self.books[fragment]
         return None if book.waits is not None else book.sent
 
-    def _note_adoption(self, output: FragmentVersion, mixing: Mixing, since: OfferDraft | None) -> None:
+    def _rest_on(self, output: FragmentVersion) -> None:
         book = self.books[output.fragment]
         book.base = output
         if book.waits is None:
             book.sent = None
-        own = None if mixing == self.run.settings.sync.mixing else mixing
-        seq = None if since is None else since.seq
-        self.events.note(TapeEvent("adopted", fragment=output.fragment, version=output.version, mixing=own, since=seq))
 
     def behind(self) -> int:
         """Slots between the log's head and this learner's next one; 0 when it leads."""

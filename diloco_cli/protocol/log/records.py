@@ -10,13 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-import msgspec
-
 from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.layout import Layout
 from diloco_cli.signing import UNSIGNED, Signing, Unsigned
 
-SCHEMA = 6  # of records: norms, revoked keys, one key an epoch, jumps of the loss, islands that join together
+SCHEMA = 7  # of records: norms, revoked keys, one key an epoch, jumps of the loss, islands that join together
 FORMAT_SCHEMA = 9  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 
@@ -199,48 +197,7 @@ class Timings:
     adoption_s: float = 0.0
 
 
-EventKind = Literal["steps", "heard", "moved", "adopted", "dropped", "saved", "sent", "lost"]
 Mixing = Literal["replace", "blend", "rebase"]
-
-
-class TapeEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event that changed a learner's parameters; events are kept in their order (see protocol/log/tape.py).
-
-    steps     `count` inner steps on batches of `batch_tokens`
-    heard     the log up to commit `n`; from here on this learner takes `local_steps` steps a round
-    moved     the data goes on at token `position` of the shard: a predecessor's late offer held the data before it
-    adopted   `version` of `fragment`, by `mixing` (None: as the run's settings say); with `rebase`, the progress since
-              offer `since` was sent is kept (None: since the adoption before)
-    dropped   the progress on `fragment` made since the last adoption
-    saved     the inner optimizer's moments, at its own step `count`
-    sent      offer number `seq`: `fragment` for `slot`; with error feedback, `since` is the seq of the offer whose
-              rounding error it makes up for
-    lost      there were more events between two offers than are kept: this stretch cannot be replayed
-    """
-
-    kind: EventKind
-    count: int = 0
-    batch_tokens: int = 0
-    n: int = 0
-    local_steps: float = 0.0
-    position: int = 0
-    fragment: int = 0
-    version: int = 0
-    mixing: Mixing | None = None
-    since: int | None = None
-    seq: int = 0
-    slot: int = 0
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """How an incarnation began: `position` tokens into its shard, with `versions` (one per fragment), with the saved
-    moments under the key `inner` (None: fresh ones). `moments_lost`: saved moments were expected and not found."""
-
-    position: int
-    versions: tuple[int, ...]
-    inner: str | None = None
-    moments_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,8 +208,7 @@ class Offer:
     tokens, that the delta was trained on, in `steps` steps: of full batches, or smaller ones while a part of the island
     was gone.
     `inner` names the newest saved inner-optimizer state. With error feedback, `feeds_back` is the seq of the
-    earlier offer whose rounding error this delta makes up for. `events`: everything that changed the parameters since
-    the previous offer, in order; the first offer also says how the incarnation `began`. A replay needs nothing else.
+    earlier offer whose rounding error this delta makes up for.
     """
 
     learner: str
@@ -273,8 +229,6 @@ class Offer:
     loss: float | None = None
     inner: str | None = None
     feeds_back: int | None = None
-    began: Beginning | None = None
-    events: tuple[TapeEvent, ...] = ()
     schema: int = SCHEMA
 
     @property

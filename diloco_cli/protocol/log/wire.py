@@ -48,7 +48,7 @@ def _line(plain: Any) -> bytes:
 
 
 def _plain(record: object) -> Any:
-    if isinstance(record, RunFormat):  # the run's settings have a codec of their own, which plans and tapes use too
+    if isinstance(record, RunFormat):  # the run's settings have a codec of their own, which plans use too
         return to_plain(record)
     return record if isinstance(record, dict) else msgspec.to_builtins(record, str_keys=True)
 

@@ -1,6 +1,6 @@
 """Whether this machine may use what a run's format names beyond the run's own bucket: code, and stores elsewhere.
 
-Who can write FORMAT.json or a tape must not choose what other machines import, or which paths and buckets they open.
+Who can write FORMAT.json must not choose what other machines import, or which paths and buckets they open.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ from diloco_cli.protocol.log.records import (
     fragment_of_slot,
 )
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.tape import MAX_EVENTS
 from diloco_cli.protocol.rules.merging import token_weight
 
 MAX_S = 1e6  # the longest time that an honest learner can state in its timings
@@ -55,7 +54,6 @@ def is_well_formed(offer: Offer) -> bool:
         and all(0 <= number < MAX_EXACT for number in (*numbers, offer.payload_bytes))
         and all(0 <= seconds <= MAX_S for seconds in timings)
         and is_digest(offer.payload_digest)
-        and len(offer.events) <= MAX_EVENTS
     )
 
 

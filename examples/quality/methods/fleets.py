@@ -1,52 +1,127 @@
-"""A fleet in virtual time that trains nothing and steps as it is told to: the product's learners and syncer, and the
-tape that their bucket tells.
+"""A fleet in virtual time whose learners step as they are told to: the product's learners and syncer on a bucket in
+memory. It trains nothing (who merges what when), or the run's own model; the schedule is the same.
 
-The same arguments give the same tape, to the byte.
+The same arguments give the same bucket, to the byte.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from math import inf
+from typing import Any
 
-from diloco_cli.config.settings import Link
-from diloco_cli.errors import RunFailedError, UsageError
-from diloco_cli.forecast.fleet import SimulatedFleet
-from diloco_cli.forecast.stand_ins import BITS, Condition, Sizes, VirtualTraining
-from diloco_cli.protocol.actors.ports import Progression, Stepped
-from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.records import MAX_EXACT, RunFormat
-from diloco_cli.protocol.log.tape import Tape
-from diloco_cli.tapes.recorder import record
+from diloco_cli.errors import RunFailedError
+from diloco_cli.forecast.stand_ins import NamedPayloads, TraceArithmetic
+from diloco_cli.protocol.actors.evaluating import NoEvaluator
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.ports import Arithmetic, Moments, Progression, Stepped, Training, Values, Wire
+from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
+from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Sleep, Steps
+from diloco_cli.protocol.log.records import MAX_EXACT, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.virtual.world import Actor, VirtualLanes, World
 
 from .pacing import TOLERANCE_S, Pacing, StepClock
 
-SETTLES_SLOTS = 4  # after the last step: what is on its way is merged
+SETTLES_SLOTS = 4  # after the last step: offers on their way are merged
 STANDS_STILL_ROUNDS = 100  # without a step; then the fleet is taken to be stuck
 FOR_EVER_S = 1e12
+THEN = "2000-01-01T00:00:00.000Z"  # on the virtual clock: no real date
+
+
+class TrainsNothing:
+    """Implements Training: only counts."""
+
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
+        yield from ()
+        return Stepped(batch_tokens)
+
+    def read(self, fragment: int) -> Values:
+        return None
+
+    def write(self, fragment: int, values: Values) -> None: ...
+
+    def save(self) -> Moments | None:
+        return None
+
+    def restore(self, moments: bytes) -> bool:
+        return True
+
+    def reset(self) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Ports:
+    """What the fleet computes with: of each island by its name, and of the syncer. Default: nothing."""
+
+    training: Callable[[str], Training] = lambda name: TrainsNothing()
+    wire: Callable[[str], Wire] = NamedPayloads
+    arithmetic: Arithmetic | None = None
+    merged: Callable[[PacedFleet], None] = lambda fleet: None  # called after each merge
 
 
 @dataclass
-class PacedFleet(SimulatedFleet):
+class PacedFleet:
     """Its learners step as their pacings say, in batches that are whole multiples of `quantum_tokens`, until together
-    they have processed `budget` tokens. `stepped_s`: when the last step ended; `stepping`: the stretches in which each
-    made one step after the other, from and to."""
+    they have processed `budget` tokens. `tokens`, `steps`: of each learner; `stepped_s`: when the last step ended;
+    `stepping`: the stretches in which each made one step after the other, from and to."""
 
-    pacings: dict[str, Pacing] = field(default_factory=dict)
+    run: RunFormat
+    pacings: dict[str, Pacing]
     quantum_tokens: int = 1
     budget: float = inf
-    processed: int = 0
+    ports: Ports = field(default_factory=Ports)
+    world: World = field(default_factory=World)
+    state: RunState = field(default_factory=RunState)
     stepped_s: float = 0.0
+    tokens: Counter[str] = field(default_factory=Counter)
     steps: Counter[str] = field(default_factory=Counter)
     stepping: defaultdict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
 
+    def __post_init__(self) -> None:
+        self._numbers = count()
+        self._free_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self.world.latency_s, self.world.on_end = self._latency_s, self._ended
+        self.world.store.create(FORMAT_KEY, encode(self.run))
+        arithmetic = self.ports.arithmetic or TraceArithmetic(self.run.num_fragments)
+        syncer = Syncer(
+            self.run, self._claim(), arithmetic, NoEvaluator(), lambda: THEN, self._nonce, on_commit=self._committed
+        )  # fmt: skip
+        self.world.start("syncer", syncer.serve())
+        for name in self.pacings:
+            lanes = VirtualLanes(lambda steps, name=name: self.world.start(name, steps))  # type: ignore[misc]
+            learner = Learner(
+                self.run, name, self._claim(), PacedTraining(self, name, self.ports.training(name)),
+                self.ports.wire(name), self._nonce, lanes.start,
+            )  # fmt: skip
+            self.world.start(name, learner.train())
+
+    @property
+    def processed(self) -> int:
+        return self.tokens.total()
+
     @property
     def is_spent(self) -> bool:
-        return self.processed >= self.budget
+        return self.processed >= self.budget or self.state.phase == RunPhase.FINISHED
 
-    def training_of(self, condition: Condition) -> VirtualTraining:
-        return PacedTraining(condition, self)
+    @property
+    def merges(self) -> list[Commit]:
+        return [commit for commit in self.log if commit.kind == "merge"]
+
+    @property
+    def log(self) -> list[Commit]:
+        found: list[Commit] = []
+        while (data := self.world.store.get(key := commit_key(len(found)))) is not None:
+            found.append(decode(Commit, data, key))
+        return found
 
     def note_step(self, name: str, end_s: float) -> None:
         self.steps[name] += 1
@@ -56,50 +131,69 @@ class PacedFleet(SimulatedFleet):
             start_s = stretches.pop()[0]
         stretches.append((start_s, end_s))
 
+    def _committed(self, state: RunState, commit: Commit) -> None:
+        self.state = state
+        if commit.kind == "merge":
+            self.ports.merged(self)
 
-class PacedTraining(VirtualTraining):
-    """Steps end for good when the fleet's budget is spent."""
+    def _nonce(self) -> str:
+        return f"{next(self._numbers):032x}"
 
-    def __init__(self, condition: Condition, fleet: PacedFleet) -> None:
-        super().__init__(condition)
-        self._name, self._fleet = condition.island.name, fleet
-        self._clock = StepClock(fleet.pacings[self._name], fleet.quantum_tokens)
+    def _claim(self) -> ProcessClaim:
+        return ProcessClaim(0, self._nonce(), "virtual", 1, THEN, self.run.software)
+
+    def _latency_s(self, actor: Actor, operation: Operation) -> float:
+        """Payloads take the time that the pacing says, one after the other; everything else takes none."""
+        match operation:
+            case Create(key, data) if key.startswith("delta/") and data:
+                return self._transfer_s(actor.name, "up", self.pacings[actor.name].upload_s)
+            case Get(key, _) if key.startswith("weights/") and actor.name in self.pacings:
+                return self._transfer_s(actor.name, "down", self.pacings[actor.name].download_s)
+        return 0.0
+
+    def _transfer_s(self, name: str, direction: str, seconds: float) -> float:
+        done_s = max(self._free_s[name, direction], self.world.now_s) + seconds
+        self._free_s[name, direction] = done_s
+        return done_s - self.world.now_s
+
+    def _ended(self, actor: Actor) -> None:
+        if actor.error is not None:
+            raise actor.error
+
+
+class PacedTraining:
+    """Implements Training: steps of `inner` at the times that the fleet's pacing says, and none once its budget is
+    spent."""
+
+    def __init__(self, fleet: PacedFleet, name: str, inner: Training) -> None:
+        self._fleet, self._name, self._inner = fleet, name, inner
+        self._clock = StepClock(fleet.pacings[name], fleet.quantum_tokens)
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
         now_s = yield Now()
         timed = None if self._fleet.is_spent else self._clock.next_step(now_s, batch_tokens)
         if timed is None:
             yield Sleep(FOR_EVER_S)
-            raise AssertionError("no history lasts so long")
-        self._fleet.processed += timed.batch_tokens
+            raise AssertionError("no fleet runs so long")
+        self._fleet.tokens[self._name] += timed.batch_tokens
         yield Sleep(timed.end_s - now_s)
         self._fleet.note_step(self._name, timed.end_s)
-        return self.stepped(timed.batch_tokens)
+        return (yield from self._inner.step(position, timed.batch_tokens, at))
+
+    def __getattr__(self, name: str) -> Any:  # reading, writing, saving: as the inner one does
+        return getattr(self._inner, name)
 
 
-def play_fleet(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum_tokens: int = 1) -> PacedFleet:
-    """Until the learners together have processed `tokens`. Raises UsageError for `adaptive` mixing: how deltas agree is
-    known only where an island trains."""
-    if run.settings.sync.mixing == "adaptive":
-        raise UsageError(
-            "a fleet that trains nothing cannot mix by `adaptive`: it asks how the learners' deltas agree",
-            hint="sync.mixing: replace, blend or rebase",
-        )
-    train = replace(run.settings.train, tokens=MAX_EXACT - 1)  # the budget ends the run
-    islands = tuple(
-        replace(island, step_s=pacing.step_s, link=_link(pacing))
-        for island, pacing in zip(run.islands, pacings, strict=True)
-    )
-    fleet = PacedFleet(
-        run=replace(run, settings=replace(run.settings, train=train), islands=islands),
-        sizes=Sizes((1.0,) * run.num_fragments, (1.0,) * run.num_fragments, 0.0),
-        hardware={},
-        latency_s=0.0,
-        pacings={island.name: pacing for island, pacing in zip(islands, pacings, strict=True)},
-        quantum_tokens=quantum_tokens,
-        budget=tokens,
-    )
-    fleet.start()
+def play_fleet(
+    run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum_tokens: int = 1, ports: Ports | None = None
+) -> PacedFleet:
+    """Until the learners together have processed `tokens`. A fleet that trains nothing goes on whatever the run's
+    target is; one that trains ends its learning rate's schedule at it."""
+    if ports is None:
+        run = replace(run, settings=replace(run.settings, train=replace(run.settings.train, tokens=MAX_EXACT - 1)))
+    islands = tuple(replace(i, step_s=pacing.step_s) for i, pacing in zip(run.islands, pacings, strict=True))
+    by_name = {island.name: pacing for island, pacing in zip(islands, pacings, strict=True)}
+    fleet = PacedFleet(replace(run, islands=islands), by_name, quantum_tokens, tokens, ports or Ports())
     slot_s = max(i.local_steps * i.step_s for i in islands) / run.num_fragments
     round_s = max(run.settings.sync.every * p.step_s + p.upload_s + p.download_s for p in pacings)
     still_s = STANDS_STILL_ROUNDS * round_s + run.settings.sync.skip_after_s
@@ -112,15 +206,3 @@ def play_fleet(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum
             hint="lower sync.quorum, or give the learners more time",
         )
     return fleet
-
-
-def tape_of(fleet: SimulatedFleet, run: RunFormat) -> Tape:
-    """What the bucket tells. Its versions have no bytes that a player could compare."""
-    tape = record(fleet.world.store, fleet.run)
-    return replace(tape, run=run, merges=tuple(replace(merge, state_digest=None) for merge in tape.merges))
-
-
-def _link(pacing: Pacing) -> Link:
-    """Over which one payload, here of one byte, takes as long as the pacing says."""
-    up_bps = BITS / pacing.upload_s if pacing.upload_s else None
-    return Link(up_bps, BITS / pacing.download_s if pacing.download_s else None)

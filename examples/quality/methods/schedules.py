@@ -1,4 +1,4 @@
-"""The schedules that the methods of this family follow, as settings and as fleets in virtual time; then their tapes.
+"""The schedules that the methods of this family follow, as settings and as the paces of learners.
 
 | method                | fragments | overlap | quorum | adoption                           | source               |
 |-----------------------|-----------|---------|--------|------------------------------------|----------------------|
@@ -16,10 +16,7 @@ from dataclasses import replace
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.forecast.chips import MS, Constants, Timeline, equal_learners, generator, walk
 from diloco_cli.forecast.goodput import PUBLISHED
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.tape import Tape
 
-from .fleets import play_fleet, tape_of
 from .pacing import Pacing, Spell
 
 LINK_STEPS = 0.3  # an upload, and a download, in inner steps: both fit well into the paper's overlap of two steps
@@ -83,15 +80,6 @@ def spells_of(timeline: Timeline) -> tuple[Spell, ...]:
         spells.append(Spell(int(start_ms) / MS, int(active) / timeline.learner.slices))
         last_end_ms = int(end_ms)
     return tuple(spells)
-
-
-def make_tape(run: RunFormat, pacings: tuple[Pacing, ...], tokens: int, quantum_tokens: int) -> tuple[Tape, int]:
-    """(tape, processed tokens): the learners together process `tokens`. The learning rate's schedule ends with what
-    this tape merges in all: what `replace` gives up is processed and counts, but no merge knows of it."""
-    fleet = play_fleet(run, pacings, tokens, quantum_tokens)
-    tape = tape_of(fleet, run)
-    train = replace(run.settings.train, tokens=max(1, tape.merges[-1].tokens))
-    return replace(tape, run=replace(run, settings=replace(run.settings, train=train))), fleet.processed
 
 
 def _linked(step_s: float) -> Pacing:

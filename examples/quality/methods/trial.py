@@ -4,22 +4,30 @@ in the same order, takes the same number of tokens, and is evaluated on the same
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import torch
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.tapes.player import Player
-from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.syncer.evaluation import held_out_loss
+from diloco_cli.syncer.versions import load_versions
+from diloco_cli.tasks.build import Data, build_data, build_model, build_model_on_meta
 from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.training.replica import DeviceTraining, Replica
+from diloco_cli.training.wire import TensorWire
 
 from .data_parallel import DataParallel
+from .fleets import PacedFleet, Ports, play_fleet
 from .pacing import Pacing
-from .schedules import make_tape
 
-Kind = Literal["data_parallel", "tape"]
+Kind = Literal["data_parallel", "fleet"]
 POINTS = 8  # of a trial's curve
 
 
@@ -49,7 +57,7 @@ class TrialResult:
 
 def run_trial(trial: Trial) -> TrialResult:
     run = make_run(trial)
-    return _data_parallel(trial, run) if trial.kind == "data_parallel" else _play(trial, run)
+    return _data_parallel(trial, run) if trial.kind == "data_parallel" else _fleet(trial, run)
 
 
 def make_run(trial: Trial) -> RunFormat:
@@ -63,24 +71,67 @@ def make_run(trial: Trial) -> RunFormat:
     return RunFormat("trial", settings.name, "", settings, islands, layout, "trial")
 
 
-def _play(trial: Trial, run: RunFormat) -> TrialResult:
-    started_s = monotonic_s()
-    tape, processed = make_tape(run, trial.pacings, run.settings.train.tokens, trial.quantum_tokens)
-    player = Player(tape)
-    total, curve = len(tape.merges), []
-    marks = {round(total * point / POINTS) for point in range(1, POINTS)}
-    for index, _ in enumerate(player.merges(), start=1):
-        if index in marks:
-            curve.append((processed * index // total, player.held_out_loss(trial.sequences // 4)))
-    loss = player.held_out_loss(trial.sequences)
-    taken = sum(len(merge.inputs) for merge in tape.merges) / (total * len(run.islands))
+class TrainedFleet:
+    """A fleet that trains the run's model, with the product's own replicas, codecs, merges and outer steps.
+
+    The learning rate's schedule ends with the last merge: `replace` gives up steps that are processed and in no merge,
+    so a first fleet, which trains nothing, counts what is merged. `merges`: how many it came to; `merged` is called
+    after each."""
+
+    def __init__(
+        self, run: RunFormat, pacings: tuple[Pacing, ...], quantum_tokens: int = 1, data: Data | None = None,
+        merged: Callable[[TrainedFleet], None] = lambda fleet: None,
+    ) -> None:  # fmt: skip
+        torch.set_num_threads(1)
+        budget = run.settings.train.tokens
+        planned = play_fleet(run, pacings, budget, quantum_tokens).state
+        train = replace(run.settings.train, tokens=max(1, planned.tokens(run.layout)))
+        self.run = run = replace(run, settings=replace(run.settings, train=train))
+        self.data = data if data is not None else build_data(run.settings)
+        self.model, self.merges = build_model(run.settings).eval(), planned.merges
+        self.played: PacedFleet
+
+        def after(fleet: PacedFleet) -> None:
+            self.played = fleet
+            merged(self)
+
+        ports = Ports(self._training, lambda name: TensorWire(run), TorchArithmetic(run), after)
+        self.played = play_fleet(run, pacings, budget, quantum_tokens, ports)
+
+    def _training(self, name: str) -> DeviceTraining:
+        run, model = self.run, build_model(self.run.settings)
+        return DeviceTraining(run, Replica(run.settings, model, self.data, run.shard_of(name), run.num_shards))
+
+    def outer_parameters(self) -> dict[str, torch.Tensor]:
+        """Every trained parameter by its name, after the merges so far."""
+        tensors = {name: tensor.detach() for name, tensor in bare_parameters(self.model).items()}
+        load_versions(self.run, self.played.state.outputs, self.played.world.store, tensors)
+        return tensors
+
+    def held_out_loss(self, num_sequences: int) -> float:
+        """Of the outer parameters, nats per token, as the syncer's evaluator computes it."""
+        self.outer_parameters()
+        return held_out_loss(self.model, self.data, num_sequences)
+
+
+def _fleet(trial: Trial, run: RunFormat) -> TrialResult:
+    started_s, curve = monotonic_s(), list[tuple[int, float]]()
+
+    def merged(fleet: TrainedFleet) -> None:
+        merges = fleet.played.state.merges
+        if merges in {round(fleet.merges * point / POINTS) for point in range(1, POINTS)}:
+            tokens = run.settings.train.tokens * merges // fleet.merges
+            curve.append((tokens, fleet.held_out_loss(trial.sequences // 4)))
+
+    fleet = TrainedFleet(run, trial.pacings, trial.quantum_tokens, merged=merged)
+    loss, played, merges = fleet.held_out_loss(trial.sequences), fleet.played, fleet.played.merges
     return TrialResult(
         loss=loss,
-        curve=(*curve, (processed, loss)),
-        processed=processed,
-        merged=tape.merges[-1].tokens,
-        merges=total,
-        participation=taken,
+        curve=(*curve, (played.processed, loss)),
+        processed=played.processed,
+        merged=played.state.tokens(run.layout),
+        merges=len(merges),
+        participation=sum(len(merge.inputs) for merge in merges) / (len(merges) * len(run.islands)),
         wall_s=monotonic_s() - started_s,
     )
 

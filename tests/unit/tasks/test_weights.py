@@ -24,7 +24,6 @@ from diloco_cli.tasks.weights import (
     check_frozen,
     digest_of_values,
     frozen_digest_of,
-    given_values,
     unchecked_frozen,
 )
 from diloco_cli.tensors.names import bare_parameters
@@ -204,18 +203,6 @@ def test_the_format_has_the_digest_of_the_values_and_a_pinned_one_must_be_theirs
     with pytest.raises(UsageError, match="the digest here is") as caught:
         carried(pinned, other)
     assert caught.value.where == "model.weights_digest"
-
-
-def test_a_tapes_values_come_from_a_file_and_are_those_of_the_format(initial: RunSettings) -> None:
-    run, file = carried(initial, brought_values(initial)), Path(initial.model.initial)
-    assert given_values(PRESET, None) is None
-    with pytest.raises(UsageError, match="began with the values of") as caught:
-        given_values(run, None)
-    assert "--initial FILE" in caught.value.hint
-    assert digest_of_values(given_values(run, file)) == run.model.weights_digest
-    rewritten(initial, lambda t: t["embedding.weight"].add_(1))
-    with pytest.raises(UsageError, match="the digest here is"):
-        given_values(run, file)
 
 
 class Adapted(torch.nn.Module):

@@ -16,7 +16,7 @@ AT_TAU = replace(SyncSettings(), adoption="at_tau", overlap=2)
 
 
 def draft(slot: int, base: int = 0) -> OfferDraft:
-    return OfferDraft(0, slot, 0, output(0, base, -1), 0, 8, 2, None, (), None)
+    return OfferDraft(0, slot, 0, output(0, base, -1), 0, 8, 2, None)
 
 
 def log(head: int, *merged: int, base_floor: int = 0) -> RunState:

@@ -127,21 +127,6 @@ def test_own_progress_is_kept_on_a_version_that_holds_the_newest_offer_or_while_
     assert progress.mixing_of(state.outputs[0], state) == ("rebase" if merged else "replace")
 
 
-@pytest.mark.parametrize("mixing", ["rebase", "replace", "blend", "adaptive"])
-@pytest.mark.parametrize("made", ["rebase", "replace", "blend"])
-def test_an_adoption_is_told_by_its_rule_where_that_is_not_the_runs(mixing: str, made: Any) -> None:
-    """Or a replay would make it by another one: after a rollback everybody replaces."""
-    run = make_run(fragments=1, mixing=mixing)
-    progress = Progress(run, "l0", 1, genesis(run), 0)
-    newer = output(0, 1, 0)
-    if made == "rebase":
-        progress.rebased(newer, None)
-    else:
-        progress.adopted(newer, made)
-    (told,) = [event for event in progress.events.take()[1] if event.kind == "adopted"]
-    assert told.mixing == (None if made == mixing else made)
-
-
 def test_nothing_is_offered_from_a_base_that_an_own_offer_has_consumed() -> None:
     """Its merge is in the log, its version is still on its way."""
     progress, state, draft = ready()

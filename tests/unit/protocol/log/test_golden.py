@@ -31,7 +31,6 @@ from diloco_cli.protocol.log.commits import (
 )
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.records import (
-    Beginning,
     FragmentVersion,
     Island,
     Join,
@@ -40,7 +39,6 @@ from diloco_cli.protocol.log.records import (
     Outcome,
     ProcessClaim,
     Request,
-    TapeEvent,
     Timings,
 )
 from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
@@ -88,16 +86,9 @@ COMMITS: list[Commit] = [
     Stop(**HEADER, diverged=True),
     Finish(**HEADER),
 ]
-EVENTS = (
-    TapeEvent("heard", n=6, local_steps=12.5),
-    TapeEvent("adopted", fragment=1, version=6, mixing="rebase", since=3),
-    TapeEvent("steps", count=32, batch_tokens=4),
-    TapeEvent("saved", count=96),
-)
 OFFER = Offer(
     "l0", 1, 4, 6, 0, 6, "blake3-3333", 128, 256, 128, 32, "blake3-6666", 4096, "c0ffee",
     Timings(0.25, 1.5, 0.125, 0.5), 2.25, "inner/l0/00000001/000000000096-blake3-7777", 3,
-    Beginning(0, (0, 0), None, True), EVENTS,
 )  # fmt: skip
 OTHERS: dict[str, Any] = {
     "format": RUN,
