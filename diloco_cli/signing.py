@@ -17,7 +17,7 @@ judged after that commit (protocol/log/authority.py, which also binds each epoch
 
 Private keys are never written to the bucket, logged or shown, and no machine needs another's. A key file also names the
 operator's public key, so its holder does not depend on what FORMAT.json says; a process without a key believes what it
-saw there first (runtime/known_operators.py).
+saw there first (runtime/consent.py).
 
 Records of an unsigned run end with a checksum in the signature's place (`Checksummed`): not every store notices a
 flipped bit, and a commit depends on the one before it.

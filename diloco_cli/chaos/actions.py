@@ -1,22 +1,164 @@
-"""Actions: safety rails first, then the record, the fault, and the check that it happened; and healing.
+"""Faults on the record: safety rails first, then the journal, the fault, the check that it happened; and healing.
 
-`refusal`: why an action is not allowed; a pure function of the target's facts.
+The journal has one JSON object a line, appended, never rewritten: a fault's plan before it is injected, then its
+results, under one `id`. A pause is ended by a small process of its own (`healer`), which is started before anything is
+paused and also ends the pause if the chaos command dies: both ends of a pipe notice any death.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+import json
+import os
+import select
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from subprocess import TimeoutExpired
-from typing import Literal
+from typing import Any, Literal
 
-from diloco_cli.chaos.faults import Fault, Kill, PauseFault
-from diloco_cli.chaos.healer import healer
-from diloco_cli.chaos.journal import JournalEntry, read_entries, record, record_plan
-from diloco_cli.chaos.targets import Target, find_target, list_targets
-from diloco_cli.errors import RefusedError
+from diloco_cli.chaos.faults import Fault, Kill, PauseFault, Target, find_target, list_targets, resume_process
+from diloco_cli.clock import utc_now_text
+from diloco_cli.config.codec import from_plain, parse_object
+from diloco_cli.errors import RefusedError, TryAgainError, UsageError
+from diloco_cli.paths import run_directory
+from diloco_cli.randomness import nonce
+from diloco_cli.runtime.files import checked_name, make_directory
+from diloco_cli.runtime.processes import Identity, identity_from_json, identity_to_json
 from diloco_cli.runtime.registry import SUPERVISOR, release
+from diloco_cli.runtime.units import Child, end_all
+
+MAX_READ_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """`injected`, `verified`, `healed`: None while not known. `seed`: always None, because a person chose the fault."""
+
+    id: str
+    time: str
+    seed: int | None
+    fault: str
+    target: str
+    pid: int | None = None
+    for_s: float | None = None
+    injected: bool | None = None
+    verified: bool | None = None
+    healed: bool | None = None
+    skipped: str | None = None
+
+
+def record_plan(run: str, fault: str, target: str, *, pid: int | None, for_s: float | None = None) -> JournalEntry:
+    """Written and synced before the fault happens."""
+    return _append(run, JournalEntry(nonce(), utc_now_text(), None, fault, target, pid, for_s))
+
+
+def record(run: str, entry: JournalEntry, **changes: Any) -> JournalEntry:
+    return _append(run, replace(entry, **changes))
+
+
+def read_entries(run: str) -> list[JournalEntry]:
+    """The latest state of every fault, in the order of their plans. Torn lines are left out."""
+    try:
+        with _path(run).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MAX_READ_BYTES))
+            lines = file.read(MAX_READ_BYTES).splitlines()
+    except FileNotFoundError:
+        return []
+    entries: dict[str, JournalEntry] = {}
+    for entry in filter(None, map(_parse, lines)):
+        entries[entry.id] = _merged(entries.get(entry.id), entry)
+    return list(entries.values())
+
+
+def _merged(before: JournalEntry | None, after: JournalEntry) -> JournalEntry:
+    """The later line's values, but None never replaces a value: another writer (the healer) may not know it."""
+    if before is None:
+        return after
+    known = {name: value for name, value in asdict(after).items() if value is not None}
+    return replace(before, **known)
+
+
+def _append(run: str, entry: JournalEntry) -> JournalEntry:
+    path = _path(run)
+    make_directory(path.parent)
+    # The blank line keeps this line apart from a torn last line of a crashed writer.
+    line = b"\n" + json.dumps(asdict(entry), allow_nan=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return entry
+
+
+def _parse(line: bytes) -> JournalEntry | None:
+    try:
+        return from_plain(JournalEntry, parse_object(line, MAX_READ_BYTES), strict=False)
+    except (UsageError, ValueError, OverflowError):
+        return None
+
+
+def _path(run: str) -> Path:
+    return run_directory(checked_name(run, "name of a run")) / "chaos.jsonl"
+
+
+READY, GO = "ready", "go"
+START_S = 15.0
+END_S = 10.0
+MAX_LINE_BYTES = 4096
+
+
+@contextmanager
+def healer(run: str, identity: Identity, entry: JournalEntry, for_s: float) -> Iterator[Callable[[], None]]:
+    """The chaos command's side. Leaving the block for any reason heals. The function that it yields starts the time of
+    the pause and waits for its end."""
+    child = Child("diloco_cli.chaos.actions", apart=True)
+    try:
+        child.tell({"run": run, "entry": entry.id, "identity": identity_to_json(identity), "for_s": for_s})
+        if not _is_ready(child):
+            raise TryAgainError("the process that would end the pause did not start, so nothing was paused")
+
+        def wait() -> None:
+            child.tell(GO)  # if it has died, the caller heals by itself
+            child.process.wait(for_s + END_S)
+
+        yield wait
+    finally:
+        end_all([child], END_S)
+
+
+def _is_ready(child: Child) -> bool:
+    try:
+        return bool(child.answer(START_S) == READY)
+    except (TimeoutError, ValueError):
+        return False
+
+
+def main() -> None:
+    """The healer's side: an order, `ready`, then `go` or the pipe's end, then the time's or the pipe's end."""
+    order = json.loads(_read_line())
+    identity = identity_from_json(order["identity"])
+    print(json.dumps(READY), flush=True)
+    if _read_line() == f"{json.dumps(GO)}\n".encode():
+        select.select([0], [], [], float(order["for_s"]))
+    healed = resume_process(identity)
+    entry = next(entry for entry in read_entries(order["run"]) if entry.id == order["entry"])
+    record(order["run"], entry, healed=healed)
+
+
+def _read_line() -> bytes:
+    """Byte by byte, so that nothing is left in a buffer that `select` does not see."""
+    line = b""
+    while len(line) < MAX_LINE_BYTES and not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            break
+        line += byte
+    return line
+
 
 Action = Literal["kill", "pause", "revive"]
 MIN_PAUSE_S = 0.05
@@ -155,3 +297,7 @@ def _inject(fault: Fault, entry: JournalEntry) -> JournalEntry:
 def _check(action: Action, target: Target, reason: str | None) -> None:
     if reason is not None:
         raise RefusedError(f"refused to {action} {target.name}: {reason}", hint=hint_for(action, target))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""One fault is one small object.
+"""One fault is one small object; its targets are units of the run, identified in this machine's registry.
 
 describe   what `inject` will do, for people
 inject     raises RefusedError, with nothing changed, if the target is no longer the same process
@@ -8,15 +8,99 @@ heal       undoes the fault as far as possible; whether it is gone; may be calle
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from diloco_cli.chaos.targets import Target
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import RefusedError
-from diloco_cli.runtime.identity import Identity, is_alive, is_paused, signal_family, signal_process, signal_unit
-from diloco_cli.runtime.registry import SUPERVISOR, hold, release
+from diloco_cli.runtime.processes import (
+    STOPPED,
+    Identity,
+    ancestors,
+    is_alive,
+    is_paused,
+    mismatch,
+    ranks_of,
+    read_process,
+    refusal_to_signal,
+    signal_family,
+    signal_process,
+    signal_unit,
+)
+from diloco_cli.runtime.registry import (
+    SUPERVISOR,
+    Ignored,
+    UnitRecord,
+    hold,
+    is_held,
+    list_units,
+    living_supervisor,
+    read_supervisor,
+    read_unit,
+    release,
+)
+
+Condition = Literal["running", "paused", "dead", "unknown"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """`why`: why it does not count as alive. `untouchable`: why it may not be signalled in any case."""
+
+    run: str
+    name: str
+    kind: str
+    identity: Identity | None
+    condition: Condition
+    held: bool = False
+    why: str | None = None
+    untouchable: str | None = None
+    supervised: bool = True
+
+    @property
+    def pid(self) -> int | None:
+        return self.identity.pid if self.identity else None
+
+
+def find_target(run: str, name: str) -> Target:
+    """The unit, or the supervisor, of that name; `unknown` if this machine has no record of it."""
+    if name == SUPERVISOR:
+        return _target(run, name, SUPERVISOR, read_supervisor(run), "no supervisor has been here")
+    record = read_unit(run, name)
+    if isinstance(record, UnitRecord):
+        return _target(run, name, record.kind, record.identity, None)
+    return _target(run, name, "unit", None, _no_record(run, name, record))
+
+
+def list_targets(run: str) -> list[Target]:
+    """Every unit this machine knows, by name, and the supervisor at the end."""
+    return [find_target(run, name) for name in [*(record.name for record in list_units(run)), SUPERVISOR]]
+
+
+def _target(run: str, name: str, kind: str, identity: Identity | None, why: str | None) -> Target:
+    held = kind != SUPERVISOR and is_held(run, name)
+    supervised = living_supervisor(run) is not None
+    if identity is None:
+        return Target(run, name, kind, None, "unknown", held, why, supervised=supervised)
+    facts = read_process(identity.pid)
+    why = mismatch(identity, facts)
+    untouchable = refusal_to_signal(identity.pid, os.getpid(), ancestors(os.getpid()))
+    if why is not None or facts is None:
+        return Target(run, name, kind, identity, "dead", held, why, untouchable, supervised)
+    is_paused = any(one.state == STOPPED for one in (facts, *ranks_of(facts.pid)))
+    condition: Condition = "paused" if is_paused else "running"
+    return Target(run, name, kind, identity, condition, held, None, untouchable, supervised)
+
+
+def _no_record(run: str, name: str, entry: Ignored | None) -> str:
+    if isinstance(entry, Ignored):
+        return f"its record {entry.path} does not count: {entry.reason}"
+    known = [record.name for record in list_units(run)] + [SUPERVISOR]
+    return f"run {run} has no unit {name} on this machine; units: {', '.join(known)}"
+
 
 VERIFY_S = 2.0
 VERIFY_POLL_S = 0.01

@@ -16,9 +16,8 @@ from diloco_cli.events.bucket import tell_event
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
-    from diloco_cli.chaos.faults import Fault
-    from diloco_cli.chaos.journal import JournalEntry
-    from diloco_cli.chaos.targets import Target
+    from diloco_cli.chaos.actions import JournalEntry
+    from diloco_cli.chaos.faults import Fault, Target
 
 UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.", autocompletion=complete.units)
 RUN = typer.Option(
@@ -122,7 +121,7 @@ def _told(url: str, fault: Fault, entry: JournalEntry) -> JournalEntry:
 
 
 def _tell(url: str, fault: Fault, entry: JournalEntry) -> None:
-    from diloco_cli.chaos.journal import read_entries
+    from diloco_cli.chaos.actions import read_entries
 
     number = 1 + [known.id for known in read_entries(fault.target.run)].index(entry.id)
     deed = fault.describe().partition(";")[0]  # what comes of it is told by events of its own

@@ -11,7 +11,7 @@ DEVICES = ("cpu", "cuda", "cuda:0", "mps")
 
 def runs(incomplete: str) -> list[str]:
     """Those that this directory knows, newest first."""
-    from diloco_cli.runtime.runs import known_runs
+    from diloco_cli.runtime.registry import known_runs
 
     return _beginning(incomplete, (run.name for run in known_runs()))
 
@@ -19,8 +19,7 @@ def runs(incomplete: str) -> list[str]:
 def units(ctx: Any, incomplete: str) -> list[str]:
     """Of the run that was named, or else of the newest one."""
     from diloco_cli.errors import NotFoundError
-    from diloco_cli.runtime.registry import SUPERVISOR, list_units
-    from diloco_cli.runtime.runs import resolve_run
+    from diloco_cli.runtime.registry import SUPERVISOR, list_units, resolve_run
 
     try:
         run = resolve_run(ctx.params.get("run"), lambda line: None)

@@ -21,10 +21,9 @@ def evaluator(
     from diloco_cli.environment import DEVICE_VARIABLE, environment_value
     from diloco_cli.events.bucket import EVALUATOR
     from diloco_cli.protocol.log.commit_log import read_format
-    from diloco_cli.runtime.causes import telling_why
-    from diloco_cli.runtime.consent import NamedHere, consented
-    from diloco_cli.runtime.driver import SystemClock, perform
-    from diloco_cli.runtime.signing_key import signing_secret
+    from diloco_cli.runtime.consent import NamedHere, consented, signing_secret
+    from diloco_cli.runtime.daemon import SystemClock, perform
+    from diloco_cli.runtime.restart import telling_why
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore
     from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout

@@ -29,7 +29,7 @@ key = typer.Typer(help="Keys with which records are signed.", no_args_is_help=Tr
 def new(file: Path = FileArgument) -> None:
     """Make an operator's secret, for one or more runs. It stays on this machine."""
     from diloco_cli.randomness import new_private_key
-    from diloco_cli.runtime.signing_key import write_key
+    from diloco_cli.runtime.consent import write_key
     from diloco_cli.signing import Secret, short_key
 
     text = new_private_key()
@@ -46,7 +46,7 @@ def request(
     """Make this machine's own key for a signed run; prints its public half, which the operator certifies."""
     from diloco_cli.ed25519 import public_key
     from diloco_cli.randomness import new_private_key
-    from diloco_cli.runtime.signing_key import write_key
+    from diloco_cli.runtime.consent import write_key
     from diloco_cli.signing import machine_text, short_key
 
     opened = signed_run(run)
@@ -70,8 +70,7 @@ def certify(
 ) -> None:
     """Certify a machine's key for a role and a name in a run, with the operator's secret in the environment."""
     from diloco_cli.protocol.log.certificates import certificate_record
-    from diloco_cli.runtime.consent import consented
-    from diloco_cli.runtime.signing_key import signing_secret
+    from diloco_cli.runtime.consent import consented, signing_secret
     from diloco_cli.signing import KEY_HINT, is_public_key
     from diloco_cli.store.port import Created
 

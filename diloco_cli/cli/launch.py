@@ -16,7 +16,7 @@ from diloco_cli.errors import UsageError
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
     from diloco_cli.protocol.log.records import RunFormat
-    from diloco_cli.runtime.runs import KnownRun
+    from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.store.port import Store
     from diloco_cli.tasks.weights import Values
 
@@ -182,8 +182,8 @@ def _created(
         signed,
     )
     from diloco_cli.layout import layout_warning
-    from diloco_cli.runtime.runs import remember_run
-    from diloco_cli.runtime.signing_key import signing_secret
+    from diloco_cli.runtime.consent import signing_secret
+    from diloco_cli.runtime.registry import remember_run
     from diloco_cli.store.open import join_url
 
     _prepare(plan, shown)

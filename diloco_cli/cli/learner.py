@@ -10,7 +10,7 @@ import typer
 from diloco_cli.cli import complete
 from diloco_cli.cli.consent import AllowCode, AllowStore, named_here
 from diloco_cli.errors import UsageError
-from diloco_cli.runtime.child import diloco_command
+from diloco_cli.runtime.units import diloco_command
 from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def learner(
     """Run one island's learner: joins the run at URL, trains until it is over."""
     from diloco_cli.learner.parent import run_ranks
     from diloco_cli.learner.place import die_with_parent, place_here
-    from diloco_cli.runtime.causes import telling_why
+    from diloco_cli.runtime.restart import telling_why
 
     if not join and (region is not None or batch_tokens is not None):
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")

@@ -117,7 +117,7 @@ def _write(
     made: Plan, output: Path | None, plot: Path | None, inventory: Path | None, file: Path | None, overrides: list[str]
 ) -> None:
     if output is not None:
-        from diloco_cli.launch.plan_sources import sources_of
+        from diloco_cli.launch.plan_files import sources_of
         from diloco_cli.plan.plan_file import plan_file_name, save_plan
 
         path = output / plan_file_name(made) if output.is_dir() else output

@@ -24,7 +24,7 @@ def resume(
 ) -> None:
     """Go on with a run from its bucket alone; living units are adopted. Ctrl-C ends what runs here; the run goes on."""
     from diloco_cli.cli.supervision import go_on
-    from diloco_cli.runtime.runs import remember_run
+    from diloco_cli.runtime.registry import remember_run
 
     hooks = hooks_of(on_event, webhook)
     opened = open_run(run, at_home=False)

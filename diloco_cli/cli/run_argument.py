@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.operations import Steps
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.log.state import RunState
-    from diloco_cli.runtime.driver import SystemClock
-    from diloco_cli.runtime.runs import KnownRun
+    from diloco_cli.runtime.daemon import SystemClock
+    from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.store.deadline import Deadline
     from diloco_cli.store.port import Store, StoreGoneError
 
@@ -51,7 +51,7 @@ class OpenRun:
 
     def perform(self, steps: Steps[Result]) -> Result:
         """Run a protocol generator to its end on the run's store."""
-        from diloco_cli.runtime.driver import perform
+        from diloco_cli.runtime.daemon import perform
 
         return perform(steps, self.store, self.clock)
 
@@ -73,7 +73,7 @@ def find_run(text: str | None) -> KnownRun:
     """Where the run meant by `text` lives. A bucket's URL or path, and a run file with its inventory, need no
     knowledge of this directory."""
     from diloco_cli.cli.output import talk
-    from diloco_cli.runtime.runs import KnownRun, known_runs, resolve_run
+    from diloco_cli.runtime.registry import KnownRun, known_runs, resolve_run
     from diloco_cli.store.open import parse_url, split_url
 
     if text is not None and "://" in text:
@@ -103,7 +103,7 @@ def open_run(text: str | None, box: Deadline | None = None, at_home: bool = True
         return opened
     from diloco_cli.cli.output import talk
     from diloco_cli.runtime.consent import refused_stores
-    from diloco_cli.runtime.runs import KnownRun
+    from diloco_cli.runtime.registry import KnownRun
 
     if refused_stores(opened.format, opened.url, (home,)):
         raise RefusedError(
@@ -125,9 +125,8 @@ def open_known_run(known: KnownRun, box: Deadline | None = None) -> OpenRun:
     from diloco_cli.cli.output import talk
     from diloco_cli.events.bucket import EventReader
     from diloco_cli.protocol.log.commit_log import read_format
-    from diloco_cli.runtime.driver import SystemClock, perform
-    from diloco_cli.runtime.known_operators import check_operator
-    from diloco_cli.runtime.signing_key import signing_secret
+    from diloco_cli.runtime.consent import check_operator, signing_secret
+    from diloco_cli.runtime.daemon import SystemClock, perform
     from diloco_cli.store.port import StoreGoneError
 
     clock = SystemClock(monotonic_s, sleep_s, lambda: None)
@@ -180,7 +179,7 @@ def _run_of_file(path: Path) -> KnownRun:
     """As this directory knows the run of that name; else in the bucket that the file's inventory names."""
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
-    from diloco_cli.runtime.runs import KnownRun, read_run
+    from diloco_cli.runtime.registry import KnownRun, read_run
     from diloco_cli.store.open import join_url, parse_url
 
     run = load_run(path)

@@ -40,7 +40,7 @@ def stop(
 
 def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) -> None:
     """End what runs here. Raises the error if nothing does."""
-    from diloco_cli.runtime.local_end import end_here
+    from diloco_cli.runtime.supervisor import end_here
 
     name = find_run(run).name
     ended = end_here(name)

@@ -29,7 +29,7 @@ from diloco_cli.protocol.actors.decisions import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.runtime.consent import NamedHere, consented, stores_of
+from diloco_cli.runtime.consent import NamedHere, consented, stores_of, trust_of
 from diloco_cli.runtime.ending import (
     Participants,
     StopPolicy,
@@ -38,7 +38,6 @@ from diloco_cli.runtime.ending import (
     last_words,
     listed,
 )
-from diloco_cli.runtime.known_operators import trust_of
 from diloco_cli.runtime.logs import StoreWords
 from diloco_cli.runtime.registry import read_unit
 from diloco_cli.runtime.supervisor import WholeRun, supervise
@@ -98,7 +97,7 @@ def _say_who_gives_way(opened: OpenRun, state: RunState, units: list[UnitSpec]) 
 
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks) -> int:
-    from diloco_cli.runtime.detach import start_detached
+    from diloco_cli.runtime.units import start_detached
 
     identity = start_detached(opened.name, background_command(opened.url, region), hooks.environment())
     if as_json:

@@ -41,7 +41,7 @@ def syncer(
     if evaluator_device is not None:
         set_environment(DEVICE_VARIABLE, evaluator_device)
     from diloco_cli.protocol.log.keys import SYNCER
-    from diloco_cli.runtime.causes import telling_why
+    from diloco_cli.runtime.restart import telling_why
 
     if not standby:
         if name is not None or hosted or instead_of is not None:

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from diloco_cli.chaos.journal import read_entries
+from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import talk
 from diloco_cli.cli.run_argument import OpenRun
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
 from diloco_cli.launch.local_units import syncer_may_start
-from diloco_cli.runtime.causes import place_data
 from diloco_cli.runtime.ending import SupervisionEvent
 from diloco_cli.runtime.logs import note_line
 from diloco_cli.runtime.registry import SUPERVISOR, log_path
+from diloco_cli.runtime.restart import place_data
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store.open import open_store
 

@@ -28,8 +28,7 @@ def verify(
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
     from diloco_cli.observe.own_loops import own_loop_lines, own_loops
-    from diloco_cli.runtime.consent import consented
-    from diloco_cli.runtime.known_operators import trust_of
+    from diloco_cli.runtime.consent import consented, trust_of
 
     if allow_store and not mirrors:
         raise UsageError("--allow-store is for the buckets of regions", hint="add --mirrors")
@@ -85,7 +84,7 @@ def _verified(opened: OpenRun) -> Replay:
 
 def unpinned(opened: OpenRun) -> list[str]:
     """A warning if it is only FORMAT.json that says whose signatures count."""
-    from diloco_cli.runtime.signing_key import signing_secret
+    from diloco_cli.runtime.consent import signing_secret
     from diloco_cli.signing import short_key
 
     signing = opened.format.signing

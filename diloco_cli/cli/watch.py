@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 def awaited_run(run: str | None, box: Deadline, every_s: float) -> OpenRun:
     """The run, once it exists. The person may watch before it is launched."""
-    from diloco_cli.runtime.runs import known_runs
+    from diloco_cli.runtime.registry import known_runs
     from diloco_cli.store.port import StoreGoneError
     from diloco_cli.store.retry import is_retryable
 

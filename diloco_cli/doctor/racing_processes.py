@@ -16,7 +16,7 @@ from typing import Any
 
 from diloco_cli import clock
 from diloco_cli.errors import DilocoError
-from diloco_cli.runtime.child import Child, end_all
+from diloco_cli.runtime.units import Child, end_all
 from diloco_cli.store.port import Created, Store, StoreUnavailableError
 
 HEAD_START_S = 0.02

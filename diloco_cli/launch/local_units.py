@@ -13,10 +13,8 @@ from diloco_cli.protocol.log.commit_log import require_keys
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.randomness import new_private_key
-from diloco_cli.runtime.child import diloco_command
-from diloco_cli.runtime.consent import data_elsewhere, format_digest
-from diloco_cli.runtime.signing_key import signing_secret
-from diloco_cli.runtime.units import UnitSpec, learner_unit, syncer_units
+from diloco_cli.runtime.consent import data_elsewhere, format_digest, signing_secret
+from diloco_cli.runtime.units import UnitSpec, diloco_command, learner_unit, syncer_units
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer, syncer_signer
 
 

@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, PLAN_KEY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.kernel import usable_cores
+from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import OPERATOR, Checksummed, Secret
 from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store, StoreForbiddenError

@@ -1,30 +1,141 @@
-"""Makes a plan from the files that a user names, and checks what this version can launch of it."""
+"""Makes a plan from the files that a user names, and checks what this version can launch of it.
+
+The files are noted beside the plan, so that `launch` can tell that they have changed; they are no part of it: the same
+hardware and run give the same plan, wherever they lie.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from diloco_cli.config.build import Origins
+from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins
+from diloco_cli.config.run_file import inventory_path_of, load_run, load_run_with_origins
 from diloco_cli.config.settings import MAX_CONNECTIONS, Inventory, ModelSettings, RunSettings, StoreSettings
 from diloco_cli.config.validation import refuse_together
-from diloco_cli.errors import InfeasibleError, UsageError, suggestion
-from diloco_cli.launch.data_size import planned_epochs
-from diloco_cli.launch.plan_sources import refuse_changed_sources
+from diloco_cli.corpus.index import read_index
+from diloco_cli.corpus.sources import find_sources
+from diloco_cli.digests import digest
+from diloco_cli.errors import DilocoError, InfeasibleError, UsageError, suggestion
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.plan_file import load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.store.open import client_of
+from diloco_cli.store.open import client_of, open_store, parse_url
 from diloco_cli.store.parallel import CONNECTIONS_VARIABLE, connections_here
 from diloco_cli.store.proof import checked_by
+from diloco_cli.units import format_count, format_size
+
+
+def planned_epochs(run: RunSettings) -> str | None:
+    """One line; None for other data, and for shards in a bucket, which a plan does not ask. Raises NotFoundError for
+    text or shards that are not there."""
+    data = run.data
+    if data.text:
+        sources = find_sources([data.text])
+        size = sum(source.size for source in sources)
+        found = f"data: {len(sources)} files, {format_size(size)} of text"
+        return f"{found}: tokenized at launch" if data.tokenizer else f"{found}, {_epochs(run, size)}"
+    if not data.tokens or parse_url(data.tokens).scheme != "file":
+        return None
+    index = read_index(open_store(data.tokens))
+    return (
+        f"data: {format_count(index.num_tokens)} tokens in {Path(data.tokens).name}, {_epochs(run, index.num_tokens)}"
+    )
+
+
+def _epochs(run: RunSettings, tokens: int) -> str:
+    epochs = run.train.tokens / (tokens * (1 - run.data.held_out))
+    return (
+        f"{run.data.held_out:.0%} held out: the run's {format_count(run.train.tokens)} tokens are {epochs:.3g} epochs"
+    )
+
+
+@dataclass(frozen=True)
+class PlanSources:
+    """Paths are relative to the plan's folder; digests are of what the files say, without comments or --set."""
+
+    inventory: str
+    inventory_digest: str
+    run: str
+    run_digest: str
+    overrides: tuple[str, ...] = ()
+
+
+def sources_of(inventory: Path | None, file: Path | None, overrides: list[str], plan: Path) -> PlanSources | None:
+    """None for a plan of the template run, which has no file of the user."""
+    if file is None:
+        return None
+    found = inventory or inventory_path_of(load_run(file, overrides), file)
+    if found is None:
+        return None
+    there, run = (os.path.relpath(path, plan.parent) for path in (found, file))
+    return PlanSources(there, _inventory_digest(found), run, _run_digest(file), tuple(overrides))
+
+
+def refuse_changed_sources(noted: Any, plan: Path) -> None:
+    """Raises UsageError if a file that the plan was made from is there and says something else now."""
+    try:
+        sources = from_plain(PlanSources, noted)
+    except UsageError:
+        return  # a plan of an earlier version, or of the template run
+    inventory, run = (Path(os.path.normpath(plan.parent / path)) for path in (sources.inventory, sources.run))
+    changed = [
+        str(path)
+        for path, was, now in (
+            (inventory, sources.inventory_digest, _inventory_digest),
+            (run, sources.run_digest, _run_digest),
+        )
+        if path.is_file() and _differs(was, now, path)
+    ]
+    if changed:
+        words = [
+            "diloco",
+            "plan",
+            str(inventory),
+            "-f",
+            str(run),
+            *(f"--set={o}" for o in sources.overrides),
+            "-o",
+            str(plan),
+        ]
+        have = "have" if len(changed) > 1 else "has"
+        raise UsageError(
+            f"{' and '.join(changed)} {have} changed since this plan was made",
+            where=str(plan),
+            hint=f"make it again: {shlex.join(words)}",
+        )
+
+
+def _differs(was: str, digest_of: Any, path: Path) -> bool:
+    try:
+        return bool(digest_of(path) != was)
+    except DilocoError:  # not readable any more is changed
+        return True
+
+
+def _inventory_digest(path: Path) -> str:
+    return _digest(load_inventory(path))
+
+
+def _run_digest(path: Path) -> str:
+    return _digest(load_run_with_origins(path, only_file=True)[0])
+
+
+def _digest(settings: Any) -> str:
+    return digest(json.dumps(to_plain(settings), sort_keys=True, allow_nan=False).encode())
+
 
 TEMPLATE_BUCKET = "my-bucket"
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free

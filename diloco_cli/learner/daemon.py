@@ -32,11 +32,8 @@ from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.consent import NamedHere, consented, stores_of
-from diloco_cli.runtime.daemon import StopSignal, own_claim, say
-from diloco_cli.runtime.driver import Lanes, SystemClock, perform
-from diloco_cli.runtime.known_operators import check_operator
-from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
+from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform, say
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.environment import DEVICE_VARIABLE, environment_with
-from diloco_cli.runtime.child import diloco_command
+from diloco_cli.runtime.units import diloco_command
 
 FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 60.0

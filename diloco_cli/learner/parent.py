@@ -34,11 +34,10 @@ from diloco_cli.learner.place import BEATS_VARIABLE, RankPlace
 from diloco_cli.learner.watchdog import Watchdog
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.records import Island
-from diloco_cli.runtime.causes import CAUSE_VARIABLE, read_cause_file, tell
-from diloco_cli.runtime.daemon import StopSignal, opened, say
-from diloco_cli.runtime.driver import perform
-from diloco_cli.runtime.kernel import STOPPED, read_process
-from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.runtime.consent import signing_secret
+from diloco_cli.runtime.daemon import StopSignal, opened, perform, say
+from diloco_cli.runtime.processes import STOPPED, read_process
+from diloco_cli.runtime.restart import CAUSE_VARIABLE, read_cause_file, tell
 from diloco_cli.signing import learner_signer
 
 ENDPOINT = re.compile(r"[A-Za-z0-9.:_\[\]-]+:[0-9]{1,5}")

@@ -12,7 +12,7 @@ from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeart
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import RecordError, decode
-from diloco_cli.runtime.driver import Lanes, SystemClock, perform
+from diloco_cli.runtime.daemon import Lanes, SystemClock, perform
 from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text

@@ -17,10 +17,8 @@ from diloco_cli.learner.group import ADMITTED_S, MEET_S, join_group
 from diloco_cli.learner.place import RankPlace
 from diloco_cli.learner.resize import at_ranks, part_of
 from diloco_cli.protocol.log.commit_log import read_format, read_log
-from diloco_cli.runtime.consent import NamedHere, consented
-from diloco_cli.runtime.daemon import StopSignal, opened
-from diloco_cli.runtime.driver import perform
-from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.runtime.consent import NamedHere, consented, signing_secret
+from diloco_cli.runtime.daemon import StopSignal, opened, perform
 from diloco_cli.signing import learner_signer
 from diloco_cli.tasks.build import build_data
 from diloco_cli.training.prefetch import Prefetched

@@ -23,8 +23,7 @@ from diloco_cli.protocol.actors.ports import Stepped
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.daemon import StopSignal, own_claim
-from diloco_cli.runtime.driver import Lanes, SystemClock, perform
+from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import background_store
 from diloco_cli.store.wrapper import MeteredStore

@@ -19,9 +19,8 @@ from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import SystemClock, perform
-from diloco_cli.runtime.known_operators import check_operator
-from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.runtime.consent import check_operator, signing_secret
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import learner_signer
 from diloco_cli.store.open import open_store, parse_url
 from diloco_cli.store.port import Store, StoreGoneError

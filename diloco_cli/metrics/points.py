@@ -11,7 +11,7 @@ from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
-from diloco_cli.runtime.commits_ahead import CommitsAhead
+from diloco_cli.runtime.daemon import CommitsAhead
 from diloco_cli.store.port import Store
 
 

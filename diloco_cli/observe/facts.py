@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER,
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
-from diloco_cli.runtime.driver import Clock, perform
+from diloco_cli.runtime.daemon import Clock, perform
 from diloco_cli.signing import LOG, Unsigned, learner_signer
 from diloco_cli.store.parallel import answers
 from diloco_cli.store.port import ObjectStat, Store

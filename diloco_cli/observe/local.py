@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diloco_cli.chaos.actions import overview
-from diloco_cli.chaos.journal import JournalEntry
-from diloco_cli.chaos.targets import Target
+from diloco_cli.chaos.actions import JournalEntry, overview
+from diloco_cli.chaos.faults import Target
 from diloco_cli.observe.facts import moment
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.runtime.logs import last_store_word
-from diloco_cli.runtime.registry import SUPERVISOR, Supervised, UnitRecord, read_supervised, read_unit
-from diloco_cli.runtime.runs import read_run
+from diloco_cli.runtime.registry import SUPERVISOR, Supervised, UnitRecord, read_run, read_supervised, read_unit
 from diloco_cli.runtime.units import UnitState
 from diloco_cli.store.open import parse_url
 from diloco_cli.units import format_size

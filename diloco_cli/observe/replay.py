@@ -41,9 +41,8 @@ from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer,
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, read_snapshot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
 from diloco_cli.protocol.rules.merging import as_logged
-from diloco_cli.runtime.commits_ahead import CommitsAhead
-from diloco_cli.runtime.driver import SystemClock, perform
-from diloco_cli.runtime.kernel import usable_cores
+from diloco_cli.runtime.daemon import CommitsAhead, SystemClock, perform
+from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import LOG, NOBODY, SignatureError, learner_signer
 from diloco_cli.store.port import BadKeyError, Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, frag
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import LearnerState, RunPhase
 from diloco_cli.protocol.rules.divergence import concern
-from diloco_cli.runtime.known_operators import trust_of
+from diloco_cli.runtime.consent import trust_of
 
 FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long is no longer shown
 RECENT_SHOWN = 12

@@ -17,7 +17,7 @@ from typing import Any
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.runtime.child import Child, end_all
+from diloco_cli.runtime.units import Child, end_all
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from diloco_cli.config.devices import CPU, MPS, in_catalogue
 from diloco_cli.config.settings import Accelerators, Inventory, RunSettings
 from diloco_cli.probe.contention import Crowding, Load, Spread, measure_alone, measure_crowding, model_name, spread_of
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.kernel import usable_cores
+from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.store.port import Store
 from diloco_cli.training.inner import runs_in_bf16
 

@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, record_digest
 from diloco_cli.report.history import CommitLine, CommitPart, Mark, RunHistory
-from diloco_cli.runtime.commits_ahead import CommitsAhead
+from diloco_cli.runtime.daemon import CommitsAhead
 from diloco_cli.runtime.files import make_directory, write_whole
 from diloco_cli.store.port import Store
 

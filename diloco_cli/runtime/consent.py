@@ -1,15 +1,23 @@
-"""This machine's consent to what a run's format names: asked for before anything of it is used, and remembered.
+"""What a process of this machine trusts: its own signing key, the operator's key that a run was first seen with, and
+this machine's consent to what a run's format names.
 
-Presets, and Hugging Face configs, which a format carries whole, need none. The decision is protocol/rules/consent.py's.
+Trust on first use: a key file names its operator, so a process with a key asks nobody. One without a key believes
+FORMAT.json once, says whose key that is, and from then on accepts no other, nor a missing signature.
+
+Consent: code, data and stores that a format names are used only after this machine's user has agreed; the decision is
+protocol/rules/consent.py's, and it is remembered. Presets and Hugging Face configs, which a format carries whole, need
+none.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeGuard
@@ -17,13 +25,108 @@ from typing import TypeGuard
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.corpus.sources import data_places
 from diloco_cli.digests import digest
+from diloco_cli.environment import environment_value
 from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.paths import user_state_directory
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.consent import Allowance, Consent, FormatNames, code_of, decide, to_remember
 from diloco_cli.runtime.files import read_json, write_json
+from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, MAX_SECRET, Secret, is_public_key, short_key
 from diloco_cli.store.open import is_beside, real_url
+
+
+def signing_secret() -> Secret | None:
+    """The key in DILOCO_SIGNING_KEY, else in the file named in DILOCO_SIGNING_KEY_FILE; None if neither is set. Raises
+    UsageError, which never quotes the key."""
+    text = environment_value(KEY_VARIABLE)
+    if text is not None:
+        return Secret(text, KEY_VARIABLE)
+    path = environment_value(KEY_FILE_VARIABLE)
+    return None if path is None else Secret(_read(Path(path)), path)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(MAX_SECRET + 2)
+    except OSError as error:
+        raise UsageError(f"cannot be read: {error.strerror}", where=f"{KEY_FILE_VARIABLE}={path}") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise UsageError("others than its owner may read this key", where=str(path), hint=f"chmod 600 {path}")
+    try:
+        return data.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UsageError("a signing key is text", where=str(path)) from None
+
+
+def write_key(path: Path, text: str) -> None:
+    """A new file that only its owner may read. Raises UsageError if there is one already."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{text}\n")
+    except FileExistsError:
+        raise UsageError("there is a file already; nothing was written", where=str(path)) from None
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(path)) from None
+
+
+MAX_BYTES = 4096
+
+
+def trust_of(run: RunFormat) -> str:
+    """Whom a run trusts, for people."""
+    if run.signing is None:
+        return "not signed: whoever may write into the bucket is trusted"
+    return f"signed: whom the operator's key {short_key(run.signing.operator)} has certified is trusted, as that alone"
+
+
+def check_operator(run: RunFormat, url: str, secret: Secret | None, tell: Callable[[str], None]) -> None:
+    """Raises RefusedError if this address was seen with another operator's key before; `tell` names a new key."""
+    path = _path_of(url)
+    known, named = _known(path), None if run.signing is None else run.signing.operator
+    if secret is not None or known == named:
+        if named is not None and known != named:
+            _remember(path, url, named)  # the key in use says so
+        return
+    if known is not None:
+        now = "is not signed" if named is None else f"names the operator's key {short_key(named)}"
+        raise RefusedError(
+            f"run {run.name} {now}, and was seen here with the operator's key {short_key(known)}",
+            where=url,
+            hint=f"somebody may have replaced FORMAT.json; if a new run is meant to be there: rm {path}",
+        )
+    assert named is not None
+    tell(f"run {run.name} names the operator's key {short_key(named)}: believed, as it is seen here for the first time")
+    _remember(path, url, named)
+
+
+def _path_of(url: str) -> Path:
+    return user_state_directory("operators") / f"{digest(url.rstrip('/').encode())}.json"
+
+
+def _known(path: Path) -> str | None:
+    """A file that is absent, torn or foreign says nothing."""
+    try:
+        with path.open("rb") as file:
+            said = json.loads(file.read(MAX_BYTES))
+    except (OSError, ValueError):
+        return None
+    operator = said.get("operator") if isinstance(said, dict) else None
+    return operator if isinstance(operator, str) and is_public_key(operator) else None
+
+
+def _remember(path: Path, url: str, operator: str) -> None:
+    """Where this cannot be written, the next process believes FORMAT.json for the first time again."""
+    new = path.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"url": url, "operator": operator}, file)
+        new.replace(path)
+
 
 FORMAT = 1
 

@@ -1,27 +1,389 @@
-"""For every daemon: SIGTERM and SIGINT end it between two operations, and a log that cannot be written never does.
+"""What every daemon shares: protocol code on a real store, a clock with a stop signal, and its own measurements.
 
-`opened`, `own_claim`: a daemon begins with an opened bucket and a claim that names its process.
+`perform` is the one place where operations become calls. Operations of a set go over threads, at most
+DILOCO_STORE_CONNECTIONS at a time. `Lanes` are threads beside the training, which perform their steps in order; an
+error in a lane ends the learner, because its clock raises it before the next operation.
+
+`Spending` is what a syncer's merges cost, from which `status` derives a slot's length (protocol/rules/capacity.py):
+calls with little data show the time of a call, what a large object takes beyond that is the time of its bytes, and
+between calls the process computes. A repeated or throttled call says nothing of the store's pace and is left out.
+
+`CommitsAhead` reads the log's commits ahead of their reader where a read takes long, as in a cloud's bucket.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
 from types import FrameType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
-from diloco_cli.errors import InterruptedRunError, TerminatedError
-from diloco_cli.protocol.log.records import ProcessClaim
+from diloco_cli.errors import InterruptedRunError, NoSpaceError, StoreError, TerminatedError
+from diloco_cli.protocol.log.keys import commit_key, read_commit_key
+from diloco_cli.protocol.log.operations import (
+    Create,
+    Delete,
+    Get,
+    List,
+    Now,
+    Operation,
+    Put,
+    Sleep,
+    Steps,
+    There,
+    Together,
+    Undeleted,
+)
+from diloco_cli.protocol.log.records import MAX_EXACT, ProcessClaim
+from diloco_cli.protocol.log.together import MAX_AT_ONCE
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.protocol.rules.capacity import turns
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import SystemClock
 from diloco_cli.store.open import open_store
+from diloco_cli.store.parallel import connections_here
+from diloco_cli.store.port import Store, StoreForbiddenError
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
 from diloco_cli.store.throttle import ThrottledStore
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrapper import MeteredStore, StoreWrapper
+
+LARGE_BYTES = 1 << 16
+CALLS_SHARE = 0.05  # that a new call has in the mean
+MERGES_SHARE = 0.2  # that a new merge has
+MOST_OF_MEAN = 4.0  # times the mean: a larger value counts as that
+DIGITS = 6
+
+
+class Spending:
+    """Of one syncer process; seconds. `pauses`: how many there have been before calls to the store; `connections`: how
+    many calls go at a time."""
+
+    def __init__(self, pauses: Callable[[], int] = lambda: 0, connections: int = MAX_AT_ONCE) -> None:
+        self._pauses, self._paused_before, self._connections = pauses, 0, connections
+        self._call_s: float | None = None
+        self._merge_bytes_s: float | None = None
+        self._merge_processor_s: float | None = None
+        self._bytes_s: float | None = 0.0  # of the present merge; None: a call that carried some was paused
+        self._processor_s = 0.0
+
+    def computed(self, seconds: float) -> None:
+        """The process worked for so long between two calls."""
+        self._processor_s += seconds
+        self._paused_before = self._pauses()
+
+    def called(self, operation: Operation, answer: Any, seconds: float) -> None:
+        """A call, or those that went together, took so long, pauses included."""
+        is_large, paused = _num_bytes(operation, answer) >= LARGE_BYTES, self._pauses() != self._paused_before
+        in_turn = turns(len(operation.operations), self._connections) if isinstance(operation, Together) else 1
+        if paused:
+            self._bytes_s = None if is_large else self._bytes_s
+        elif not is_large:
+            self._call_s = _mean(self._call_s, seconds / in_turn, CALLS_SHARE)
+        elif self._bytes_s is not None:
+            self._bytes_s += max(0.0, seconds - in_turn * (self._call_s or 0.0))
+
+    def merged(self) -> None:
+        """A merge is in the log: what came since the one before was for it."""
+        self._merge_processor_s = _mean(self._merge_processor_s, self._processor_s, MERGES_SHARE)
+        if self._bytes_s is not None:
+            self._merge_bytes_s = _mean(self._merge_bytes_s, self._bytes_s, MERGES_SHARE)
+        self._bytes_s, self._processor_s = 0.0, 0.0
+
+    def facts(self) -> dict[str, float]:
+        """For the heartbeat; nothing before the first merge whose parts are all known."""
+        if self._call_s is None or self._merge_bytes_s is None or self._merge_processor_s is None:
+            return {}
+        found = {"call_s": self._call_s, "bytes_s": self._merge_bytes_s, "processor_s": self._merge_processor_s}
+        return {name: round(value, DIGITS) for name, value in found.items()}
+
+
+def _mean(before: float | None, value: float, share: float) -> float:
+    """With a share of the new value, as far as that is like those before it."""
+    if not before:
+        return value
+    return before + share * (min(value, MOST_OF_MEAN * before) - before)
+
+
+def _num_bytes(operation: Operation, answer: Any) -> int:
+    """Carried, either way."""
+    if isinstance(operation, Together):
+        answers: Sequence[Any] = answer
+        return sum(map(_num_bytes, operation.operations, answers))
+    inner = operation.operation if isinstance(operation, There) else operation
+    sent = len(inner.data) if isinstance(inner, Create | Put) else 0
+    return sent + (len(answer) if isinstance(answer, bytes) else 0)
+
+
+if TYPE_CHECKING:
+    from diloco_cli.protocol.actors.learner import Lane
+
+Result = TypeVar("Result")
+CHECK_EVERY_S = 0.5  # while calls are on their way
+
+
+class Clock(Protocol):
+    """A monotonic clock, a way to pass time, and `check`, which is called before every operation and may end the work
+    by raising: that is safe at any operation."""
+
+    def now_s(self) -> float: ...
+
+    def sleep_s(self, seconds: float) -> None: ...
+
+    def check(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Side:
+    """A store; deletions go to `tries_once`, if it is given, and may fail there: the next sweep finds the object again,
+    and a syncer that is not allowed to delete must go on merging."""
+
+    store: Store
+    tries_once: Store | None = None
+
+
+def perform(
+    steps: Steps[Result], store: Store, clock: Clock, tries_once: Store | None = None, other: Side | None = None,
+    own: Connections | None = None, spending: Spending | None = None,
+) -> Result:  # fmt: skip
+    """Run a protocol generator to its end. `tries_once`: see `Side`; `other`: the store of `There` operations; `own`:
+    connections that it shares with nobody, whose calls might hang; `spending`: what its calls take is told to it."""
+    home = Side(store, tries_once)
+    answer: Any = None
+    now_s = clock.now_s() if spending is not None else 0.0
+    while True:
+        try:
+            operation = steps.send(answer)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        if spending is not None:
+            now_s, before_s = clock.now_s(), now_s
+            spending.computed(now_s - before_s)
+        clock.check()
+        if isinstance(operation, Together):
+            calls = [partial(_perform_at, home, other, one, clock) for one in operation.operations]
+            answer = (own or connections()).answers(calls, clock.check)
+        else:
+            answer = _perform_at(home, other, operation, clock)
+        if spending is not None:
+            now_s, before_s = clock.now_s(), now_s
+            if not isinstance(operation, Now | Sleep):
+                spending.called(operation, answer, now_s - before_s)
+
+
+def _perform_at(home: Side, other: Side | None, operation: Operation, clock: Clock) -> Any:
+    if isinstance(operation, There):
+        if other is None:
+            raise TypeError("these steps need a second store")
+        return _perform_on(other, operation.operation, clock)
+    return _perform_on(home, operation, clock)
+
+
+def _perform_on(side: Side, operation: Operation, clock: Clock) -> Any:
+    if isinstance(operation, Delete) and side.tries_once is not None:
+        return _tried_once(side.tries_once, operation.key)
+    return _perform_one(operation, side.store, clock)
+
+
+def _tried_once(store: Store, key: str) -> Undeleted | None:
+    try:
+        store.delete(key)
+    except StoreForbiddenError:
+        return Undeleted.REFUSED
+    except (StoreError, NoSpaceError):  # a full service may be unable to note even that
+        return Undeleted.FAILED
+    return None
+
+
+def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
+    match operation:
+        case Get(key, max_bytes):
+            return store.get(key, max_bytes)
+        case Create(key, data):
+            return store.create(key, data)
+        case Put(key, data):
+            return store.put(key, data)
+        case List(prefix, after, limit):
+            return store.list(prefix, after, limit)
+        case Delete(key):
+            return store.delete(key)
+        case Now():
+            return clock.now_s()
+        case Sleep(seconds):
+            return clock.sleep_s(seconds)
+
+
+class SystemClock:
+    """This machine's clock; `interrupted` is called before every operation and after every sleep."""
+
+    def __init__(
+        self, now_s: Callable[[], float], sleep_s: Callable[[float], object], interrupted: Callable[[], None]
+    ) -> None:
+        self._now_s, self._sleep_s, self._interrupted = now_s, sleep_s, interrupted
+
+    def now_s(self) -> float:
+        return self._now_s()
+
+    def sleep_s(self, seconds: float) -> None:
+        self._sleep_s(seconds)
+        self.check()
+
+    def check(self) -> None:
+        self._interrupted()
+
+
+class Connections:
+    """Threads for calls that are made at the same time: daemons, so that a call without an answer does not keep a
+    process from ending."""
+
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most or connections_here()
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+
+    def answers(self, calls: Sequence[Callable[[], Any]], check: Callable[[], None] = lambda: None) -> list[Any]:
+        """The calls' answers, or the errors in their place, when all have ended. `check` is called now and then by the
+        thread that waits; if it raises, calls that have not begun are never made, and the others are left alone."""
+        found: list[Any] = [None] * len(calls)
+        left, given_up = threading.Semaphore(0), threading.Event()
+
+        def made(place: int) -> None:
+            try:
+                found[place] = None if given_up.is_set() else calls[place]()
+            except BaseException as error:  # told to the steps that asked for this call
+                found[place] = error
+            finally:
+                left.release()
+
+        self._grow(len(calls))
+        for place in range(len(calls)):
+            self._calls.put(partial(made, place))
+        try:
+            for _ in calls:
+                while not left.acquire(timeout=CHECK_EVERY_S):
+                    check()
+        except BaseException:
+            given_up.set()
+            raise
+        return found
+
+    def _grow(self, wanted: int) -> None:
+        with self._lock:
+            while self._threads < min(wanted, self._most):
+                self._threads += 1
+                threading.Thread(target=self._work, name="connection", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get()()
+
+
+@cache
+def connections() -> Connections:
+    """Those of this process."""
+    return Connections()
+
+
+class Lanes:
+    """The lanes of one learner's process; daemon threads, so that none outlives the process."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store, self._clock = store, clock
+        self._queues: dict[Lane, queue.Queue[Steps[Any] | None]] = {}
+        self._threads: list[threading.Thread] = []
+        self.failure: BaseException | None = None
+        self.news = threading.Event()
+
+    def start(self, lane: Lane, steps: Steps[Any]) -> None:
+        if lane not in self._queues:
+            self._queues[lane] = queue.Queue()
+            thread = threading.Thread(target=self._work, args=(self._queues[lane],), name=lane, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._queues[lane].put(steps)
+
+    def _work(self, jobs: queue.Queue[Steps[Any] | None]) -> None:
+        try:
+            while (steps := jobs.get()) is not None:
+                perform(steps, self._store, self._clock)
+        except BaseException as error:  # handed to the training thread, which raises it
+            self.failure = error
+            self.news.set()
+
+    def check(self) -> None:
+        """Raises the error that ended a lane, if any."""
+        if self.failure is not None:
+            raise self.failure
+
+    def sleep_s(self, seconds: float) -> None:
+        """The training waits here; news from the follower wakes it."""
+        self.news.wait(seconds)
+        self.news.clear()
+
+    def close(self, timeout_s: float) -> None:
+        """Let each lane finish its queued work, within `timeout_s`."""
+        for jobs in self._queues.values():
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+
+QUICK_S, SLOW_S = 0.002, 0.064
+
+
+class CommitsAhead(StoreWrapper):
+    """For one reader, which asks for one commit after the other; other reads pass. So many as it has read are read
+    ahead, at most as many as there are connections, and none after `last`: a short way past the log's end costs little.
+    In a directory the reads stay its own: threads would cost more than they save."""
+
+    def __init__(self, store: Store, last: int = MAX_EXACT) -> None:
+        super().__init__(store)
+        self._last, self._next, self._in_a_row, self._own_s = last, -1, 0, 0.0
+        self._pool: ThreadPoolExecutor | None = None
+        self._begun: dict[int, Future[bytes | None]] = {}
+
+    def __enter__(self) -> CommitsAhead:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        n = read_commit_key(key)
+        if n is None or max_bytes != MAX_RECORD_BYTES:
+            return super().get(key, max_bytes)
+        self._in_a_row = self._in_a_row + 1 if n == self._next else 0
+        self._next = n + 1
+        begun = self._begun.pop(n, None)
+        self._begin()
+        if begun is not None:
+            return begun.result()
+        began_s = monotonic_s()
+        data = super().get(key, max_bytes)
+        self._own_s += monotonic_s() - began_s - QUICK_S
+        return data
+
+    def _begin(self) -> None:
+        if self._own_s < SLOW_S:
+            return
+        most = connections_here()
+        self._pool = self._pool or ThreadPoolExecutor(most)
+        wanted = range(self._next, min(self._next + min(self._in_a_row, most), self._last + 1))
+        self._begun = {n: future for n, future in self._begun.items() if n in wanted}
+        for n in wanted:
+            if n not in self._begun:
+                self._begun[n] = self._pool.submit(self._store.get, commit_key(n), MAX_RECORD_BYTES)
+
 
 STDOUT = 1
 

@@ -1,21 +1,26 @@
-"""Keeps the units of a run alive on this machine until the run ends, is stopped, or cannot go on, or until a signal
+"""Keeps the units of a run alive on this machine until the run ends, is stopped or cannot go on, or until a signal
 tells this machine to leave.
 
-It takes in signals and the run's state in the bucket (hearing.py) without waiting for either; ending.py says what
-follows from them.
+The loop polls: it takes in signals and the run's state in the bucket (`SignalCount`, `Asking`) without waiting for
+either, advances each unit by its state table, and leaves decisions to restart.py and ending.py. `end_here` ends what
+runs of a run here without its bucket.
 """
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Generic, TypeVar
 
-from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.errors import DilocoError, RunFailedError, UsageError
+from diloco_cli.clock import monotonic_s, sleep_s, wall_s
+from diloco_cli.errors import DilocoError, RefusedError, RunFailedError, UsageError
 from diloco_cli.events.cause import Cause
-from diloco_cli.runtime.causes import hint_of
 from diloco_cli.runtime.ending import (
     ENDINGS,
     Answer,
@@ -33,8 +38,19 @@ from diloco_cli.runtime.ending import (
     next_ending,
     without_bucket,
 )
-from diloco_cli.runtime.hearing import Asking, OnceInBackground, SignalCount
-from diloco_cli.runtime.registry import SUPERVISOR, log_path, note_supervised, supervisor_lock
+from diloco_cli.runtime.processes import Identity, is_alive, signal_family, signal_process
+from diloco_cli.runtime.registry import (
+    SUPERVISOR,
+    Supervised,
+    UnitRecord,
+    is_held,
+    list_units,
+    living_supervisor,
+    log_path,
+    note_supervised,
+    read_unit,
+    supervisor_lock,
+)
 from diloco_cli.runtime.restart import (
     DONE_STATUSES,
     FENCED_STATUS,
@@ -43,11 +59,224 @@ from diloco_cli.runtime.restart import (
     decide,
     describe_exit,
     exit_facts,
+    hint_of,
+    read_cause,
 )
-from diloco_cli.runtime.supervised import SupervisedUnit
-from diloco_cli.runtime.units import UnitEvent, UnitSpec, UnitState, bound_log
+from diloco_cli.runtime.units import (
+    LAST_STATES,
+    UnitEvent,
+    UnitSpec,
+    UnitState,
+    bound_log,
+    next_state,
+    restarted,
+    start_unit,
+)
 from diloco_cli.store.port import StoreGoneError
 from diloco_cli.store.retry import GONE_AFTER_S
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Result = TypeVar("Result")
+
+
+class SignalCount:
+    """Counts signals to stop. An ignored signal stays ignored (`nohup`). Only the main thread can count signals. A
+    SIGHUP counts as the first one only: a terminal that closes may send several, and a second signal kills."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first: int | None = None
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> SignalCount:
+        if threading.current_thread() is threading.main_thread():
+            for signum in STOP_SIGNALS:
+                if signal.getsignal(signum) is not signal.SIG_IGN:
+                    self._previous[signum] = signal.signal(signum, self._hear)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+
+    def _hear(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGHUP and self.count:
+            return
+        self.count += 1
+        self.first = self.first or signum
+
+
+class Asking:
+    """Calls `ask` again and again in a thread, so that a slow store never delays a restart."""
+
+    def __init__(self, ask: Callable[[], str], every_s: float) -> None:
+        self._ask = ask
+        self._every_s = every_s
+        self._ended = threading.Event()
+        self._answered = threading.Event()
+        self._bug: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name="run-state", daemon=True)
+        self._answer: str | None = None
+        self._gone_since_s: float | None = None
+        self.trouble: str | None = None
+        self.gone: StoreGoneError | None = None
+
+    def __enter__(self) -> Asking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+
+    @property
+    def answer(self) -> str | None:
+        """The latest answer, None before the first; raises an undeclared error of `ask`, because that is a bug."""
+        if self._bug is not None:
+            raise self._bug
+        return self._answer
+
+    def gone_for_s(self) -> float:
+        """For how long there has been no such bucket, as far as the calls show; `gone` is their error."""
+        return 0.0 if self._gone_since_s is None else monotonic_s() - self._gone_since_s
+
+    def fresh_answer(self, timeout_s: float) -> str | None:
+        """An answer to a question asked after this call, or the latest one if none comes in time."""
+        for _ in range(2):  # the first answer may come from a call of `ask` that began before
+            self._answered.clear()
+            self._answered.wait(timeout_s / 2)
+        return self.answer
+
+    def _loop(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._answer = self._ask()
+                self.trouble = self.gone = self._gone_since_s = None
+            except StoreGoneError as error:
+                self.trouble, self.gone = str(error), error
+                self._gone_since_s = monotonic_s() if self._gone_since_s is None else self._gone_since_s
+            except DilocoError as error:
+                self.trouble = str(error)
+            except Exception as error:
+                self._bug = error
+                self._ended.set()
+            self._answered.set()
+            self._ended.wait(self._every_s)
+
+
+class OnceInBackground(Generic[Result]):
+    """One call in a thread; once it is `done`, `result` is its answer, or `trouble` why it failed."""
+
+    def __init__(self, call: Callable[[], Result]) -> None:
+        self._call = call
+        self.result: Result | None = None
+        self.trouble: str | None = None
+        self.done = False
+        self._thread = threading.Thread(target=self._run, name="once", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._call()
+        except Exception as error:
+            # The units are ended by signals all the same; the supervisor reports the error.
+            self.trouble = f"{type(error).__name__}: {error}"
+        self.done = True
+
+
+MAX_EXITS_KEPT = 200
+
+
+class SupervisedUnit:
+    """Mechanism only: the supervisor and the restart policy decide what to do, and when."""
+
+    def __init__(self, run: str, spec: UnitSpec) -> None:
+        self.run = run
+        self.spec = spec
+        self.state = UnitState.STARTING
+        self.exits: deque[Exit] = deque(maxlen=MAX_EXITS_KEPT)
+        self.starts = 0
+        self.restart_at_s = 0.0
+        self.reason = ""
+        self._told: set[int] = set()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._record: UnitRecord | None = None
+        self.dead_pid: int | None = None
+        self._alive_since_s = 0.0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in LAST_STATES
+
+    @property
+    def held(self) -> bool:
+        return is_held(self.run, self.spec.name)
+
+    @property
+    def pid(self) -> int | None:
+        return self._record.identity.pid if self._record else None
+
+    @property
+    def account(self) -> Supervised:
+        """For other commands on this machine."""
+        last_end = describe_exit(self.exits[-1]) if self.exits else ""
+        return Supervised(self.state, self.starts, self.reason, last_end)
+
+    def go(self, event: UnitEvent, reason: str) -> None:
+        self.state = next_state(self.state, event)
+        self.reason = reason
+
+    def adopt(self) -> bool:
+        """Takes over the process of an earlier supervisor, if it still lives."""
+        record = read_unit(self.run, self.spec.name)
+        if not isinstance(record, UnitRecord) or not is_alive(record.identity):
+            return False
+        self._child, self._record = None, record
+        self._alive_since_s = monotonic_s() - max(0.0, wall_s() - record.started_s)
+        self.starts += 1
+        return True
+
+    def start(self) -> None:
+        self._child, self._record = start_unit(self.run, restarted(self.spec, self.dead_pid))
+        self._alive_since_s = monotonic_s()
+        self.starts += 1
+
+    def poll(self) -> Exit | None:
+        """The exit, if its process has ended since the last call. Processes that it left behind are ended too."""
+        if self._record is None:
+            return None
+        status = self._child.poll() if self._child else None
+        if status is None and (self._child or is_alive(self._record.identity)):
+            return None
+        signal_family(self._record.identity, signal.SIGKILL)
+        self.dead_pid = pid = self._record.identity.pid
+        self._child, self._record = None, None
+        now_s = monotonic_s()
+        return self.note(
+            Exit(now_s, status, max(0.0, now_s - self._alive_since_s), read_cause(self.run, self.spec.name, pid))
+        )
+
+    def note(self, life: Exit) -> Exit:
+        self.exits.append(life)
+        return life
+
+    def terminate(self) -> bool:
+        """Send SIGTERM, and SIGCONT, so that a paused process gets it. Only once: False after that."""
+        return self._signal_once(signal.SIGTERM, signal.SIGCONT)
+
+    def kill(self) -> bool:
+        return self._signal_once(signal.SIGKILL)
+
+    def _signal_once(self, *signums: int) -> bool:
+        if self._record is None or self._told.issuperset(signums):
+            return False
+        self._told.update(signums)
+        reached = False
+        with suppress(RefusedError):  # it ended just now, perhaps by the first of these signals: the next poll sees it
+            for signum in signums:
+                signal_process(self._record.identity, signum)
+                reached = True
+        return reached
+
 
 Facts = dict[str, str | int | float]
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
@@ -344,3 +573,41 @@ def _run_failed(run_name: str, failed: Sequence[SupervisedUnit]) -> RunFailedErr
     name = failed[0].spec.name if failed else ""
     cause = failed[0].exits[-1].cause if failed and failed[0].exits else None
     return RunFailedError(f"run {run_name} cannot go on: {reasons}", hint=hint_of(run_name, name, cause))
+
+
+SUPERVISOR_ENDS_S = 4.0  # it ends its units; a second signal makes it kill them
+UNIT_ENDS_S = 1.0
+POLL_S = 0.05
+
+
+def end_here(run: str) -> list[str]:
+    """Ends the supervisor first, which would start units again, then units that live on. Returns who lived."""
+    supervisor = living_supervisor(run)
+    found = {} if supervisor is None else {SUPERVISOR: supervisor}
+    found |= {unit.name: unit.identity for unit in list_units(run) if is_alive(unit.identity)}
+    if supervisor is not None:
+        for _ in range(2):
+            _signal(supervisor, signal.SIGTERM)
+            if _wait(lambda: not is_alive(supervisor), SUPERVISOR_ENDS_S):
+                break
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        living = [identity for identity in found.values() if is_alive(identity)]
+        for identity in living:
+            _signal(identity, signum)
+        if _wait(lambda living=living: not any(map(is_alive, living)), UNIT_ENDS_S):  # type: ignore[misc]
+            break
+    return list(found)
+
+
+def _signal(identity: Identity, signum: int) -> None:
+    with suppress(RefusedError):  # it has ended
+        signal_process(identity, signum)
+
+
+def _wait(holds: Callable[[], bool], within_s: float) -> bool:
+    until_s = monotonic_s() + within_s
+    while not holds():
+        if monotonic_s() >= until_s:
+            return False
+        sleep_s(POLL_S)
+    return True

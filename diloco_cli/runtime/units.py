@@ -1,32 +1,105 @@
-"""Units and how their processes are started: each in a session of its own, with a log, a secret, bounded threads.
+"""Units and how their processes are started: each in a session of its own, with a log, a secret and bounded threads.
 
-A unit's states, and every allowed transition, are one table.
+A unit's states, and every allowed transition, are one table. `Child` is a process that works for the command that
+started it and answers in lines of JSON; `start_detached` starts a supervisor that outlives its terminal.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import queue
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from diloco_cli.clock import wall_s
+from diloco_cli.clock import monotonic_s, sleep_s, wall_s
 from diloco_cli.config.settings import RESERVED_NAMES, SyncerSettings
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.causes import cause_environment
-from diloco_cli.runtime.child import diloco_command
 from diloco_cli.runtime.files import NO_SPACE_ERRNOS, checked_name, make_directory
-from diloco_cli.runtime.identity import identify
-from diloco_cli.runtime.kernel import TOKEN_VARIABLE
-from diloco_cli.runtime.registry import UnitRecord, log_path, write_unit
+from diloco_cli.runtime.logs import printable
+from diloco_cli.runtime.processes import TOKEN_VARIABLE, Identity, identify, is_alive
+from diloco_cli.runtime.registry import SUPERVISOR, UnitRecord, log_path, read_supervisor, write_unit
+from diloco_cli.runtime.restart import cause_environment
+
+
+def python_command(module: str, *words: str) -> tuple[str, ...]:
+    """`python -m MODULE WORD...` that imports nothing from the working directory, which may be a stranger's."""
+    return (sys.executable, "-P", "-m", module, *words)
+
+
+def diloco_command(*words: str) -> tuple[str, ...]:
+    return python_command("diloco_cli", *words)
+
+
+class Child:
+    """`python -m MODULE WORD...`, which ends by itself at the end of its stdin: see `end_all`. `apart`: in a session of
+    its own, so that only the parent gets Ctrl-C, and without stderr. `env`: added to the present environment."""
+
+    def __init__(self, module: str, *words: str, apart: bool = False, env: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            python_command(module, *words),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if apart else None,
+            text=True,
+            env=environment_with(**(env or {})),
+            start_new_session=apart,
+        )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def tell(self, message: object) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended: the missing answer shows that
+            self.process.stdin.write(json.dumps(message) + "\n")
+            self.process.stdin.flush()
+
+    def answer(self, within_s: float) -> Any:
+        """The value in its next line, None if it has ended. Raises TimeoutError."""
+        try:
+            line = self._lines.get(timeout=max(0.0, within_s))
+        except queue.Empty:
+            raise TimeoutError(f"no answer within {within_s:.0f} s") from None
+        return json.loads(line) if line else None
+
+    def end(self, within_s: float) -> None:
+        """Close its stdin, wait, and kill it if it does not end."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(within_s)
+        self.process.kill()
+        self.process.wait()
+        self._listener.join(within_s)  # longer only if a child of its own holds the pipe
+
+    def _listen(self) -> None:
+        """Queue every line of its stdout, and an empty one when it has ended."""
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put("")
+
+
+def end_all(children: Sequence[Child], within_s: float) -> None:
+    """End all these children, by killing those that do not end in time."""
+    for child in children:
+        assert child.process.stdin is not None
+        with suppress(OSError):
+            child.process.stdin.close()
+    for child in children:
+        child.end(within_s)
+
 
 Kind = Literal["learner", "syncer"]
 SYNCER = "syncer"
@@ -197,3 +270,62 @@ def next_state(state: UnitState, event: UnitEvent) -> UnitState:
         return TRANSITIONS[state, event]
     except KeyError:
         raise IllegalStateError(f"a unit cannot go on from {state} when {event}") from None
+
+
+POLL_S = 0.05
+REGISTERS_WITHIN_S = 30.0
+QUOTED_LOG_BYTES = 2000
+
+
+def start_detached(run: str, command: tuple[str, ...], environment: Mapping[str, str] = {}) -> Identity:
+    """Starts `command`, which must call `supervise`, in a session of its own, with `environment` added; returns once
+    it has registered.
+
+    If it ended instead, raises the error that it reported, with the same exit status. If it is too slow, ends it and
+    raises TryAgainError.
+    """
+    offset = _log_size(run)
+    child = spawn(run, SUPERVISOR, command, {**environment, TOKEN_VARIABLE: nonce()})
+    deadline_s = monotonic_s() + REGISTERS_WITHIN_S
+    while monotonic_s() < deadline_s:
+        identity = read_supervisor(run)
+        if identity is not None and identity.pid == child.pid and is_alive(identity):
+            return identity
+        if child.poll() is not None:
+            raise _ended(run, child.returncode, offset)
+        sleep_s(POLL_S)
+    child.kill()
+    child.wait()
+    raise TryAgainError(
+        f"the supervisor of run {run} did not register within {REGISTERS_WITHIN_S:g} s, and was ended",
+        where=str(log_path(run, SUPERVISOR)),
+        hint=f"read `diloco logs {SUPERVISOR} --run {run}`, or launch without --detach",
+    )
+
+
+def _log_size(run: str) -> int:
+    path = log_path(run, SUPERVISOR)
+    return path.stat().st_size if path.exists() else 0
+
+
+def _ended(run: str, status: int, offset: int) -> DilocoError:
+    path = log_path(run, SUPERVISOR)
+    # A log that is shorter than before was rotated: all its lines are this supervisor's.
+    start = offset if _log_size(run) >= offset else 0
+    with path.open("rb") as log:
+        log.seek(max(start, _log_size(run) - QUOTED_LOG_BYTES))
+        words = log.read(QUOTED_LOG_BYTES)
+    lines = [printable(line) for line in words.split(b"\n") if line.strip()]
+    error, hint = _last(lines, "error:"), _last(lines, "hint:")
+    kinds = {kind.exit_status: kind for kind in DilocoError.__subclasses__() if "exit_status" in vars(kind)}
+    return kinds.get(status, RunFailedError)(
+        f"the supervisor of run {run} ended with status {status} before it registered: "
+        + (error or (lines[-1] if lines else "it said nothing")),
+        where=str(path),
+        hint=hint or f"read `diloco logs {SUPERVISOR} --run {run}`",
+    )
+
+
+def _last(lines: list[str], word: str) -> str | None:
+    """The text behind `word` on the last line that begins with it."""
+    return next((line[len(word) :].strip() for line in reversed(lines) if line.startswith(word)), None)

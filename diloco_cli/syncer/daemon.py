@@ -33,12 +33,9 @@ from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.regional import home_of, read_after_relays
 from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.consent import NamedHere, consented, format_digest, stores_of
-from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
-from diloco_cli.runtime.driver import Connections, SystemClock, perform
-from diloco_cli.runtime.kernel import usable_cores
-from diloco_cli.runtime.signing_key import signing_secret
-from diloco_cli.runtime.spending import Spending
+from diloco_cli.runtime.consent import NamedHere, consented, format_digest, signing_secret, stores_of
+from diloco_cli.runtime.daemon import Connections, Spending, StopSignal, SystemClock, opened, own_claim, perform, say
+from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import LOG
 from diloco_cli.store.leftovers import discarding_leftovers
 from diloco_cli.store.open import open_store

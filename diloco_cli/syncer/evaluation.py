@@ -25,8 +25,8 @@ from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.evaluating import FINAL_EVALUATION_S
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.rules.rejudging import LeaveOut
-from diloco_cli.runtime.child import diloco_command
 from diloco_cli.runtime.daemon import say
+from diloco_cli.runtime.units import diloco_command
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import Spool
 from diloco_cli.syncer.trials import Repetition, state_at

@@ -26,7 +26,7 @@ from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.protocol.regions.regional import Home
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import Clock, perform
+from diloco_cli.runtime.daemon import Clock, perform
 from diloco_cli.signing import OPERATOR
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.regions import RegionServices

@@ -24,8 +24,7 @@ from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, Home, RegionLink
 from diloco_cli.protocol.regions.relays import Tell
-from diloco_cli.runtime.daemon import say
-from diloco_cli.runtime.driver import Connections, Side, SystemClock, perform
+from diloco_cli.runtime.daemon import Connections, Side, SystemClock, perform, say
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, background_store, retrying_text, store_beside

@@ -16,10 +16,8 @@ from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.randomness import jitter
-from diloco_cli.runtime.consent import NamedHere, consented, stores_of
-from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, say
-from diloco_cli.runtime.driver import perform
-from diloco_cli.runtime.signing_key import signing_secret
+from diloco_cli.runtime.consent import NamedHere, consented, signing_secret, stores_of
+from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, perform, say
 from diloco_cli.signing import LOG
 from diloco_cli.store.retry import retrying_text
 

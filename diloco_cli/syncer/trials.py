@@ -26,7 +26,7 @@ from diloco_cli.protocol.log.records import MergedOffer, Offer, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.protocol.rules.rejudging import LeaveOut
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic

@@ -6,7 +6,7 @@ import torch
 
 from diloco_cli.config.devices import BACKENDS, find_device
 from diloco_cli.errors import UsageError
-from diloco_cli.runtime.kernel import usable_cores
+from diloco_cli.runtime.processes import usable_cores
 
 ALLOWED = "cpu, mps, cuda, cuda:N, or the name of an NVIDIA, AMD or Apple device of the catalogue"
 MOST_THREADS = 16  # codecs are bound by memory: more gain nothing

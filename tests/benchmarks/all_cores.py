@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from diloco_cli.runtime.kernel import usable_cores
+from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.tensors.stripes import use_threads
 from tests.benchmarks.measure import interleaved, machine, ratios, row
 from tests.benchmarks.merge import MergeBench, bench

@@ -28,8 +28,8 @@ from diloco_cli.protocol.log.records import FragmentVersion, Offer
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE, together
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import SystemClock, perform
-from diloco_cli.runtime.kernel import usable_cores
+from diloco_cli.runtime.daemon import SystemClock, perform
+from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.store.open import open_store
 from diloco_cli.store.proof import checks_uploads
 from diloco_cli.syncer.arithmetic import TorchArithmetic

@@ -21,7 +21,7 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, incarnation_key
 from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.wrapper import MeteredStore
 from tests.benchmarks.measure import machine, row

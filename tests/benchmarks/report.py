@@ -31,8 +31,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.report.history import MAX_POINTS
-from diloco_cli.runtime.commits_ahead import CommitsAhead
-from diloco_cli.runtime.driver import SystemClock
+from diloco_cli.runtime.daemon import CommitsAhead, SystemClock
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store
 from diloco_cli.store.wan import EmulatedLink

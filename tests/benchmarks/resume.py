@@ -24,7 +24,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, HeadHint, Snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.wrapper import MeteredStore
 from tests.benchmarks.measure import machine, row

@@ -29,7 +29,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import Island, Offer, RunFormat, Timings
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.tensors.delta import delta_formats
 from diloco_cli.tensors.flat import parameter_facts

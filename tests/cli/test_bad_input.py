@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.runtime.runs import remember_run
+from diloco_cli.runtime.registry import remember_run
 from tests.cli.bucket import make_bucket
 from tests.cli.conftest import Diloco, edit
 from tests.forked import ROOT

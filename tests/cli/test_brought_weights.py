@@ -17,7 +17,7 @@ from diloco_cli.config.run_file import load_run
 from diloco_cli.errors import UsageError
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.log.commit_log import read_format
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.open import open_store
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.flat import parameter_facts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.chaos.journal import record, record_plan
+from diloco_cli.chaos.actions import record, record_plan
 from diloco_cli.cli.told import UNKNOWN, Teller
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.events.bucket import EventReader, write_batch

@@ -13,7 +13,7 @@ import typer
 
 from diloco_cli.cli.command_list import COMMANDS, HIDDEN
 from diloco_cli.cli.main import app
-from diloco_cli.runtime.runs import remember_run
+from diloco_cli.runtime.registry import remember_run
 from tests.cli.conftest import Diloco
 from tests.forked import ROOT
 from tests.tidy.test_layers import HEAVY

@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.commit_log import append, read_format
 from diloco_cli.protocol.log.commits import EpochStart
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import LOG, Secret, short_key
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import NANO, make_bucket

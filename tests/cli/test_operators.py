@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.keys import request_key
 from diloco_cli.protocol.log.records import Outcome, Request
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Created, Exists
 from diloco_cli.syncer.operator import Operator

@@ -25,7 +25,7 @@ from diloco_cli.export.files import export_file
 from diloco_cli.export.naming import own_names
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.syncer.first_commit import first_loss
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import carried

@@ -13,7 +13,7 @@ from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
 from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, SHORT_SLOT_S, watch_every_s
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.retry import MAX_PAUSE_S
 from tests.histories.client import Bucket
 from tests.histories.monitor import check_folded

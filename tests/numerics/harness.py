@@ -30,7 +30,7 @@ from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import Lanes, SystemClock, perform
+from diloco_cli.runtime.daemon import Lanes, SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic

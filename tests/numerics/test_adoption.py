@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tensors.flat import flatten

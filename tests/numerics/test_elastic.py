@@ -16,7 +16,7 @@ from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from tests.numerics.harness import CLOCK, Threads, commits, learn, make_run, process_of, serve
 from tests.numerics.test_identities import CONSTANT

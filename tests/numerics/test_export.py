@@ -15,7 +15,7 @@ from diloco_cli.export.naming import own_names
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tasks.build import build_model

@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import FORMAT_KEY, heartbeat_key
 from diloco_cli.protocol.log.records import Offer
 from diloco_cli.protocol.log.wire import decode, encode
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.bucket import ROOT, begun_run

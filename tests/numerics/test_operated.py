@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.harness import (

@@ -10,7 +10,7 @@ import pytest
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.runtime import commits_ahead
+from diloco_cli.runtime import daemon
 from diloco_cli.store.port import Store
 from diloco_cli.store.wrapper import StoreWrapper
 from tests.numerics.harness import make_run, run_to_end
@@ -32,7 +32,7 @@ class GrowsMeanwhile(StoreWrapper):
 
 
 def test_a_log_that_grows_while_it_is_read_ahead_is_verified_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commits_ahead, "SLOW_S", -1.0)  # as if a read took long
+    monkeypatch.setattr(daemon, "SLOW_S", -1.0)  # as if a read took long
     run = make_run(2, 4, SyncSettings(every=4, fragments=2), OuterSettings(), InnerSettings())
     store, _ = run_to_end(run)
     whole = LogVerifier(store, run).replay()

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from diloco_cli.chaos.journal import read_entries
+from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
@@ -41,7 +41,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal
 from diloco_cli.runtime.files import read_json
-from diloco_cli.runtime.identity import identity_from_json
+from diloco_cli.runtime.processes import identity_from_json
 from diloco_cli.signing import Secret
 from diloco_cli.store.gcs import GCSStore
 from diloco_cli.store.open import parse_url
@@ -251,7 +251,7 @@ def _identity_of(path: Path) -> Any:
 
 def _journal_reader(folder: Path) -> Parse:
     def parse(data: bytes) -> Any:
-        from diloco_cli.chaos.journal import _path
+        from diloco_cli.chaos.actions import _path
 
         path = _path("fuzzed")
         path.parent.mkdir(parents=True, exist_ok=True)

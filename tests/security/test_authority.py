@@ -26,7 +26,7 @@ from diloco_cli.protocol.log.snapshots import newest_snapshot, snapshot_at, writ
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.polling import fence_check_every_s
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import LOG, Unsigned
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.virtual.world import Actor

@@ -22,8 +22,8 @@ from diloco_cli.launch.new_run import create_run, signed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, heartbeat_key
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.runtime.child import diloco_command
 from diloco_cli.runtime.consent import format_digest
+from diloco_cli.runtime.units import diloco_command
 from diloco_cli.signing import Secret, learner_signer, syncer_signer
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import NANO, make_bucket

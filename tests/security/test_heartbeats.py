@@ -16,7 +16,7 @@ from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.log.operations import Put, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
-from diloco_cli.runtime.driver import SystemClock
+from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.signing import LOG, UNSIGNED, learner_signer
 from tests.security.signed import SignedFleet, as_learner, as_reader, as_syncer, signed_run
 from tests.simulation.operated import done, state_of

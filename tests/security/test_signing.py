@@ -32,7 +32,7 @@ from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.snapshots import snapshot_at
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.runtime.signing_key import signing_secret, write_key
+from diloco_cli.runtime.consent import signing_secret, write_key
 from diloco_cli.signing import LOG, LONG_BYTES, OPERATOR, UNSIGNED, Secret, SignatureError, learner_signer, unpacked
 from diloco_cli.store.memory import MemoryStore
 from tests.security.signed import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.chaos.journal import read_entries
+from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import parse_object
@@ -32,8 +32,7 @@ from diloco_cli.protocol.log.places import MAX_PLACES, PLACES_PER_LOOK, create_p
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.eligibility import is_well_formed
-from diloco_cli.runtime.daemon import say
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform, say
 from diloco_cli.signing import Checksummed, learner_signer
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.open import open_store

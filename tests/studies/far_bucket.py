@@ -34,7 +34,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from tests.benchmarks.measure import machine

@@ -24,8 +24,8 @@ from diloco_cli.observe.replay import Replay, verified
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.runtime.driver import SystemClock, perform
-from diloco_cli.runtime.identity import Identity, identity_from_json, is_alive
+from diloco_cli.runtime.daemon import SystemClock, perform
+from diloco_cli.runtime.processes import Identity, identity_from_json, is_alive
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 

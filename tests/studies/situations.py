@@ -29,8 +29,8 @@ from typing import Any
 
 from diloco_cli.errors import DilocoError
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.runtime.driver import perform
-from diloco_cli.runtime.identity import Identity, is_alive, signal_process
+from diloco_cli.runtime.daemon import perform
+from diloco_cli.runtime.processes import Identity, is_alive, signal_process
 from tests.forked import run_diloco
 from tests.studies.launched import CLOCK, INVENTORY, NAME, LaunchedRun, lived, toy_file
 

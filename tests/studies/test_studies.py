@@ -17,7 +17,7 @@ from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.wire import decode
-from diloco_cli.runtime.identity import identify, identity_to_json, own_identity
+from diloco_cli.runtime.processes import identify, identity_to_json, own_identity
 from diloco_cli.tensors.codecs import codec
 from tests.studies import kills
 from tests.studies.kills import EVERYBODY, HEADER, Role, Study, ToyRun

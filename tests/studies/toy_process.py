@@ -22,8 +22,7 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, ProcessClaim
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.daemon import StopSignal, say
-from diloco_cli.runtime.driver import Lanes, SystemClock, perform
+from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, perform, say
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore

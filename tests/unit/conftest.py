@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.environment import environment_with
-from diloco_cli.runtime.identity import Identity, identify
-from diloco_cli.runtime.kernel import TOKEN_VARIABLE
+from diloco_cli.runtime.processes import TOKEN_VARIABLE, Identity, identify
 from diloco_cli.runtime.registry import UnitRecord, write_unit
 from tests.waiting import wait_until
 

@@ -10,7 +10,7 @@ A syncer serves one slot after the other. For a merge of M learners' deltas it n
 
 and these add up, since none of it is done beside another where the syncer is behind. turns(n): calls go in portions of
 48, each of which takes ceil(48 / connections) round trips, and the last one as many as its rest needs. So 47 of them
-carry hardly more than 24. `measured_machine` is that of a syncer that measures itself (runtime/spending.py). Pure;
+carry hardly more than 24. `measured_machine` is that of a syncer that measures itself (runtime/daemon.py). Pure;
 `plan`, `simulate run` and `status` use it.
 """
 

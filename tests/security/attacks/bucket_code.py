@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.signing import KEY_FILE_VARIABLE, OPERATOR, Checksummed, Keyring, Secret, body_of
 from tests.security.attacks.stage import AttackedRun, AttackSeen, running, until
 from tests.studies.launched import CLOCK

@@ -205,7 +205,7 @@ def usual_of(deltas: list[torch.Tensor]) -> torch.Tensor:
 def main() -> None:
     from diloco_cli.clock import monotonic_s, sleep_s
     from diloco_cli.protocol.log.commit_log import read_format
-    from diloco_cli.runtime.driver import SystemClock, perform
+    from diloco_cli.runtime.daemon import SystemClock, perform
     from diloco_cli.store.open import open_store
 
     url, name, plan = sys.argv[1:]

@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import decode, encode
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.signing import Checksummed
 from diloco_cli.store.open import open_store
 from tests.security.attacks.hostile import Strategy, as_json, honest_of

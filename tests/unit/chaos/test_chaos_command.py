@@ -12,8 +12,7 @@ from diloco_cli.cli.main import add_command
 from diloco_cli.errors import NotFoundError, RefusedError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.events.event import KINDS
-from diloco_cli.runtime.registry import log_path
-from diloco_cli.runtime.runs import remember_run
+from diloco_cli.runtime.registry import log_path, remember_run
 from diloco_cli.store.local import LocalStore
 
 pytestmark = pytest.mark.usefixtures("home")

@@ -15,7 +15,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.export.files import export_file
 from diloco_cli.export.naming import whole_state
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.tasks.build import build_model
 from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK

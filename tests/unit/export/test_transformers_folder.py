@@ -23,7 +23,7 @@ from diloco_cli.export.naming import describe, tokenizer_of
 from diloco_cli.inference.generation import Causal, load_model
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.evaluation import held_out_loss
 from diloco_cli.tasks.build import build_data

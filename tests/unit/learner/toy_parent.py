@@ -6,7 +6,7 @@ import sys
 
 from diloco_cli.cli.main import main
 from diloco_cli.learner import parent, watchdog
-from diloco_cli.runtime.child import python_command
+from diloco_cli.runtime.units import python_command
 
 
 def run(doer: str, deed: str, at: str, least_s: str, nodes: str, index: str, port: str) -> int:

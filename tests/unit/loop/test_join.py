@@ -14,7 +14,7 @@ from diloco_cli import join
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.protocol.log.commit_log import read_log
-from diloco_cli.runtime.driver import perform
+from diloco_cli.runtime.daemon import perform
 from diloco_cli.tasks.build import build_model
 from tests.numerics.harness import CLOCK
 from tests.numerics.own_loops import Meeting, own_run

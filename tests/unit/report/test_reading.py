@@ -14,7 +14,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.report.history import RunHistory
 from diloco_cli.report.reading import read_history
 from diloco_cli.report.table import csv_of
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.wrapper import MeteredStore
 from tests.benchmarks import resume

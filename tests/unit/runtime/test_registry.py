@@ -13,20 +13,23 @@ import pytest
 
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import NotFoundError, RefusedError, UsageError
-from diloco_cli.runtime.identity import Identity
+from diloco_cli.runtime.processes import Identity
 from diloco_cli.runtime.registry import (
     Ignored,
     UnitRecord,
     hold,
     is_held,
+    known_runs,
     list_units,
     living_supervisor,
+    newest_run,
     read_unit,
     release,
+    remember_run,
+    resolve_run,
     supervisor_lock,
     write_unit,
 )
-from diloco_cli.runtime.runs import known_runs, newest_run, remember_run, resolve_run
 
 pytestmark = pytest.mark.usefixtures("home")
 RECORD = UnitRecord("iowa", "learner", Identity(500, "boot:7", "secret"), 12.5)

@@ -14,14 +14,12 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
-from diloco_cli.runtime.detach import start_detached
 from diloco_cli.runtime.ending import Participants, StopPolicy, SupervisionEvent, SupervisionResult
-from diloco_cli.runtime.hearing import SignalCount
-from diloco_cli.runtime.identity import is_alive, signal_process
+from diloco_cli.runtime.processes import is_alive, signal_process
 from diloco_cli.runtime.registry import UnitRecord, hold, living_supervisor, log_path, read_unit, release
 from diloco_cli.runtime.restart import RestartPolicy
-from diloco_cli.runtime.supervisor import WholeRun, supervise
-from diloco_cli.runtime.units import UnitSpec, learner_unit, start_unit, syncer_unit
+from diloco_cli.runtime.supervisor import SignalCount, WholeRun, supervise
+from diloco_cli.runtime.units import UnitSpec, learner_unit, start_detached, start_unit, syncer_unit
 from diloco_cli.store.port import StoreGoneError
 from tests.waiting import wait_until
 
@@ -495,7 +493,7 @@ def test_a_terminal_that_closes_asks_once_however_often_it_says_so():
 
 
 BROKEN = """
-from diloco_cli.runtime.causes import telling_why
+from diloco_cli.runtime.restart import telling_why
 with telling_why("memory://nowhere", "a"):
     [][41]
 """

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from diloco_cli.protocol.log.operations import Get, Steps, Together
-from diloco_cli.runtime.driver import Connections, SystemClock, perform
+from diloco_cli.runtime.daemon import Connections, SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import StoreThrottledError
 from diloco_cli.store.retry import RetryingStore

@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.records import Outcome
 from diloco_cli.protocol.log.snapshots import snapshot_at, snapshots_between, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.operated import request, started

@@ -25,7 +25,7 @@ from diloco_cli.protocol.log.signed import create_signed
 from diloco_cli.protocol.log.snapshots import snapshot_at, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import LOG, UNSIGNED, Checksummed, SignatureError
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists

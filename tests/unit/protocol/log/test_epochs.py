@@ -12,7 +12,7 @@ from diloco_cli.protocol.log.keys import epoch_key, incarnation_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.places import OccupiedError, claim_incarnation, newest_claim
 from diloco_cli.protocol.log.records import ProcessClaim
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import UNSIGNED
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists

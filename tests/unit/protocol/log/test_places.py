@@ -7,7 +7,7 @@ import pytest
 from diloco_cli.protocol.log.epochs import CLAIMS_TRIED
 from diloco_cli.protocol.log.keys import incarnation_key, placed_key
 from diloco_cli.protocol.log.places import MAX_PLACES, MOST_GAPS, PLACES_PER_LOOK, ClaimWatch, newest_past_gaps
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import Signature, Unsigned
 from diloco_cli.store.memory import MemoryStore
 

@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.records import Outcome, ProcessClaim
 from diloco_cli.protocol.log.snapshots import Snapshot
 from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window, apply
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, output
 

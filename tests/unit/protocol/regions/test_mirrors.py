@@ -24,7 +24,7 @@ from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, snapshot_at, write
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.regions.mirrors import Mirror, RegionStoppedError
-from diloco_cli.runtime.driver import SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import NOBODY, Signature, Unsigned
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.virtual.world import LATENCY_S, Actor, World

@@ -1,4 +1,4 @@
-"""A signal reaches exactly the process that was meant, or nobody."""
+"""Identities of processes, and signals to them alone."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.errors import RefusedError
-from diloco_cli.runtime.identity import (
+from diloco_cli.runtime.processes import (
     Identity,
+    ProcessFacts,
+    ancestors,
     identify,
     identity_from_json,
     identity_to_json,
@@ -18,12 +20,12 @@ from diloco_cli.runtime.identity import (
     is_paused,
     mismatch,
     own_identity,
+    read_process,
     refusal_to_signal,
     signal_family,
     signal_process,
     signal_unit,
 )
-from diloco_cli.runtime.kernel import ProcessFacts, ancestors, read_process
 
 FACTS = ProcessFacts(pid=500, parent=1, group=500, session=500, state="S", start_time="boot:7", token="secret")
 IDENTITY = Identity(500, "boot:7", "secret")

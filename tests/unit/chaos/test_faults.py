@@ -20,15 +20,16 @@ from diloco_cli.chaos.actions import (
     plan_kill,
     plan_pause,
     plan_revive,
+    read_entries,
+    record_plan,
     refusal,
     revive,
 )
-from diloco_cli.chaos.journal import read_entries, record_plan
-from diloco_cli.chaos.targets import Target, find_target
+from diloco_cli.chaos.faults import Target, find_target
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError
-from diloco_cli.runtime.identity import Identity, is_alive, is_paused, own_identity
+from diloco_cli.runtime.processes import Identity, is_alive, is_paused, own_identity
 from diloco_cli.runtime.registry import UnitRecord, hold, is_held, write_unit
 from diloco_cli.runtime.restart import RestartPolicy
 
