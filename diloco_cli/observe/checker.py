@@ -75,7 +75,7 @@ class Checker:
     def __init__(self, run: RunFormat, expect: Expect) -> None:
         self.run, self.expect = run, expect
         self.versions: dict[int, list[FragmentVersion]] = {}
-        self.settled = SettledOffers()
+        self.offers = SettledOffers()
         self.bases: dict[tuple[str, int], set[int]] = {}
         self.ranges: dict[tuple[str, int], int] = {}
         self.floors: dict[str, int] = defaultdict(int)
@@ -183,7 +183,7 @@ class Checker:
     def _check_input(self, item: MergedOffer, fragment: int, key: str) -> bool:
         """Whether the offer could be applied, by the log alone; enters it into the books."""
         who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
-        outcome = self.settled.outcome(item.learner, item.incarnation, item.seq)
+        outcome = self.offers.outcome(item.learner, item.incarnation, item.seq)
         used = self.bases.setdefault((item.learner, fragment), set())
         self.duplicates += bool(outcome & APPLIED)
         end, base = self.ranges.get((item.learner, fragment), 0), self.version(fragment, item.base)
@@ -200,7 +200,7 @@ class Checker:
         ]
         for holds, rule, otherwise in rules:
             self.expect(holds, rule, f"{who} {otherwise}")
-        self.settled.settle(item.learner, item.incarnation, item.seq, APPLIED)
+        self.offers.settle(item.learner, item.incarnation, item.seq, APPLIED)
         used.add(item.base)
         self.ranges[item.learner, fragment] = max(item.data_end, end)
         return all(holds for holds, _, _ in rules)
@@ -260,7 +260,7 @@ class Checker:
 
     def _check_outcomes(self, commit: Commit, key: str) -> None:
         for outcome in commit.outcomes:
-            before = self.settled.outcome(outcome.learner, outcome.incarnation, outcome.seq)
+            before = self.offers.outcome(outcome.learner, outcome.incarnation, outcome.seq)
             who = f"{key}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
             self.expect(not before & APPLIED, "2", f"{who} is refused and was applied")
             self.expect(not before & REFUSED, "2", f"{who} is refused a second time")
@@ -270,7 +270,7 @@ class Checker:
             stated = outcome.norm is not None and outcome.steps is not None
             self.expect(stated == judged or not stated, "8", f"{who}: {outcome.reason} with a norm, in a {commit.kind}")
             self.expect(stated or outcome.reason != "norm_cap", "8", f"{who} is refused for a norm that is not stated")
-            self.settled.settle(outcome.learner, outcome.incarnation, outcome.seq, REFUSED)
+            self.offers.settle(outcome.learner, outcome.incarnation, outcome.seq, REFUSED)
 
     def _check_kind(self, commit: Commit, key: str) -> None:
         """Checks by the commit's kind: a learner that joins, is kept out or readmitted; a rollback; a floor."""

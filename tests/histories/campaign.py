@@ -16,11 +16,10 @@ from typing import Any
 from diloco_cli.errors import UsageError
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.histories.history import History
-from tests.histories.lines import in_one
 from tests.histories.memo import no_garbage_collection
 from tests.histories.options import PIECE_SIZES, NemesisKind, Options, drawn_options
 from tests.histories.outcome import Actors, HistoryResult
-from tests.histories.replayer import ViolationError
+from tests.histories.replayer import ViolationError, in_one
 from tests.histories.script import CallFault, NemesisEvent, Script
 from tests.histories.shrinking import Live, Violation, violation_of
 

@@ -105,7 +105,7 @@ class Flooder(Outsider):
         slot = replayer.slot + self.draw.whole(0, 2)
         fragment = slot % self.history.run.num_fragments
         versions = replayer.versions[fragment]
-        base, base_digest = (versions[-1].number, versions[-1].weights_digest) if versions else (0, "")
+        base, base_digest = (versions[-1].version, versions[-1].weights_digest) if versions else (0, "")
         payload, size, tokens, steps, seq = digest(b"nothing"), 20, BATCH_TOKENS, 1, self.seq
         match self.draw.whole(0, 6):
             case 0:

@@ -12,8 +12,8 @@ from diloco_cli.protocol.log.keys import SYNCER, commit_key, incarnation_key
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import LOG, learner_signer
-from tests.histories.lines import in_one
 from tests.histories.options import with_key
+from tests.histories.replayer import in_one
 from tests.histories.scene import Scene
 from tests.histories.supervisor import syncers_signer
 

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.log.records import RunFormat
-from tests.histories.reckoning import AppliedOffer
-from tests.histories.replayer import Replayer, expect
+from tests.histories.replayer import AppliedOffer, Replayer, expect
 
 Range = tuple[int, int]
 

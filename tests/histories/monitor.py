@@ -25,7 +25,7 @@ from tests.histories.moments import MomentsWatch
 from tests.histories.pieces import check_record, whole_snapshots
 from tests.histories.poisoner import NormBooks
 from tests.histories.processes import MAX_DRIFT
-from tests.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, plain, signed_by
+from tests.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, keys_of, plain, signed_by
 
 OPERATOR = "operator"
 OF_SYNCERS = (
@@ -204,11 +204,12 @@ class Monitor:
 
     def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str, floor: int) -> None:
         """9: readers need the version that is current at the floor, and weights that a delta may still be based on."""
-        versions = [v.number for v in self.replayer.versions[fragment] if v.number <= floor]
+        versions = [v.version for v in self.replayer.versions[fragment] if v.version <= floor]
         kept = versions[-(self.run.settings.sync.staleness_rounds + 2) :] if kind == "weights" else versions[-1:]
         if self.replayer.rolled_back_behind(floor):
             kept = [number for number in kept if number >= self.replayer.rolled_back_behind(floor)]
-        committed = any(key in (v.state_key, v.weights_key) for v in self.replayer.versions[fragment])
+        known = self.replayer.version(fragment, version)
+        committed = known is not None and key in keys_of(known)
         expect(version <= floor, "9", f"{key} was deleted, which lies beyond the floor {floor}")
         needed = committed and version in kept
         expect(not needed, "9", f"{key} was deleted, which readers of the floor {floor} need")
@@ -220,7 +221,7 @@ class Monitor:
         kept = LEAST_ROUNDS * self.run.num_fragments
         expect(n - 1 - floor >= kept, "9", f"the floor {floor} of commit {n} leaves fewer than {kept} commits")
         for fragment, versions in self.replayer.versions.items():
-            newest = versions[-1].number
+            newest = versions[-1].version
             expect(newest > floor, "9", f"behind the floor {floor} lies fragment {fragment}'s newest version, {newest}")
 
     def check_place(self, role: str, key: str) -> None:
@@ -312,7 +313,7 @@ class Monitor:
     def on_adoption(self, learner: str, output: FragmentVersion, weights: bytes) -> None:
         """6: no learner adopts a version that is not in the log."""
         self.adopted += 1
-        known = next((v for v in self.replayer.versions[output.fragment] if v.number == output.version), None)
+        known = self.replayer.version(output.fragment, output.version)
         there = known is not None and known.weights_digest == output.weights_digest == digest(weights)
         expect(there, "6", f"{learner} adopted version {output.version} of {output.fragment}, which is not in the log")
 
@@ -363,7 +364,7 @@ def check_folded(state: RunState, replayer: Replayer, run: RunFormat) -> None:
             set(known.settled) == later, "10", f"{name}: outcomes of {set(known.settled)} beyond it instead of {later}"
         )
     ends = {(n, fragment): a.data_end for n, known in state.learners.items() for fragment, a in known.applied.items()}
-    expect(ends == dict(replayer.ends), "10", f"applied data ends at {ends} instead of {dict(replayer.ends)}")
+    expect(ends == dict(replayer.ranges), "10", f"applied data ends at {ends} instead of {dict(replayer.ranges)}")
 
 
 def check_own(whole: RunState, mine: RunState, learner: str) -> None:

@@ -14,9 +14,7 @@ from math import sqrt
 from typing import Literal
 
 from diloco_cli.protocol.log.faults import HOSTILE, PAID_BACK, faults_for_quarantine
-from tests.histories.integers import numbers
-from tests.histories.reckoning import EMPTY, FULL
-from tests.histories.replayer import BLAME, FLOODER, Plain, Replayer, expect, is_poisoner
+from tests.histories.replayer import BLAME, EMPTY, FLOODER, FULL, Plain, Replayer, expect, is_poisoner
 from tests.histories.stream import Stream
 
 Tactic = Literal["always", "absent", "in turn", "burst", "ratchet", "flipped", "empty"]
@@ -138,7 +136,7 @@ class NormBooks:
                 expect(agrees is None or agrees >= 0, "8", f"{who} is said to point against the others")
                 continue
             if len(commit["inputs"]) >= COMPANY:
-                flips = numbers(self.replayer.payload_of(item) or b"", "delta")[0] < 0
+                flips = self.replayer.poison.get((item["learner"], item["incarnation"], item["seq"]), 1) < 0
                 expect(agrees is not None and (agrees < 0) == flips, "8", f"{who} agrees by {agrees} with the others")
                 most = _full_weight(item) * (LEAST if flips else 1.0)
                 expect(item["weight"] <= most * (1 + 1e-9), "8", f"{who} points the other way, and weighs much")

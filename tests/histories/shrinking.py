@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.histories.lines import in_one
 from tests.histories.options import REGION, Options
 from tests.histories.outcome import HistoryResult, Moment
+from tests.histories.replayer import in_one
 from tests.histories.script import Script
 
 _HEX = re.compile(r"(-[a-z0-9]+-[0-9a-f]{8})[0-9a-f]{56}")

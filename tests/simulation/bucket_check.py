@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diloco_cli.store.port import Store
-from tests.histories.lines import in_one
+from tests.histories.replayer import in_one
 
 
 def commits_of(store: Store) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ import pytest
 
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.histories.campaign import lived
-from tests.histories.lines import in_one
 from tests.histories.options import Options, drawn_options
 from tests.histories.outcome import HistoryResult
+from tests.histories.replayer import in_one
 from tests.histories.script import CallFault, NemesisEvent, Script
 
 BAD, SEED = "l1", 11

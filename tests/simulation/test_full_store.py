@@ -20,7 +20,7 @@ from diloco_cli.store.retry import FULL_DISK_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World
 from tests.histories.integers import IntegerArithmetic
-from tests.histories.lines import in_one
+from tests.histories.replayer import in_one
 from tests.simulation.operated import answered, asked, run_that_keeps, state_of
 from tests.simulation.regional import RegionalFleet, regional_run
 from tests.simulation.sweeps import check

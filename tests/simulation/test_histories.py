@@ -29,7 +29,6 @@ from tests.histories.campaign import (
     work_of,
 )
 from tests.histories.history import History
-from tests.histories.lines import in_one
 from tests.histories.options import (
     BATCH_TOKENS,
     LONG_MERGES,
@@ -41,6 +40,7 @@ from tests.histories.options import (
     drawn_options,
 )
 from tests.histories.outcome import Actors, HistoryResult
+from tests.histories.replayer import in_one
 from tests.histories.script import CallFault, Script
 from tests.simulation.mutant_logs import Gullible
 from tests.simulation.test_invariants import Crashing

@@ -12,10 +12,9 @@ from diloco_cli.protocol.regions.mirrors import Mirror
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.campaign import lived
 from tests.histories.history import History
-from tests.histories.lines import in_one
 from tests.histories.options import REGION, Options, drawn_options
 from tests.histories.outcome import Actors
-from tests.histories.replayer import ViolationError
+from tests.histories.replayer import ViolationError, in_one
 from tests.histories.shrinking import told
 
 SEEDS = 20

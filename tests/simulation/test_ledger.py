@@ -8,8 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.histories.ledger import Account, check_outcomes
-from tests.histories.reckoning import AppliedOffer
-from tests.histories.replayer import Replayer, ViolationError
+from tests.histories.replayer import AppliedOffer, Replayer, ViolationError
 
 BATCH = 4
 MAX_LOST = 40

@@ -22,9 +22,8 @@ from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, 
 from diloco_cli.signing import NOBODY, UNSIGNED, Checksummed
 from diloco_cli.store.port import Created
 from tests.histories.campaign import lived
-from tests.histories.lines import in_one
 from tests.histories.options import Options, drawn_options
-from tests.histories.replayer import FLOODER
+from tests.histories.replayer import FLOODER, in_one
 
 MERGES = 12
 MAX_HISTORIES = 40

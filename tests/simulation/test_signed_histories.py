@@ -12,8 +12,8 @@ from diloco_cli.protocol.log import state
 from diloco_cli.signing import LOG, OPERATOR, Keyring, learner_signer
 from tests.histories.campaign import lived
 from tests.histories.key_events import STOLEN_NONCE
-from tests.histories.lines import in_one
 from tests.histories.options import OF_KEYS, Options, drawn_options, run_of, with_key
+from tests.histories.replayer import in_one
 
 SEEDS = range(0, 60, 3)
 

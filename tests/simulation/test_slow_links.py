@@ -8,11 +8,10 @@ import pytest
 
 from diloco_cli.protocol.actors.progress import Progress
 from tests.histories.history import History
-from tests.histories.lines import in_one
 from tests.histories.liveness import Healthy
 from tests.histories.options import Options, drawn_options
 from tests.histories.outcome import Actors
-from tests.histories.replayer import ViolationError
+from tests.histories.replayer import ViolationError, in_one
 from tests.histories.script import NemesisEvent, Script
 from tests.simulation.mutant_learners import NeverTriesAgain, PassesByWhatIsInReach, with_progress
 
