@@ -104,7 +104,7 @@ class Flooder(Outsider):
         replayer = self.history.monitor.replayer
         slot = replayer.slot + self.draw.whole(0, 2)
         fragment = slot % self.history.run.num_fragments
-        versions = replayer.versions[fragment]
+        versions = replayer.versions.get(fragment)
         base, base_digest = (versions[-1].version, versions[-1].weights_digest) if versions else (0, "")
         payload, size, tokens, steps, seq = digest(b"nothing"), 20, BATCH_TOKENS, 1, self.seq
         match self.draw.whole(0, 6):

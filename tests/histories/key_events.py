@@ -44,7 +44,7 @@ class KeyEvents:
         thief = with_key(history.run, signer)
         if role == SYNCER:
             living = bool(replayer.kinds) and replayer.kinds[-1] not in ("stop", "finish")
-            if living and replayer.epoch_signer[1] != thief.keyring.public(LOG):
+            if living and replayer.epoch_key != thief.keyring.public(LOG):
                 self._commit(thief)
         elif thief.keyring.public(signer) in replayer.revoked:
             self._claim(thief, role)
