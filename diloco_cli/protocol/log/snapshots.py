@@ -21,7 +21,7 @@ from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import together, together_got
 from diloco_cli.protocol.log.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, RecordError, decode, encode, record_digest
-from diloco_cli.signing import LOG
+from diloco_cli.signing import LOG, unpacked
 
 SNAPSHOT_EVERY = 64
 PIECE_BYTES = MAX_BODY_BYTES  # the longest snapshot in one record, and each piece of a longer one but the last
@@ -122,7 +122,7 @@ def read_snapshot(n: int, data: bytes) -> Steps[Snapshot]:
 def read_pieces(n: int, data: bytes) -> Steps[dict[str, bytes]]:
     """The pieces that this record of a snapshot names, by their keys, in order; none if it is whole. Raises
     RecordError."""
-    if not data.startswith(_PIECED):
+    if not unpacked(data).startswith(_PIECED):
         return {}
     digests = decode(PiecedSnapshot, data, snapshot_key(n)).pieces
     if not 0 < len(digests) <= MAX_PIECES or not all(map(is_digest, digests)):
