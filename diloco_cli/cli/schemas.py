@@ -123,7 +123,6 @@ def _of_type(place: str) -> dict[str, Any]:
     _sort(found)
     for each in found.get("$defs", {}).values():
         if "properties" in each:
-            _drop(each, "consented")
             each["required"] = list(each["properties"])
     return found
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct, structs
 
 from diloco_cli.config import readers
-from diloco_cli.config.codec import required_fields, type_hints, without_none
 from diloco_cli.config.readers import Reader
 from diloco_cli.config.yaml_tree import Node
 from diloco_cli.errors import UsageError, suggestion
@@ -22,6 +25,38 @@ class Rule:
 
     read: Reader | None = None
     key: str | None = None
+
+
+@cache
+def type_hints(cls: Any) -> dict[str, Any]:
+    """Types of the fields, in their order."""
+    hints = get_type_hints(cls)
+    names = cls.__struct_fields__ if issubclass(cls, Struct) else [item.name for item in dataclasses.fields(cls)]
+    return {name: hints[name] for name in names}
+
+
+@cache
+def required_fields(cls: Any) -> frozenset[str]:
+    """The names of those without a default."""
+    if issubclass(cls, Struct):
+        return frozenset(item.name for item in structs.fields(cls) if item.required)
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(cls)
+    return frozenset(item.name for item in fields if item.default is missing and item.default_factory is missing)
+
+
+def without_none(hint: Any) -> tuple[bool, Any]:
+    """(may it be None, the type without None)."""
+    if get_origin(hint) not in (Union, UnionType):
+        return False, hint
+    members = tuple(member for member in get_args(hint) if member is not type(None))
+    optional = len(members) < len(get_args(hint))
+    return optional, members[0] if len(members) == 1 else Union[members]  # noqa: UP007
+
+
+def _is_type(hint: Any) -> bool:
+    """Whether it has fields of its own."""
+    return isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Struct))
 
 
 RENAMED = {"broadcast": "weights_codec"}
@@ -88,11 +123,11 @@ class Builder:
         hint = entry.hint
         if entry.read is not None:
             return readers.schema_of(entry.read)
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if _is_type(hint):
             return self.schema(hint)
         origin, members = get_origin(hint), get_args(hint)
         item: Any = members[0 if origin is tuple else -1] if origin in (tuple, dict) else None
-        if not dataclasses.is_dataclass(item) or not isinstance(item, type):
+        if not _is_type(item):
             return readers.schema_of(reader_for(hint))
         if origin is tuple:
             return {"type": "array", "items": self.schema(item)}
@@ -132,11 +167,11 @@ class Builder:
 
     def _nested(self, hint: Any, node: Node, path: str) -> Any:
         """A dataclass, a tuple of them, or a mapping of names to them; None if the field is none of these."""
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if _is_type(hint):
             return self.build(hint, node, path)
         origin, members = get_origin(hint), get_args(hint)
         item: Any = members[0 if origin is tuple else -1] if origin in (tuple, dict) else None
-        if not dataclasses.is_dataclass(item):
+        if not _is_type(item):
             return None
         cls: Any = item
         return self._list(cls, node, path) if origin is tuple else self.build_named(cls, node, path)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from msgspec import structs
+
 from diloco_cli.config.build import Builder
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Accelerators, Device
 from diloco_cli.config.yaml_tree import parse_yaml
 from diloco_cli.errors import UsageError, similar_names
@@ -129,5 +131,5 @@ def with_catalogue_facts(given: Mapping[str, Device]) -> dict[str, Device]:
 def _completed(own: Device, known: Device | None) -> Device:
     if known is None:
         return own
-    given = {key: value for key, value in dataclasses.asdict(own).items() if value not in (None, False)}
-    return dataclasses.replace(known, **given)
+    given = {key: value for key, value in structs.asdict(own).items() if value not in (None, False)}
+    return replace(known, **given)

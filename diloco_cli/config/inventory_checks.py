@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diloco_cli.config.build import Origins
+from diloco_cli.config.codec import replace
 from diloco_cli.config.devices import CPU, in_catalogue, resolve
 from diloco_cli.config.settings import RESERVED_NAMES, Accelerators, Device, Inventory, IslandSettings, MachineSettings
 from diloco_cli.config.yaml_tree import Node
@@ -69,7 +69,7 @@ def with_own_names(inventory: Inventory, places: Places) -> Inventory:
         if written not in known:
             place = places.of(f"{path}.accelerators", entry.where)
             known[written] = _resolved(written, inventory.devices, f"{path}.accelerators", place)
-        found.append(dataclasses.replace(hardware, accelerators=known[written]))
+        found.append(replace(hardware, accelerators=known[written]))
     return _with_hardware(inventory, found)
 
 
@@ -95,13 +95,13 @@ def _with_nodes(hardware: Hardware, path: str, entry: Node, places: Places) -> H
             where=places.of(f"{path}.nodes", entry.where),
             hint="leave `nodes` out: every host is one node",
         )
-    return dataclasses.replace(hardware, nodes=len(hardware.hosts))
+    return replace(hardware, nodes=len(hardware.hosts))
 
 
 def _with_hardware(inventory: Inventory, found: list[Hardware]) -> Inventory:
     islands = tuple(item for item in found if isinstance(item, IslandSettings))
     machines = tuple(item for item in found if isinstance(item, MachineSettings))
-    return dataclasses.replace(inventory, islands=islands, machines=machines)
+    return replace(inventory, islands=islands, machines=machines)
 
 
 def check_inventory(inventory: Inventory, places: Places) -> None:

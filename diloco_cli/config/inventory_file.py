@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from diloco_cli.config import readers
 from diloco_cli.config.build import Builder, Rule, Rules
+from diloco_cli.config.codec import replace
 from diloco_cli.config.devices import with_catalogue_facts
 from diloco_cli.config.file_kinds import refuse_other_file
 from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
@@ -72,7 +72,7 @@ def _load(path: Path) -> Inventory:
     inventory = builder.build(Inventory, tree)
     places = Places(tree, builder.origins)
     places.require_facts_of_own_devices(inventory)
-    inventory = dataclasses.replace(inventory, devices=with_catalogue_facts(inventory.devices))
+    inventory = replace(inventory, devices=with_catalogue_facts(inventory.devices))
     inventory = with_whole_hosts(with_own_names(inventory, places), places)
     check_inventory(inventory, places)
     return inventory

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from msgspec import structs
 
 from diloco_cli.config.devices import in_catalogue
 from diloco_cli.config.hostlist import compress_hostlist
@@ -68,7 +69,7 @@ def _hardware(item: IslandSettings | MachineSettings) -> list[Entry]:
 def _given(item: Any) -> list[Entry]:
     """The fields that are not at their defaults, as they are spelt."""
     entries = []
-    for entry in dataclasses.fields(item):
+    for entry in structs.fields(item):
         value = getattr(item, entry.name)
         if value not in (entry.default, (), Link()):
             key, write = SPELLING.get(entry.name, (entry.name, _scalar))

@@ -6,8 +6,9 @@ single run's."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
+
+from msgspec import Struct
 
 from diloco_cli.config.build import Builder, Rules
 from diloco_cli.config.readers import shown, text
@@ -20,9 +21,7 @@ from diloco_cli.paths import user_file
 PREFIX = "DILOCO_"
 OF_THE_USER = ("on_event", "webhook")
 OF_ONE_RUN = frozenset({"name", "version", "inventory", "model", "data"})
-SECTIONS = tuple(
-    field.name for field in dataclasses.fields(RunSettings) if field.name not in OF_ONE_RUN | {"consented"}
-)
+SECTIONS = tuple(name for name in RunSettings.__struct_fields__ if name not in OF_ONE_RUN)
 
 
 def put_environment(tree: Node, rules: Rules) -> None:
@@ -44,7 +43,7 @@ def keys_of(cls: type, rules: Rules, path: str = "") -> Iterator[str]:
     """`train.inner.lr` and all others, as a file names them. Keys at the top are of one run alone."""
     for key, hint in Builder(rules).keys(cls):
         place = f"{path}{key}"
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(hint, type) and issubclass(hint, Struct):
             yield from keys_of(hint, rules, f"{place}.")
         elif path:
             yield place

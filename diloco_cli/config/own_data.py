@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from diloco_cli.config.build import Origins
+from diloco_cli.config.codec import replace
 from diloco_cli.config.hub import is_hub_name
 from diloco_cli.config.presets import MODEL_PRESETS, ViTShape
 from diloco_cli.config.settings import DataSettings, RunSettings

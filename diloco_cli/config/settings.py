@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
+
+from msgspec import Struct, field, structs
 
 Arguments = dict[str, Any]
 RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 
 
-@dataclass(frozen=True)
-class ModelSettings:
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of all settings: immutable values, whose unknown keys are errors."""
+
+
+class ModelSettings(Settings, frozen=True):
     """A preset, a user's `module:function`, a Hugging Face name or folder, or (for `plan` and `simulate` alone) plain
     numbers. `sequence` may stand beside `huggingface` and `entrypoint`: tokens in a training sequence. `args` are an
     entrypoint's; in the format of a run with a Hugging Face model, the content of its config.json. `vocabulary`: of a
@@ -47,8 +51,7 @@ class ModelSettings:
         return self.initial or (self.huggingface if self.weights == "pretrained" else None)
 
 
-@dataclass(frozen=True)
-class DataSettings:
+class DataSettings(Settings, frozen=True):
     """A preset, a user's `module:function`, token shards at a URL (`tokens`), or text files (`text`: a path or pattern)
     as bytes or by the `tokenizer` in a folder, or of a name on the Hub. `shards`: into how many streams it is divided
     for good; None: one for each island of the launch. Islands that are to join later need a stream of their own each.
@@ -72,8 +75,7 @@ class DataSettings:
         return bool(self.tokens or self.text)
 
 
-@dataclass(frozen=True)
-class InnerSettings:
+class InnerSettings(Settings, frozen=True):
     """The optimizer inside a learner. `schedule`: of the learning rate over the run, after `warmup_steps` from zero:
     a cosine or a line to a tenth of the peak; constant; or wsd, constant but for the last `decay` of the run, a line to
     a tenth. `save_every` is in rounds: how often its moments go to the store."""
@@ -90,8 +92,7 @@ class InnerSettings:
     save_every: int = 20
 
 
-@dataclass(frozen=True)
-class TrainSettings:
+class TrainSettings(Settings, frozen=True):
     """`tokens`: merged tokens at which the run ends. `batch_tokens`: of one inner step of one learner.
     `micro_batch_tokens`: of one forward and backward pass on one device; the gradients of a batch's passes are added
     up. `auto`: what the device holds. `precision`: of the forward pass; `auto` is bf16 on CUDA devices that have it,
@@ -111,15 +112,13 @@ class TrainSettings:
     inner: InnerSettings = field(default_factory=InnerSettings)
 
 
-@dataclass(frozen=True)
-class GraceSettings:
+class GraceSettings(Settings, frozen=True):
     """gamma < 1: the share of the slack that the grace window may use (the paper's adaptive window)."""
 
     gamma: float = 0.5
 
 
-@dataclass(frozen=True)
-class AgreementSettings:
+class AgreementSettings(Settings, frozen=True):
     """For `mixing: adaptive`, mean cosines between the learners' deltas in one merge: from `rebase_from` on learners
     keep their progress in flight, below `replace_below` they drop it; in between they do as before."""
 
@@ -127,8 +126,7 @@ class AgreementSettings:
     replace_below: float = 0.2
 
 
-@dataclass(frozen=True)
-class SyncSettings:
+class SyncSettings(Settings, frozen=True):
     """How fragments are exchanged. `every`: H, in steps of the fastest island; `overlap`: tau, in slots.
 
     `layout`: how tensors are dealt to fragments; `split_rows`: whether tensors larger than the ideal fragment are cut;
@@ -172,8 +170,7 @@ class SyncSettings:
     skip_after_s: float = 60.0
 
 
-@dataclass(frozen=True)
-class OuterSettings:
+class OuterSettings(Settings, frozen=True):
     """The optimizer on the syncer: SGD, or SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105)."""
 
     name: Literal["nesterov", "sgd"] = "nesterov"
@@ -181,8 +178,7 @@ class OuterSettings:
     momentum: float = 0.9
 
 
-@dataclass(frozen=True)
-class ColdStartSettings:
+class ColdStartSettings(Settings, frozen=True):
     """The first `rounds` rounds (0: none are special). `learners`: so many islands, those planned as the fastest, train
     in them, and the others join later. `every`: H in them. `outer_lr`, `outer_momentum`: values of the first round,
     which move to those of `outer` in even steps. None: as in all other rounds."""
@@ -194,8 +190,7 @@ class ColdStartSettings:
     outer_momentum: float | None = None
 
 
-@dataclass(frozen=True)
-class SyncerSettings:
+class SyncerSettings(Settings, frozen=True):
     """Standbys, which replace a syncer that falls silent. `standbys`: how many `launch` starts beside the syncer.
     `on_learners`: every learner's process hosts a standby, and no separate syncer is started. `takeover_s`: the silence
     before a takeover; `auto`: four planned slots, at least 15 s, and what a state of the largest fragment takes at
@@ -206,8 +201,7 @@ class SyncerSettings:
     takeover_s: float | Literal["auto"] = "auto"
 
 
-@dataclass(frozen=True)
-class RetentionSettings:
+class RetentionSettings(Settings, frozen=True):
     """How much of the past stays in the bucket: the newest `rounds` can be replayed and rolled back to; older objects
     that nothing needs are deleted. `grace_s`: from that decision to the first deletion."""
 
@@ -215,8 +209,7 @@ class RetentionSettings:
     grace_s: float = 60.0
 
 
-@dataclass(frozen=True)
-class EvaluationSettings:
+class EvaluationSettings(Settings, frozen=True):
     """The OUTER parameters are evaluated every `every` rounds, on a number of held-out sequences. `on_divergence`: what
     follows when that loss has jumped by more than `jump` (and by more than protocol/rules/divergence.py allows)."""
 
@@ -226,10 +219,9 @@ class EvaluationSettings:
     jump: float = 0.25
 
 
-@dataclass(frozen=True)
-class RunSettings:
+class RunSettings(Settings, frozen=True, eq=False):  # noqa: PLW1641 - no hash: `args` is a dict
     """run.yaml. `inventory` is a path relative to the run file. `consented`: this machine lets the code run that they
-    name; False for settings out of a bucket until it has consented (runtime/consent.py)."""
+    name. It is a fact about this process and no setting: it is never written, never read, and never compared."""
 
     name: str
     version: int = 1
@@ -243,11 +235,24 @@ class RunSettings:
     syncer: SyncerSettings = field(default_factory=SyncerSettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
-    consented: bool = field(default=True, compare=False, repr=False, metadata={"local": True})
+    consented: ClassVar[bool] = True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunSettings) and structs.astuple(self) == structs.astuple(other)
+
+    def with_consent(self, given: bool) -> RunSettings:
+        """The same settings; `given`: whether this machine lets the code run that they name."""
+        cls = RunSettings if given else ForeignRunSettings
+        return cls(**{name: getattr(self, name) for name in self.__struct_fields__})
 
 
-@dataclass(frozen=True)
-class Link:
+class ForeignRunSettings(RunSettings, frozen=True, eq=False):
+    """Settings out of a bucket, before this machine has consented to the code that they name (runtime/consent.py)."""
+
+    consented: ClassVar[bool] = False
+
+
+class Link(Settings, frozen=True):
     """An island's link to its bucket, in bits per second and seconds; None is unknown."""
 
     up_bps: float | None = None
@@ -256,8 +261,7 @@ class Link:
     emulate: bool = False
 
 
-@dataclass(frozen=True)
-class Accelerators:
+class Accelerators(Settings, frozen=True):
     """`H100-SXM:8` is Accelerators("H100-SXM", 8); also cpu:N and mps."""
 
     name: str
@@ -269,8 +273,7 @@ class Accelerators:
         return 1 if self.name.lower() == "cpu" else self.count
 
 
-@dataclass(frozen=True)
-class IslandSettings:
+class IslandSettings(Settings, frozen=True):
     """One island: accelerators with fast links inside, and so one learner. `ranks`: its processes on each node; None:
     one for each accelerator, and one for all cores of a CPU."""
 
@@ -297,8 +300,7 @@ class IslandSettings:
         return self.nodes * (self.ranks or self.accelerators.num_ranks)
 
 
-@dataclass(frozen=True)
-class MachineSettings:
+class MachineSettings(Settings, frozen=True):
     """One entry of `machines:`: machines that are alike, not yet grouped into islands; `plan` forms those.
 
     Named by `hosts`, or (where a scheduler picks them) by `name` and how many: `nodes`. Accelerators, link, price
@@ -324,8 +326,7 @@ class MachineSettings:
     tokens_per_s: float | None = None
 
 
-@dataclass(frozen=True)
-class LocalMachine:
+class LocalMachine(Settings, frozen=True):
     """The machine that every island with `infra: local` on `cpu` shares.
 
     `crowding[k - 1]`: the speed of each of k processes that train at once, as a share of one's speed alone;
@@ -336,8 +337,7 @@ class LocalMachine:
     crowding: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
-class RegionSettings:
+class RegionSettings(Settings, frozen=True):
     """`store` is the bucket that learners of this region use; None is the home bucket. `egress_per_gb`: the price of a
     GB that leaves this region's bucket."""
 
@@ -348,8 +348,7 @@ class RegionSettings:
 MAX_CONNECTIONS = 48  # of one process to a store; below what the clients keep
 
 
-@dataclass(frozen=True)
-class StoreSettings:
+class StoreSettings(Settings, frozen=True):
     """The home bucket and prefix: it holds the commit log. `link`: that of the syncer's machine to it;
     `checks_uploads`: whether it compares an upload with the checksum that comes with it (None: guessed by the URL);
     `connections`: how many calls the syncer makes at a time (None: as many as it may)."""
@@ -361,8 +360,7 @@ class StoreSettings:
     connections: int | None = None
 
 
-@dataclass(frozen=True)
-class Device:
+class Device(Settings, frozen=True):
     """One accelerator: peak dense TFLOP/s (bf16, or fp16/fp32 where there is no bf16) and memory in GB.
 
     `memory_gb` None: shared with the host. `achievable`: share of the peak that large matrix products reach.
@@ -383,8 +381,7 @@ class Device:
     backend: Literal["cpu", "cuda", "mps", "xla", "neuron", "hpu"] | None = None
 
 
-@dataclass(frozen=True)
-class Inventory:
+class Inventory(Settings, frozen=True):
     """inventory.yaml: islands as given, machines of which `plan` forms more, or both."""
 
     store: StoreSettings

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, RunSettings, SyncSettings
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.plan.candidates import Candidate

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, IslandSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.candidates import candidates

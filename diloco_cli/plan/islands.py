@@ -15,13 +15,13 @@ inventory, model) alone, and every machine is in exactly one island or excluded.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.hostlist import compress_hostlist
 from diloco_cli.config.settings import RESERVED_NAMES, Inventory, IslandSettings, Link, MachineSettings, RunSettings
 from diloco_cli.plan.goodput import availability
@@ -199,7 +199,7 @@ def form_islands(run: RunSettings, inventory: Inventory, model: ModelFacts) -> F
             name = _free_name(f"{group.base}-{number}" if len(parts) > 1 else group.base, taken)
             islands.append(island_of(name, part))
             formed.append(Formed(name, tuple(m.name for m in part), _reason(group, len(parts), least, why)))
-    whole = dataclasses.replace(inventory, islands=tuple(islands), machines=())
+    whole = replace(inventory, islands=tuple(islands), machines=())
     out = [Excluded(compress_hostlist(names), reason, ways) for (reason, ways), names in excluded.items()]
     return Forming(whole, tuple(formed), tuple(out))
 

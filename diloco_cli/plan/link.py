@@ -10,10 +10,11 @@ differ by a few per cent. Records are negligible beside a large model's fragment
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
-from diloco_cli.config.codec import type_hints
+from diloco_cli.config.build import type_hints
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, Link, SyncSettings
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.plan import goodput
@@ -64,7 +64,7 @@ def make_plan(
         """With the settings pinned: only the islands may change."""
         return _plan(other_run, other_inventory, model, goal, frozenset(), AGAIN_WORK, chosen)
 
-    return dataclasses.replace(
+    return replace(
         plan,
         settings=_settings(run, plan.run, free, origins),
         formed=forming.formed,
@@ -85,9 +85,9 @@ def _plan(
     if found is None:
         raise _infeasible(everyone, run, model, free, goal)
     missing = [] if start else excluded(everyone, found, run, model, goal)
-    chosen = dataclasses.replace(run, sync=found.sync)
+    chosen = replace(run, sync=found.sync)
     plan = assemble(found, missing, chosen, inventory, model, goal, unused)
-    return dataclasses.replace(plan, assumptions=assumptions(run, found.kept, model, inventory, bool(free)))
+    return replace(plan, assumptions=assumptions(run, found.kept, model, inventory, bool(free)))
 
 
 def _fastest_within(
@@ -95,7 +95,7 @@ def _fastest_within(
 ) -> Fleet | None:
     """The fastest plan, if it is within the limits: a search of many islands for another goal can miss every plan
     that is."""
-    limits = dataclasses.replace(goal, objective="tokens")
+    limits = replace(goal, objective="tokens")
     fastest = None if limits == Goal() else search(everyone, run, model, free, Goal())
     return fastest if fastest and score(fastest, run, model, limits) is not None else None
 
@@ -115,7 +115,7 @@ def _infeasible(
     fastest = search(everyone, run, model, free, Goal())
     if fastest is not None:
         return _beyond_limits(everyone, fastest, run, model, free, goal)
-    alone = dataclasses.replace(run, sync=dataclasses.replace(run.sync, quorum=1))
+    alone = replace(run, sync=replace(run.sync, quorum=1))
     without_quorum = search(everyone, alone, model, free, Goal())
     missing = excluded(everyone, without_quorum, run, model, Goal())
     reasons = "; ".join(f"{island.name} {island.reason}" for island in missing[:5])
@@ -144,10 +144,10 @@ def _beyond_limits(
             f" {days:g} d",
             hint=f"--deadline '{days:g} d', or a smaller train.tokens",
         )
-    limitless = dataclasses.replace(goal, objective="cost", budget_per_h=None, budget_total=None)
+    limitless = replace(goal, objective="cost", budget_per_h=None, budget_total=None)
     within = f" with the deadline of {format_duration(goal.deadline_s)}" if goal.deadline_s is not None else ""
     if goal.budget_per_h is not None:
-        alone = [search([c], run, model, free, dataclasses.replace(limitless, objective="tokens")) for c in everyone]
+        alone = [search([c], run, model, free, replace(limitless, objective="tokens")) for c in everyone]
         least = min((costs(f, run, model).per_h for f in [*alone, fastest] if f), default=0.0)
         return InfeasibleError(
             f"no plan costs at most {goal.budget_per_h:g}/h{within}: the cheapest costs {least:.2f}/h",
@@ -217,7 +217,7 @@ def assemble(
         goal=goal,
         islands=tuple(islands),
         excluded=(*missing, *unused),
-        schedule=dataclasses.replace(fleet.schedule, offsets=offsets),
+        schedule=replace(fleet.schedule, offsets=offsets),
         prediction=prediction,
         money=money,
         syncer=needs,
@@ -237,7 +237,7 @@ def _planned(
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     saved = run.train.inner.name == "adamw"
-    chosen = dataclasses.replace(run, sync=sync)
+    chosen = replace(run, sync=sync)
     fit = with_overlap(candidate.fit, model, how_on(island.accelerators, chosen, inventory, model, schedule.overlap))
     return PlannedIsland(
         name=island.name,

@@ -7,10 +7,11 @@ itself is; the evaluations of single islands are bounded, so that ten thousand i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import MAX_EVERY, Fleet, run_fleet

@@ -13,10 +13,10 @@ Everything else of the schedule, such as what the overlap hides, goes by the slo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import isfinite
 from statistics import fmean
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import StoreSettings, SyncSettings
 from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, GUESSED_RTT_S, reached, rtt_of
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat

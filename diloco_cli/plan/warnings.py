@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.devices import HOST_DEVICES, find_device
 from diloco_cli.config.settings import Device, Inventory, IslandSettings, Link, RunSettings
 from diloco_cli.errors import UsageError

@@ -4,12 +4,12 @@ Pure: measurements in, an inventory and the comments of its keys out."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.devices import CPU, MPS, in_catalogue
 from diloco_cli.config.settings import (
     Accelerators,
@@ -66,9 +66,9 @@ def measured(found: Measurements, inventory: Inventory) -> MachineEntry:
         comments["local.crowding"] = "measured: speed of each of 1, 2, ... busy cores over that of one alone"
     store = inventory.store
     if found.store is not None and any(island.infra == "local" for island in islands):  # launched here, with the syncer
-        store = dataclasses.replace(store, link=_link(found.store))
+        store = replace(store, link=_link(found.store))
         comments["store"] = "link: measured, one object after the other; the syncer's, if it runs here"
-    return MachineEntry(dataclasses.replace(inventory, store=store, islands=islands, local=local), comments)
+    return MachineEntry(replace(inventory, store=store, islands=islands, local=local), comments)
 
 
 def figures(found: Measurements) -> list[str]:
@@ -111,10 +111,10 @@ def _island(found: Measurements, island: IslandSettings, comments: dict[str, str
         comments[f"{path}.tokens_per_s"] = (
             f"measured: {each}{rounded(speed.median):.12g}, +- {50 * speed.relative:.0f} %"
         )
-        island = dataclasses.replace(island, tokens_per_s=rounded(count * speed.median))
+        island = replace(island, tokens_per_s=rounded(count * speed.median))
     if found.store is not None and island.infra == "local" and not island.link.emulate:
         comments[f"{path}.link"] = "measured, one object after the other"
-        island = dataclasses.replace(island, link=_link(found.store))
+        island = replace(island, link=_link(found.store))
     return island
 
 
@@ -137,7 +137,7 @@ def _devices(found: Measurements) -> dict[str, Device]:
         return {name: Device(name, achievable=min(1.0, rounded(reached / peaks[best])))}
     strange = Device(name, rounded(machine.memory_gb))
     peak: dict[str, Any] = {f"{best}_tflops": rounded(reached)}
-    return {name: dataclasses.replace(strange, **peak)}
+    return {name: replace(strange, **peak)}
 
 
 def _said(spread: Spread) -> str:

@@ -223,7 +223,7 @@ def _is_beside(store: str, url: str) -> bool:
 
 
 def _allowed(run: RunFormat) -> RunFormat:
-    return replace(run, settings=replace(run.settings, consented=True))
+    return replace(run, settings=run.settings.with_consent(True))
 
 
 def refusal(run: RunFormat, url: str, refused: Consent, given_digest: str, command: str) -> RefusedError:

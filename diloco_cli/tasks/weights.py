@@ -10,12 +10,12 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,6 +20,7 @@ from methods.pacing import Pacing  # noqa: E402
 from methods.schedules import mixed_speeds, nearly_equal  # noqa: E402
 from methods.trial import Trial  # noqa: E402
 
+from diloco_cli.config.codec import replace  # noqa: E402
 from diloco_cli.config.settings import ColdStartSettings, GraceSettings, OuterSettings  # noqa: E402
 
 TASK = TASKS["dense"]

@@ -8,13 +8,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import make_layout

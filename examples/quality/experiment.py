@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from ledger import Named
@@ -10,6 +10,7 @@ from methods.pacing import Pacing
 from methods.schedules import decoupled, failing, lockstep, nearly_equal, streaming, synchronous
 from methods.trial import Trial
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
     DataSettings,
     InnerSettings,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from methods.trial import Trial, run_trial
+from msgspec import NODEFAULT, Struct, structs
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,13 @@ class Named:
 
 
 def stated(value: Any) -> Any:
-    """A dataclass as plain values without what has its default: what a later version adds makes no result old."""
+    """A dataclass or Struct as plain values, without defaults: what a later version adds makes no result old."""
     if is_dataclass(value) and not isinstance(value, type):
         set_by_us = [item for item in fields(value) if getattr(value, item.name) != default_of(item)]
         return {item.name: stated(getattr(value, item.name)) for item in set_by_us}
+    if isinstance(value, Struct):
+        written = [(item, getattr(value, item.name)) for item in structs.fields(value)]
+        return {item.name: stated(one) for item, one in written if one != struct_default_of(item)}
     if isinstance(value, (list, tuple)):
         return [stated(item) for item in value]
     return value
@@ -42,6 +46,10 @@ def stated(value: Any) -> Any:
 
 def default_of(item: Field[Any]) -> Any:
     return item.default if item.default_factory is MISSING else item.default_factory()
+
+
+def struct_default_of(item: structs.FieldInfo) -> Any:
+    return item.default if item.default_factory is NODEFAULT else item.default_factory()
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:

@@ -12,9 +12,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
     Accelerators,
     Inventory,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, SyncerSettings
 from diloco_cli.launch.new_run import create_run, signed
 from diloco_cli.protocol.log.commit_log import append, read_format

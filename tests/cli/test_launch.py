@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.local_units import devices_of, starts_elsewhere, starts_everywhere, threads_of, units_here

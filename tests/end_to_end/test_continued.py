@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.run_file import load_run
 from diloco_cli.errors import UsageError
 from diloco_cli.export.files import export_file

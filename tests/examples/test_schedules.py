@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import GraceSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import RunFailedError
 from diloco_cli.forecast.chips import equal_learners, generator, walk

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.launch.new_run import layout_of

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
     DataSettings,
     InnerSettings,

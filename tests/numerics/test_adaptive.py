@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import AgreementSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.records import RunFormat

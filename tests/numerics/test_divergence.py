@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import EvaluationSettings, InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import verified
 from diloco_cli.protocol.log import directions

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 
 from diloco_cli.clock import utc_now_text
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.actors.membership import enter

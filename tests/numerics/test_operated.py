@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import torch
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
 from diloco_cli.observe.rebuild import rebuilt_state
 from diloco_cli.observe.replay import LogVerifier, verified

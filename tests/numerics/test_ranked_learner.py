@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.environment import environment_with
 from diloco_cli.learner.place import RankPlace
 from diloco_cli.observe.replay import verified

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import print_json
-from diloco_cli.config.codec import to_plain
+from diloco_cli.config.codec import replace, to_plain
 from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
 from diloco_cli.config.huggingface import facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory

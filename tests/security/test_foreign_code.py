@@ -10,12 +10,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.ed25519 import public_key
 from diloco_cli.launch.new_run import create_run, signed

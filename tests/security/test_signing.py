@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.codec import to_plain
+from diloco_cli.config.codec import replace, to_plain
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError, UsageError

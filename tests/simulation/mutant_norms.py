@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
 from msgspec import structs
 
+from diloco_cli.config.codec import replace
 from diloco_cli.protocol.actors.candidates import Candidates, Loader, judged
 from diloco_cli.protocol.actors.collection import Housekeeper
 from diloco_cli.protocol.actors.syncer import Syncer

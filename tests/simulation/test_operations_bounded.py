@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Link, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.stand_ins import Sizes

@@ -6,13 +6,14 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
 import pytest
 
 from diloco_cli import signing
+from diloco_cli.config.codec import replace
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors import collection, inbox, joins, requests
 from diloco_cli.protocol.log import places, snapshots

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.codec import replace
 from diloco_cli.protocol.log.records import RunFormat
 from tests.simulation.sweeps import finished
 from tests.simulation.toy import BATCH_TOKENS, STEP_S, LearnerProfile, ToyFleet, make_run

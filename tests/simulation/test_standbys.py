@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.run_file import SHORTEST_TAKEOVER_S
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import FencedError

@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
     DataSettings,
     EvaluationSettings,

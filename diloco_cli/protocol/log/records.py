@@ -169,7 +169,7 @@ class RunFormat:
 
 def not_consented(run: RunFormat) -> RunFormat:
     """The run as it came from outside: none of the code that it names may run."""
-    return replace(run, settings=replace(run.settings, consented=False))
+    return replace(run, settings=run.settings.with_consent(False))
 
 
 @dataclass(frozen=True)

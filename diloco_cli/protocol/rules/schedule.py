@@ -8,9 +8,10 @@ slot's number, which the log gives to every process; so no message says when the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import OuterSettings
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.rules.quorum import patience_s

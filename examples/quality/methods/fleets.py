@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any
 
+from diloco_cli.config.codec import replace
 from diloco_cli.errors import RunFailedError
 from diloco_cli.forecast.stand_ins import NamedPayloads, TraceArithmetic
 from diloco_cli.protocol.actors.evaluating import NoEvaluator

@@ -11,8 +11,7 @@ A fleet decides with the product's own functions (see fleets.py); what differs b
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.forecast.chips import MS, Constants, Timeline, equal_learners, generator, walk
 from diloco_cli.forecast.goodput import PUBLISHED

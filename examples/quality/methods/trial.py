@@ -5,12 +5,13 @@ in the same order, takes the same number of tokens, and is evaluated on the same
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from diloco_cli.clock import monotonic_s
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.log.records import Island, RunFormat

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
+from diloco_cli.config.codec import replace
 from diloco_cli.protocol.log.commit_log import next_commit
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass
 
 import pytest
 
-from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.config.codec import from_plain, replace, to_plain
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, SyncSettings
@@ -33,11 +33,19 @@ def test_both_kinds_of_a_union_and_free_arguments_survive():
         assert from_plain(RunSettings, through_json(changed)) == changed
 
 
-def test_unknown_keys_are_refused_unless_a_newer_minor_version_is_read():
-    plain = through_json(RunSettings("x")) | {"novelty": 1}
+@dataclass(frozen=True)
+class Record:
+    settings: RunSettings
+    number: int = 0
+
+
+def test_unknown_keys_are_refused_and_of_a_dataclass_passed_over_where_that_is_asked():
+    plain = through_json(Record(RunSettings("x")))
     with pytest.raises(UsageError, match="unknown key 'novelty'"):
-        from_plain(RunSettings, plain)
-    assert from_plain(RunSettings, plain, strict=False) == RunSettings("x")
+        from_plain(Record, plain | {"novelty": 1})
+    assert from_plain(Record, plain | {"novelty": 1}, strict=False) == Record(RunSettings("x"))
+    with pytest.raises(UsageError, match=r"settings\.train: unknown key 'novelty'"):
+        from_plain(Record, {"settings": {"name": "x", "train": {"novelty": 1}}}, strict=False)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.hub import commit_of
 from diloco_cli.config.huggingface import (
     ARCHITECTURES,

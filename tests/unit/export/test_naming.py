@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diloco_cli.config.codec import replace
 from diloco_cli.errors import UsageError
 from diloco_cli.export.files import export_file
 from diloco_cli.export.naming import whole_state
@@ -39,7 +39,7 @@ class TiedAndFrozen(nn.Module):
 
 def test_load_state_dict_is_content_with_tied_names_buffers_and_frozen_parameters(tmp_path: Path) -> None:
     run, store, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:TiedAndFrozen")
-    settings = replace(run.settings, consented=True)
+    settings = run.settings.with_consent(True)
     naming = whole_state(settings, run.layout, tied=True)
     export_file(run, perform(read_log(run), store, CLOCK), store, tmp_path / "x.safetensors", naming)
     found = load_file(tmp_path / "x.safetensors")
@@ -55,7 +55,7 @@ def test_load_state_dict_is_content_with_tied_names_buffers_and_frozen_parameter
 
 def test_code_that_builds_another_model_now_is_refused(tmp_path: Path) -> None:
     run, _, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:TiedAndFrozen")
-    settings = replace(run.settings, consented=True)
+    settings = run.settings.with_consent(True)
     other = replace(settings, model=replace(settings.model, entrypoint="tests.numerics.tiny:regression"))
     with pytest.raises(UsageError, match=r"trains embedding\.weight \[11, 4\], and .* here has no"):
         whole_state(other, run.layout, tied=True)

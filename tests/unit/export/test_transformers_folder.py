@@ -6,7 +6,6 @@ import errno
 import importlib.util
 import json
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from diloco_cli.cli.export import writing_to
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
 from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.errors import NoSpaceError, UsageError

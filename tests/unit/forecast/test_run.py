@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
     InnerSettings,
     Inventory,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.presets import MODEL_PRESETS, GPTShape
 from diloco_cli.config.settings import ModelSettings, RunSettings
 from diloco_cli.errors import DataCheckError, UsageError

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.errors import UsageError

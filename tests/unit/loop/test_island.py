@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.errors import FencedError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 
 from diloco_cli import join
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.protocol.log.commit_log import read_log

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from diloco_cli.config.codec import replace
 from diloco_cli.events.event import Event
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.local import Local, LocalUnit, full_disk

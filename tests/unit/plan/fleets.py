@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
     Accelerators,
     Inventory,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import LocalMachine
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.calibrate import MeasuredIsland, MeasuredRun, calibrate

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Accelerators, Device, Link, LocalMachine
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.plan.explain import explain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.clock import monotonic_s
+from diloco_cli.config.codec import replace
 from diloco_cli.config.devices import find_device
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
@@ -95,7 +95,7 @@ def test_a_group_that_fails_too_often_together_is_split_into_equal_parts():
 
 def test_a_batch_with_few_sequences_splits_a_large_group():
     """65,536 tokens are 32 sequences of 2,048: at most four machines of eight accelerators have work."""
-    run = dataclasses.replace(RUN, train=TrainSettings(batch_tokens=65_536))
+    run = replace(RUN, train=TrainSettings(batch_tokens=65_536))
     made = formed(machines("a b c d e f g h"), run=run)
     assert hosts_of(made) == [("a", "b", "c", "d"), ("e", "f", "g", "h")]
     assert "too few sequences" in made.formed[0].reason

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings, SyncSettings
 from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.memory import (

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import (
     Accelerators,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RegionSettings
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.explain import explain

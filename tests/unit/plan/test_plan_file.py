@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run, load_run_with_origins
 from diloco_cli.errors import NotFoundError, UsageError

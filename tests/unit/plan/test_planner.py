@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.codec import type_hints
+from diloco_cli.config.build import type_hints
+from diloco_cli.config.codec import replace
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Accelerators, IslandSettings, Link, ModelSettings, SyncSettings, TrainSettings

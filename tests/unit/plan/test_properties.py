@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import IslandSettings, Link, RunSettings
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.plan.candidates import candidates

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Device, IslandSettings
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.launch.new_run import islands_of

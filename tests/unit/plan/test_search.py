@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.plan import planner

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, LocalMachine, StoreSettings
 from diloco_cli.plan.speed import (
     MAX_SLEEPERS,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, Link, RunSettings, StoreSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.run import report, run_of_plan, simulated
 from diloco_cli.plan.explain import explain

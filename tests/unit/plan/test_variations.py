@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Link
 from diloco_cli.plan.planner import make_plan
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.devices import in_catalogue
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.inventory_text import inventory_to_text

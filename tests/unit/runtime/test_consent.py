@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.errors import RefusedError
 from diloco_cli.launch.new_run import signed

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ColdStartSettings, InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError

@@ -4,10 +4,10 @@ tested in tests/cli/test_operators.py."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.request_handler import StandIn

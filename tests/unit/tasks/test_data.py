@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, EvaluationSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.corpus.index import INDEX_KEY
 from diloco_cli.corpus.shards import BlockCache
@@ -258,7 +258,7 @@ def test_a_machine_without_the_shards_is_told_so_too(tmp_path: Path) -> None:
 
 def test_nothing_is_read_before_this_machine_s_consent(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="has not consented"):
-        build_data(replace(shards_in(tmp_path), consented=False))
+        build_data(shards_in(tmp_path).with_consent(False))
 
 
 @pytest.mark.parametrize(

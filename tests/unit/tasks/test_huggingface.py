@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.huggingface import facts_of_config
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import RefusedError, UsageError
@@ -121,12 +121,12 @@ def test_a_run_carries_the_config_and_nothing_that_names_code_or_kernels(tmp_pat
     carries = carried(run)
     (tmp_path / "llama" / "config.json").unlink()
     assert carries.model.args["model_type"] == "llama" and "evil" not in json.dumps(carries.model.args)
-    foreign_run = replace(carries, consented=False)
+    foreign_run = carries.with_consent(False)
     assert build_model(foreign_run) is not None and build_data(foreign_run) is not None, "it needs no consent"
     hostile = replace(foreign_run, model=replace(carries.model, args={**carries.model.args, **foreign}))
     build_model(hostile)
     with pytest.raises(RefusedError, match="has not consented"):
-        build_model(replace(run, consented=False))
+        build_model(run.with_consent(False))
 
 
 def test_without_transformers_the_extra_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch):

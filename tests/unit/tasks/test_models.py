@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.presets import MODEL_PRESETS, VISION_DATA, GPTShape, MoEShape, ViTShape, data_of
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
@@ -344,7 +343,7 @@ def test_only_a_model_whose_blocks_share_nothing_is_sharded_and_the_plan_knows(t
             check_sharded(model)
         assert "train.sharding=ddp" in (refused.value.hint or "")
     run = RunSettings(name="x", model=ModelSettings(entrypoint="tests.numerics.tiny:regression"), train=TRAIN)
-    facts = facts_of(replace(run, consented=True), tmp_path)
+    facts = facts_of(run.with_consent(True), tmp_path)
     huge = replace(facts, parameters=10**9)
     fit = fit_with_micro_batch(TRAIN, huge, 32, Computing(num_fragments=2), ranks=2, memory_gb=12.0)
     assert (fit.sharding, fit.fits, fit.devices_needed, fit.settings) == ("ddp", False, None, ())
@@ -363,7 +362,7 @@ def test_a_model_without_blocks_cannot_checkpoint_and_the_plan_says_so(tmp_path)
     assert refused.value.where == "train.checkpointing" and "checkpointing=false" in (refused.value.hint or "")
     run = RunSettings(name="x", model=ModelSettings(entrypoint="tests.numerics.tiny:regression"), train=train)
     with pytest.raises(UsageError, match="has no blocks"):
-        facts_of(replace(run, consented=True), tmp_path)
+        facts_of(run.with_consent(True), tmp_path)
 
 
 def test_each_block_is_compiled_or_the_whole_model_if_it_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

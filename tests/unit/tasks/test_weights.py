@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.errors import UsageError
@@ -251,7 +251,7 @@ def test_what_is_carried_is_plain_data_and_names_no_place_to_read(tmp_path: Path
     run = folder_with(tmp_path / "llama", "llama")
     carries = carried(run, brought_values(run))
     shutil.rmtree(tmp_path / "llama")
-    assert json.dumps(carries.model.args) and build_model(replace(carries, consented=False)) is not None
+    assert json.dumps(carries.model.args) and build_model(carries.with_consent(False)) is not None
 
 
 class Buffered(torch.nn.Module):

@@ -57,7 +57,7 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run_of(model: ModelSettings) -> RunSettings:
-    return RunSettings("built", model=model, train=TrainSettings(seed=5), consented=True)
+    return RunSettings("built", model=model, train=TrainSettings(seed=5))
 
 
 @pytest.mark.usefixtures("users_module")

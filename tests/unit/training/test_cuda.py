@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.ports import Progression

@@ -6,7 +6,6 @@ An island that joins counts its tokens by the run's whole sequences.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import isfinite
 from typing import Literal
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.presets import MODEL_PRESETS, data_of
 from diloco_cli.config.settings import (
     Accelerators,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK, JoinQueue
 from diloco_cli.protocol.log.keys import join_key

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.observe.checker import Checker
 from diloco_cli.protocol.actors.collection import (

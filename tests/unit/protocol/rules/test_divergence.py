@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import EvaluationSettings
 from diloco_cli.protocol.log.metrics import Metrics, Note
 from diloco_cli.protocol.log.stability import Evaluated, Rejudging, Stability

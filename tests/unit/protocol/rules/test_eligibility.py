@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.protocol.log.records import Outcome
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.eligibility import REASONS, max_ahead, offered_weight, refusal

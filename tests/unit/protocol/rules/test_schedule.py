@@ -5,12 +5,11 @@ The first rounds: one learner alone, shorter rounds, an outer optimizer that com
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ColdStartSettings, Link, OuterSettings
 from diloco_cli.observe.status import _global_step
 from diloco_cli.plan.planner import make_plan
