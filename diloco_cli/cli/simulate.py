@@ -1,34 +1,59 @@
-"""`diloco simulate`: what would happen, in virtual time. It predicts and never trains."""
+"""`diloco simulate`: what would happen, in virtual time: goodput, bandwidth, whole runs. It never trains."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.simulate_bandwidth import bandwidth
-from diloco_cli.cli.simulate_run import run
+from diloco_cli.cli.output import print_json, progress, talk
+from diloco_cli.cli.run_argument import open_run
 from diloco_cli.clock import monotonic_s
-from diloco_cli.errors import UsageError
-from diloco_cli.units import parse_count, parse_duration
+from diloco_cli.config.codec import to_plain
+from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.paths import templates_directory
+from diloco_cli.units import format_duration, parse_count, parse_duration
 
 if TYPE_CHECKING:
+    from diloco_cli.cli.run_argument import OpenRun
+    from diloco_cli.faults.scenario import Injection, Scenario
+    from diloco_cli.forecast.bandwidth import BandwidthRow
     from diloco_cli.forecast.chips import ChipsLearner, Constants
-    from diloco_cli.forecast.goodput import Form, GoodputRow
-    from diloco_cli.forecast.slots import MergeRules
+    from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
+    from diloco_cli.forecast.goodput import GoodputRow, QuorumRule
+    from diloco_cli.forecast.run import Price
+    from diloco_cli.plan.plan import Plan, PlannedIsland
+    from diloco_cli.protocol.log.records import RunFormat
+    from diloco_cli.protocol.rules.capacity import SyncerMachine
 
 GRID_DAYS, GRID_SEEDS = 2.0, 3
 FLEET_DAYS, FLEET_SEEDS = 30.0, 1
 SLOWDOWN = 2.0
 MAX_CHIPS, MAX_LEARNERS, MAX_DAYS, MAX_SEEDS = 100_000_000, 1024, 366.0, 100
 
+FITTED_NOTE = (
+    "In percent: the difference to the published figure (arXiv 2604.21428, table 13; 5B parameters, a ring). "
+    "The published decoupled rows are reproduced by H = 100, P = 18 (both fitted) and tau = 2; the setting that the "
+    "publication names, H = P = 24, needs more and stands below them."
+)
+ONE_SITE_NOTE = "One site: nothing travels."
+OF_AN_ISLAND = ("name", "up_mbps_needed", "up_mbps_available", "down_mbps_needed", "down_mbps_available")
+OF_A_MODEL = ("step", "sites", "every", "fragments", "overlap")
+DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
+MAX_RUN_DAYS = 30.0
+OF_AN_EXISTING_RUN = (
+    "a run that exists says neither how often its hardware fails nor what it costs: no failures, no prices; the plan "
+    "or run file that it was launched from says both"
+)
+SCENARIOS = "chaos"  # the folder of built-in ones, under templates
+
 simulate = typer.Typer(
-    help="What would happen, in virtual time: goodput, bandwidth, worst cases, whole runs. It never trains.",
+    help="What would happen, in virtual time: goodput, bandwidth, whole runs. It never trains.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -48,8 +73,6 @@ def goodput(
     plan: Path = typer.Option(
         None, "--plan", metavar="PLAN", help="Your own fleet: a file written by `diloco plan -o`."
     ),
-    fast: bool = typer.Option(False, "--fast", help="Jump from failure to failure; merges are left out."),
-    unmemoised: bool = typer.Option(False, "--unmemoised", help="Decide every slot anew: slow, for checking."),
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a picture (SVG) here."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
@@ -57,23 +80,21 @@ def goodput(
 
     Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell.
     """
-    from diloco_cli.forecast.goodput import all_methods, published_grid
-    from diloco_cli.forecast.slots import MergeRules
+    from diloco_cli.forecast.goodput import QuorumRule, all_methods, published_grid
 
     own = chips is not None or learners is not None or plan is not None
-    form = _form(fast, unmemoised)
     _refuse_unused(own, stragglers, slowdown)
     constants = _constants(plan, mtbi, repair)
     days = days or (FLEET_DAYS if own else GRID_DAYS)
     numbers = list(range(seed, seed + (seeds or (FLEET_SEEDS if own else GRID_SEEDS))))
-    started_s, rules = monotonic_s(), MergeRules()
+    started_s, rule = monotonic_s(), QuorumRule()
     if own:
-        fleet, total, rules = _fleet(plan, chips, learners, constants, (slowdown or SLOWDOWN,) * stragglers)
-        rows = _collect(all_methods(fleet, total, constants, days, numbers, form, rules), 3)
+        fleet, total, rule = _fleet(plan, chips, learners, constants, (slowdown or SLOWDOWN,) * stragglers)
+        rows = _collect(all_methods(fleet, total, constants, days, numbers, rule), 3)
     else:
-        rows = _collect(published_grid(constants, days, numbers, form), 30)
+        rows = _collect(published_grid(constants, days, numbers), 30)
     data = {
-        **_goodput_data(rows, days, numbers, form, plan, rules),
+        **_goodput_data(rows, days, numbers, plan, rule),
         **_constants_data(constants, plan is not None, mtbi is not None, repair is not None),
         "wall_s": monotonic_s() - started_s,
     }
@@ -85,12 +106,6 @@ def goodput(
         from diloco_cli.cli.simulate_view import goodput_text
 
         print(goodput_text(rows, data))
-
-
-def _form(fast: bool, unmemoised: bool) -> Form:
-    if fast and unmemoised:
-        raise UsageError("--fast leaves out the merges that --unmemoised decides anew", hint="choose one of them")
-    return "fast" if fast else "unmemoised" if unmemoised else "stepwise"
 
 
 def _refuse_unused(own: bool, stragglers: int, slowdown: float | None) -> None:
@@ -124,19 +139,18 @@ def _positive(option: str, seconds: float) -> float:
 
 def _fleet(
     plan: Path | None, chips: str | None, learners: int | None, constants: Constants, slowdowns: tuple[float, ...]
-) -> tuple[tuple[ChipsLearner, ...], int, MergeRules]:
-    """The learners, how many chips they have, and how they merge."""
+) -> tuple[tuple[ChipsLearner, ...], int, QuorumRule]:
+    """The learners, how many chips they have, and the quorum that they need."""
     from diloco_cli.forecast.chips import equal_learners
-    from diloco_cli.forecast.slots import MergeRules
+    from diloco_cli.forecast.goodput import QuorumRule, learners_of_plan, rule_of_plan
 
     if plan is not None:
-        from diloco_cli.forecast.goodput import learners_of_plan, rules_of_plan
         from diloco_cli.plan.plan_file import load_plan
 
         if chips is not None or learners is not None or slowdowns:
             raise UsageError("--plan says which islands there are", hint="leave out --chips, --learners, --stragglers")
         made = load_plan(plan)
-        return learners_of_plan(made), sum(island.devices for island in made.islands), rules_of_plan(made)
+        return learners_of_plan(made), sum(island.devices for island in made.islands), rule_of_plan(made)
     number, total = learners or 8, parse_count(chips) if chips is not None else 1_200_000
     if not number <= total <= MAX_CHIPS:
         raise UsageError(
@@ -145,7 +159,7 @@ def _fleet(
         )
     if len(slowdowns) > number:
         raise UsageError(f"--stragglers {len(slowdowns)} is more than the {number} learners")
-    return equal_learners(total, number, constants, slowdowns), total, MergeRules()
+    return equal_learners(total, number, constants, slowdowns), total, QuorumRule()
 
 
 def _collect(rows: Iterable[GoodputRow], count: int) -> list[GoodputRow]:
@@ -162,7 +176,7 @@ def _collect(rows: Iterable[GoodputRow], count: int) -> list[GoodputRow]:
 
 
 def _goodput_data(
-    rows: list[GoodputRow], days: float, seeds: list[int], form: Form, plan: Path | None, rules: MergeRules
+    rows: list[GoodputRow], days: float, seeds: list[int], plan: Path | None, rule: QuorumRule
 ) -> dict[str, Any]:
     return {
         "rows": [asdict(row) for row in rows],
@@ -170,10 +184,9 @@ def _goodput_data(
         "days": days,
         "seed": seeds[0],
         "seeds": seeds,
-        "form": form,
         "plan": None if plan is None else str(plan),
-        "quorum": rules.quorum,
-        "drift_s": rules.drift_s if plan is not None else None,
+        "quorum": rule.quorum,
+        "drift_s": rule.drift_s if plan is not None else None,
     }
 
 
@@ -215,5 +228,270 @@ def _plot(rows: list[GoodputRow], path: Path) -> None:
     talk(f"plot written to {path}")
 
 
-simulate.command("bandwidth")(bandwidth)
-simulate.command("run")(run)
+class BandwidthAnswer(NamedTuple):
+    rows: list[BandwidthRow]
+    note: str
+    data: dict[str, Any]
+
+
+@simulate.command("bandwidth")
+def bandwidth(
+    context: typer.Context,
+    parameters: str = typer.Option(None, "--parameters", help="Of your own model, such as 5B."),
+    step: str = typer.Option("1 s", "--step", help="An inner step's time."),
+    sites: int = typer.Option(2, "--sites", min=1, max=10_000, help="Places between which the data travels."),
+    every: int = typer.Option(24, "--every", min=1, max=100_000, help="H: steps of a round."),
+    fragments: int = typer.Option(24, "--fragments", min=1, max=10_000, help="P: fragments of the model."),
+    overlap: int = typer.Option(2, "--overlap", min=0, help="tau: steps between sending and needing a fragment."),
+    plan: Path = typer.Option(None, "--plan", metavar="PLAN", help="Your own run: a file written by `diloco plan -o`."),
+    json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
+) -> None:
+    """The link that a compute utilisation needs, data-parallel against decoupled.
+
+    Without options: the published table with the difference per cell. With --parameters or --plan: yours.
+    """
+    _refuse_what_would_be_ignored(context, parameters, plan)
+    if plan is not None:
+        answer = _of_plan(plan)
+    elif parameters is not None:
+        answer = _of_options(parameters, step, sites, every, fragments, overlap)
+    else:
+        answer = _published()
+    if json:
+        print_json("simulate bandwidth", {"rows": [asdict(row) for row in answer.rows], **answer.data})
+        return
+    from diloco_cli.cli.simulate_view import bandwidth_text
+
+    print(bandwidth_text(answer.rows))
+    print("\n" + "\n".join(fill(line, 80) for line in answer.note.split("\n")))
+
+
+def _refuse_what_would_be_ignored(context: typer.Context, parameters: str | None, plan: Path | None) -> None:
+    given = [f"--{name}" for name in OF_A_MODEL if _is_given(context, name)]
+    if plan is not None:
+        given = ["--parameters"] * (parameters is not None) + given
+        if given:
+            raise UsageError("--plan says model, islands and schedule", hint=f"leave out {', '.join(given)}")
+    elif given and parameters is None:
+        verb = "needs" if len(given) == 1 else "need"
+        raise UsageError(f"{', '.join(given)} {verb} a model of your own", hint="add --parameters 5B")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Compared by name: the type of a parameter's source is none of what typer offers in all of its releases."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _published() -> BandwidthAnswer:
+    from diloco_cli.forecast.bandwidth import FITTED, published_rows
+
+    setting = {"sync_every": FITTED.sync_every, "fragments": FITTED.fragments, "overlap": FITTED.overlap}
+    data = {"constants": {**setting, **_data_parallel_constants()}, "fitted": ["sync_every", "fragments", "buckets"]}
+    return BandwidthAnswer(published_rows(), f"{FITTED_NOTE} Data-parallel: {_buckets()}.", data)
+
+
+def _data_parallel_constants() -> dict[str, float]:
+    """Of the data-parallel rows."""
+    from diloco_cli.forecast.bandwidth import BUCKETS
+    from diloco_cli.plan.goodput import BACKWARD_SHARE
+
+    return {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
+
+
+def _buckets() -> str:
+    return f"{_data_parallel_constants()['buckets']} equal buckets of gradients (fitted)"
+
+
+def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> BandwidthAnswer:
+    from diloco_cli.forecast.bandwidth import Exchange, rows_of
+    from diloco_cli.plan.link import CODEC_BITS
+
+    count, step_s = parse_count(parameters), parse_duration(step)
+    if count <= 0:
+        raise UsageError("--parameters must be above 0", hint="--parameters 5B")
+    if step_s <= 0:
+        raise UsageError("--step must be above 0", hint="--step '1 s'")
+    if overlap >= every:
+        raise UsageError(
+            f"--overlap {overlap} must be below --every {every}: a fragment is back before it is sent again",
+            hint=f"--overlap {every - 1}",
+        )
+    rows = rows_of(count, sites, step_s, Exchange(every, fragments, overlap), CODEC_BITS)
+    note = f"A ring over the sites, in steady state. Data-parallel: {_buckets()}." if sites > 1 else ONE_SITE_NOTE
+    return BandwidthAnswer(rows, note, {"constants": _data_parallel_constants(), "fitted": ["buckets"]})
+
+
+def _of_plan(path: Path) -> BandwidthAnswer:
+    """Rows, and what each island has."""
+    from diloco_cli.forecast.bandwidth import rows_of_plan
+    from diloco_cli.plan.plan_file import load_plan
+
+    plan = load_plan(path)
+    lines = [_plan_note(plan), *map(_island_line, plan.islands)]
+    islands = [{field: getattr(island, field) for field in OF_AN_ISLAND} for island in plan.islands]
+    planned = {"codec": plan.schedule.codec, "weights_codec": plan.schedule.weights_codec}
+    data = {"islands": islands, "planned": planned, "constants": _data_parallel_constants(), "fitted": ["buckets"]}
+    return BandwidthAnswer(rows_of_plan(plan), "\n".join(lines), data)
+
+
+def _plan_note(plan: Plan) -> str:
+    from diloco_cli.forecast.bandwidth import exchange_of_plan
+
+    schedule, share = plan.schedule, exchange_of_plan(plan).embedding_share
+    alone = f"; the embedding is one fragment, {100 * share:.0f} % of the model" if share else ""
+    return (
+        f"Planned: {schedule.codec} up, {schedule.weights_codec} down (sync.weights_codec). Through a bucket: every "
+        f"fragment up one link and down one, both equally full, {schedule.overlap} slots of overlap{alone}. Quorum, "
+        "merging and records come on top; what an island needs is the mean flow. Data-parallel: a ring over the "
+        f"{len(plan.islands)} islands, {_buckets()}."
+    )
+
+
+def _island_line(island: PlannedIsland) -> str:
+    def side(way: str, available: float | None, needed: float) -> str:
+        have = "unknown" if available is None else f"{available / 1000:.3g} Gbit/s"
+        return f"{have} {way}, needs {needed / 1000:.3g}"
+
+    up = side("up", island.up_mbps_available, island.up_mbps_needed)
+    down = side("down", island.down_mbps_available, island.down_mbps_needed)
+    return f"{island.name}: has {up}; {down}"
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is simulated, and what is known of it."""
+
+    run: RunFormat
+    hardware: dict[str, Hardware]
+    prices: dict[str, Price]
+    not_charged: tuple[str, ...]
+    warnings: tuple[str, ...]
+    slot_s: float
+    machine: SyncerMachine
+
+
+@simulate.command("run")
+def run(
+    subject: str = typer.Argument(..., metavar="PLAN|RUN", help="A plan file, a run file, or an existing run."),
+    scenario: str = typer.Option(None, "--scenario", help="Faults: a scenario file, or a built-in one's name."),
+    duration: str = typer.Option(None, "--for", help="Virtual time, such as 2 h; else the scenario's, or 300 slots."),
+    seed: int = typer.Option(None, "--seed", min=0, help="Of failures and faults. Default: the scenario's, or 0."),
+    timetable_only: bool = typer.Option(False, "-n", "--dry-run", help="Only print the faults' timetable."),
+    json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
+) -> None:
+    """What a run would do: goodput, participation, stalls, bytes, money. Nothing is trained.
+
+    The run's own syncer and learners' books decide, on a simulated bucket, over the links, with the latencies and the
+    failures that the inventory states (an existing run states none), and with the faults of a scenario on top.
+    """
+    found = _subject(subject)
+    story = _scenario(scenario)
+    faults, number = _faults(story, found, seed)
+    if timetable_only:
+        _print_timetable(faults, json)
+        return
+    seconds = _seconds(duration, story, found)
+    from diloco_cli.forecast.run import report, simulated
+
+    started_s = monotonic_s()
+    with progress("simulating") as shown:
+
+        def watch(fleet: SimulatedFleet) -> None:
+            shown.share = lambda: min(1.0, fleet.world.now_s / seconds)
+
+        fleet = simulated(found.run, found.hardware, faults, number, seconds, found.machine, watch)
+    warnings = (*found.warnings, *_warnings(story, faults, number))
+    outcome = report(fleet, found.prices, found.not_charged, warnings)
+    wall_s = monotonic_s() - started_s
+    if json:
+        data = {**to_plain(outcome), "seed": number, "wall_s": wall_s}
+        print_json("simulate run", data, warnings=data.pop("warnings"))
+        return
+    from diloco_cli.cli.simulate_view import run_text
+
+    print(run_text(outcome, number, wall_s))
+
+
+def _subject(text: str) -> _Subject:
+    """A file is planned as `launch` would plan it; anything else names a run that exists."""
+    from diloco_cli.forecast.run import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
+    from diloco_cli.plan.syncer_pace import machine_of
+
+    path = Path(text)
+    if path.is_file():
+        from diloco_cli import __version__
+        from diloco_cli.launch.plan_files import read_plan
+
+        plan = read_plan(path, [])
+        made = run_of_plan(plan, "simulated", __version__)
+        return _Subject(
+            made, hardware_of_plan(plan), prices_of_plan(plan), not_charged(plan), (), plan.schedule.slot_s,
+            machine_of(plan.inventory.store),
+        )  # fmt: skip
+    if text.endswith((".json", ".yaml", ".yml")):
+        raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
+    return _of_existing(open_run(text))
+
+
+def _of_existing(opened: OpenRun) -> _Subject:
+    from diloco_cli.config.settings import StoreSettings
+    from diloco_cli.forecast.run import with_links
+    from diloco_cli.launch.plan_files import as_used_here
+    from diloco_cli.observe.limits import machine_of_syncer
+    from diloco_cli.plan.syncer_pace import machine_of
+
+    run, guess = with_links(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))
+    machine, source = machine_of_syncer(opened.facts(most_batches=0), guess)
+    slot_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
+    return _Subject(run, {}, {}, (), (OF_AN_EXISTING_RUN, source), slot_s, machine)
+
+
+def _scenario(text: str | None) -> Scenario | None:
+    from diloco_cli.faults.scenario import load_scenario
+
+    if text is None:
+        return None
+    if Path(text).is_file():
+        return load_scenario(text)
+    folder = templates_directory() / SCENARIOS
+    built_in = sorted(path.stem for path in folder.glob("*.yaml"))
+    if text not in built_in:
+        raise NotFoundError(f"no scenario {text!r}; built in: {', '.join(built_in)}", hint="--scenario FILE.yaml")
+    return load_scenario(folder / f"{text}.yaml")
+
+
+def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
+    from diloco_cli.faults.scenario import timetable
+    from diloco_cli.forecast.fleet import refuse_impossible_faults, units_of
+
+    number = seed if seed is not None else story.seed if story is not None else 0
+    faults = () if story is None else timetable(story, units_of(found.run), number)
+    refuse_impossible_faults(faults)
+    return faults, number
+
+
+def _warnings(story: Scenario | None, faults: tuple[Injection, ...], seed: int) -> Iterator[str]:
+    """What of a scenario is not simulated."""
+    if story is None:
+        return
+    if not faults:
+        yield f"{story.name}: with seed {seed} no fault falls into its {format_duration(story.duration_s)}"
+    if story.hypotheses or story.abort:
+        yield f"{story.name}: not checked here: {'; '.join((*story.hypotheses, *story.abort))}"
+
+
+def _seconds(duration: str | None, story: Scenario | None, found: _Subject) -> float:
+    if duration is None:
+        return story.duration_s if story is not None else DEFAULT_SLOTS * found.slot_s
+    seconds = parse_duration(duration)
+    if not 0 < seconds <= MAX_RUN_DAYS * 86_400:
+        raise UsageError(f"--for must be above 0 and at most {MAX_RUN_DAYS:g} d", hint="--for '2 h'")
+    return seconds
+
+
+def _print_timetable(faults: tuple[Injection, ...], json: bool) -> None:
+    if json:
+        print_json("simulate run", {"faults": [to_plain(fault) for fault in faults]})
+    else:
+        print("\n".join(fault.describe() for fault in faults) or "no faults")

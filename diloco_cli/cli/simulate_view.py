@@ -24,11 +24,6 @@ NAMES = {
     "data_parallel_elastic": "data-parallel elastic",
     "decoupled": "decoupled",
 }
-FORMS = {
-    "stepwise": "every step",
-    "unmemoised": "every step, every slot decided anew",
-    "fast": "from failure to failure",
-}
 
 
 def method_name(row: GoodputRow) -> str:
@@ -54,8 +49,6 @@ def _published(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
         lambda row: _beside(row.uptime_percent, row.published_uptime_percent),
     )
     yield _grid("goodput in closed form, %", rows, lambda row: f"{row.closed_form_goodput_percent:.1f}")
-    if any(row.participation_percent is not None for row in rows):
-        yield _grid("participants of a merge, % of the learners alive", rows, _participation)
     spreads = [sd for row in rows for sd in (row.goodput_sd, row.uptime_sd) if sd is not None]
     spread = f"standard deviation over seeds <= {max(spreads):.2f}" if spreads else "one seed, so the spread is unknown"
     if not compared:
@@ -68,10 +61,6 @@ def _published(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
         *(abs(row.uptime_percent - (row.published_uptime_percent or 0)) for row in rows),
     ]
     yield [f"largest difference {max(apart):.1f} points, mean {sum(apart) / len(apart):.1f}; {spread}"]
-
-
-def _participation(row: GoodputRow) -> str:
-    return "" if row.participation_percent is None else f"{row.participation_percent:.1f}"
 
 
 def _beside(ours: float, published: float | None) -> str:
@@ -95,7 +84,7 @@ def _grid(title: str, rows: Sequence[GoodputRow], cell: Callable[[GoodputRow], s
 
 
 def _own_fleet(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
-    lines = [["", "goodput", "sd", "closed form", "uptime", "participants", "failures"]]
+    lines = [["", "goodput", "sd", "closed form", "uptime", "failures"]]
     lines += [
         [
             method_name(row),
@@ -103,7 +92,6 @@ def _own_fleet(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
             "-" if row.goodput_sd is None else f"{row.goodput_sd:.2f}",
             f"{row.closed_form_goodput_percent:.1f} %",
             f"{row.uptime_percent:.2f} %",
-            "-" if row.participation_percent is None else f"{row.participation_percent:.1f} %",
             f"{row.failures:,}",
         ]
         for row in rows
@@ -114,7 +102,7 @@ def _own_fleet(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
 def _footnotes(rows: Sequence[GoodputRow], data: dict[str, Any]) -> list[str]:
     c = data["constants"]
     days, seeds = data["days"], data["seeds"]
-    how = f"{len(seeds)} x {days:g} days, seed {seeds[0]}, {FORMS[data['form']]}, {format_duration(data['wall_s'])}"
+    how = f"{len(seeds)} x {days:g} days, seed {seeds[0]}, from failure to failure, {format_duration(data['wall_s'])}"
     if data["plan"] is not None:
         text = (
             f"{how}. Islands, failures and restarts as in {data['plan']}; shares go by tokens per second. Goodput "

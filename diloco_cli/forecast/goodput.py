@@ -27,9 +27,7 @@ from diloco_cli.forecast.chips import (
     leap,
     one_cluster,
     presence,
-    walk,
 )
-from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
 from diloco_cli.plan.flow import drift_s
 from diloco_cli.plan.goodput import probability_at_least, restart_s, waiting
 from diloco_cli.plan.plan import Plan
@@ -40,11 +38,9 @@ PUBLISHED = Constants(repair=Repair(scale_s=60.0, shape=1.3, exponent=1.2))
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 MEAN_VALUE_ROUNDS = 200  # of an iteration that halves its error in each
 MAX_POINTS = 1000  # of an integral over 20 mean times away
-Form = Literal["stepwise", "unmemoised", "fast"]
 METHOD_NUMBERS: dict[Method, int] = {"data_parallel_no_elasticity": 0, "data_parallel_elastic": 1, "decoupled": 2}
 LEAST_DAYS = 0.01
 MAX_FAILURES = 10_000_000  # of one history: they are drawn at once
-MAX_STEPS = 200_000_000  # of all histories: minutes
 
 
 @dataclass(frozen=True)
@@ -70,9 +66,7 @@ GOODPUT = (
 @dataclass(frozen=True)
 class GoodputRow:
     """One cell of each table, in percent: means over the seeds, `_sd` their standard deviation (None for one seed).
-    `slices`: of all learners together. `quorum_percent`: of the time in which the quorum is present; None for K = 1.
-    `participation_percent`: of the learners alive, per merge; None if nothing is merged or the form does not simulate
-    merges."""
+    `slices`: of all learners together. `quorum_percent`: of the time in which the quorum is present; None for K = 1."""
 
     method: Method
     learners: int
@@ -83,7 +77,6 @@ class GoodputRow:
     goodput_sd: float | None
     uptime_sd: float | None
     quorum_percent: float | None
-    participation_percent: float | None
     closed_form_goodput_percent: float
     closed_form_uptime_percent: float
     failures: int
@@ -91,16 +84,23 @@ class GoodputRow:
     published_uptime_percent: float | None = None
 
 
-def published_grid(constants: Constants, days: float, seeds: Sequence[int], form: Form) -> Iterator[GoodputRow]:
+@dataclass(frozen=True)
+class QuorumRule:
+    """Without `quorum` learners nothing is merged: the others step on for `drift_s`, and later steps do not count."""
+
+    quorum: int = 1
+    drift_s: float = math.inf
+
+
+def published_grid(constants: Constants, days: float, seeds: Sequence[int]) -> Iterator[GoodputRow]:
     """Every cell of the published table, row by row, with the published figure if it is for the same interrupts."""
     most = max(GOODPUT, key=lambda row: row.learners).learners
-    check_work(equal_learners(max(CHIPS), most, constants), days, len(seeds), form)
+    check_work(equal_learners(max(CHIPS), most, constants), days)
     comparable = constants.mtbi_s == PUBLISHED.mtbi_s
     for published in GOODPUT:
-        memory = SlotMemory(remember=form == "stepwise")
         for chips, goodput, uptime in zip(CHIPS, published.goodput, published.uptime, strict=True):
             learners = equal_learners(chips, published.learners, constants)
-            row = simulate_row(published.method, learners, chips, constants, days, seeds, form, MergeRules(), memory)
+            row = simulate_row(published.method, learners, chips, constants, days, seeds, QuorumRule())
             if comparable:
                 row = replace(row, published_goodput_percent=float(goodput), published_uptime_percent=float(uptime))
             yield row
@@ -112,32 +112,22 @@ def all_methods(
     constants: Constants,
     days: float,
     seeds: Sequence[int],
-    form: Form,
-    rules: MergeRules,
+    rule: QuorumRule,
 ) -> Iterator[GoodputRow]:
     """One fleet by all three methods."""
-    check_work(learners, days, len(seeds), form)
+    check_work(learners, days)
     for method in METHOD_NUMBERS:
-        yield simulate_row(method, learners, chips, constants, days, seeds, form, rules, SlotMemory(form == "stepwise"))
+        yield simulate_row(method, learners, chips, constants, days, seeds, rule)
 
 
-def check_work(learners: Sequence[ChipsLearner], days: float, histories: int, form: Form) -> None:
-    """Refuse a simulation that would take too much memory, or hours."""
-    horizon_s = days * DAY_MS / MS
-    failures = horizon_s * sum(learner.slices * learner.failures_per_s for learner in learners)
+def check_work(learners: Sequence[ChipsLearner], days: float) -> None:
+    """Refuse a simulation that would take too much memory."""
+    failures = days * DAY_MS / MS * sum(learner.slices * learner.failures_per_s for learner in learners)
     if not failures <= MAX_FAILURES:
         fewer = days * MAX_FAILURES / failures
         raise UsageError(
             f"{failures:.2g} failures are to be expected in {days:g} days, more than {MAX_FAILURES:,}",
             hint=f"--days {_below(fewer)}" if fewer >= LEAST_DAYS else "fewer chips, or ones that fail more rarely",
-        )
-    steps = histories * horizon_s * sum(MS / learner.step_ms for learner in learners)
-    if form != "fast" and not steps <= MAX_STEPS:
-        fewer = days * MAX_STEPS / steps
-        shorter = f", or --days {_below(fewer)}" if fewer >= LEAST_DAYS else ""
-        raise UsageError(
-            f"the learners would make {steps:.2g} steps in {histories} x {days:g} days, more than {MAX_STEPS:,}",
-            hint=f"--fast, which leaves out steps and merges{shorter}",
         )
 
 
@@ -152,25 +142,21 @@ def simulate_row(
     constants: Constants,
     days: float,
     seeds: Sequence[int],
-    form: Form,
-    rules: MergeRules,
-    memory: SlotMemory,
+    rule: QuorumRule,
 ) -> GoodputRow:
     """Simulate one fleet once per seed. For data-parallel the learners' chips become one learner."""
     fleet = fleet_of(method, learners, constants)
-    horizon_ms = round(days * DAY_MS)
-    quorum = rules.quorum if method == "decoupled" else 1
-    goodputs, uptimes, quorums, shares, failures = [], [], [], [], 0
+    quorum = rule.quorum if method == "decoupled" else 1
+    goodputs, uptimes, quorums, failures = [], [], [], 0
     for seed in seeds:
-        timelines = run_fleet(fleet, horizon_ms, form, (seed, METHOD_NUMBERS[method], chips, len(fleet)))
-        found = _together(timelines, quorum, rules.drift_s)
+        streams = (seed, METHOD_NUMBERS[method], chips, len(fleet))
+        timelines = leap(fleet, round(days * DAY_MS), generator(*streams))
+        found = _together(timelines, quorum, rule.drift_s)
         goodputs.append(100 * found.goodput)
         uptimes.append(100 * found.uptime)
         quorums.append(100 * found.share)
         failures += sum(timeline.failures for timeline in timelines)
-        if method == "decoupled" and form != "fast":
-            shares.append(100 * merge_all(timelines, rules, memory).participation)
-    closed = closed_form(fleet, quorum, rules.drift_s)
+    closed = closed_form(fleet, quorum, rule.drift_s)
     return GoodputRow(
         method=method,
         learners=len(fleet),
@@ -181,7 +167,6 @@ def simulate_row(
         goodput_sd=_sd(goodputs),
         uptime_sd=_sd(uptimes),
         quorum_percent=fmean(quorums) if quorum > 1 else None,
-        participation_percent=fmean(shares) if shares else None,
         closed_form_goodput_percent=100 * closed[0],
         closed_form_uptime_percent=100 * closed[1],
         failures=failures,
@@ -199,13 +184,6 @@ def fleet_of(method: Method, learners: Sequence[ChipsLearner], constants: Consta
     if method == "decoupled":
         return tuple(learners)
     return (one_cluster(tuple(learners), elastic=method == "data_parallel_elastic", constants=constants),)
-
-
-def run_fleet(fleet: Sequence[ChipsLearner], horizon_ms: int, form: Form, seeds: tuple[int, ...]) -> list[Timeline]:
-    """Every learner's timeline; the same seeds give the same ones in either stepwise form."""
-    if form == "fast":
-        return leap(fleet, horizon_ms, generator(*seeds))
-    return [walk(learner, horizon_ms, generator(*seeds, index)) for index, learner in enumerate(fleet)]
 
 
 def closed_form(fleet: Sequence[ChipsLearner], quorum: int = 1, drift_s: float = 0.0) -> tuple[float, float]:
@@ -266,16 +244,8 @@ def learners_of_plan(plan: Plan) -> tuple[ChipsLearner, ...]:
     return tuple(made)
 
 
-def rules_of_plan(plan: Plan) -> MergeRules:
-    """Quorum, overlap, grace and drift bound as planned."""
-    return MergeRules(
-        quorum=plan.schedule.quorum,
-        overlap=plan.schedule.overlap,
-        gamma=plan.run.sync.grace.gamma,
-        sync_s=plan.schedule.exchange_s,
-        skip_after_s=plan.run.sync.skip_after_s,
-        drift_s=drift_s(plan.run.sync, plan.schedule),
-    )
+def rule_of_plan(plan: Plan) -> QuorumRule:
+    return QuorumRule(plan.schedule.quorum, drift_s(plan.run.sync, plan.schedule))
 
 
 @dataclass(frozen=True)
@@ -368,7 +338,7 @@ def simulated(plan: Plan) -> Simulated:
     """Every island fails and comes back by its MTBF and restart time; three histories of a month."""
     chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
     seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]
-    histories = [run_fleet(learners, round(DAYS * DAY_MS), "fast", each) for each in seeds]
+    histories = [leap(learners, round(DAYS * DAY_MS), generator(*each)) for each in seeds]
     quorum, stands_still = plan.schedule.quorum, plan.run.sync.adoption == "at_tau"
     together = [presence(timelines, quorum, drift_s(plan.run.sync, plan.schedule)) for timelines in histories]
     counted = [each.goodput for each in together]

@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_rows_whatever_the_hash_seed() -> None:
 
 
 def test_the_published_table_stands_beside_ours_in_eighty_columns() -> None:
-    done = diloco("goodput", "--fast", "--days", "0.05", "--seeds", "2")
+    done = diloco("goodput", "--days", "0.05", "--seeds", "2")
     assert done.returncode == 0, done.stderr
     assert "decoupled M=16" in done.stdout and "Fitted, one set for all cells" in done.stdout.replace("\n", " ")
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -77,7 +77,7 @@ def test_the_published_table_stands_beside_ours_in_eighty_columns() -> None:
 
 def test_fewer_interrupts_and_quicker_repairs_help() -> None:
     usual, rare, quick = (
-        data_of("goodput", *SMALL, "--fast", *extra)["rows"][2]["goodput_percent"]
+        data_of("goodput", *SMALL, *extra)["rows"][2]["goodput_percent"]
         for extra in ([], ["--mtbi", "3650 d"], ["--repair", "1 s"])
     )
     assert usual < rare and usual < quick
@@ -85,14 +85,14 @@ def test_fewer_interrupts_and_quicker_repairs_help() -> None:
 
 def test_a_users_own_plan_is_simulated(tmp_path: Path) -> None:
     assert run_diloco("plan", "templates/inventory.yaml", "-o", str(tmp_path / "p.json")).returncode == 0
-    found = data_of("goodput", "--plan", str(tmp_path / "p.json"), "--days", "20", "--fast")
+    found = data_of("goodput", "--plan", str(tmp_path / "p.json"), "--days", "20")
     assert found["rows"][2]["method"] == "decoupled" and 80 < found["rows"][2]["goodput_percent"] < 100
 
 
 def test_plots_are_whole_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name, words in (("one.svg", SMALL), ("grid.svg", ["--days", "0.05", "--seeds", "1"])):
-        done = diloco("goodput", "--fast", *words, "--plot", str(tmp_path / name))
+        done = diloco("goodput", *words, "--plot", str(tmp_path / name))
         assert done.returncode == 0, done.stderr
         assert ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
 
@@ -132,22 +132,6 @@ def test_a_simulated_run_fits_eighty_columns(tmp_path: Path) -> None:
     assert "goodput" in done.stdout and max(map(len, done.stdout.splitlines())) <= 80
 
 
-SMALL_RUN = """
-version: 1
-name: small
-inventory: inventory.yaml
-model: {preset: gpt-nano}
-data: {preset: python-stdlib}
-train: {tokens: 8k, batch_tokens: 128, inner: {save_every: 1}}
-sync: {every: 8, fragments: 2, codec: bf16, mixing: rebase}
-"""
-SMALL_INVENTORY = """
-version: 1
-store: {url: bucket, region: here}
-islands:
-  - {name: iowa, region: here, accelerators: "cpu:1", emulate: {slowdown: 10.0}}
-  - {name: ohio, region: here, accelerators: "cpu:1", emulate: {slowdown: 10.0}}
-"""
 SLOW_ALL = """
 version: 1
 name: slow
@@ -172,14 +156,6 @@ duration: 10 s
 faults:
   - {kind: kill, target: learners, poisson: 100 d}
 hypotheses: ["goodput >= 0.9"]
-"""
-STORM = """
-version: 1
-name: storm
-duration: 10 s
-faults:
-  - {kind: kill, target: ohio, at: 700 ms, revive_after: 100 ms}
-  - {kind: kill, target: syncer, at: 9 s}
 """
 
 
@@ -239,15 +215,13 @@ def test_an_existing_run_is_simulated_with_the_machine_that_its_syncer_measured(
         (["goodput", "--chips", "2", "--learners", "8"], "out of range"),
         (["goodput", "--repair", "0 s"], "must be above 0"),
         (["goodput", "--mtbi", "12"], "no unit"),
-        (["goodput", "--fast", "--unmemoised"], "choose one of them"),
-        (["goodput", *SMALL, "--fast", "--plot", "x.png"], "SVG"),
+        (["goodput", *SMALL, "--plot", "x.png"], "SVG"),
         (["goodput", *SMALL, "--stragglers", "5"], "more than the 4 learners"),
         (["goodput", *SMALL, "--slowdown", "3"], "add --stragglers 1"),
         (["goodput", "--plan", "missing.json"], "no such plan"),
         (["goodput", "--plan", "missing.json", "--mtbi", "1 d"], "leave out --mtbi and --repair"),
-        (["goodput", "--mtbi", "1 s", "--fast"], "fewer chips, or ones that fail more rarely"),
+        (["goodput", "--mtbi", "1 s"], "fewer chips, or ones that fail more rarely"),
         (["goodput", "--mtbi", "1 d", "--days", "300"], "--days 4.16"),
-        (["goodput", "--chips", "1M", "--learners", "1024", "--days", "366"], "--fast, which leaves out"),
         (["run", "missing.json"], "no such plan"),
         (["run", "no-such-run"], "no-such-run"),
         (["run", RUN_FILE, "--scenario", "nope"], "built in: "),
@@ -261,3 +235,134 @@ def test_what_cannot_be_simulated_says_why(words: list[str], message: str, tmp_p
     done = diloco(*(word.format(slow=tmp_path / "slow.yaml") for word in words))
     assert done.returncode in (2, 4)
     assert message in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        ["--chips", "1.2M", "--learners", "8", "--mtbi", "2 h"],
+        ["--chips", "10M", "--learners", "8", "--stragglers", "1", "--slowdown", "1000"],
+    ],
+)
+def test_fleets_that_hardly_get_through_a_step_have_a_closed_form_too(extra: list[str]) -> None:
+    for row in data_of("goodput", "--days", "0.01", *extra)["rows"]:
+        assert 0 <= row["closed_form_goodput_percent"] <= row["closed_form_uptime_percent"] <= 100
+
+
+def test_what_the_user_sets_is_neither_fitted_nor_compared_with_what_was_published_for_another() -> None:
+    text = diloco("goodput", "--days", "0.02", "--seeds", "1", "--mtbi", "30 d").stdout
+    assert "difference to" not in text and "largest difference" not in text and "one interrupt per chip" in text
+    assert "standard deviation" not in text and "one seed" in text
+    assert max(map(len, text.splitlines())) <= 80
+    data = data_of("goodput", *SMALL, "--repair", "5 min", "--mtbi", "30 d")
+    assert data["given"] == ["mtbi_s", "repair_scale_s", "repair_mean_s"] and not set(data["given"]) & set(
+        data["fitted"]
+    )
+    assert data["constants"]["repair_mean_s"] == pytest.approx(300) and "repair_shape" in data["fitted"]
+    assert "chip time" in data["goodput_meaning"] and data["rows"][0]["goodput_sd"] is None
+
+
+def test_slices_are_said_to_be_as_large_as_they_are() -> None:
+    few = diloco("goodput", "--chips", "8", "--learners", "8", "--days", "0.01").stdout.replace("\n", " ")
+    assert "each learner is one slice, of 1)" in few and "% of chip time" in few
+
+
+def test_a_quorum_that_is_missing_is_paid_for_in_the_plans_goodput(tmp_path: Path) -> None:
+    island = "infra: ssh, accelerators: 'H100-SXM:8', link: {up: 2 Gbps, down: 2 Gbps}, mtbf: 1 h, restart: 20 min"
+    (tmp_path / "inventory.yaml").write_text(
+        "version: 1\nstore: {url: gs://bucket/runs, region: here}\nregions: {here: {}}\nislands:\n"
+        + "".join(f"  - {{name: {name}, region: here, hosts: {name}, {island}}}\n" for name in ("iowa", "ohio"))
+    )
+    (tmp_path / "run.yaml").write_text(
+        "version: 1\nname: x\ninventory: inventory.yaml\nmodel: {parameters: 1.0B, layers: 16, width: 2048, "
+        "sequence: 2048}\ndata: {preset: python-stdlib}\ntrain: {tokens: 2000B, batch_tokens: 524288}\n"
+    )
+    found = {}
+    for quorum in (1, 2):
+        words = ["plan", "inventory.yaml", "-f", "run.yaml", "--set", f"sync.quorum={quorum}", "-o", f"{quorum}.json"]
+        done = run_diloco(*words, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        plan = str(tmp_path / f"{quorum}.json")
+        found[quorum] = data_of("goodput", "--plan", plan, "--days", "30")
+        assert found[quorum]["quorum"] == quorum
+        assert set(found[quorum]["constants"]) == {"down_s", "up_s", "repair_shape", "repair_exponent"}
+        assert set(found[quorum]["fitted"]) == set(found[quorum]["constants"])
+    one, two = found[1]["rows"][2], found[2]["rows"][2]
+    assert one["quorum_percent"] is None and two["quorum_percent"] == pytest.approx(100 * 0.75**2, abs=3)
+    assert two["goodput_percent"] < one["goodput_percent"] - 10
+    assert two["goodput_percent"] == pytest.approx(two["closed_form_goodput_percent"], abs=3)
+    text = diloco("goodput", "--plan", str(tmp_path / "2.json"), "--days", "1").stdout.replace("\n", " ")
+    assert "The quorum of 2 is there" in text and "and then stand still" in text
+
+
+INVENTORY = "templates/inventory.yaml"
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """int4 up, int8 down, whatever a search would choose."""
+    path = tmp_path_factory.mktemp("plan") / "p.json"
+    pinned = ["--set", "sync.codec=int4", "--set", "sync.weights_codec=int8"]
+    assert run_diloco("plan", INVENTORY, *pinned, "-o", str(path)).returncode == 0
+    return str(path)
+
+
+def test_every_row_names_its_setting_and_json_what_was_fitted() -> None:
+    data = data_of("bandwidth")
+    assert {row["method"] for row in data["rows"]} == {"data_parallel", "decoupled"}
+    assert {(row["sync_every"], row["fragments"], row["overlap"]) for row in data["rows"]} == {
+        (0, 0, 0),
+        (100, 18, 2),
+        (24, 24, 2),
+    }
+    assert data["constants"].items() >= {"sync_every": 100, "fragments": 18, "overlap": 2, "buckets": 44}.items()
+    assert data["fitted"] == ["sync_every", "fragments", "buckets"]
+    text = diloco("bandwidth").stdout
+    assert "H = 100, P = 18 (both fitted)" in text.replace("\n", " ") and max(map(len, text.splitlines())) <= 80
+
+
+def test_a_model_of_ones_own() -> None:
+    """1e9 parameters of 16 bits, twice 3/4 of them, in 10 steps of 2 s and their stalls; tau is long enough."""
+    words = ("--parameters", "1B", "--sites", "4", "--step", "2 s", "--every", "10", "--fragments", "10")
+    data = data_of("bandwidth", *words, "--overlap", "9")
+    rows = [row for row in data["rows"] if row["method"] == "decoupled" and row["codec"] == "bf16"]
+    assert [row["utilisation_percent"] for row in rows] == [50, 75, 90, 95, 99]
+    for row in rows:
+        assert row["gbps"] == pytest.approx(16 * 1.5 * row["utilisation_percent"] / 100 / 20, rel=1e-6)
+        assert row["weights_codec"] is row["down_gbps"] is row["published_gbps"] is None
+    assert data["fitted"] == ["buckets"]
+    assert {row["gbps"] for row in data_of("bandwidth", "--parameters", "1B", "--sites", "1")["rows"]} == {0}
+
+
+def test_a_plan_shows_both_directions(plan: str) -> None:
+    data = data_of("bandwidth", "--plan", plan)
+    rows = [row for row in data["rows"] if row["method"] == "decoupled"]
+    assert {row["codec"] for row in rows} >= {"bf16", "int8", "int4"}
+    assert data["planned"]["codec"] == "int4" and {row["weights_codec"] for row in rows} == {"int8"}
+    most = next(row for row in rows if row["codec"] == "int4" and row["utilisation_percent"] == 99)
+    for island in data["islands"]:
+        assert 1000 * most["gbps"] >= 0.99 * island["up_mbps_needed"] * (1 - 1e-9)
+        assert 1000 * most["down_gbps"] >= 0.99 * island["down_mbps_needed"] * (1 - 1e-9)
+    text = diloco("bandwidth", "--plan", plan).stdout
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80 and "Planned: int4 up, int8 down" in text
+    above = [number for number, line in enumerate(lines) if line.startswith("int4 H=") and " up " in line]
+    assert len(above) == 1 and lines[above[0] + 1].startswith("  int8 down ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--parameters", "5B", "--overlap", "24"], "--overlap 24 must be below --every 24", "--overlap 23"),
+        (["--parameters", "0"], "--parameters must be above 0", "--parameters 5B"),
+        (["--parameters", "5B", "--step", "0 s"], "--step must be above 0", "--step '1 s'"),
+        (["--step", "0 s"], "--step needs a model of your own", "add --parameters 5B"),
+        (["--sites", "4", "--every", "24"], "--sites, --every need a model of your own", "add --parameters 5B"),
+        (["--plan", "P", "--fragments", "24"], "--plan says model, islands and schedule", "leave out --fragments"),
+        (["--plan", "P", "--parameters", "5B"], "--plan says model, islands and schedule", "leave out --parameters"),
+    ],
+)
+def test_what_cannot_be_or_would_be_ignored_is_refused(words: list[str], message: str, hint: str) -> None:
+    done = diloco("bandwidth", *words)
+    assert done.returncode == 2 and not done.stdout
+    assert f"error: {message}" in done.stderr and f"hint: {hint}\n" in done.stderr

@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import GraceSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.forecast.chips import equal_learners, generator, walk
+from diloco_cli.forecast.chips import equal_learners, generator
 from diloco_cli.forecast.goodput import PUBLISHED
 from diloco_cli.layout import ParameterFact, make_layout
 from diloco_cli.protocol.log.records import Island, Offer, RunFormat
@@ -26,6 +26,7 @@ from examples.quality.methods.schedules import (
     streaming,
     synchronous,
 )
+from examples.quality.methods.walking import walk
 
 BATCH = 4
 

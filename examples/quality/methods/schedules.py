@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.forecast.chips import MS, Constants, Timeline, equal_learners, generator, walk
+from diloco_cli.forecast.chips import MS, Constants, Timeline, equal_learners, generator
 from diloco_cli.forecast.goodput import PUBLISHED
 
 from .pacing import Pacing, Spell
+from .walking import walk
 
 LINK_STEPS = 0.3  # an upload, and a download, in inner steps: both fit well into the paper's overlap of two steps
 SPREAD = 0.0002  # equal machines are not quite equal: learner i is so much slower than learner i - 1

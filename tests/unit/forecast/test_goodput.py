@@ -1,4 +1,4 @@
-"""The published table, the three forms of the simulation, the closed form: they must agree."""
+"""The published table, the jump from failure to failure beside every step, the closed form: they must agree."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from diloco_cli.forecast.chips import (
     ChipsLearner,
     Constants,
     Repair,
+    Timeline,
     equal_learners,
     fleet_goodput,
     fleet_uptime,
+    generator,
+    leap,
 )
 from diloco_cli.forecast.goodput import (
     METHOD_NUMBERS,
     PUBLISHED,
-    Form,
     GoodputRow,
     Method,
+    QuorumRule,
     all_methods,
     check_work,
     closed_form,
     fleet_of,
     published_grid,
-    run_fleet,
     simulate_row,
 )
-from diloco_cli.forecast.slots import MergeRules, SlotMemory, merge_all
+from examples.quality.methods.walking import walk
 
 POINTS = 5.0  # how far a cell may be from the published one
 CLOSED_POINTS = 1.5
@@ -54,27 +56,29 @@ def apart(rows: list[GoodputRow]) -> dict[tuple[str, int, int], float]:
 
 
 def test_every_published_cell_is_within_five_points_with_one_set_of_constants() -> None:
-    found = apart(list(published_grid(PUBLISHED, 3.0, (0, 1, 2), "fast")))
+    found = apart(list(published_grid(PUBLISHED, 3.0, (0, 1, 2))))
     assert len(found) == 30
-    assert {cell: points for cell, points in found.items() if points > POINTS} == {}
-
-
-@pytest.mark.long
-def test_every_published_cell_is_within_five_points_step_by_step() -> None:
-    found = apart(list(published_grid(PUBLISHED, 2.0, (0, 1, 2), "stepwise")))
     assert {cell: points for cell, points in found.items() if points > POINTS} == {}
 
 
 def test_what_was_published_stands_beside_as_many_interrupts_only() -> None:
     rarer = replace(PUBLISHED, mtbi_s=2 * PUBLISHED.mtbi_s)
-    assert all(row.published_goodput_percent is None for row in published_grid(rarer, 0.01, (0,), "fast"))
+    assert all(row.published_goodput_percent is None for row in published_grid(rarer, 0.01, (0,)))
     quicker = replace(PUBLISHED, repair=PUBLISHED.repair.with_mean(30.0))
-    assert all(row.published_goodput_percent is not None for row in published_grid(quicker, 0.01, (0,), "fast"))
+    assert all(row.published_goodput_percent is not None for row in published_grid(quicker, 0.01, (0,)))
 
 
-def shares(form: Form, fleet: Sequence[ChipsLearner], days: float, seeds: int) -> list[list[float]]:
+def jumped(fleet: Sequence[ChipsLearner], days: float, *seeds: int) -> list[Timeline]:
+    return leap(fleet, round(days * DAY_MS), generator(*seeds))
+
+
+def walked(fleet: Sequence[ChipsLearner], days: float, *seeds: int) -> list[Timeline]:
+    """Every step by itself."""
+    return [walk(learner, round(days * DAY_MS), generator(*seeds, index)) for index, learner in enumerate(fleet)]
+
+
+def shares(made: list[list[Timeline]]) -> list[list[float]]:
     """Goodput, uptime and failures of each seed."""
-    made = [run_fleet(fleet, round(days * DAY_MS), form, (seed, len(fleet))) for seed in range(seeds)]
     failures = [float(sum(timeline.failures for timeline in timelines)) for timelines in made]
     return [list(map(fleet_goodput, made)), list(map(fleet_uptime, made)), failures]
 
@@ -95,39 +99,25 @@ FEW_SLICES = replace(PUBLISHED, mtbi_s=2048 * 200.0, repair=Repair(200.0))
         ("data_parallel_no_elasticity", 2_400_000, 2, PUBLISHED),
     ],
 )
-def test_the_fast_form_agrees_with_every_step_within_three_standard_errors(
+def test_the_jump_from_failure_to_failure_agrees_with_every_step_within_three_standard_errors(
     method: Method, chips: int, learners: int, constants: Constants
 ) -> None:
     fleet = fleet_of(method, equal_learners(chips, learners, constants), constants)
-    fast, stepwise = (shares(form, fleet, days=0.5, seeds=20) for form in ("fast", "stepwise"))
+    fast, stepwise = (shares([way(fleet, 0.5, seed, len(fleet)) for seed in range(20)]) for way in (jumped, walked))
     for mine, theirs in zip(fast, stepwise, strict=True):
         error = (stdev(mine) ** 2 / len(mine) + stdev(theirs) ** 2 / len(theirs)) ** 0.5
         assert abs(fmean(mine) - fmean(theirs)) <= 3 * error + 1e-9
 
 
-@pytest.mark.parametrize(("quorum", "at_most"), [(1, 0.1), (2, 1.0)])  # with K > 1 the averages hardly ever repeat
-def test_remembered_decisions_change_nothing(quorum: int, at_most: float) -> None:
-    timelines = run_fleet(equal_learners(2_400_000, 4, PUBLISHED), DAY_MS // 2, "stepwise", (3,))
-    anew = merge_all(timelines, MergeRules(quorum=quorum), SlotMemory(remember=False))
-    remembered = merge_all(timelines, MergeRules(quorum=quorum), SlotMemory())
-    assert anew.at_ms == remembered.at_ms and anew.present == remembered.present
-    assert (anew.skips, anew.shares) == (remembered.skips, remembered.shares)
-    assert anew.decided == len(anew.at_ms) + anew.skips > 1000
-    assert remembered.decided <= at_most * anew.decided
-
-
 def test_without_failures_everything_is_good() -> None:
     never = replace(PUBLISHED, mtbi_s=1e30)
-    for form in ("fast", "stepwise"):
-        rows = list(
-            all_methods(equal_learners(100_000, 4, never), 100_000, never, 0.5, (0,), form, MergeRules())  # type: ignore[arg-type]
-        )
-        assert [row.goodput_percent for row in rows] == [100.0] * 3
-        assert [row.closed_form_goodput_percent for row in rows] == [pytest.approx(100.0)] * 3
+    rows = list(all_methods(equal_learners(100_000, 4, never), 100_000, never, 0.5, (0,), QuorumRule()))
+    assert [row.goodput_percent for row in rows] == [100.0] * 3
+    assert [row.closed_form_goodput_percent for row in rows] == [pytest.approx(100.0)] * 3
 
 
 def test_the_closed_form_is_within_a_point_and_a_half_of_the_simulation() -> None:
-    for row in published_grid(PUBLISHED, 3.0, (0, 1), "fast"):
+    for row in published_grid(PUBLISHED, 3.0, (0, 1)):
         assert row.closed_form_goodput_percent == pytest.approx(row.goodput_percent, abs=CLOSED_POINTS)
         assert row.closed_form_uptime_percent == pytest.approx(row.uptime_percent, abs=CLOSED_POINTS)
 
@@ -135,7 +125,7 @@ def test_the_closed_form_is_within_a_point_and_a_half_of_the_simulation() -> Non
 def of_fleet(chips: int, learners: int) -> tuple[float, float]:
     """(simulated, closed form)."""
     fleet = equal_learners(chips, learners, PUBLISHED)
-    return fleet_goodput(run_fleet(fleet, DAY_MS, "fast", (0, chips))), closed_form(fleet)[0]
+    return fleet_goodput(jumped(fleet, 1.0, 0, chips)), closed_form(fleet)[0]
 
 
 def test_goodput_falls_with_chips_and_rises_with_learners() -> None:
@@ -154,7 +144,7 @@ def test_goodput_depends_on_chips_per_learner() -> None:
 
 def test_a_straggler_slows_data_parallel_down_and_only_itself_when_decoupled() -> None:
     learners = equal_learners(10_000, 4, PUBLISHED, slowdowns=(10.0,))
-    rows = list(all_methods(learners, 10_000, PUBLISHED, 1.0, (0,), "stepwise", MergeRules()))
+    rows = list(all_methods(learners, 10_000, PUBLISHED, 1.0, (0,), QuorumRule()))
     assert rows[1].goodput_percent == pytest.approx(10.0, abs=1.0)  # a tenth
     assert rows[2].goodput_percent == pytest.approx(100 * (3 + 0.1) / 4, abs=2.0)
 
@@ -171,7 +161,7 @@ def cost(learners: Sequence[ChipsLearner], days: float) -> tuple[int, int]:
     before = sys.gettrace()
     sys.settrace(count_line)
     try:
-        timelines = run_fleet(learners, round(days * DAY_MS), "fast", (0,))
+        timelines = jumped(learners, days, 0)
     finally:
         sys.settrace(before)
     return count, sum(timeline.failures for timeline in timelines)
@@ -201,9 +191,9 @@ def lonely(learners: int) -> list[ChipsLearner]:
 @pytest.mark.parametrize("drift_s", [0.0, 100.0, 1000.0])
 def test_a_missing_quorum_costs_what_the_closed_form_says(learners: int, quorum: int, drift_s: float) -> None:
     """Learners that wait for merges lose what they cannot do; without the quorum they would have kept 75 %."""
-    rules = MergeRules(quorum=quorum, drift_s=drift_s)
+    rules = QuorumRule(quorum=quorum, drift_s=drift_s)
     fleet = lonely(learners)
-    row = simulate_row("decoupled", fleet, learners, PUBLISHED, 100.0, (0,), "fast", rules, SlotMemory())
+    row = simulate_row("decoupled", fleet, learners, PUBLISHED, 100.0, (0,), rules)
     alone, points = closed_form(fleet)[0], 2.0 if drift_s < 1000 else 4.0  # absences are not quite exponential
     assert row.goodput_percent == pytest.approx(row.closed_form_goodput_percent, abs=points)
     assert row.uptime_percent == pytest.approx(row.closed_form_uptime_percent, abs=points)
@@ -214,7 +204,7 @@ def test_a_missing_quorum_costs_what_the_closed_form_says(learners: int, quorum:
 
 
 def test_a_data_parallel_fleet_of_two_islands_is_up_while_one_of_them_is() -> None:
-    rows = list(all_methods(lonely(2), 2, PUBLISHED, 100.0, (0,), "fast", MergeRules()))
+    rows = list(all_methods(lonely(2), 2, PUBLISHED, 100.0, (0,), QuorumRule()))
     assert rows[1].method == "data_parallel_elastic" and rows[1].uptime_percent < 95
     assert rows[1].closed_form_uptime_percent == pytest.approx(rows[1].uptime_percent, abs=2.0)
     assert rows[1].closed_form_goodput_percent == pytest.approx(rows[1].goodput_percent, abs=2.0)
@@ -227,27 +217,21 @@ def test_the_closed_form_is_a_share_however_much_fails() -> None:
             assert all(0 <= share <= 1 for share in closed_form(fleet_of(method, fleet, PUBLISHED)))
 
 
-def test_what_would_take_all_memory_or_hours_is_refused_with_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet = equal_learners(1_200_000, 8, PUBLISHED)
-    failing, steps = 10 * 1_200_000 / 365, 10 * 8 * 17_280  # of ten days
+def test_what_would_take_all_memory_is_refused_with_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, failing = equal_learners(1_200_000, 8, PUBLISHED), 10 * 1_200_000 / 365  # of ten days
     monkeypatch.setattr(goodput, "MAX_FAILURES", ceil(failing / 2))
     with pytest.raises(UsageError) as refused:
-        check_work(fleet, 10.0, 1, "fast")
+        check_work(fleet, 10.0)
     assert refused.value.hint == "--days 5.00"
     with pytest.raises(UsageError, match="failures"):
-        list(all_methods(fleet, 1_200_000, PUBLISHED, 10.0, (0,), "fast", MergeRules()))
+        list(all_methods(fleet, 1_200_000, PUBLISHED, 10.0, (0,), QuorumRule()))
     monkeypatch.setattr(goodput, "MAX_FAILURES", round(2 * failing))
-    monkeypatch.setattr(goodput, "MAX_STEPS", steps)
-    check_work(fleet, 10.0, 1, "stepwise")
-    check_work(fleet, 10.0, 2, "fast")  # makes no steps
-    with pytest.raises(UsageError, match="steps") as refused:
-        check_work(fleet, 10.0, 2, "stepwise")
-    assert refused.value.hint == "--fast, which leaves out steps and merges, or --days 5.00"
+    check_work(fleet, 10.0)
 
 
 def test_the_spread_of_one_seed_is_unknown() -> None:
     fleet = equal_learners(100_000, 4, PUBLISHED)
-    one, two = (list(all_methods(fleet, 100_000, PUBLISHED, 0.5, s, "fast", MergeRules()))[2] for s in ((0,), (0, 1)))
+    one, two = (list(all_methods(fleet, 100_000, PUBLISHED, 0.5, s, QuorumRule()))[2] for s in ((0,), (0, 1)))
     assert one.goodput_sd is None and two.goodput_sd is not None and two.goodput_sd > 0
 
 
