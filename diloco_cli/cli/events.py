@@ -71,7 +71,7 @@ def _refuse_unknown(unit: str, islands: set[str], found: list[Event]) -> None:
 def _print(found: list[Event], seen: Seen, as_json: bool) -> None:
     """What was not printed before. (A summed-up event is printed again when it has grown.)"""
     from diloco_cli.escaping import escaped
-    from diloco_cli.observe.render import date_and_clock
+    from diloco_cli.observe.screen import date_and_clock
 
     for event in found:
         key = (event.time, event.kind, event.unit, event.text)

@@ -23,8 +23,7 @@ READABLE = 0o644  # node_exporter is another user
 
 def serve_metrics(opened: OpenRun, box: Deadline, address: str) -> None:
     """Until Ctrl-C, also when the run has ended: what scrapes may come later."""
-    from diloco_cli.metrics.openmetrics import metrics_text
-    from diloco_cli.metrics.server import MetricsServer, address_of, token_of
+    from diloco_cli.metrics.prometheus import MetricsServer, address_of, metrics_text, token_of
 
     watcher = Watcher(boxed(opened, box), box)
     host, port = address_of(address)
@@ -41,8 +40,8 @@ def serve_metrics(opened: OpenRun, box: Deadline, address: str) -> None:
 
 def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | None) -> None:
     """Once, or every so often until the run ends. The file appears whole or not at all."""
-    from diloco_cli.metrics.openmetrics import metrics_text
-    from diloco_cli.observe.render import OVER
+    from diloco_cli.metrics.prometheus import metrics_text
+    from diloco_cli.observe.situation import OVER
 
     watcher = Watcher(boxed(opened, box), box)
     while True:
@@ -54,6 +53,6 @@ def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | N
         sleep_s(every_s)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: bytes) -> None:
     with writing_to(path):
-        write_whole(path, text.encode(), READABLE)
+        write_whole(path, text, READABLE)

@@ -18,8 +18,7 @@ from diloco_cli.errors import NotFoundError, RefusedError
 
 if TYPE_CHECKING:
     from diloco_cli.events.bucket import EventReader
-    from diloco_cli.observe.facts import RunFacts
-    from diloco_cli.observe.local import Local
+    from diloco_cli.observe.facts import Local, RunFacts
     from diloco_cli.protocol.log.operations import Steps
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.log.state import RunState
@@ -64,7 +63,7 @@ class OpenRun:
 
     def local(self) -> Local:
         """What this machine knows of the run's units that live here."""
-        from diloco_cli.observe.local import read_local
+        from diloco_cli.observe.facts import read_local
 
         return read_local(self.name, self.url, self.format)
 

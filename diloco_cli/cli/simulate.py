@@ -438,7 +438,7 @@ def _of_existing(opened: OpenRun) -> _Subject:
     from diloco_cli.config.settings import StoreSettings
     from diloco_cli.forecast.run import with_links
     from diloco_cli.launch.plan_files import as_used_here
-    from diloco_cli.observe.limits import machine_of_syncer
+    from diloco_cli.observe.situation import machine_of_syncer
     from diloco_cli.plan.syncer_pace import machine_of
 
     run, guess = with_links(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))

@@ -70,7 +70,7 @@ def status(
     ),
 ) -> None:
     """Show the run at a glance, read from the bucket alone."""
-    from diloco_cli.observe.verdict import TROUBLE
+    from diloco_cli.observe.situation import TROUBLE
     from diloco_cli.store.deadline import Deadline
 
     box = Deadline(LOOK_S)
@@ -140,12 +140,11 @@ def warnings_of(current: Status) -> list[str]:
 
 
 def _print(current: Status) -> None:
-    """Rich only where there are colours to show: it takes its time to load."""
-    from diloco_cli.observe.render import status_text, status_view
+    from diloco_cli.observe.screen import status_lines, status_text, styled
 
     if sys.stdout.isatty():
         screen = console()
-        screen.print(status_view(current, screen.width), crop=False, overflow="ignore")
+        screen.print(styled(status_lines(current, screen.width)), crop=False, overflow="ignore")
     else:
         print(status_text(current))
     for warning in clock_warnings(current):

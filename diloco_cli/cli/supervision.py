@@ -81,7 +81,7 @@ def go_on(
 
 def _say_who_gives_way(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> None:
     """A warning where units that start here, and were never known here, work elsewhere: those will end."""
-    from diloco_cli.observe.participants import working
+    from diloco_cli.observe.unit_states import working
 
     strangers = [unit.name for unit in units if read_unit(opened.name, unit.name) is None]
     if state.n < 0 or not strangers:
@@ -138,7 +138,7 @@ def supervise_run(
 
 
 def _participants(opened: OpenRun, units: list[UnitSpec]) -> Participants:
-    from diloco_cli.observe.participants import participants_of
+    from diloco_cli.observe.unit_states import participants_of
 
     return participants_of(boxed(opened, Deadline(LOOK_S)).facts(), [unit.name for unit in units])
 
@@ -254,7 +254,7 @@ class ProgressDisplay:
             self._show()
 
     def _show(self) -> None:
-        from diloco_cli.observe.render import plain_line
+        from diloco_cli.observe.screen import plain_line
 
         if self._live is not None:
             self._live.update("starting the units: a few seconds", refresh=True)

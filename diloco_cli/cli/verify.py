@@ -27,7 +27,7 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
-    from diloco_cli.observe.own_loops import own_loop_lines, own_loops
+    from diloco_cli.config.own_loops import MEANS, data_class_of
     from diloco_cli.runtime.consent import consented, trust_of
 
     if allow_store and not mirrors:
@@ -35,7 +35,8 @@ def verify(
     opened = open_run(run)
     if mirrors:
         consented(opened.format, opened.url, named_here([], allow_store), opened.format.region_urls, code=False)
-    found, loops = _verified(opened), own_loops(head_of(opened).with_members(opened.format).all_islands)
+    found, islands = _verified(opened), head_of(opened).with_members(opened.format).all_islands
+    loops = {island.name: data for island in islands if (data := data_class_of(island.infra)) is not None}
     if found.ok and not found.commits:
         hint = f"see whether its syncer works: diloco status {opened.name}"
         raise TryAgainError(f"nothing to verify: run {opened.name} has no commit yet", where=opened.url, hint=hint)
@@ -44,10 +45,10 @@ def verify(
     broken = None if found.ok else disagreement(found, opened.url)
     error = broken or next((mirror_error(region) for region in regions if not region.ok), None)
     if as_json:
-        data = {"run": opened.name, **asdict(found), "missing": len(found.missing), "missing_keys": found.missing}
-        data |= {"own_loops": loops}
-        data |= {"mirrors": [asdict(region) | {"ok": region.ok} for region in regions]} if mirrors else {}
-        print_json("verify", data | {"ok": error is None}, warnings=warnings, error=error)
+        facts = {"run": opened.name, **asdict(found), "missing": len(found.missing), "missing_keys": found.missing}
+        facts |= {"own_loops": loops}
+        facts |= {"mirrors": [asdict(region) | {"ok": region.ok} for region in regions]} if mirrors else {}
+        print_json("verify", facts | {"ok": error is None}, warnings=warnings, error=error)
         if error is not None:
             raise typer.Exit(error.exit_status)
         return
@@ -58,8 +59,10 @@ def verify(
         later = f"{found.floor + 1} to {found.commits - 1}"
         print(f"commits {later}: replayed, from the versions as of commit {found.floor}")
     print(trust_of(opened.format))
-    for line in own_loop_lines(loops):
-        print(line)
+    for data, meaning in MEANS.items():
+        names = sorted(name for name, its in loops.items() if its == data)
+        if names:
+            print(f"own loops, {data} data: {', '.join(names)}: {meaning}")
     for region in regions:
         late = f", {region.behind} commits behind" if region.behind else ""
         print(f"region {region.region}: {region.commits} commits{late}, {region.objects} objects compared")

@@ -95,7 +95,8 @@ def watch(opened: OpenRun, box: Deadline, every_s: float, as_json: bool) -> Stat
 
 
 def _watch_lines(watcher: Watcher, every_s: float, as_json: bool) -> Status:
-    from diloco_cli.observe.render import OVER, plain_line
+    from diloco_cli.observe.screen import plain_line
+    from diloco_cli.observe.situation import OVER
 
     current = watcher.look()
     while True:
@@ -111,7 +112,7 @@ def _watch_live(watcher: Watcher, every_s: float) -> Status:
     from rich.live import Live
 
     from diloco_cli.observe.live import Curves, LiveScreen
-    from diloco_cli.observe.render import OVER
+    from diloco_cli.observe.situation import OVER
 
     trouble: list[str] = []
     current, curves = watcher.look(), Curves()

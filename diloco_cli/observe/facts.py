@@ -1,17 +1,26 @@
-"""Reads the facts about a run from the bucket alone, within a time limit."""
+"""The facts about a run: what its bucket says, within a time limit, and what this machine knows of its own units.
+
+The bucket shows only that a unit falls silent. The processes, their supervisor's decisions and the disk of this machine
+show why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Generic, TypeVar
 
+from diloco_cli.chaos.actions import JournalEntry, overview
+from diloco_cli.chaos.faults import Target
 from diloco_cli.clock import wall_s
 from diloco_cli.events.bucket import EventReader, merged
 from diloco_cli.events.event import Event, events_of
+from diloco_cli.paths import run_directory
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER, commit_key, heartbeat_key
@@ -19,15 +28,24 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.runtime.daemon import Clock, perform
+from diloco_cli.runtime.logs import last_store_word
+from diloco_cli.runtime.registry import SUPERVISOR, Supervised, UnitRecord, read_run, read_supervised, read_unit
+from diloco_cli.runtime.units import UnitState
 from diloco_cli.signing import LOG, Unsigned, learner_signer
+from diloco_cli.store.open import parse_url
 from diloco_cli.store.parallel import answers
 from diloco_cli.store.port import ObjectStat, Store
-from diloco_cli.units import parse_time
+from diloco_cli.units import format_size, parse_time
 
 TOLERATED_SKEW_S = 5.0
 MAX_STANDBYS = 64
+ANSWERS = "answers again"
+BYTES_A_MERGE = 8  # for each parameter of a fragment: its state, and the weights
 UNKNOWN = datetime.fromtimestamp(0, UTC)
+NOTHING_SAID = Supervised("", 0, "")
 Heartbeat = TypeVar("Heartbeat", LearnerHeartbeat, SyncerHeartbeat)
+Found = Mapping[str, tuple[bytes | None, ObjectStat | None]]
+"""What lies under each key."""
 
 
 def moment(text: str) -> datetime:
@@ -92,58 +110,171 @@ def store_time(wall_s: float, modified_s: Iterable[float]) -> tuple[float, float
 
 
 def read_facts(
-    url: str, run: RunFormat, store: Store, clock: Clock, known: RunState | None = None,
-    reader: EventReader | None = None, most_batches: int | None = None,
-) -> RunFacts:  # fmt: skip
+    url: str,
+    run: RunFormat,
+    store: Store,
+    clock: Clock,
+    known: RunState | None = None,
+    reader: EventReader | None = None,
+    most_batches: int | None = None,
+) -> RunFacts:
     """`known`: an earlier state, so that only the newer commits are read; `reader`: likewise for events, of which it
     reads `most_batches` more."""
     state = perform(read_log(run, known), store, clock)
     keyring = run.keyring.without(state.revoked)
-    units = {island.name: heartbeat_key(island.name) for island in state.with_members(run).all_islands}
+    learners = {heartbeat_key(island.name): island.name for island in state.with_members(run).all_islands}
     # Standbys by name: launched, hosted or started by hand. A listing may lag, so this is for display alone.
     listed = store.list(STANDBY_HEARTBEATS, limit=MAX_STANDBYS)
-    others = {key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json"): key for key in listed}
-    keys = [*units.values(), heartbeat_key(SYNCER), *listed]
+    standbys = {key: key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json") for key in listed}
+    keys = [*learners, heartbeat_key(SYNCER), *standbys]
     found = dict(zip(keys, answers(partial(_read, store), keys), strict=True))
-    strange: set[str] = set()
-    learners = _heartbeats(found, keyring, units, LearnerHeartbeat, strange)
-    syncer = _heartbeats(found, keyring, {SYNCER: heartbeat_key(SYNCER)}, SyncerHeartbeat, set())
-    standbys = _heartbeats(found, keyring, others, SyncerHeartbeat, set())
     newest = store.stat(commit_key(state.n)) if state.n >= 0 else store.stat(FORMAT_KEY)
-    changes = [s for _, s in [*learners.values(), *syncer.values(), *standbys.values()]]
-    changes += [newest.modified_s] if newest is not None else []
-    now_s, skew_s = store_time(wall_s(), changes)
-    serving = _heard(syncer, now_s).get(SYNCER)
-    age_s = None if newest is None else max(0.0, now_s - newest.modified_s)
+    stats = [newest, *(stat for _, stat in found.values())]
+    now_s, skew_s = store_time(wall_s(), [stat.modified_s for stat in stats if stat is not None])
+    heard = _heard(found, keyring, learners, LearnerHeartbeat, now_s)
     return RunFacts(
-        url, run, state, _heard(learners, now_s), serving, now_s, skew_s, _heard(standbys, now_s), age_s,
-        (reader or EventReader()).read(store, most_batches), frozenset(strange),
-    )  # fmt: skip
+        url=url,
+        run=run,
+        state=state,
+        learners=heard,
+        syncer=_heard(found, keyring, {heartbeat_key(SYNCER): SYNCER}, SyncerHeartbeat, now_s).get(SYNCER),
+        now_s=now_s,
+        clock_skew_s=skew_s,
+        standbys=_heard(found, keyring, standbys, SyncerHeartbeat, now_s),
+        commit_age_s=None if newest is None else max(0.0, now_s - newest.modified_s),
+        written=(reader or EventReader()).read(store, most_batches),
+        strange=frozenset(name for key, name in learners.items() if _is_strange(keyring, name, key, found[key][0])),
+    )
 
 
 def _read(store: Store, key: str) -> tuple[bytes | None, ObjectStat | None]:
     return store.get(key, MAX_HEARTBEAT_BYTES), store.stat(key)
 
 
-def _heartbeats(
-    found: Mapping[str, tuple[bytes | None, ObjectStat | None]], keyring: Unsigned, keys: Mapping[str, str],
-    kind: type[Heartbeat], strange: set[str],
-) -> dict[str, tuple[Heartbeat, float]]:  # fmt: skip
-    """Units' last heartbeats by name, with the store's time of each; units without a genuine one are left out.
-    `strange`: gets those under whose key something else lies."""
-    heartbeats = {}
-    for name, key in keys.items():
+def _is_strange(keyring: Unsigned, learner: str, key: str, data: bytes | None) -> bool:
+    return data is not None and genuine(keyring, learner_signer(learner), key, data) is None
+
+
+def _heard(
+    found: Found, keyring: Unsigned, names: Mapping[str, str], kind: type[Heartbeat], now_s: float
+) -> dict[str, Heard[Heartbeat]]:
+    """The genuine heartbeats by unit. `names`: the units by key."""
+    heard = {}
+    for key, name in names.items():
+        data, stat = found[key]
         role = learner_signer(name) if kind is LearnerHeartbeat else LOG
-        there, stat = found[key]
-        data = genuine(keyring, role, key, there)
-        strange |= {name} if there is not None and data is None else set()
+        data = genuine(keyring, role, key, data)
         if data is not None and stat is not None:
             with suppress(RecordError):
-                heartbeats[name] = decode(kind, data, key), stat.modified_s
-    return heartbeats
+                heard[name] = Heard(decode(kind, data, key), max(0.0, now_s - stat.modified_s))
+    return heard
 
 
-def _heard(heartbeats: Mapping[str, tuple[Heartbeat, float]], now_s: float) -> dict[str, Heard[Heartbeat]]:
-    return {
-        name: Heard(heartbeat, max(0.0, now_s - modified_s)) for name, (heartbeat, modified_s) in heartbeats.items()
+@dataclass(frozen=True)
+class LocalUnit:
+    """`condition`: running, paused, dead. `said`: what its supervisor last decided; `supervised`: that one lives.
+    `by_chaos`: an injected fault has ended or paused this process."""
+
+    kind: str
+    pid: int | None
+    condition: str
+    said: Supervised = NOTHING_SAID
+    supervised: bool = False
+    by_chaos: bool = False
+
+    @property
+    def dead(self) -> bool:
+        return self.condition == "dead"
+
+    @property
+    def is_held(self) -> bool:
+        """Paused or kept down: `diloco chaos revive` takes it back."""
+        return self.condition == "paused" or self.said.state == UnitState.HELD
+
+    @property
+    def restarts(self) -> bool:
+        """Its supervisor will start it again, or has done so: then it has not yet been heard."""
+        again = (UnitState.BACKOFF, UnitState.STARTING) if self.dead else (UnitState.RUNNING,)
+        return self.supervised and bool(self.said.last_end) and self.said.state in again
+
+    @property
+    def gave_up(self) -> bool:
+        return self.dead and self.said.state == UnitState.FAILED
+
+    @property
+    def account(self) -> str:
+        """What has become of it, in words; "" while it runs."""
+        who = " (chaos)" if self.by_chaos else ""
+        if self.condition == "paused":
+            return f"its process {self.pid} is paused by a signal{who}"
+        if self.restarts:
+            why = self.said.reason if self.dead else self.said.last_end
+            return f"it is being restarted, after {self.said.starts} starts: {why}{who}"
+        if not self.dead:
+            return ""
+        if self.gave_up or self.said.state == UnitState.HELD:
+            return f"{self.said.reason}{who}"
+        if self.said.state == UnitState.DONE:
+            return f"its process {self.pid} has ended: {self.said.reason}"
+        return f"its process {self.pid} has ended{who}, and no supervisor lives here that would restart it"
+
+
+@dataclass(frozen=True)
+class Local:
+    """`units`: by name. `full`: which disk has no space for a merge; `store`: a unit's failing call to the store."""
+
+    units: dict[str, LocalUnit] = field(default_factory=dict)
+    full: str = ""
+    store: str = ""
+
+
+def read_local(name: str, url: str, run: RunFormat) -> Local:
+    """Empty where this directory does not know the run, or knows another one by that name."""
+    known = read_run(name)
+    if known is None or known.url.rstrip("/") not in (url.rstrip("/"), *run.region_urls):
+        return Local()
+    supervised = read_supervised(name)
+    units = {
+        target.name: _unit(target, entry, supervised.get(target.name, NOTHING_SAID))
+        for target, entry in overview(name)
+        if target.name != SUPERVISOR and target.condition != "unknown"
     }
+    if not units:
+        return Local()
+    living = [unit for unit, known_unit in units.items() if not known_unit.dead]
+    largest = max(fragment.num_parameters for fragment in run.layout.fragments)
+    return Local(units, full_disk(_folders(name, url), largest * BYTES_A_MERGE), _store_word(name, living))
+
+
+def _unit(target: Target, entry: JournalEntry | None, said: Supervised) -> LocalUnit:
+    by_chaos = entry is not None and entry.pid == target.pid and bool(entry.injected) and not entry.healed
+    return LocalUnit(target.kind, target.pid, target.condition, said, target.supervised, by_chaos)
+
+
+def _folders(name: str, url: str) -> list[Path]:
+    parsed = parse_url(url)
+    return [run_directory(name), *([Path(parsed.place)] if parsed.scheme == "file" else [])]
+
+
+def full_disk(folders: Sequence[Path], needed_bytes: int) -> str:
+    """Which of these folders' disks has no space for so many bytes, in words; "" if none is full."""
+    for folder in folders:
+        try:
+            free_bytes = shutil.disk_usage(folder).free
+        except OSError:
+            continue
+        if free_bytes < needed_bytes:
+            needed = f"a merge needs {format_size(needed_bytes)}"
+            return f"no space is left in {folder}: {format_size(free_bytes)} free, {needed}"
+    return ""
+
+
+def _store_word(name: str, living: Sequence[str]) -> str:
+    """The newest failing call that a living unit has logged, and that no answer has followed."""
+    for unit in living:
+        time, text = last_store_word(name, unit)
+        record = read_unit(name, unit)
+        started_s = record.started_s if isinstance(record, UnitRecord) else 0.0
+        if text and ANSWERS not in text and moment(time).timestamp() >= started_s:
+            return f"{unit}: {text}"
+    return ""

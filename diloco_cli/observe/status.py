@@ -1,132 +1,486 @@
-"""Status as a pure function of the facts: the same numbers in `status`, `launch` and every report."""
+# ruff: noqa: RUF009
+"""The status of a run: each field declared once, as a pure function of the facts. `status`, `launch` and every report
+have the same numbers. JSON, its schema, the table of units and the exported metrics follow from the declarations."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 
+from diloco_cli.config.own_loops import data_class_of
+from diloco_cli.escaping import escaped
 from diloco_cli.events.bucket import newest, unhealed_errors
-from diloco_cli.events.event import KINDS, Event
-from diloco_cli.observe.facts import RunFacts, moment
-from diloco_cli.observe.garbage import GarbageStatus, garbage_of
-from diloco_cli.observe.limits import pace_of_syncer
-from diloco_cli.observe.local import Local
-from diloco_cli.observe.look import Look
-from diloco_cli.observe.own_loops import own_loop_note
+from diloco_cli.events.event import EVENT_KINDS, Event
+from diloco_cli.observe.facts import Local, RunFacts, moment
+from diloco_cli.observe.fields import Fields, UnitColumn, made
+from diloco_cli.observe.situation import MERGES, Look, State, Verdict, pace_of_syncer, verdict_at
 from diloco_cli.observe.unit_states import LOST, SUSPECT_S, aged, syncer_lost_after_s
-from diloco_cli.observe.verdict import MERGES, verdict_at
+from diloco_cli.protocol.actors.backlog import NOT_KNOWN
+from diloco_cli.protocol.actors.collection import kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import LearnerState, RunPhase
+from diloco_cli.protocol.rules.capacity import SlotTime
 from diloco_cli.protocol.rules.divergence import concern
 from diloco_cli.runtime.consent import trust_of
+from diloco_cli.units import format_count, format_size
 
 FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long is no longer shown
 RECENT_SHOWN = 12
+QUIET = frozenset(kind.name for kind in EVENT_KINDS if kind.quiet)  # `diloco events` shows them
 GB = 1e9
 TOOK_PART = "#"
 
 
+def age(seconds: float | None) -> str:
+    """3.2 -> `3s`, 200 -> `3min`."""
+    if seconds is None:
+        return "-"
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * unit_s:
+            return f"{seconds / unit_s:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+# -- sources of the sections --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OneLearner:
+    """What a learner's row is computed from. `heartbeat`: its last one, or that of a learner that was never heard."""
+
+    look: Look
+    island: Island
+
+    @property
+    def facts(self) -> RunFacts:
+        return self.look.facts
+
+    @property
+    def heard_s(self) -> float | None:
+        heard = self.facts.learners.get(self.island.name)
+        return None if heard is None else heard.age_s
+
+    @property
+    def known(self) -> LearnerRecord:
+        return self.facts.state.learner(self.island.name)
+
+    @property
+    def heartbeat(self) -> LearnerHeartbeat:
+        heard = self.facts.learners.get(self.island.name)
+        return LearnerHeartbeat("STARTING", self.known.floor, -1, 0, 0, 0.0, 0) if heard is None else heard.heartbeat
+
+    @property
+    def attendance(self) -> str:
+        merges = self.facts.state.metrics.recent_merges
+        return "".join(TOOK_PART if self.island.name in merge.participants else "." for merge in merges)
+
+    @property
+    def note(self) -> str:
+        data = data_class_of(self.island.infra)
+        own = "" if data is None else f"own loop, {data} data"
+        own = "own loop, positions not checked" if data == "external" else own
+        return "; ".join(filter(None, (own, self._said)))
+
+    @property
+    def _said(self) -> str:
+        name, quarantined = self.island.name, self.known.quarantined
+        if quarantined is not None:
+            return f"its offers are refused since commit {quarantined}: diloco readmit"
+        mirrors = () if self.facts.syncer is None else self.facts.syncer.heartbeat.mirrors
+        unheard = next((f"not heard: {mirror.unheard[name]}" for mirror in mirrors if name in mirror.unheard), "")
+        said = unheard or self.heartbeat.retrying or self.heartbeat.note
+        return said or (self.look.missing.get(name, "") if self.look.learners[name] != LearnerState.DONE else "")
+
+
+@dataclass(frozen=True)
+class OneSyncer:
+    look: Look
+    said: SyncerHeartbeat
+    heard_s: float
+
+    @property
+    def note(self) -> str:
+        is_stale = self.look.phase != RunPhase.RUNNING
+        return "" if is_stale else self.said.retrying or self.said.reason
+
+    @cached_property
+    def pace(self) -> tuple[SlotTime, float] | None:
+        return pace_of_syncer(self.look)
+
+    @property
+    def spent(self) -> SlotTime | None:
+        return None if self.pace is None else self.pace[0]
+
+
+@dataclass(frozen=True)
+class OneStandby:
+    name: str
+    said: SyncerHeartbeat
+    heard_s: float
+
+    @property
+    def state(self) -> str:
+        return aged(self.said.state, self.heard_s)
+
+
+@dataclass(frozen=True)
+class OneStore:
+    """The heartbeats of all learners and the syncer, by unit."""
+
+    facts: RunFacts
+    heartbeats: dict[str, LearnerHeartbeat | SyncerHeartbeat]
+
+    @classmethod
+    def of(cls, facts: RunFacts) -> OneStore:
+        found: dict[str, LearnerHeartbeat | SyncerHeartbeat] = {n: h.heartbeat for n, h in facts.learners.items()}
+        return cls(facts, found if facts.syncer is None else found | {"syncer": facts.syncer.heartbeat})
+
+    @property
+    def requests(self) -> int:
+        return sum(heartbeat.requests for heartbeat in self.heartbeats.values())
+
+
+@dataclass(frozen=True)
+class OneMirror:
+    """`said`: what the syncer's last heartbeat says of it; None: nothing."""
+
+    facts: RunFacts
+    store: RegionStore
+
+    @property
+    def said(self) -> MirrorHeartbeat | None:
+        mirrors = () if self.facts.syncer is None else self.facts.syncer.heartbeat.mirrors
+        return next((said for said in mirrors if said.region == self.store.name), None)
+
+    @property
+    def heartbeat(self) -> MirrorHeartbeat:
+        return self.said or MirrorHeartbeat(self.store.name)
+
+    @property
+    def behind(self) -> int:
+        """A heartbeat is seconds old, so that newer commits mean no lag while the run goes on."""
+        over = self.facts.state.phase != RunPhase.RUNNING
+        return max(0, self.facts.state.n - self.heartbeat.n) if over else self.heartbeat.behind
+
+    @property
+    def state(self) -> str:
+        facts, said = self.facts, self.heartbeat
+        over = facts.state.phase != RunPhase.RUNNING
+        if said.stopped:
+            return "STOPPED"
+        unheard = self.said is None or facts.syncer is None or facts.syncer.age_s > syncer_lost_after_s(facts)
+        if unheard and not over:
+            return "UNKNOWN"
+        return "BEHIND" if self.behind and (over or said.error or said.behind_s > SUSPECT_S) else "FOLLOWS"
+
+    @property
+    def egress_cost(self) -> float:
+        up, down = self.heartbeat.up_bytes, self.heartbeat.down_bytes
+        return round((up * self.facts.run.home_egress_per_gb + down * self.store.egress_per_gb) / GB, 6)
+
+
+@dataclass(frozen=True)
+class OneGarbage:
+    facts: RunFacts
+    said: SyncerHeartbeat
+
+    @property
+    def is_known(self) -> bool:
+        """Not before the syncer's first sweep has ended, unless nothing may be deleted yet."""
+        return self.said.garbage.commits != NOT_KNOWN or self.facts.state.gc_floor == 0
+
+    @property
+    def commits(self) -> int:
+        return max(0, self.said.garbage.commits)
+
+    @property
+    def per_h(self) -> float:
+        return 0.0 if self.said.garbage.commits == NOT_KNOWN else self.said.garbage.per_h
+
+    @property
+    def note(self) -> str:
+        """Deletions do not keep pace once more commits wait for them than the run keeps."""
+        kept = kept_commits(self.facts.run)
+        if kept is None or self.commits <= kept:
+            return ""
+        return (
+            f"about {self.said.garbage.objects:,} objects of {self.commits:,} commits wait to be deleted,"
+            f" {self.per_h:+,.0f} an hour: more than the {kept:,} commits that the run keeps"
+        )
+
+
+@dataclass(frozen=True)
+class OneRun:
+    look: Look
+    verdict: Verdict
+
+    @property
+    def facts(self) -> RunFacts:
+        return self.look.facts
+
+    @property
+    def state(self) -> RunState:
+        return self.facts.state
+
+    @property
+    def tokens(self) -> int:
+        return self.state.tokens(self.facts.run.layout)
+
+    @property
+    def syncer(self) -> OneSyncer | None:
+        heard = self.facts.syncer
+        return None if heard is None else OneSyncer(self.look, heard.heartbeat, heard.age_s)
+
+    @property
+    def age_s(self) -> float | None:
+        """Standbys do not count."""
+        ages = list(self.look.learner_ages.values())
+        return min(ages if self.facts.syncer is None else [*ages, self.facts.syncer.age_s], default=None)
+
+    @property
+    def eta_s(self) -> float | None:
+        rate = merged_rate(self.state)
+        left = self.facts.run.settings.train.tokens - self.tokens
+        return max(0.0, left / rate) if rate and self.verdict.state in MERGES else None
+
+
+of_merge, of_learner, of_syncer = Fields[tuple[RunFacts, MergeNote]](), Fields[OneLearner](), Fields[OneSyncer]()
+of_standby, of_store, of_mirror = Fields[OneStandby](), Fields[OneStore](), Fields[OneMirror]()
+of_garbage, of_run = Fields[OneGarbage](), Fields[OneRun]()
+
+
+# -- the fields ---------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class LastMerge:
-    age_s: float
-    participants: int
-    alive: int
-    quorum: int
-    grace_used_s: float
-    grace_s: float
+    age_s: float = of_merge(
+        lambda it: it[0].seconds_since(it[1].time), "Since the last merge.", gauge="diloco_merge_age_seconds"
+    )
+    participants: int = of_merge(
+        lambda it: len(it[1].participants), "Participants of the last merge.", gauge="diloco_merge_participants"
+    )
+    alive: int = of_merge(lambda it: it[1].alive, "Islands alive at the last merge.", gauge="diloco_merge_alive")
+    quorum: int = of_merge(lambda it: it[1].quorum, "Offers that it needed at least.")
+    grace_used_s: float = of_merge(
+        lambda it: it[1].grace_used_s, "Waited beyond the quorum.", gauge="diloco_merge_grace_used_seconds"
+    )
+    grace_s: float = of_merge(lambda it: it[1].grace_s, "It would have waited so long beyond the quorum.")
 
 
 @dataclass(frozen=True)
 class LearnerStatus:
-    """`attendance` has a mark for each of the last 10 merges, the newest last: `#` took part, `.` did not; `in_last_10`
-    counts them. `data_percent`: of its steps' time, what they waited for data; None: not known."""
+    """Byte counts are since the learner's first incarnation, by its own statement, as are pace and loss."""
 
-    name: str
-    region: str
-    state: str
-    incarnation: int
-    heard_s: float | None
-    behind: int
-    step: int
-    tokens: int
-    tokens_per_s: float
-    in_last_10: int
-    attendance: str
-    loss: float | None
-    up_bytes: int
-    down_bytes: int
-    note: str
-    data_percent: float | None = None
+    name: str = of_learner(
+        lambda it: it.island.name,
+        "Of the island and its learner.",
+        UnitColumn("LEARNER", lambda row: escaped(row.name), left=True),
+    )
+    region: str = of_learner(lambda it: it.island.region, "Where it is.")
+    state: str = of_learner(
+        lambda it: it.look.learners[it.island.name],
+        "How it is (observe/unit_states.py).",
+        UnitColumn("STATE", lambda row: escaped(row.state), left=True),
+    )
+    incarnation: int = of_learner(
+        lambda it: it.heartbeat.incarnation,
+        "How many processes it has had.",
+        UnitColumn("INC", lambda row: str(row.incarnation), gives_way=2),
+    )
+    heard_s: float | None = of_learner(
+        lambda it: it.heard_s,
+        "Since its last heartbeat.",
+        UnitColumn("HEARD", lambda row: age(row.heard_s)),
+        gauge="diloco_learner_heard_seconds",
+    )
+    behind: int = of_learner(
+        lambda it: it.heartbeat.behind,
+        "Versions that it has not adopted yet.",
+        UnitColumn("BEHIND", lambda row: str(row.behind), gives_way=5),
+        gauge="diloco_learner_behind",
+    )
+    step: int = of_learner(
+        lambda it: it.heartbeat.step, "Its local steps.", UnitColumn("STEP", lambda row: str(row.step), gives_way=4)
+    )
+    tokens: int = of_learner(
+        lambda it: it.known.token_parameters // it.facts.run.layout.num_parameters,
+        "Its merged tokens.",
+        counter="diloco_learner_tokens_merged",
+    )
+    tokens_per_s: float = of_learner(
+        lambda it: it.heartbeat.tokens_per_s,
+        "Its own pace.",
+        UnitColumn("TOK/S", lambda row: format_count(row.tokens_per_s)),
+        gauge="diloco_learner_tokens_per_second",
+    )
+    in_last_10: int = of_learner(
+        lambda it: it.attendance.count(TOOK_PART),
+        "In so many of the last ten merges it took part.",
+        gauge="diloco_learner_in_last_merges",
+    )
+    attendance: str = of_learner(
+        lambda it: it.attendance,
+        "A mark for each of the last ten merges, the newest last: # took part, . did not.",
+        UnitColumn(
+            "IN LAST 10", lambda row: row.attendance.replace(TOOK_PART, "█").replace(".", "·"), gives_way=6, left=True
+        ),
+    )
+    loss: float | None = of_learner(
+        lambda it: it.heartbeat.loss,
+        "Its training loss, nats per token.",
+        UnitColumn("LOSS", lambda row: "" if row.loss is None else f"{row.loss:.2f}", gives_way=3),
+        gauge="diloco_learner_loss",
+    )
+    up_bytes: int = of_learner(
+        lambda it: it.heartbeat.up_bytes,
+        "Sent over its link.",
+        UnitColumn("UP/DOWN", lambda row: f"{format_size(row.up_bytes)}/{format_size(row.down_bytes)}", gives_way=1),
+        counter="diloco_learner_bytes",
+        labels={"direction": "up"},
+    )
+    down_bytes: int = of_learner(
+        lambda it: it.heartbeat.down_bytes,
+        "Received over its link.",
+        counter="diloco_learner_bytes",
+        labels={"direction": "down"},
+    )
+    note: str = of_learner(
+        lambda it: it.note,
+        "What else there is to know of it.",
+        UnitColumn("NOTE", lambda row: escaped(row.note), gives_way=0, left=True),
+    )
+    data_percent: float | None = of_learner(
+        lambda it: it.heartbeat.data_percent,
+        "Of its steps' time, what they waited for data; null: not known.",
+        gauge="diloco_learner_data_percent",
+    )
 
 
 @dataclass(frozen=True)
 class SyncerStatus:
-    """`unit`: `syncer`, or the standby that took over. `note`: its failing call to the store, or what it states as the
-    reason for what it does. `limit`: what limits its pace (calls, bytes, processor), as measured, and `busy_percent` of
-    a slot of `slot_s` that they take it; None before the first merge."""
+    """The last five are measured, and null before the first merge."""
 
-    state: str
-    epoch: int
-    host: str
-    heard_s: float | None
-    unit: str = "syncer"
-    note: str = ""
-    limit: str | None = None
-    busy_percent: float | None = None
-    slot_s: float | None = None
-    calls_s: float | None = None
-    bytes_s: float | None = None
-    processor_s: float | None = None
+    state: str = of_syncer(lambda it: it.look.syncer or "", "How it is (observe/unit_states.py).")
+    epoch: int = of_syncer(
+        lambda it: it.look.facts.state.epoch, "How many syncers have served.", gauge="diloco_syncer_epoch"
+    )
+    host: str = of_syncer(lambda it: it.said.host, "Its machine.")
+    heard_s: float | None = of_syncer(
+        lambda it: it.heard_s, "Since its last heartbeat.", gauge="diloco_syncer_heard_seconds"
+    )
+    unit: str = of_syncer(lambda it: it.said.unit, "`syncer`, or the standby that took over.")
+    note: str = of_syncer(lambda it: it.note, "Its failing call to the store, or why it does what it does.")
+    limit: str | None = of_syncer(
+        lambda it: it.spent.limit if it.spent else None, "What limits its pace: calls, bytes or processor."
+    )
+    busy_percent: float | None = of_syncer(
+        lambda it: 100 * it.pace[0].seconds / it.pace[1] if it.pace else None, "Of a slot, what it needs."
+    )
+    slot_s: float | None = of_syncer(
+        lambda it: it.pace[1] if it.pace else None, "The slot that the learners' training takes."
+    )
+    calls_s: float | None = of_syncer(lambda it: it.spent.calls_s if it.spent else None, "Of a slot, for calls.")
+    bytes_s: float | None = of_syncer(lambda it: it.spent.bytes_s if it.spent else None, "Of a slot, for bytes.")
+    processor_s: float | None = of_syncer(
+        lambda it: it.spent.processor_s if it.spent else None, "Of a slot, for arithmetic."
+    )
 
 
 @dataclass(frozen=True)
 class StandbyStatus:
-    name: str
-    state: str
-    host: str
-    heard_s: float
-    note: str
+    name: str = of_standby(lambda it: it.name, "Of the standby.")
+    state: str = of_standby(lambda it: it.state, "How it is (observe/unit_states.py).")
+    host: str = of_standby(lambda it: it.said.host, "Its machine.")
+    heard_s: float = of_standby(lambda it: it.heard_s, "Since its last heartbeat.")
+    note: str = of_standby(lambda it: "" if it.state == LOST else it.said.reason, "Why it does what it does.")
 
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """Requests of all learners and the syncer since the launch. `writes`: those that write or list (class A); the
-    others read (class B). `requests_a_slot` is None before the first slot. `calls_a_s`: the syncer's pace of calls, if
-    the store throttles it; else 0."""
+    """Traffic of all learners and the syncer since the launch, by their own statements."""
 
-    url: str
-    up_bytes: int
-    down_bytes: int
-    requests: int
-    writes: int
-    requests_a_slot: float | None
-    retrying: str
-    calls_a_s: float = 0.0
+    url: str = of_store(lambda it: it.facts.url, "The run's bucket.")
+    up_bytes: int = of_store(
+        lambda it: sum(heartbeat.up_bytes for heartbeat in it.heartbeats.values()),
+        "Moved to the store.",
+        counter="diloco_store_bytes",
+        labels={"direction": "up"},
+    )
+    down_bytes: int = of_store(
+        lambda it: sum(heartbeat.down_bytes for heartbeat in it.heartbeats.values()),
+        "Moved from the store.",
+        counter="diloco_store_bytes",
+        labels={"direction": "down"},
+    )
+    requests: int = of_store(
+        lambda it: it.requests,
+        "Requests to the store.",
+        counter="diloco_store_requests",
+        labels={"kind": "read"},
+        value=lambda store: store.requests - store.writes,
+    )
+    writes: int = of_store(
+        lambda it: sum(heartbeat.writes for heartbeat in it.heartbeats.values()),
+        "Those that write or list (class A); the others read (class B).",
+        counter="diloco_store_requests",
+        labels={"kind": "write"},
+    )
+    requests_a_slot: float | None = of_store(
+        lambda it: round(it.requests / it.facts.state.slot, 1) if it.facts.state.slot else None,
+        "Requests for each slot so far; null before the first.",
+    )
+    retrying: str = of_store(
+        lambda it: "; ".join(f"{unit}: {said.retrying}" for unit, said in it.heartbeats.items() if said.retrying),
+        "Calls that fail now, by unit.",
+    )
+    calls_a_s: float = of_store(
+        lambda it: 0.0 if it.facts.syncer is None else it.facts.syncer.heartbeat.calls_a_s,
+        "The syncer's pace of calls, if the store throttles it; else 0.",
+    )
 
 
 @dataclass(frozen=True)
 class MirrorStatus:
-    """A region's own bucket, by the syncer's last heartbeat. `state`: FOLLOWS the home log; BEHIND by `commits_behind`,
-    for `behind_s`; STOPPED, as it holds other bytes than home; UNKNOWN, while no syncer serves. Bytes are the traffic
-    between the two buckets since the launch, in `requests` of the syncers to the region's; `egress_cost` is the price
-    of leaving either, by the inventory. `unheard`: learners whose offers are not carried home, and why."""
+    """A region's own bucket, by the syncer's last heartbeat. Bytes and requests are between the two buckets since the
+    launch."""
 
-    region: str
-    url: str
-    state: str
-    commit: int
-    commits_behind: int
-    behind_s: float
-    offers: int
-    up_bytes: int
-    down_bytes: int
-    egress_cost: float
-    last_error: str
-    requests: int
-    writes: int
-    unheard: dict[str, str]
+    region: str = of_mirror(lambda it: it.store.name, "Whose bucket it is.")
+    url: str = of_mirror(lambda it: it.store.url, "The region's bucket.")
+    state: str = of_mirror(
+        lambda it: it.state,
+        "FOLLOWS the home log; BEHIND; STOPPED: holds other bytes than home; UNKNOWN: no syncer serves.",
+    )
+    commit: int = of_mirror(lambda it: it.heartbeat.n, "Its newest commit.")
+    commits_behind: int = of_mirror(lambda it: it.behind, "How far it is behind.", gauge="diloco_region_behind_commits")
+    behind_s: float = of_mirror(lambda it: it.heartbeat.behind_s, "For so long.")
+    offers: int = of_mirror(lambda it: it.heartbeat.offers, "Offers that were carried home.")
+    up_bytes: int = of_mirror(lambda it: it.heartbeat.up_bytes, "To the region's bucket.")
+    down_bytes: int = of_mirror(lambda it: it.heartbeat.down_bytes, "From the region's bucket.")
+    egress_cost: float = of_mirror(lambda it: it.egress_cost, "What leaving either costs, by the inventory.")
+    last_error: str = of_mirror(lambda it: it.heartbeat.error, "The call that fails.")
+    requests: int = of_mirror(lambda it: it.heartbeat.requests, "Requests to the region's bucket.")
+    writes: int = of_mirror(lambda it: it.heartbeat.writes, "Those that write or list.")
+    unheard: dict[str, str] = of_mirror(
+        lambda it: it.heartbeat.unheard, "Learners whose offers are not carried home, and why."
+    )
+
+
+@dataclass(frozen=True)
+class GarbageStatus:
+    """What the syncer has still to delete."""
+
+    objects: int = of_garbage(lambda it: it.said.garbage.objects, "About so many objects, or those found so far.")
+    commits: int | None = of_garbage(
+        lambda it: it.commits if it.is_known else None, "Commits that left them behind; null: not known yet."
+    )
+    per_h: float | None = of_garbage(
+        lambda it: it.per_h if it.is_known else None, "How many more each hour; null: not known yet."
+    )
+    note: str = of_garbage(lambda it: it.note, "That this is more than the run keeps; empty if deletions keep pace.")
 
 
 @dataclass(frozen=True)
@@ -140,81 +494,109 @@ class UnitError:
 
 @dataclass(frozen=True)
 class Status:
-    """The fields of `status --json`. Tokens are merged tokens; loss is of the outer parameters, nats per token;
-    `divergence`: what people should know of it, "" if it is well. `state`, `reason`, `since_s`, `hint` and `limit`: the
-    verdict (verdict.py)."""
+    """The fields of `status --json`. Tokens are merged tokens."""
 
-    run: str
-    state: str
-    commit: int
-    step: int
-    tokens: int
-    tokens_target: int
-    loss: float | None
-    tokens_per_s: float | None
-    goodput: float | None
-    participation: float | None
-    eta_s: float | None
-    age_s: float | None
-    reason: str
-    last_merge: LastMerge | None
-    learners: list[LearnerStatus] = field(default_factory=list)
-    syncer: SyncerStatus | None = None
-    store: StoreStatus | None = None
-    recent: list[Event] = field(default_factory=list)
-    clock_skew_s: float | None = None
-    standbys: list[StandbyStatus] = field(default_factory=list)
-    mirrors: list[MirrorStatus] = field(default_factory=list)
-    divergence: str = ""
-    trust: str = ""
-    since_s: float | None = None
-    hint: str = ""
-    limit: str = ""
-    errors: list[UnitError] = field(default_factory=list)
-    garbage: GarbageStatus | None = None
+    run: str = of_run(lambda it: it.facts.run.name, "The run's name.")
+    state: str = of_run(
+        lambda it: it.verdict.state,
+        "1 for the verdict on the run, 0 for every other state.",
+        gauge="diloco_state",
+        states=tuple(State),
+    )
+    commit: int = of_run(lambda it: it.state.n, "Number of the newest commit.", gauge="diloco_commit")
+    step: int = of_run(
+        lambda it: global_step(it.facts.run, it.state.slot), "The syncer's global step.", gauge="diloco_step"
+    )
+    tokens: int = of_run(lambda it: it.tokens, "Merged tokens.", counter="diloco_tokens_merged")
+    tokens_target: int = of_run(
+        lambda it: it.facts.run.settings.train.tokens,
+        "Merged tokens at which the run ends.",
+        gauge="diloco_tokens_target",
+    )
+    loss: float | None = of_run(
+        lambda it: it.state.metrics.loss, "Held-out loss of the outer parameters, nats per token.", gauge="diloco_loss"
+    )
+    tokens_per_s: float | None = of_run(
+        lambda it: merged_rate(it.state),
+        "Merged tokens per second over the last merges.",
+        gauge="diloco_tokens_per_second",
+    )
+    goodput: float | None = of_run(
+        lambda it: goodput(it.facts), "Merged tokens by those of the undisturbed plan.", gauge="diloco_goodput_ratio"
+    )
+    participation: float | None = of_run(
+        lambda it: it.state.participation, "Mean share of the islands in a merge.", gauge="diloco_participation_ratio"
+    )
+    eta_s: float | None = of_run(
+        lambda it: it.eta_s, "Until the target, while merges go on.", gauge="diloco_eta_seconds"
+    )
+    age_s: float | None = of_run(lambda it: it.age_s, "Of what was heard last; null: nobody was heard.")
+    reason: str = of_run(lambda it: it.verdict.reason, "Why it is in its state.")
+    last_merge: LastMerge | None = of_run(lambda it: last_merge(it.facts), "The newest merge; null before the first.")
+    learners: list[LearnerStatus] = of_run(
+        lambda it: [
+            made(LearnerStatus, OneLearner(it.look, island))
+            for island in it.state.with_members(it.facts.run).all_islands
+        ],
+        "All islands, planned and joined.",
+    )
+    syncer: SyncerStatus | None = of_run(
+        lambda it: made(SyncerStatus, it.syncer) if it.syncer else None,
+        "The syncer that serves, or served last; null: not heard yet.",
+    )
+    store: StoreStatus | None = of_run(lambda it: made(StoreStatus, OneStore.of(it.facts)), "The run's traffic.")
+    recent: list[Event] = of_run(
+        lambda it: newest((event for event in it.facts.events if event.kind not in QUIET), RECENT_SHOWN),
+        "The newest events, the newest first, without merges and collections.",
+    )
+    clock_skew_s: float | None = of_run(
+        lambda it: it.facts.clock_skew_s, "How far the store's clock is ahead, if that is notable."
+    )
+    standbys: list[StandbyStatus] = of_run(
+        lambda it: standbys(it.facts), "Who would take over, and who fell silent lately."
+    )
+    mirrors: list[MirrorStatus] = of_run(
+        lambda it: [made(MirrorStatus, OneMirror(it.facts, store)) for store in it.facts.run.regions],
+        "The buckets of regions.",
+    )
+    divergence: str = of_run(lambda it: concern(it.state, it.facts.run), "What people should know of the loss.")
+    trust: str = of_run(lambda it: trust_of(it.facts.run), "Whom the run trusts.")
+    since_s: float | None = of_run(lambda it: it.verdict.since_s, "For how long it is in its state, if that is known.")
+    hint: str = of_run(lambda it: it.verdict.hint, "One command that helps.")
+    limit: str = of_run(lambda it: it.verdict.limit, "What limits the pace.")
+    errors: list[UnitError] = of_run(
+        lambda it: [
+            UnitError(event.unit, event.time, event.text)
+            for event in unhealed_errors(it.facts.events, it.state.metrics.loss is not None)
+        ],
+        "The last errors of units that have not been well since.",
+    )
+    garbage: GarbageStatus | None = of_run(
+        lambda it: made(GarbageStatus, OneGarbage(it.facts, it.syncer.said)) if it.syncer else None,
+        "What the syncer has still to delete; null: not known.",
+    )
 
 
 def status_of(facts: RunFacts, local: Local = Local()) -> Status:
     """`local`: what this machine knows of its own units."""
-    run, state = facts.run, facts.state
-    tokens, rate = state.tokens(run.layout), merged_rate(state)
-    target = run.settings.train.tokens
-    standbys = _standbys(facts)
-    ages = [heard.age_s for heard in facts.learners.values()] + ([facts.syncer.age_s] if facts.syncer else [])
     look = Look(facts, local)
-    verdict = verdict_at(look)
-    return Status(
-        run=run.name,
-        state=verdict.state,
-        commit=state.n,
-        step=_global_step(run, state.slot),
-        tokens=tokens,
-        tokens_target=target,
-        loss=state.metrics.loss,
-        tokens_per_s=rate,
-        goodput=goodput(facts),
-        participation=state.participation,
-        eta_s=max(0.0, (target - tokens) / rate) if rate and verdict.state in MERGES else None,
-        age_s=min(ages, default=None),
-        reason=verdict.reason,
-        last_merge=_last_merge(facts),
-        learners=[_learner(look, island) for island in state.with_members(run).all_islands],
-        syncer=_syncer(look),
-        store=_store(facts),
-        errors=[
-            UnitError(e.unit, e.time, e.text) for e in unhealed_errors(facts.events, state.metrics.loss is not None)
-        ],
-        recent=newest((event for event in facts.events if not KINDS[event.kind].quiet), RECENT_SHOWN),
-        clock_skew_s=facts.clock_skew_s,
-        standbys=standbys,
-        mirrors=[_mirror(facts, store) for store in run.regions],
-        divergence=concern(state, run),
-        trust=trust_of(run),
-        since_s=verdict.since_s,
-        hint=verdict.hint,
-        limit=verdict.limit,
-        garbage=garbage_of(facts),
-    )
+    return made(Status, OneRun(look, verdict_at(look)))
+
+
+def last_merge(facts: RunFacts) -> LastMerge | None:
+    merges = facts.state.metrics.recent_merges
+    return made(LastMerge, (facts, merges[-1])) if merges else None
+
+
+def standbys(facts: RunFacts) -> list[StandbyStatus]:
+    """Those that wait now, and those that fell silent lately; none for a run that is over."""
+    if facts.state.phase != RunPhase.RUNNING:
+        return []
+    return [
+        made(StandbyStatus, OneStandby(name, heard.heartbeat, heard.age_s))
+        for name, heard in sorted(facts.standbys.items())
+        if heard.heartbeat.state != "DONE" and heard.age_s <= FORGOTTEN_S
+    ]
 
 
 def merged_rate(state: RunState) -> float | None:
@@ -245,7 +627,7 @@ def goodput(facts: RunFacts) -> float | None:
     return facts.state.tokens(facts.run.layout) / planned if planned > 0 else None
 
 
-def _global_step(run: RunFormat, slot: int) -> int:
+def global_step(run: RunFormat, slot: int) -> int:
     """The paper's t of the last committed slot."""
     if slot == 0:
         return 0
@@ -254,137 +636,3 @@ def _global_step(run: RunFormat, slot: int) -> int:
     rounds = (slot - 1) // run.num_fragments
     due = (fragment_of_slot(slot - 1, run.num_fragments) + 1) * (first if rounds < cold.rounds else every)
     return min(rounds, cold.rounds) * first + max(0, rounds - cold.rounds) * every + due // run.num_fragments
-
-
-def _last_merge(facts: RunFacts) -> LastMerge | None:
-    if not facts.state.metrics.recent_merges:
-        return None
-    note = facts.state.metrics.recent_merges[-1]
-    age_s = facts.seconds_since(note.time)
-    return LastMerge(age_s, len(note.participants), note.alive, note.quorum, note.grace_used_s, note.grace_s)
-
-
-def _learner(look: Look, island: Island) -> LearnerStatus:
-    facts = look.facts
-    heard = facts.learners.get(island.name)
-    known = facts.state.learner(island.name)
-    took_part = "".join(TOOK_PART if island.name in n.participants else "." for n in facts.state.metrics.recent_merges)
-    heartbeat = heard.heartbeat if heard else LearnerHeartbeat("STARTING", known.floor, -1, 0, 0, 0.0, 0)
-    return LearnerStatus(
-        name=island.name,
-        region=island.region,
-        state=look.learners[island.name],
-        incarnation=heartbeat.incarnation,
-        heard_s=heard.age_s if heard else None,
-        behind=heartbeat.behind,
-        step=heartbeat.step,
-        tokens=known.token_parameters // facts.run.layout.num_parameters,
-        tokens_per_s=heartbeat.tokens_per_s,
-        in_last_10=took_part.count(TOOK_PART),
-        attendance=took_part,
-        loss=heartbeat.loss,
-        up_bytes=heartbeat.up_bytes,
-        down_bytes=heartbeat.down_bytes,
-        note=own_loop_note(island, _note(look, island.name, known, heartbeat)),
-        data_percent=heartbeat.data_percent,
-    )
-
-
-def _note(look: Look, name: str, known: LearnerRecord, heartbeat: LearnerHeartbeat) -> str:
-    said = _quarantine_note(known) or _unheard_note(look.facts, name) or heartbeat.retrying or heartbeat.note
-    return said or (look.missing.get(name, "") if look.learners[name] != LearnerState.DONE else "")
-
-
-def _unheard_note(facts: RunFacts, learner: str) -> str:
-    said = () if facts.syncer is None else facts.syncer.heartbeat.mirrors
-    return next((f"not heard: {mirror.unheard[learner]}" for mirror in said if learner in mirror.unheard), "")
-
-
-def _quarantine_note(known: LearnerRecord) -> str:
-    return (
-        "" if known.quarantined is None else f"its offers are refused since commit {known.quarantined}: diloco readmit"
-    )
-
-
-def _syncer(look: Look) -> SyncerStatus | None:
-    heard = look.facts.syncer
-    if heard is None:
-        return None
-    said, state = heard.heartbeat, look.syncer or ""
-    note = (said.retrying or said.reason) if look.facts.state.phase == RunPhase.RUNNING else ""  # else it is stale
-    found = SyncerStatus(state, look.facts.state.epoch, said.host, heard.age_s, said.unit, note)
-    pace = pace_of_syncer(look)
-    if pace is None:
-        return found
-    spent, slot_s = pace
-    busy_percent = 100 * spent.seconds / slot_s
-    return replace(found, limit=spent.limit, busy_percent=busy_percent, slot_s=slot_s, **asdict(spent))
-
-
-def _standbys(facts: RunFacts) -> list[StandbyStatus]:
-    """The standbys that wait now, and those that fell silent lately; none for a run that is over."""
-    if facts.state.phase != RunPhase.RUNNING:
-        return []
-    return [
-        _standby(name, heard.heartbeat, heard.age_s)
-        for name, heard in sorted(facts.standbys.items())
-        if heard.heartbeat.state != "DONE" and heard.age_s <= FORGOTTEN_S
-    ]
-
-
-def _standby(name: str, said: SyncerHeartbeat, age_s: float) -> StandbyStatus:
-    state = aged(said.state, age_s)
-    return StandbyStatus(name, state, said.host, age_s, "" if state == LOST else said.reason)
-
-
-def _mirror(facts: RunFacts, store: RegionStore) -> MirrorStatus:
-    said = () if facts.syncer is None else facts.syncer.heartbeat.mirrors
-    heartbeat = next((heartbeat for heartbeat in said if heartbeat.region == store.name), None)
-    cost = 0.0
-    if heartbeat is not None:
-        cost = (heartbeat.up_bytes * facts.run.home_egress_per_gb + heartbeat.down_bytes * store.egress_per_gb) / GB
-    known, heartbeat = heartbeat is not None, heartbeat or MirrorHeartbeat(store.name)
-    over = facts.state.phase != RunPhase.RUNNING
-    behind = heartbeat.behind  # a heartbeat is seconds old: new commits mean no lag
-    if over:
-        behind = max(0, facts.state.n - heartbeat.n)
-    state = "BEHIND" if behind and (over or heartbeat.error or heartbeat.behind_s > SUSPECT_S) else "FOLLOWS"
-    if not over and (not known or facts.syncer is None or facts.syncer.age_s > syncer_lost_after_s(facts)):
-        state = "UNKNOWN"
-    return MirrorStatus(
-        region=store.name,
-        url=store.url,
-        state="STOPPED" if heartbeat.stopped else state,
-        commit=heartbeat.n,
-        commits_behind=behind,
-        behind_s=heartbeat.behind_s,
-        offers=heartbeat.offers,
-        up_bytes=heartbeat.up_bytes,
-        down_bytes=heartbeat.down_bytes,
-        egress_cost=round(cost, 6),
-        last_error=heartbeat.error,
-        requests=heartbeat.requests,
-        writes=heartbeat.writes,
-        unheard=heartbeat.unheard,
-    )
-
-
-def _store(facts: RunFacts) -> StoreStatus:
-    heartbeats: dict[str, LearnerHeartbeat | SyncerHeartbeat] = {
-        name: heard.heartbeat for name, heard in facts.learners.items()
-    }
-    if facts.syncer is not None:
-        heartbeats["syncer"] = facts.syncer.heartbeat
-    requests = sum(heartbeat.requests for heartbeat in heartbeats.values())
-    return StoreStatus(
-        url=facts.url,
-        up_bytes=sum(heartbeat.up_bytes for heartbeat in heartbeats.values()),
-        down_bytes=sum(heartbeat.down_bytes for heartbeat in heartbeats.values()),
-        requests=requests,
-        writes=sum(heartbeat.writes for heartbeat in heartbeats.values()),
-        requests_a_slot=round(requests / facts.state.slot, 1) if facts.state.slot else None,
-        retrying="; ".join(
-            f"{unit}: {heartbeat.retrying}" for unit, heartbeat in heartbeats.items() if heartbeat.retrying
-        ),
-        calls_a_s=0.0 if facts.syncer is None else facts.syncer.heartbeat.calls_a_s,
-    )

@@ -1,29 +1,61 @@
+# ruff: noqa: RUF009
 """The summary of a run: the data of `launch --json`, and its text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from diloco_cli.escaping import escaped
-from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.lines import wrapped
-from diloco_cli.observe.local import Local
-from diloco_cli.observe.render import FINISHED, mirror_line, next_commands
-from diloco_cli.observe.status import MirrorStatus, status_of, wall_seconds
+from diloco_cli.observe.facts import Local, RunFacts
+from diloco_cli.observe.fields import Fields, made
+from diloco_cli.observe.screen import flowing, mirror_parts, next_commands, wrapped
+from diloco_cli.observe.situation import State
+from diloco_cli.observe.status import LearnerStatus, MirrorStatus, Status, StoreStatus, status_of, wall_seconds
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.units import format_duration, format_size
 
 GRADIENT_BYTES = 2  # data-parallel training exchanges bf16 gradients
 
 
 @dataclass(frozen=True)
+class OneSummary:
+    """What a summary is computed from: the facts, and the status that follows from them."""
+
+    facts: RunFacts
+    status: Status
+
+    @property
+    def state(self) -> RunState:
+        return self.facts.state
+
+    @property
+    def up_bytes(self) -> int:
+        return sum(learner.up_bytes for learner in self.status.learners)
+
+    @property
+    def down_bytes(self) -> int:
+        return sum(learner.down_bytes for learner in self.status.learners)
+
+    @property
+    def store(self) -> StoreStatus:
+        assert self.status.store is not None
+        return self.status.store
+
+
+of_summary, of_learner = Fields[OneSummary](), Fields[tuple[OneSummary, LearnerStatus]]()
+
+
+@dataclass(frozen=True)
 class LearnerSummary:
-    name: str
-    region: str
-    tokens: int
-    share: float
-    merges: int
-    incarnations: int
+    name: str = of_learner(lambda it: it[1].name, "Of the island and its learner.")
+    region: str = of_learner(lambda it: it[1].region, "Where it is.")
+    tokens: int = of_learner(lambda it: it[1].tokens, "Its merged tokens.")
+    share: float = of_learner(
+        lambda it: it[1].tokens / it[0].status.tokens if it[0].status.tokens else 0.0, "Of the run's merged tokens."
+    )
+    merges: int = of_learner(lambda it: it[0].state.learner(it[1].name).merges, "In so many it took part.")
+    incarnations: int = of_learner(lambda it: it[1].incarnation, "How many processes it has had.")
 
 
 @dataclass(frozen=True)
@@ -33,73 +65,42 @@ class SyncerSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """Tokens are merged tokens. `up_bytes` and `down_bytes`: the traffic of the islands' links, records and saved inner
-    states included; the syncer's own traffic with its home bucket is counted separately."""
+    """The data of `launch --json`. Tokens are merged tokens; `up_bytes` and `down_bytes` are the traffic of the
+    islands' links, records and saved inner states included."""
 
-    run: str
-    url: str
-    state: str
-    commits: int
-    merges: int
-    step: int
-    tokens: int
-    loss: float | None
-    wall_s: float
-    goodput: float | None
-    participation: float | None
-    participants_mean: float | None
-    up_bytes: int
-    down_bytes: int
-    syncer_up_bytes: int
-    syncer_down_bytes: int
-    data_parallel_bytes: int
-    learners: list[LearnerSummary]
-    syncer: SyncerSummary
-    mirrors: list[MirrorStatus] = field(default_factory=list)
-    divergence: str = ""
-    hint: str = ""
+    run: str = of_summary(lambda it: it.facts.run.name, "The run's name.")
+    url: str = of_summary(lambda it: it.facts.url, "The run's bucket.")
+    state: str = of_summary(lambda it: it.status.state, "The verdict on the run.")
+    commits: int = of_summary(lambda it: it.state.n + 1, "In the log.")
+    merges: int = of_summary(lambda it: it.state.merges, "Commits that merged offers.")
+    step: int = of_summary(lambda it: it.status.step, "The syncer's global step.")
+    tokens: int = of_summary(lambda it: it.status.tokens, "Merged tokens.")
+    loss: float | None = of_summary(lambda it: it.status.loss, "Held-out loss of the outer parameters.")
+    wall_s: float = of_summary(lambda it: wall_seconds(it.facts), "Since the launch, or until the run's end.")
+    goodput: float | None = of_summary(lambda it: it.status.goodput, "Merged tokens by those of the undisturbed plan.")
+    participation: float | None = of_summary(lambda it: it.state.participation, "Mean share of the islands in a merge.")
+    participants_mean: float | None = of_summary(
+        lambda it: it.state.metrics.offers_applied / it.state.merges if it.state.merges else None,
+        "Learners in a merge.",
+    )
+    up_bytes: int = of_summary(lambda it: it.up_bytes, "Sent over the islands' links.")
+    down_bytes: int = of_summary(lambda it: it.down_bytes, "Received over the islands' links.")
+    syncer_up_bytes: int = of_summary(lambda it: it.store.up_bytes - it.up_bytes, "Sent by the syncer.")
+    syncer_down_bytes: int = of_summary(lambda it: it.store.down_bytes - it.down_bytes, "Received by the syncer.")
+    data_parallel_bytes: int = of_summary(
+        lambda it: data_parallel_bytes(it.facts.run, it.status.tokens), "What data-parallel training would move."
+    )
+    learners: list[LearnerSummary] = of_summary(
+        lambda it: [made(LearnerSummary, (it, learner)) for learner in it.status.learners], "All islands."
+    )
+    syncer: SyncerSummary = of_summary(lambda it: SyncerSummary(it.state.epoch), "How many syncers served.")
+    mirrors: list[MirrorStatus] = of_summary(lambda it: it.status.mirrors, "The buckets of regions.")
+    divergence: str = of_summary(lambda it: it.status.divergence, "What people should know of the loss.")
+    hint: str = of_summary(lambda it: it.status.hint, "One command that helps.")
 
 
 def summary_of(facts: RunFacts, local: Local = Local()) -> Summary:
-    run, state, status = facts.run, facts.state, status_of(facts, local)
-    assert status.store is not None
-    up_bytes = sum(learner.up_bytes for learner in status.learners)
-    down_bytes = sum(learner.down_bytes for learner in status.learners)
-    learners = [
-        LearnerSummary(
-            name=learner.name,
-            region=learner.region,
-            tokens=learner.tokens,
-            share=learner.tokens / status.tokens if status.tokens else 0.0,
-            merges=state.learner(learner.name).merges,
-            incarnations=learner.incarnation,
-        )
-        for learner in status.learners
-    ]
-    return Summary(
-        run=run.name,
-        url=facts.url,
-        state=status.state,
-        commits=state.n + 1,
-        merges=state.merges,
-        step=status.step,
-        tokens=status.tokens,
-        loss=status.loss,
-        wall_s=wall_seconds(facts),
-        goodput=status.goodput,
-        participation=state.participation,
-        participants_mean=state.metrics.offers_applied / state.merges if state.merges else None,
-        up_bytes=up_bytes,
-        down_bytes=down_bytes,
-        syncer_up_bytes=status.store.up_bytes - up_bytes,
-        syncer_down_bytes=status.store.down_bytes - down_bytes,
-        data_parallel_bytes=data_parallel_bytes(run, status.tokens),
-        learners=learners,
-        syncer=SyncerSummary(state.epoch),
-        mirrors=status.mirrors,
-        divergence=status.divergence,
-        hint=status.hint,
-    )
+    return made(Summary, OneSummary(facts, status_of(facts, local)))
 
 
 def data_parallel_bytes(run: RunFormat, tokens: int) -> int:
@@ -136,12 +137,10 @@ def summary_text(summary: Summary, width: int | None = None) -> str:
         f" ({summary.data_parallel_bytes / max(1, moved):.0f}x)",
         f"  syncer         {summary.syncer.epochs} epoch{'s' if summary.syncer.epochs != 1 else ''}",
         f"  bucket         {summary.url}",
-        *(f"  {mirror_line(mirror)}" for mirror in summary.mirrors),
-    ]  # fmt: skip
-    if summary.state == FINISHED:
-        lines += [
-            f"  {'next' if not number else '':<14} {words}" for number, words in enumerate(next_commands(summary.run))
-        ]
+        *(f"  {flowing(mirror_parts(mirror), None)[0]}" for mirror in summary.mirrors),
+    ]
+    if summary.state == State.FINISHED:
+        lines += [f"  {'' if number else 'next':<14} {text}" for number, text in enumerate(next_commands(summary.run))]
     elif summary.hint:
         lines.append(f"  next           {escaped(summary.hint)}")
     return "\n".join(text for line in lines for text in wrapped(line, width, " " * 17))

@@ -1,17 +1,19 @@
 """The state of one unit as `status` shows it: what it last said of itself, for how long it has been silent, and what
 has become of its process, if that lived on this machine.
 
-UNIT_STATES explains every word; ARCHITECTURE.md shows the same table.
+UNIT_STATES explains every word.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from typing import NamedTuple
 
-from diloco_cli.observe.facts import Heard, RunFacts
-from diloco_cli.observe.local import Local, LocalUnit
+from diloco_cli.observe.facts import Heard, Local, LocalUnit, RunFacts
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat, moving_s, tolerated_s
 from diloco_cli.protocol.log.states import LearnerState, RunPhase, StandbyState, SyncerState
+from diloco_cli.runtime.ending import Participants
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 25.0
@@ -20,27 +22,45 @@ FIRST_STEP_S, COMPILED_STEP_S = 60.0, 900.0  # that the first one may take in an
 SUSPECT, LOST, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "QUARANTINED", "UPLOADING"
 LEFT = (LearnerState.DONE, LearnerState.FAILED)
 STEPS = (LearnerState.TRAINING, UPLOADING)
-UNIT_STATES = {
-    LearnerState.STARTING: "a learner loads the newest versions, or has not been heard yet",
-    LearnerState.RECOVERING: "a unit is being started again, or loads the newest versions after a failure",
-    LearnerState.TRAINING: "a learner trains",
-    UPLOADING: "a learner trains, and an offer of it is on its way to the bucket",
-    LearnerState.WAITING: "a learner waits for a merge, for its turn in a cold start, or for its link",
-    LearnerState.STUCK: "a learner is heard and its step does not end, or a unit is paused on this machine",
-    LearnerState.DRAINING: "a learner was told to leave, and awaits the outcome of its offers",
-    LearnerState.FENCED: "a newer process has this one's place",
-    LearnerState.DONE: "a unit has left in good order",
-    LearnerState.FAILED: "a unit has ended with an error",
-    QUARANTINED: "a learner's offers are refused until `diloco readmit`",
-    SyncerState.READING: "a syncer reads the log",
-    SyncerState.CLAIMING: "a syncer takes over",
-    SyncerState.SERVING: "the syncer waits for offers",
-    SyncerState.MERGING: "the syncer merges",
-    SyncerState.FINISHING: "the target is reached: the syncer evaluates and settles the last offers",
-    StandbyState.STANDING_BY: "a standby takes over if the syncer falls silent",
-    SUSPECT: f"no heartbeat for {SUSPECT_S:.0f} s",
-    LOST: f"no heartbeat for {LOST_S:.0f} s (longer with large fragments or a slow syncer), or its process on this"
-    " machine has ended",
+LATELY_S = 10.0
+ENDED = {LearnerState.DRAINING, LearnerState.FENCED, LearnerState.DONE, LearnerState.FAILED, SyncerState.DONE}
+SERVES = (SyncerState.SERVING, SyncerState.MERGING, SyncerState.FINISHING)
+GOOD, WARNING, BAD = "green", "yellow", "bold red"  # as Rich writes them
+
+
+class Word(NamedTuple):
+    """What a state's name means, and its colour."""
+
+    meaning: str
+    style: str
+
+
+UNIT_STATES: dict[str, Word] = {
+    LearnerState.STARTING: Word("a learner loads the newest versions, or has not been heard yet", WARNING),
+    LearnerState.RECOVERING: Word(
+        "a unit is being started again, or loads the newest versions after a failure", WARNING
+    ),
+    LearnerState.TRAINING: Word("a learner trains", GOOD),
+    UPLOADING: Word("a learner trains, and an offer of it is on its way to the bucket", GOOD),
+    LearnerState.WAITING: Word("a learner waits for a merge, for its turn in a cold start, or for its link", WARNING),
+    LearnerState.STUCK: Word("a learner is heard and its step does not end, or a unit is paused on this machine", BAD),
+    LearnerState.DRAINING: Word("a learner was told to leave, and awaits the outcome of its offers", WARNING),
+    LearnerState.FENCED: Word("a newer process has this one's place", WARNING),
+    LearnerState.DONE: Word("a unit has left in good order", GOOD),
+    LearnerState.FAILED: Word("a unit has ended with an error", BAD),
+    QUARANTINED: Word("a learner's offers are refused until `diloco readmit`", WARNING),
+    SyncerState.READING: Word("a syncer reads the log", WARNING),
+    SyncerState.CLAIMING: Word("a syncer takes over", WARNING),
+    SyncerState.SERVING: Word("the syncer waits for offers", GOOD),
+    SyncerState.MERGING: Word("the syncer merges", GOOD),
+    SyncerState.FINISHING: Word("the target is reached: the syncer evaluates and settles the last offers", GOOD),
+    StandbyState.STANDING_BY: Word("a standby takes over if the syncer falls silent", GOOD),
+    SUSPECT: Word(f"no heartbeat for {SUSPECT_S:.0f} s", WARNING),
+    LOST: Word(
+        f"no heartbeat for {LOST_S:.0f} s (longer with large fragments or a slow syncer), or its process on this"
+        " machine has ended",
+        BAD,
+    ),
 }
 
 
@@ -121,3 +141,34 @@ def state_here(
         return LearnerState.FAILED
     heard_elsewhere = heard is not None and heard.age_s <= SUSPECT_S and not unit.supervised
     return "" if heard_elsewhere or said == LearnerState.FAILED else LOST
+
+
+def participants_of(facts: RunFacts, here: Collection[str]) -> Participants:
+    """`here`: the names of this machine's units. A syncer that is not heard any more may still be named, as ages are
+    measured by clocks: then a machine leaves where it could have stopped the run, and says so."""
+    mine = {*here, *(f"standby-{name}" for name in here)}  # a learner may host a standby
+    others = [name for name, heard in facts.standbys.items() if name not in mine and _waits(heard.heartbeat)]
+    if facts.syncer is not None and _serves_elsewhere(facts.syncer.heartbeat, mine):
+        others.append(f"{facts.syncer.heartbeat.unit} on {facts.syncer.heartbeat.host}")
+    joined = tuple(island.name for island in facts.state.members)
+    return Participants(tuple(island.name for island in facts.run.islands), joined, tuple(sorted(others)))
+
+
+def working(facts: RunFacts, names: Collection[str]) -> list[str]:
+    """Of these units those that work by what they said within LATELY_S."""
+    heard = {name: (said.age_s, said.heartbeat.state) for name, said in facts.learners.items()}
+    if facts.syncer is not None:
+        heard[facts.syncer.heartbeat.unit] = facts.syncer.age_s, facts.syncer.heartbeat.state
+    return sorted(
+        name for name in heard.keys() & set(names) if heard[name][0] <= LATELY_S and heard[name][1] not in ENDED
+    )
+
+
+def _waits(heartbeat: SyncerHeartbeat) -> bool:
+    return heartbeat.state == StandbyState.STANDING_BY
+
+
+def _serves_elsewhere(heartbeat: SyncerHeartbeat, mine: Collection[str]) -> bool:
+    if heartbeat.state not in SERVES:
+        return False
+    return heartbeat.unit not in mine or heartbeat.host != os.uname().nodename

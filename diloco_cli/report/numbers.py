@@ -9,8 +9,7 @@ from operator import mul
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.origins import leaves
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.local import Local
+from diloco_cli.observe.facts import Local, RunFacts
 from diloco_cli.observe.status import LearnerStatus, Status, status_of
 from diloco_cli.observe.summary import Summary, summary_of
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from diloco_cli.observe.verdict import TROUBLE
+from diloco_cli.observe.situation import TROUBLE
 from diloco_cli.report.charts import Chart, page_svg
 from diloco_cli.report.numbers import Report
 from diloco_cli.units import format_count, format_duration, format_size

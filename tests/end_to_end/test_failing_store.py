@@ -18,7 +18,7 @@ from aiohttp import web
 from diloco_cli.cli.run_argument import open_run
 from diloco_cli.cli.watch import read_status
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.observe.render import status_text
+from diloco_cli.observe.screen import status_text
 from diloco_cli.observe.status import Status
 from tests.contract.fake_gcs import Blob, FakeGCS
 from tests.numerics.bucket import ROOT, begun_run

@@ -9,15 +9,15 @@ import re
 from collections.abc import Mapping
 
 from diloco_cli.events.event import EVENT_KINDS
+from diloco_cli.observe.situation import RUN_STATES
 from diloco_cli.observe.unit_states import UNIT_STATES
-from diloco_cli.observe.verdict import MEANINGS
 from tests.pages import ROOT
 
 PAGE = ROOT / "examples" / "operating" / "README.md"
 MARKER = re.compile(r"(<!-- words: (\w+) -->\n).*?(?=<!-- end -->)", re.DOTALL)
 WORDS: dict[str, Mapping[str, str]] = {
-    "run": {str(state): meaning for state, meaning in MEANINGS.items()},
-    "unit": UNIT_STATES,
+    "run": {str(state): word.meaning for state, word in RUN_STATES.items()},
+    "unit": {state: word.meaning for state, word in UNIT_STATES.items()},
     "event": {kind.name: kind.meaning for kind in EVENT_KINDS},
 }
 

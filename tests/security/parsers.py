@@ -28,7 +28,7 @@ from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import DilocoError
 from diloco_cli.faults.scenario import load_scenario
 from diloco_cli.observe.facts import Heard, RunFacts
-from diloco_cli.observe.render import plain_line, status_text
+from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan_file import load_plan, plan_from_text, plan_to_text
 from diloco_cli.plan.planner import make_plan

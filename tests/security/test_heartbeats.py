@@ -6,10 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.observe.facts import read_facts
-from diloco_cli.observe.local import Local
-from diloco_cli.observe.look import Look
-from diloco_cli.observe.unmerged import NOT_GENUINE
+from diloco_cli.observe.facts import Local, read_facts
+from diloco_cli.observe.situation import NOT_GENUINE, Look
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.actors.standby import Standby, takeover_s
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed

@@ -7,9 +7,8 @@ from dataclasses import replace
 from msgspec import structs
 
 from diloco_cli.observe.facts import Heard
-from diloco_cli.observe.garbage import GarbageStatus
-from diloco_cli.observe.render import status_text
-from diloco_cli.observe.status import Status, status_of
+from diloco_cli.observe.screen import status_text
+from diloco_cli.observe.status import GarbageStatus, Status, status_of
 from diloco_cli.protocol.actors.backlog import NOT_KNOWN
 from diloco_cli.protocol.actors.collection import kept_commits
 from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat

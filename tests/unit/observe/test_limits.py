@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from diloco_cli.observe.limits import machine_of_syncer
+from diloco_cli.observe.situation import machine_of_syncer
 from diloco_cli.observe.status import status_of
 from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, measured_by, work_of
 from diloco_cli.protocol.rules.capacity import shortest_slot

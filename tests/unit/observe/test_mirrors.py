@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.observe.facts import Heard, RunFacts
-from diloco_cli.observe.render import status_text
+from diloco_cli.observe.screen import status_text
 from diloco_cli.observe.status import MirrorStatus, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
 from diloco_cli.observe.unit_states import LOST_S

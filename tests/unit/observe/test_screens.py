@@ -18,14 +18,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from diloco_cli.observe.chart import line_chart
-from diloco_cli.observe.lines import STYLE_OF, plain, styled
-from diloco_cli.observe.live import MAX_POINTS, Curves, LiveScreen, live_lines
-from diloco_cli.observe.render import plain_line, status_text, status_view
+from diloco_cli.observe.live import MAX_POINTS, Curves, LiveScreen, line_chart, live_lines
+from diloco_cli.observe.screen import STYLE_OF, plain, plain_line, status_lines, status_text, styled
+from diloco_cli.observe.situation import State
 from diloco_cli.observe.status import UnitError
 from diloco_cli.observe.summary import LearnerSummary, Summary, SyncerSummary, summary_text
 from diloco_cli.observe.unit_states import UNIT_STATES
-from diloco_cli.observe.verdict import State
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics
 from tests.unit.observe.situations import EU, HEALTHY, IOWA, SITUATIONS, curves, degraded, many, mirrors
 
@@ -48,7 +46,7 @@ def golden_status(name: str) -> str:
     status = SITUATIONS[name]()
     parts = [f"--- {width} columns ---\n{status_text(status, width)}\n" for width in WIDTHS]
     parts.append(f"--- not a terminal ---\n{status_text(status)}\n")
-    parts.append(f"--- 100 columns, styles ---\n{status_view(status, 100).markup}\n")
+    parts.append(f"--- 100 columns, styles ---\n{styled(status_lines(status, 100)).markup}\n")
     return "\n".join(parts)
 
 
@@ -85,8 +83,8 @@ def test_no_line_is_wider_than_the_screen(name: str, width: int) -> None:
 def test_a_live_screen_fits_and_tells_the_verdict_first(name: str, width: int, height: int) -> None:
     status = LIVE[name]()
     lines = live_lines(status, curves(), width, height)
-    assert len(lines) <= height and max(len(line.text) for line in lines) <= max(width, 66)
-    assert lines[0].text.startswith(f"run nano-1b   {status.state}")
+    assert len(lines) <= height and max(line.cell_len for line in lines) <= max(width, 66)
+    assert lines[0].plain.startswith(f"run nano-1b   {status.state}")
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
@@ -95,7 +93,7 @@ def test_colour_changes_no_character(name: str, width: int) -> None:
     status = SITUATIONS[name]()
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="standard", width=width, highlight=False)
-    console.print(status_view(status, width), crop=False, overflow="ignore")
+    console.print(styled(status_lines(status, width)), crop=False, overflow="ignore")
     text = out.getvalue()
     assert "\x1b[" in text, "in colour"
     assert re.sub(r"\x1b\[[\d;]*m", "", text).rstrip("\n") == status_text(status, width)

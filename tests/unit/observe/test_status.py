@@ -16,11 +16,10 @@ from msgspec import structs
 from diloco_cli.config.settings import RunSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe.facts import Heard, RunFacts, store_time
-from diloco_cli.observe.participants import working
-from diloco_cli.observe.render import plain_line, status_text
+from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import FORGOTTEN_S, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
-from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, syncer_state
+from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, syncer_state, working
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.log.state import LearnerRecord, RunState

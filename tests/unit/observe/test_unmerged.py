@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_cli.observe.unmerged import refusals_of
+from diloco_cli.observe.situation import refusals_of
 from diloco_cli.protocol.log.metrics import Note
 
 

@@ -11,12 +11,11 @@ from msgspec import structs
 
 from diloco_cli.config.codec import replace
 from diloco_cli.events.event import Event
-from diloco_cli.observe.facts import Heard, RunFacts
-from diloco_cli.observe.local import Local, LocalUnit, full_disk
-from diloco_cli.observe.render import status_lines
+from diloco_cli.observe.facts import Heard, Local, LocalUnit, RunFacts, full_disk
+from diloco_cli.observe.screen import status_lines
+from diloco_cli.observe.situation import RUN_STATES, State, verdict_of
 from diloco_cli.observe.status import status_of
 from diloco_cli.observe.unit_states import LOST_S, UNIT_STATES
-from diloco_cli.observe.verdict import MEANINGS, State, verdict_of
 from diloco_cli.protocol.log.metrics import Note
 from diloco_cli.protocol.log.stability import Stability
 from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window
@@ -190,7 +189,7 @@ def test_ages_do_not_depend_on_the_clock_of_the_syncers_machine(hours: int) -> N
 
 
 def test_every_state_has_its_words() -> None:
-    assert set(MEANINGS) == set(State)
+    assert set(RUN_STATES) == set(State)
     said = {*LearnerState, *SyncerState, *StandbyState, "UPLOADING", "QUARANTINED", "SUSPECT", "LOST"}
     assert set(UNIT_STATES) == said and RUN.name == "nano" and measured() == STATE
 
@@ -388,7 +387,7 @@ def test_a_syncer_that_needs_most_of_its_slot_nearly_limits_the_run() -> None:
     idle = status_of(syncer_says(run, call_s=0.04, bytes_s=3.0, processor_s=0.5))
     assert "syncer" not in idle.limit
     assert idle.syncer is not None and idle.syncer.limit == "bytes" and idle.syncer.slot_s == 40.0
-    shown = "\n".join(line.text for line in status_lines(idle))
+    shown = "\n".join(line.plain for line in status_lines(idle))
     assert "the syncer needs 10% of its slot of 40 s, most of it for bytes" in shown
     unmeasured = status_of(run).syncer
     assert unmeasured is not None and unmeasured.busy_percent is None

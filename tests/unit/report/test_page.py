@@ -10,7 +10,7 @@ import pytest
 
 from diloco_cli.launch.new_run import keep_plan
 from diloco_cli.launch.plan_files import read_plan
-from diloco_cli.observe.local import Local, LocalUnit
+from diloco_cli.observe.facts import Local, LocalUnit
 from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan import Plan, Setting, Stage
 from diloco_cli.protocol.log.keys import PLAN_KEY

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ColdStartSettings, Link, OuterSettings
-from diloco_cli.observe.status import _global_step
+from diloco_cli.observe.status import global_step
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.records import RunFormat, fragment_of_slot
@@ -125,7 +125,7 @@ def test_shorter_rounds_are_counted_by_the_slot_that_is_offered_for() -> None:
 
 def test_status_counts_the_steps_of_short_rounds() -> None:
     """Four rounds of two steps, then rounds of four; of two slots each."""
-    found = [_global_step(cold(every=2), slot) for slot in (0, 1, 2, ENDS, ENDS + 1, ENDS + 2, ENDS + 4)]
+    found = [global_step(cold(every=2), slot) for slot in (0, 1, 2, ENDS, ENDS + 1, ENDS + 2, ENDS + 4)]
     assert found == [0, 1, 2, 8, 10, 12, 16]
 
 

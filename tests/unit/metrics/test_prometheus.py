@@ -13,22 +13,26 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from diloco_cli.errors import StoreError, UsageError
-from diloco_cli.metrics import server as serving
-from diloco_cli.metrics.openmetrics import CONTENT_TYPE, METRICS, metrics_text
-from diloco_cli.metrics.server import MetricsServer, address_of, token_of
-from diloco_cli.observe.verdict import State
+from diloco_cli.metrics import prometheus
+from diloco_cli.metrics.prometheus import (
+    CONTENT_TYPE_LATEST,
+    NAMES,
+    MetricsServer,
+    address_of,
+    metrics_text,
+    token_of,
+)
+from diloco_cli.observe.situation import State
 from diloco_cli.paths import templates_directory
 from tests.unit.observe.situations import HEALTHY, IOWA, SITUATIONS, mirrors, starting
 
-NAMES = {metric.sample_name for metric in METRICS}
 
-
-def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
-    families = list(parser.text_string_to_metric_families(text))
-    assert [family.name for family in families] == [metric.name for metric in METRICS]
+def samples(text: bytes) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    families = openmetrics_parser.text_string_to_metric_families(text.decode())
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}
 
 
@@ -57,8 +61,7 @@ def test_labels_of_any_text_are_read_back_as_they_were() -> None:
 
 
 def test_the_older_text_format_reads_the_same_names_for_the_textfile_collector() -> None:
-    parser = pytest.importorskip("prometheus_client.parser")
-    families = parser.text_string_to_metric_families(metrics_text(mirrors()))
+    families = parser.text_string_to_metric_families(metrics_text(mirrors()).decode())
     assert {sample.name for family in families for sample in family.samples} == NAMES
 
 
@@ -75,7 +78,7 @@ def port() -> Iterator[int]:
     """An endpoint whose second look fails."""
     answers = iter([metrics_text(HEALTHY)])
 
-    def look() -> str:
+    def look() -> bytes:
         for text in answers:
             return text
         raise StoreError("no answer within 9 s", where="gs://b")
@@ -96,13 +99,13 @@ def scrape(port: int, path: str = "/metrics", token: str = "secret") -> tuple[in
 def test_the_endpoint_answers_who_has_the_token_and_nobody_else(port: int) -> None:
     assert scrape(port, token="")[0] == scrape(port, token="other")[0] == scrape(port, token="sécret")[0] == 401
     assert scrape(port, "/")[0] == 404
-    assert scrape(port) == (200, CONTENT_TYPE, metrics_text(HEALTHY))
+    assert scrape(port) == (200, CONTENT_TYPE_LATEST, metrics_text(HEALTHY).decode())
 
 
 def test_a_scrape_fails_where_the_bucket_does_not_answer(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "FRESH_S", -1.0)
+    monkeypatch.setattr(prometheus, "FRESH_S", -1.0)
     assert [scrape(port)[0], scrape(port)[0]] == [200, 503]
-    monkeypatch.setattr(serving, "FRESH_S", 60.0)
+    monkeypatch.setattr(prometheus, "FRESH_S", 60.0)
     assert scrape(port)[0] == 200, "scrapes shortly after each other share a look"
 
 
@@ -117,7 +120,7 @@ def test_the_token_is_made_once_and_for_its_owner_alone(tmp_path: Path, monkeypa
 
 def test_an_address_may_be_of_version_6() -> None:
     try:
-        server = MetricsServer(("::1", 0), "secret", lambda: "")
+        server = MetricsServer(("::1", 0), "secret", lambda: b"")
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
     with server:
