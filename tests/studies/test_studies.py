@@ -1,5 +1,4 @@
-"""Samples of the two studies. The full ones are commands, their results stand in README.md beside this file:
-python -m tests.studies.kills --role ROLE --kills 200, python -m tests.studies.server_faults."""
+"""Samples of the studies. The full ones are commands; README.md beside this file has their results."""
 
 from __future__ import annotations
 
@@ -8,24 +7,31 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import torch
 
+from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import RetentionSettings
-from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
 from diloco_cli.protocol.log.keys import delta_key
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.runtime.processes import identify, identity_to_json, own_identity
 from diloco_cli.tensors.codecs import codec
-from tests.studies import kills
-from tests.studies.kills import EVERYBODY, HEADER, Role, Study, ToyRun
-from tests.studies.launched import NAME, LaunchedRun, run_file
+from tests.studies import attendance, gaps, kills
+from tests.studies.attendance import CASES, INVENTORY, QUICKSTART, AttendanceRow, files_of, line, misses
+from tests.studies.gaps import account, max_gap_s
+from tests.studies.kills import EVERYBODY, Role, Study, ToyRun
+from tests.studies.launched import BATCH_TOKENS, NAME, LaunchedRun, run_file
 from tests.studies.server_faults import HEADER as HEADER_OF_FAULTS
 from tests.studies.server_faults import ServerFault, emulated, run_through, summary
+from tests.studies.situations import SAMPLE, staged
 from tests.studies.toy_process import float_payload
 from tests.studies.toy_runs import integer_run
+from tests.studies.walk import delta_walk, launch_walk
 from tests.waiting import wait_until
 
 
@@ -35,7 +41,7 @@ def test_kill_9_at_random_instants_loses_and_repeats_nothing(role: Role) -> None
     assert tally.violations == []
     assert tally.kills == 3 and len(tally.back_s) > 0 < tally.merges <= tally.applied
     assert tally.row(role).startswith(f"| {role} | 3 | ") and tally.row(role).endswith(" | 0 |")
-    assert tally.row(role).count("|") == HEADER.partition("\n")[0].count("|")
+    assert tally.row(role).count("|") == kills.HEADER.partition("\n")[0].count("|")
 
 
 def test_units_that_die_with_their_supervisor_or_get_a_double_are_noticed(tmp_path: Path) -> None:
@@ -129,3 +135,88 @@ def test_a_run_through_failing_servers_ends_with_its_tokens_and_verifies(tmp_pat
     assert summary([row, replace(row, asked=row.asked * 100)]).endswith(" | 1 failed |")
     assert summary([row]).count("|") == HEADER_OF_FAULTS.partition("\n")[0].count("|")
     assert row.found.merges >= 2 and row.spoilt > 10
+
+
+ROW = AttendanceRow(merges=160, participation=0.98, slot=1.0, merged=0.95, merged_before=0.99, load=1.0)
+
+
+def test_the_median_of_the_runs_is_held_against_the_bounds() -> None:
+    worse = replace(ROW, participation=0.9, merged=0.5)
+    assert not misses("near", [ROW, worse, ROW]) and misses("near", [ROW, worse, worse])
+    assert not misses("slow-4", [ROW, worse, ROW]) and misses("slow-24", [worse])
+    assert misses(QUICKSTART, [worse]) and not misses(QUICKSTART, [replace(ROW, participation=0.94)])
+    text = line("near", [ROW, worse, ROW])
+    assert text.count("|") == attendance.HEADER.partition("\n")[0].count("|") and "0.980 (0.980, 0.900, 0.980)" in text
+
+
+@pytest.mark.parametrize("case", [*CASES, QUICKSTART])
+def test_every_case_is_a_run_that_can_be_read(case: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    run_text, inventory = files_of(case)
+    (tmp_path / "run.yaml").write_text(run_text)
+    (tmp_path / "inventory.yaml").write_text(inventory)
+    run = load_run(tmp_path / "run.yaml")
+    assert run.name == attendance.NAME and run.sync.mixing == "rebase"
+
+
+@pytest.mark.long
+def test_three_islands_take_part_in_nearly_every_merge() -> None:
+    row = attendance.study(replace(CASES["near"], merges=24).run_file(), INVENTORY)
+    assert row.merges >= 24 and row.participation > 0.8
+
+
+def commit(at_s: float, *learners: str, outcomes: tuple[Outcome, ...] = (), seq: int = 0) -> Commit:
+    """A merge of the offers `seq` of these learners; of none, a refusal."""
+    inputs = tuple(MergedOffer(name, 1, seq, 0, 0, 0, 0, 0, 1.0, "", 0, norm=1.0) for name in learners)
+    time = datetime.fromtimestamp(at_s, UTC).isoformat()
+    if not inputs:
+        return Refuse(time=time, outcomes=outcomes)
+    return Merge(slot=0, time=time, inputs=inputs, outputs=(FragmentVersion(0, 0, 0, 1, "", ""),), outcomes=outcomes)
+
+
+def offer(seq: int, fragment: int, start: int, end: int) -> Offer:
+    """Of steps number `start` to `end`."""
+    data = (BATCH_TOKENS * start, BATCH_TOKENS * end)
+    return Offer("l0", 1, seq, seq, fragment, 0, "", *data, data[1] - data[0], end - start, "", 0, "")
+
+
+def test_a_gap_lies_between_two_merges_of_one_learner_once_all_have_taken_part() -> None:
+    everybody = ("l0", "l1", "l2")
+    log = [commit(0, "l0"), commit(60, *everybody), commit(61, "l0", "l1"), commit(64, "l0"), commit(65, *everybody)]
+    assert [max_gap_s(log, (name,)) for name in everybody] == [3.0, 4.0, 5.0]
+    assert max_gap_s(log, everybody) == 5.0
+    assert max_gap_s(log[:1], everybody) == 0.0
+
+
+def test_every_step_is_merged_late_refused_or_given_up_of_each_fragment() -> None:
+    """Fragment 0: three steps merged, two given up, one refused. Fragment 1: five late, one given up."""
+    offers = [offer(0, 0, 0, 3), offer(1, 1, 0, 5), offer(2, 0, 5, 6)]
+    log = [commit(0, "l0", outcomes=(Outcome("l0", 1, 1, 1, "late"), Outcome("l0", 1, 2, 0, "bad_payload")))]
+    found = account(offers, log, ("l0",))
+    assert found.told == {("l0", BATCH_TOKENS * step): 1 for step in range(6)}
+    assert (found.merged, found.late, found.refused, found.given_up) == (3 / 4, 5 / 4, 1 / 4, (2 + 1 + 2 * 6) / 4)
+    assert account(offers, log, ("l1",)).told.total() == 0
+
+
+@pytest.mark.long
+def test_a_killed_learner_leaves_no_step_unaccounted_for() -> None:
+    row = gaps.study("rebase", gaps.FAULTS[1], rounds=4)
+    assert row.violations == () and row.gap_s > 0 and row.found.merged > 0
+    assert row.text(1.0).count("|") == gaps.HEADER.partition("\n")[0].count("|")
+
+
+def test_a_delta_passes_the_loop_the_decision_and_the_merge() -> None:
+    passed = delta_walk()
+    actors = {f"diloco_cli.protocol.actors.{name}" for name in ("learner", "syncer", "inbox", "follower")}
+    assert actors | {"diloco_cli.protocol.rules.quorum", "diloco_cli.tensors.merge"} <= passed
+    assert not any(name.startswith(("diloco_cli.cli", "diloco_cli.plan")) for name in passed)
+
+
+def test_a_launch_passes_the_plan_and_ends_before_anything_trains() -> None:
+    passed = launch_walk()
+    assert {"diloco_cli.cli.launch", "diloco_cli.plan.planner", "diloco_cli.launch.local_units"} <= passed
+    of_daemons = {name for name in passed if name.startswith(("diloco_cli.learner", "diloco_cli.syncer"))}
+    assert of_daemons == {"diloco_cli.syncer.operator"}, "which withdraws a stop request"
+
+
+def test_a_run_that_is_well_hangs_or_is_stopped_is_told_apart_in_time() -> None:
+    assert staged(SAMPLE) == []

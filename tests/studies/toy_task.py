@@ -11,8 +11,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from diloco_cli.config.presets import GPTShape
-from diloco_cli.tasks.models import GPT, Block
 from tests.studies.toy_runs import FRAGMENTS
 
 SLOWER = 10.0
@@ -65,43 +63,6 @@ class Witnessed(Numbers):
             with self.path.open("a") as journal:
                 journal.write(f"{int(x[0, 0])}\n")
         return super().forward(x, y)
-
-
-class ReadingNumbers(Witnessed):
-    """The same, in steps of `step_s`; what it notes are the numbers with which the sequences of a batch begin
-    (tests/studies/own_data.py)."""
-
-    def __init__(self, elements: int, journal: str, step_s: float) -> None:
-        super().__init__(elements, journal)
-        self.step_s = step_s
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.training and own_name():
-            with self.path.open("ab") as journal:
-                time.sleep(self.step_s)
-                journal.write(numbers_of(x))
-        return Numbers.forward(self, x, y)
-
-
-class NotingGPT(GPT):
-    """A small transformer of bytes that notes the same."""
-
-    def __init__(self, journal: str) -> None:
-        shape = GPTShape(layers=3, width=80, heads=4, sequence=256)
-        super().__init__(shape, (Block(shape.width, shape.heads) for _ in range(shape.layers)))
-        self.path = Path(journal) / f"{own_name()}.{os.getpid()}"
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if self.training and own_name():
-            with self.path.open("ab") as journal:
-                journal.write(numbers_of(tokens))
-        return super().forward(tokens, targets)
-
-
-def numbers_of(tokens: Tensor) -> bytes:
-    """The numbers with which sequences begin, [batch] int64: their first tokens are its bytes, the lowest first."""
-    numbers = sum(tokens[:, place] << (8 * place) for place in range(NUMBER_TOKENS))
-    return torch.as_tensor(numbers).numpy().astype("<i8").tobytes()
 
 
 def own_name() -> str:
@@ -157,11 +118,6 @@ def ordered(orders: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-model, witnessed_model, reading_model, noting_gpt = (
-    Numbers,
-    Witnessed,
-    ReadingNumbers,
-    NotingGPT,
-)  # entrypoints, and those of data
+model, witnessed_model = Numbers, Witnessed  # entrypoints, and those of data
 data, slow_data, slow_positions = Nothing, SlowNothing, SlowPositions
 steered_model, steered_data = SteeredModel, SteeredData
