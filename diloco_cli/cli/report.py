@@ -65,10 +65,8 @@ def _format(form: str | None, output: Path | None) -> Format:
 
 
 def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
-    from diloco_cli.report.happened import marks_of
-    from diloco_cli.report.numbers import report_of
-    from diloco_cli.report.plan_file import read_launch_plan
-    from diloco_cli.report.reading import read_history
+    from diloco_cli.report.history import marks_of, read_history
+    from diloco_cli.report.numbers import read_launch_plan, report_of
 
     facts = opened.facts()
     with progress("reading the log") as shown:
@@ -83,11 +81,10 @@ def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
 
 def _written(form: Format, found: Report, history: RunHistory) -> str:
     if form == "csv":
-        from diloco_cli.report.table import csv_of
+        from diloco_cli.report.history import csv_of
 
         return csv_of(history)
-    from diloco_cli.report.charts import charts_of, poster_svg
-    from diloco_cli.report.page import page_of
+    from diloco_cli.report.page import charts_of, page_of, poster_svg
 
     charts = charts_of(found, history)
     return poster_svg(found, charts) if form == "svg" else page_of(found, charts, utc_now_text())

@@ -28,8 +28,7 @@ def wandb(
 ) -> None:
     """Send a run's loss and pace to Weights & Biases: one W&B run, whose steps are commits, however often this
     starts."""
-    from diloco_cli.metrics.points import CommitPoints
-    from diloco_cli.metrics.wandb_feed import Feed, start_wandb
+    from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
 
     opened = open_run(run)
     folder = wandb_directory(opened.name)

@@ -3,17 +3,60 @@ is the commit's number. Nothing of this machine is sent: no code, no git state, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import UsageError
-from diloco_cli.metrics.points import CommitPoints
+from diloco_cli.observe.status import merged_rate
 from diloco_cli.paths import install_hint
+from diloco_cli.protocol.log.commit_log import fold
+from diloco_cli.protocol.log.commits import Commit, Evaluation, Merge, Rollback
+from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.runtime.daemon import CommitsAhead
 from diloco_cli.runtime.files import UnreadableError, read_json, write_json
+from diloco_cli.store.port import Store
+
+
+class CommitPoints:
+    """The figures of each commit, in order, from commit 0 on. Each call of `new` goes on where the one before ended."""
+
+    def __init__(self, run: RunFormat, store: Store) -> None:
+        self.run, self.store, self.state = run, store, RunState()
+
+    def new(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """(commit, figures), of commits that have some."""
+        with CommitsAhead(self.store) as ahead:
+            while (data := ahead.get(key := commit_key(self.state.n + 1), MAX_RECORD_BYTES)) is not None:
+                self.state = fold(self.run, self.state, data)
+                figures = figures_of(decode(Commit, data, key), self.state, self.run)
+                if figures:
+                    yield self.state.n, figures
+
+
+def figures_of(commit: Commit, state: RunState, run: RunFormat) -> dict[str, float]:
+    """`state`: after the commit."""
+    match commit:
+        case Merge():
+            rate = merged_rate(state)
+            figures = {
+                "tokens": state.tokens(run.layout),
+                "participants": len(commit.inputs),
+                "alive": commit.alive,
+                "grace_used_s": commit.grace_used_s,
+            }
+            return figures if rate is None else figures | {"tokens_per_s": rate}
+        case Evaluation() if commit.loss is not None:
+            return {"tokens": commit.tokens, "loss": commit.loss}
+        case Rollback():
+            return {"tokens": state.tokens(run.layout), "rolled_back_to": commit.to}
+    return {}
+
 
 BATCH = 100  # commits between two notes of the position
 
@@ -65,15 +108,28 @@ def start_wandb(run: RunFormat, project: str, entity: str | None, offline: bool,
     except ImportError:
         raise UsageError("the package wandb is not installed", hint=install_hint("wandb")) from None
     settings = wandb.Settings(
-        console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True, x_disable_meta=True,
-        x_disable_machine_info=True, save_code=False,
-    )  # fmt: skip
+        console="off",
+        silent=True,
+        disable_git=True,
+        disable_code=True,
+        x_disable_stats=True,
+        x_disable_meta=True,
+        x_disable_machine_info=True,
+        save_code=False,
+    )
     folder.mkdir(parents=True, exist_ok=True)
     try:
         started = wandb.init(
-            project=project, entity=entity, id=run.run_id, name=run.name, resume="allow", dir=str(folder),
-            mode="offline" if offline else "online", config=to_plain(run.settings), settings=settings,
-        )  # fmt: skip
+            project=project,
+            entity=entity,
+            id=run.run_id,
+            name=run.name,
+            resume="allow",
+            dir=str(folder),
+            mode="offline" if offline else "online",
+            config=to_plain(run.settings),
+            settings=settings,
+        )
     except (wandb.Error, TimeoutError) as error:
         raise UsageError(f"W&B refuses: {error}", hint="wandb login; or keep it here: --offline") from error
     for name in ("loss", "tokens_per_s", "participants"):

@@ -1,19 +1,39 @@
-"""A run's whole log, folded into series of bounded length: what a report draws.
+"""A run's whole log, folded into series of bounded length: what a report draws, and the table that it writes.
 
 Time is cut into bins of one width, in seconds since the first commit that is kept; when there are too many, two
 neighbours become one and the width doubles. So a log of any length gives at most MAX_POINTS points a series, and newer
-commits can be added to a history that was kept.
+commits can be added to a history that was kept. Each commit is read once, and never again on this machine. Nothing is
+verified a second time: the caller has the log's end from a reader that checks it, and the records before it are chained
+to that by their digests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from math import nan
+from pathlib import Path
 
+import msgspec
 from msgspec import Struct, field
 
-from diloco_cli.protocol.log.metrics import thinned
+from diloco_cli.digests import digest
+from diloco_cli.errors import DataCheckError, UsageError
+from diloco_cli.events.event import EVENT_KINDS, KINDS, Event, events_of
+from diloco_cli.paths import user_cache_directory
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.metrics import Metrics, metrics_after, thinned
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, record_digest
+from diloco_cli.runtime.daemon import CommitsAhead
+from diloco_cli.runtime.files import make_directory, write_whole
+from diloco_cli.signing import body_of
+from diloco_cli.store.port import Store
 from diloco_cli.units import parse_time
 
 MAX_POINTS = 2000
@@ -23,6 +43,15 @@ SHORTEST_OUTAGE_S = 10.0
 OUTAGE_SLOTS = 5  # slots without a merge, beyond which nobody would speak of a slow one
 MERGES_A_STRETCH = 4
 RESTART = "restarted"
+TWIN_S = 120.0  # a restarted learner takes part again at most so much later
+TOLD_EVERY = 512
+VERIFY = "diloco verify"
+NOTABLE = {kind.note for kind in EVENT_KINDS if kind.note and not kind.routine} - {"eval", "gc_floor"}
+"""Kinds of commits whose events are always marked; an evaluation is if the loss jumped."""
+VERSION = 2  # of the kept files; others are read anew
+MAX_KEPT_BYTES = 64 << 20
+HEADINGS = ("time_s", "tokens", "merges", "participants_mean", "participants_min", "alive_mean", "loss")
+Progress = Callable[[int, int], None]
 
 
 class MergedInput(Struct, gc=False):
@@ -39,13 +68,6 @@ class MergedOutput(Struct, gc=False):
 class RefusedOffer(Struct, gc=False):
     learner: str
     reason: str
-
-
-class CommitPart(Struct, gc=False):
-    """A part of a long commit."""
-
-    inputs: tuple[MergedInput, ...] = ()
-    outcomes: tuple[RefusedOffer, ...] = ()
 
 
 class CommitLine(Struct, gc=False):
@@ -278,3 +300,131 @@ def _typical_distance(indices: Sequence[int]) -> int:
     """Between two bins that hold merges."""
     distances = sorted(b - a for a, b in pairwise(indices))
     return distances[len(distances) // 2] if distances else 1
+
+
+# -- reading the log ----------------------------------------------------------------------------------------------
+
+
+_line = msgspec.json.Decoder(CommitLine).decode
+
+
+class KeptHistory(Struct):
+    version: int
+    history: RunHistory
+
+
+def read_history(
+    store: Store, run: RunFormat, state: RunState, progress: Progress = lambda done, of: None
+) -> RunHistory:
+    """The commits up to that of `state`. Raises DataCheckError where they do not lead to it."""
+    path = user_cache_directory("report") / f"{digest(run.run_id.encode()).partition('-')[2]}.json"
+    history = _kept(path, run, state)
+    if history is not None and history.n < state.n and not _continues(store, history):
+        history = None
+    history = history or RunHistory(run.run_id, _parameters(run))
+    read = history.n
+    with CommitsAhead(store, last=state.n) as ahead:
+        for n in range(read + 1, state.n + 1):
+            _add(history, n, ahead.get(commit_key(n), MAX_RECORD_BYTES))
+            if n % TOLD_EVERY == 0:
+                progress(n, state.n)
+    if history.digest != state.digest:
+        raise DataCheckError("the kept commits do not lead to the log's end", where=commit_key(state.n), hint=VERIFY)
+    history.tokens_before = state.tokens(run.layout) - history.tokens
+    if history.n > read:
+        _keep(path, history)
+    return history
+
+
+def _parameters(run: RunFormat) -> tuple[int, ...]:
+    return tuple(fragment.num_parameters for fragment in run.layout.fragments)
+
+
+def _add(history: RunHistory, n: int, data: bytes | None) -> None:
+    if data is None:
+        history.missing += 1
+        history.digest = ""
+        return
+    try:
+        line = _line(body_of(data))
+        if history.digest and (line.previous != history.digest or line.n != n):
+            raise DataCheckError("the hash chain is broken", where=commit_key(n), hint=VERIFY)
+        s = history.add(line, record_digest(data))
+    except (msgspec.MsgspecError, IndexError, OverflowError, RecursionError) as error:
+        raise DataCheckError(f"not a commit: {error}", where=commit_key(n), hint=VERIFY) from error
+    if line.kind in NOTABLE or line.jumped:
+        for event in events_of(metrics_after(Metrics(), decode(Commit, data, commit_key(n)), 0)):
+            if not KINDS[event.kind].routine:
+                history.mark(Mark(s, event.kind, event.unit, event.text))
+
+
+def _kept(path: Path, run: RunFormat, state: RunState) -> RunHistory | None:
+    """What an earlier report left here, if it is of this very log."""
+    try:
+        if path.stat().st_size > MAX_KEPT_BYTES:
+            return None
+        kept = msgspec.json.decode(path.read_bytes(), type=KeptHistory, strict=False)
+    except (OSError, msgspec.MsgspecError, RecursionError):
+        return None
+    history = kept.history
+    fits = kept.version == VERSION and history.run_id == run.run_id and history.parameters == _parameters(run)
+    if not fits or history.n > state.n or (history.n == state.n and history.digest != state.digest):
+        return None
+    return history
+
+
+def _continues(store: Store, history: RunHistory) -> bool:
+    """Whether the log goes on from what was kept: a bucket may have been restored from an older copy."""
+    data = store.get(commit_key(history.n), MAX_RECORD_BYTES)
+    return data is None or record_digest(data) == history.digest
+
+
+def _keep(path: Path, history: RunHistory) -> None:
+    """A report does not fail because nothing can be kept."""
+    with suppress(OSError, UsageError):
+        make_directory(path.parent)
+        write_whole(path, msgspec.json.encode(KeptHistory(VERSION, history)))
+
+
+# -- what happened, and the table ---------------------------------------------------------------------------------
+
+
+def marks_of(history: RunHistory, written: list[Event]) -> list[Mark]:
+    """In the order of their times. A restart that its supervisor tells of is not told by the log again. What came
+    before the first commit is told as of that. `written`: the events that processes wrote."""
+    told = [
+        Mark((parse_time(event.time) or 0.0) - history.started_s, event.kind, event.unit, event.text)
+        for event in written
+        if not KINDS[event.kind].routine
+    ]
+    restarts = [mark for mark in told if mark.kind == RESTART]
+    by_log = [mark for mark in history.marks if not (mark.kind == RESTART and _has_twin(mark, restarts))]
+    found = sorted([*by_log, *told], key=lambda mark: mark.s)[-MAX_MARKS:]
+    return [Mark(max(0.0, mark.s), mark.kind, mark.unit, mark.text) for mark in found]
+
+
+def _has_twin(mark: Mark, restarts: list[Mark]) -> bool:
+    return any(other.unit == mark.unit and 0 <= mark.s - other.s + 1 <= TWIN_S for other in restarts)
+
+
+def csv_of(history: RunHistory) -> str:
+    """The series as CSV. Rows end on the history's bins; those without a merge or a loss are left out. `tokens` are
+    those merged by then; `loss` is the newest of its row's time."""
+    losses = {int(point.s / history.width_s): point.loss for point in history.losses}
+    stream, tokens = io.StringIO(), 0
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(HEADINGS)
+    for index in sorted(history.bins.keys() | losses.keys()):
+        bin_ = history.bins.get(index)
+        tokens = bin_.tokens if bin_ is not None else tokens
+        writer.writerow(
+            [(index + 1) * history.width_s, history.tokens_before + tokens, *_merged(bin_), losses.get(index, "")]
+        )
+    return stream.getvalue()
+
+
+def _merged(bin_: Bin | None) -> list[object]:
+    if bin_ is None:
+        return [0, "", "", ""]
+    mean, alive = (round(total / bin_.merges, 4) for total in (bin_.participants, bin_.alive))
+    return [bin_.merges, mean, bin_.fewest, alive]

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF009
 """The numbers of a report: what a run did, what it took, what was planned."""
 
 from __future__ import annotations
@@ -6,36 +7,72 @@ from dataclasses import dataclass
 from json import dumps
 from operator import mul
 
+import msgspec
+
 from diloco_cli.config.codec import to_plain
-from diloco_cli.config.origins import leaves
+from diloco_cli.config.origins import leaves, origin_of
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.observe.facts import Local, RunFacts
+from diloco_cli.observe.fields import Fields, made
 from diloco_cli.observe.status import LearnerStatus, Status, status_of
 from diloco_cli.observe.summary import Summary, summary_of
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE
+from diloco_cli.plan.plan import Money, PlannedIsland, Prediction, Setting
+from diloco_cli.protocol.log.keys import PLAN_KEY
 from diloco_cli.protocol.log.metrics import QUIET_OUTCOMES
-from diloco_cli.report.history import Mark, RunHistory
-from diloco_cli.report.plan_file import MOST, LaunchPlan
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.report.history import Mark, RunHistory, Took
+from diloco_cli.store.port import Store
 
 GB = 1e9
 HOUR_S = 3600.0
+MOST = 1e18  # whoever may write the plan may write any number
+
+
+@dataclass(frozen=True)
+class ReportSource:
+    """What a report is computed from."""
+
+    facts: RunFacts
+    history: RunHistory
+    plan: LaunchPlan | None
+    events: list[Mark]
+    status: Status
+    summary: Summary
+
+    @property
+    def scale(self) -> float:
+        """What all islands would train undisturbed where the run was launched, by what the plan says."""
+        ideal = sum(island.tokens_per_s for island in self.facts.run.islands)
+        stated = self.plan.prediction.tokens_per_s_ideal if self.plan is not None else 0.0
+        return ideal / stated if stated > 0 else 1.0
+
+    @property
+    def learners(self) -> list[LearnerRow]:
+        took = self.history.learners
+        return [made(LearnerRow, (self, learner, took.get(learner.name, Took()))) for learner in self.status.learners]
+
+
+of_report = Fields[ReportSource]()
+of_learner = Fields[tuple[ReportSource, LearnerStatus, Took]]()
 
 
 @dataclass(frozen=True)
 class LearnerRow:
-    """`participation`: of the run's merges, those in which it took part. Bytes are its own statement; 0: not heard.
-    `data_percent`: of its steps' time, what they waited for data, by its own statement; None: not known."""
+    """Bytes are the learner's own statement; 0: not heard."""
 
-    name: str
-    region: str
-    tokens: int
-    share: float
-    merges: int
-    participation: float
-    restarts: int
-    up_bytes: int
-    down_bytes: int
-    data_percent: float | None = None
+    name: str = of_learner(lambda it: it[1].name, "Of the island and its learner.")
+    region: str = of_learner(lambda it: it[1].region, "Where it is.")
+    tokens: int = of_learner(lambda it: it[1].tokens, "Its merged tokens.")
+    share: float = of_learner(
+        lambda it: it[1].tokens / it[0].status.tokens if it[0].status.tokens else 0.0, "Of the run's merged tokens."
+    )
+    merges: int = of_learner(lambda it: it[2].merges, "In so many it took part.")
+    participation: float = of_learner(lambda it: it[0].history.participation(it[1].name), "Of the kept merges.")
+    restarts: int = of_learner(lambda it: it[2].restarts, "How often it took part again with a new process.")
+    up_bytes: int = of_learner(lambda it: it[1].up_bytes, "Sent over its link.")
+    down_bytes: int = of_learner(lambda it: it[1].down_bytes, "Received over its link.")
+    data_percent: float | None = of_learner(lambda it: it[1].data_percent, "Of its steps' time, waits for data.")
 
 
 @dataclass(frozen=True)
@@ -95,108 +132,73 @@ class SettingRow:
 
 @dataclass(frozen=True)
 class Report:
-    """The data of `diloco report --json`. `tokens_per_s` is the mean from the first commit to the last; `planned_` what
-    the plan predicts on the machines that the run was launched on, None if the bucket holds no plan."""
+    """The data of `diloco report --json`. Tokens are merged tokens."""
 
-    run: str
-    url: str
-    state: str
-    reason: str
-    hint: str
-    started_at: str
-    ended_at: str
-    first_commit: int
-    last_commit: int
-    missing_commits: int
-    wall_s: float
-    tokens: int
-    tokens_target: int
-    loss: float | None
-    tokens_per_s: float | None
-    planned_tokens_per_s: float | None
-    goodput: float | None
-    planned_goodput: float | None
-    merges: int
-    skips: int
-    participation: float | None
-    participants_mean: float | None
-    up_bytes: int
-    down_bytes: int
-    data_parallel_bytes: int
-    faults: Survived
-    cost: Cost | None
-    planned: list[Level]
-    measured: list[Level]
-    learners: list[LearnerRow]
-    regions: list[RegionRow]
-    events: list[Mark]
-    events_left_out: int
-    settings: list[SettingRow]
-    software: str
+    run: str = of_report(lambda it: it.facts.run.name, "The run's name.")
+    url: str = of_report(lambda it: it.facts.url, "The run's bucket.")
+    state: str = of_report(lambda it: it.status.state, "The verdict on the run.")
+    reason: str = of_report(lambda it: it.status.reason, "Why it is in its state.")
+    hint: str = of_report(lambda it: it.status.hint, "One command that helps.")
+    started_at: str = of_report(lambda it: it.facts.state.metrics.started_at, "Of the first commit.")
+    ended_at: str = of_report(lambda it: it.facts.state.metrics.updated_at, "Of the newest commit.")
+    first_commit: int = of_report(lambda it: it.history.first or 0, "The first that the bucket holds.")
+    last_commit: int = of_report(lambda it: it.history.n, "The newest.")
+    missing_commits: int = of_report(lambda it: it.history.missing, "That the bucket does not hold any more.")
+    wall_s: float = of_report(lambda it: it.summary.wall_s, "Since the launch, or until the run's end.")
+    tokens: int = of_report(lambda it: it.status.tokens, "Merged tokens.")
+    tokens_target: int = of_report(lambda it: it.status.tokens_target, "Merged tokens at which the run ends.")
+    loss: float | None = of_report(lambda it: it.status.loss, "Held-out loss of the outer parameters.")
+    tokens_per_s: float | None = of_report(
+        lambda it: it.status.tokens / it.summary.wall_s if it.summary.wall_s else None, "Mean of the whole run."
+    )
+    planned_tokens_per_s: float | None = of_report(
+        lambda it: it.plan.prediction.tokens_per_s * it.scale if it.plan else None,
+        "As the plan predicts on the machines of the launch; null: no plan.",
+    )
+    goodput: float | None = of_report(lambda it: it.status.goodput, "Merged tokens by those of the undisturbed plan.")
+    planned_goodput: float | None = of_report(
+        lambda it: it.plan.prediction.goodput if it.plan else None, "As the plan predicts."
+    )
+    merges: int = of_report(lambda it: it.summary.merges, "Commits that merged offers.")
+    skips: int = of_report(lambda it: it.history.skips, "Slots without a merge.")
+    participation: float | None = of_report(
+        lambda it: it.summary.participation, "Mean share of the islands in a merge."
+    )
+    participants_mean: float | None = of_report(lambda it: it.summary.participants_mean, "Learners in a merge.")
+    up_bytes: int = of_report(lambda it: it.summary.up_bytes, "Sent over the islands' links.")
+    down_bytes: int = of_report(lambda it: it.summary.down_bytes, "Received over the islands' links.")
+    data_parallel_bytes: int = of_report(
+        lambda it: it.summary.data_parallel_bytes, "What data-parallel training would move."
+    )
+    faults: Survived = of_report(lambda it: _faults(it.history, it.events), "What the run survived.")
+    cost: Cost | None = of_report(
+        lambda it: _cost(it.status, it.summary, it.plan) if it.plan else None, "By the plan's prices."
+    )
+    planned: list[Level] = of_report(
+        lambda it: [Level(s.name, s.tokens_per_s * it.scale) for s in it.plan.prediction.waterfall] if it.plan else [],
+        "From planned speeds to merged tokens, as predicted.",
+    )
+    measured: list[Level] = of_report(
+        lambda it: _measured(it.facts, it.status.tokens, it.summary.wall_s, it.history), "The same, as it was."
+    )
+    learners: list[LearnerRow] = of_report(lambda it: it.learners, "All islands.")
+    regions: list[RegionRow] = of_report(
+        lambda it: _regions(it.status, it.summary, it.learners, it.plan), "Their learners' sums."
+    )
+    events: list[Mark] = of_report(lambda it: it.events, "What happened, oldest first.")
+    events_left_out: int = of_report(lambda it: it.history.marks_left_out, "Older ones.")
+    settings: list[SettingRow] = of_report(
+        lambda it: settings_of(it.facts.run.settings, it.plan), "Every setting, and where it came from."
+    )
+    software: str = of_report(lambda it: it.facts.run.software, "The version that created the run.")
 
 
 def report_of(
     facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, events: list[Mark], local: Local = Local()
 ) -> Report:
     """`local`: as for `status`, so that both say the same of a run that lives here."""
-    status, summary, run = status_of(facts, local), summary_of(facts, local), facts.run
-    learners = [_learner(learner, history, status.tokens) for learner in status.learners]
-    ideal = sum(island.tokens_per_s for island in run.islands)
-    scale = ideal / plan.prediction.tokens_per_s_ideal if plan and plan.prediction.tokens_per_s_ideal > 0 else 1.0
-    planned = [] if plan is None else [Level(s.name, s.tokens_per_s * scale) for s in plan.prediction.waterfall]
-    return Report(
-        run=run.name,
-        url=facts.url,
-        state=status.state,
-        reason=status.reason,
-        hint=status.hint,
-        started_at=facts.state.metrics.started_at,
-        ended_at=facts.state.metrics.updated_at,
-        first_commit=history.first or 0,
-        last_commit=history.n,
-        missing_commits=history.missing,
-        wall_s=summary.wall_s,
-        tokens=status.tokens,
-        tokens_target=status.tokens_target,
-        loss=status.loss,
-        tokens_per_s=status.tokens / summary.wall_s if summary.wall_s else None,
-        planned_tokens_per_s=None if plan is None else plan.prediction.tokens_per_s * scale,
-        goodput=status.goodput,
-        planned_goodput=None if plan is None else plan.prediction.goodput,
-        merges=summary.merges,
-        skips=history.skips,
-        participation=summary.participation,
-        participants_mean=summary.participants_mean,
-        up_bytes=summary.up_bytes,
-        down_bytes=summary.down_bytes,
-        data_parallel_bytes=summary.data_parallel_bytes,
-        faults=_faults(history, events),
-        cost=None if plan is None else _cost(status, summary, plan),
-        planned=planned,
-        measured=_measured(facts, status.tokens, summary.wall_s, history),
-        learners=learners,
-        regions=_regions(status, summary, learners, plan),
-        events=events,
-        events_left_out=history.marks_left_out,
-        settings=settings_of(run.settings, plan),
-        software=run.software,
-    )
-
-
-def _learner(learner: LearnerStatus, history: RunHistory, tokens: int) -> LearnerRow:
-    took = history.learners.get(learner.name)
-    return LearnerRow(
-        name=learner.name,
-        region=learner.region,
-        tokens=learner.tokens,
-        share=learner.tokens / tokens if tokens else 0.0,
-        merges=0 if took is None else took.merges,
-        participation=history.participation(learner.name),
-        restarts=0 if took is None else took.restarts,
-        up_bytes=learner.up_bytes,
-        down_bytes=learner.down_bytes,
-        data_percent=learner.data_percent,
-    )
+    status, summary = status_of(facts, local), summary_of(facts, local)
+    return made(Report, ReportSource(facts, history, plan, events, status, summary))
 
 
 def _faults(history: RunHistory, events: list[Mark]) -> Survived:
@@ -282,3 +284,46 @@ def settings_of(settings: RunSettings, plan: LaunchPlan | None) -> list[SettingR
         SettingRow(key, dumps(value), "unknown" if plan is None else plan.origin(key))
         for key, value in leaves(to_plain(settings))
     ]
+
+
+# -- the plan that `launch` left in the bucket ---------------------------------------------------------------------
+
+
+class LaunchPlan(msgspec.Struct, frozen=True):
+    """The fields of `diloco plan --json` that a report uses, and where each setting of the run file came from. A plan
+    that cannot be read is a report without one."""
+
+    prediction: Prediction
+    money: Money
+    islands: tuple[PlannedIsland, ...] = ()
+    settings: tuple[Setting, ...] = ()
+    origins: dict[str, str] = {}
+
+    def island(self, name: str) -> PlannedIsland | None:
+        return next((island for island in self.islands if island.name == name), None)
+
+    def egress_per_gb(self, name: str) -> float:
+        """The price of what leaves this island: the plan states it by the day, for as many bytes from each island."""
+        island, gb_per_day = self.island(name), self.money.egress_gb_per_day / max(1, len(self.islands))
+        return 0.0 if island is None or gb_per_day <= 0 else island.egress_per_day / gb_per_day
+
+    def origin(self, key: str) -> str:
+        searched = next((s.origin for s in self.settings if s.name == key and s.origin != "given"), None)
+        return searched or origin_of(self.origins, key)
+
+
+def read_launch_plan(store: Store) -> LaunchPlan | None:
+    data = store.get(PLAN_KEY, MAX_RECORD_BYTES)
+    try:
+        plan = None if data is None else msgspec.json.decode(data, type=LaunchPlan)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return plan if plan is not None and _can_be_drawn(plan) else None
+
+
+def _can_be_drawn(plan: LaunchPlan) -> bool:
+    p, money = plan.prediction, plan.money
+    numbers = [p.tokens_per_s_ideal, p.tokens_per_s, p.goodput, money.total, money.egress_gb_per_day]
+    numbers += [stage.tokens_per_s for stage in p.waterfall]
+    numbers += [number for island in plan.islands for number in (island.price_per_h, island.egress_per_day)]
+    return all(0 <= number <= MOST for number in numbers)

@@ -1,18 +1,37 @@
-"""The report as one HTML file: no script, nothing from a network, light and dark as the reader's system is.
+"""The report as one HTML file, and its pictures: each is a function that draws on axes, so that a page has them one by
+one, narrow enough for a phone, and an SVG file all together.
 
-All that came from the bucket is text, and escaped; the page's own policy forbids scripts and requests besides.
+The page has no script and needs nothing from a network; it is light or dark as the reader's system is. All that came
+from the bucket is text, and escaped; the page's own policy forbids scripts and requests besides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
+from typing import TYPE_CHECKING
 
+from diloco_cli.events.event import EVENT_KINDS
 from diloco_cli.observe.situation import TROUBLE
-from diloco_cli.report.charts import Chart, page_svg
+from diloco_cli.plots import COLOURS, FAINT, FAULT, GRID, Axis, drawn, set_up, short_number
+from diloco_cli.report.history import RESTART, Bin, RunHistory, rates, stretches
 from diloco_cli.report.numbers import Report
 from diloco_cli.units import format_count, format_duration, format_size
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INCHES = (4.6, 2.9)  # as wide as a phone's screen shows without shrinking its text
+LANE_INCHES = 0.17
+STRETCHES = 240  # of a curve; lanes have as many
+MAX_MARKED = 60
+MARKED = "Vertical lines: faults and takeovers."
+LONGEST_LABEL = 24
+FEW_POINTS = 60  # so many are drawn as dots
+FAULTS = frozenset(kind.name for kind in EVENT_KINDS if kind.fault)
+TIMES = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3600.0, 3600.0, "hours"), (300.0, 60.0, "minutes"))
 EVENTS_SHOWN = 200
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 CSS = """
@@ -42,6 +61,9 @@ summary {cursor: pointer; font-size: 1.1rem; font-weight: 600; margin: 1.6rem 0 
 code {font-family: ui-monospace, monospace; font-size: .9em; overflow-wrap: anywhere}
 @media print {body {max-width: none} details {display: block}}
 """
+
+
+# -- the page -----------------------------------------------------------------------------------------------------
 
 
 def page_of(report: Report, charts: Sequence[Chart], generated_at: str) -> str:
@@ -148,20 +170,31 @@ def _figure(chart: Chart) -> str:
 def _tables(report: Report) -> list[str]:
     learners = [
         (
-            row.name, row.region, format_count(row.tokens), f"{100 * row.share:.1f}%", f"{row.merges:,}",
-            f"{100 * row.participation:.1f}%", str(row.restarts), format_size(row.up_bytes),
+            row.name,
+            row.region,
+            format_count(row.tokens),
+            f"{100 * row.share:.1f}%",
+            f"{row.merges:,}",
+            f"{100 * row.participation:.1f}%",
+            str(row.restarts),
+            format_size(row.up_bytes),
             format_size(row.down_bytes),
         )
         for row in report.learners
-    ]  # fmt: skip
+    ]
     regions = [
         (
-            row.name, str(row.learners), format_count(row.tokens), format_size(row.up_bytes),
-            format_size(row.down_bytes), format_size(row.mirrored_bytes), f"{row.accelerators:,.2f}",
+            row.name,
+            str(row.learners),
+            format_count(row.tokens),
+            format_size(row.up_bytes),
+            format_size(row.down_bytes),
+            format_size(row.mirrored_bytes),
+            f"{row.accelerators:,.2f}",
             f"{row.egress:,.2f}",
         )
         for row in report.regions
-    ]  # fmt: skip
+    ]
     events = [
         (format_duration(mark.s), mark.unit, mark.kind, mark.text) for mark in reversed(report.events[-EVENTS_SHOWN:])
     ]
@@ -172,18 +205,196 @@ def _tables(report: Report) -> list[str]:
         "<h2>Learners</h2>",
         _table(("learner", "region", "tokens", "share", "merges", "took part", "restarts", "up", "down"), learners),
         "<h2>Regions</h2>",
-        _table(
-            ("region", "learners", "tokens", "up", "down", "between buckets", "accelerators", "egress"), regions
-        ),
+        _table(("region", "learners", "tokens", "up", "down", "between buckets", "accelerators", "egress"), regions),
         f"<details open><summary>{about}</summary>",
         _table(("after", "unit", "kind", "what"), events, "words"),
         "</details><details><summary>Settings</summary>",
         _table(("setting", "value", "from"), settings, "words"),
         "</details>",
-    ]  # fmt: skip
+    ]
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'
+
+
+# -- the pictures -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chart:
+    """`about`: the sentence below it."""
+
+    title: str
+    about: str
+    draw: Callable[[Axes], None]
+    inches: tuple[float, float] = INCHES
+
+
+def charts_of(report: Report, history: RunHistory) -> list[Chart]:
+    """Those that this run has something for."""
+    pictures, found = Pictures(report, history), []
+    if history.losses:
+        found += [
+            Chart("Loss over tokens", "Held-out loss of the outer parameters.", pictures.loss_over_tokens),
+            Chart("Loss over time", f"The same. {MARKED}", pictures.loss_over_time),
+        ]
+    if history.merges:
+        lanes = (INCHES[0], 1.1 + LANE_INCHES * max(4, len(report.learners)))
+        shades = "Fuller colour: took part in more of the merges. Triangles: restarts."
+        found += [
+            Chart("Merged tokens per second", MARKED, pictures.rate),
+            Chart("Participants per merge", "Mean, and fewest (shaded).", pictures.participants),
+            Chart("Learners", shades, pictures.lanes, lanes),
+        ]
+    if report.planned or report.measured:
+        about = "From planned speeds to merged tokens: as predicted, and as it was."
+        found.append(Chart("Where the tokens went", about, pictures.waterfall, (INCHES[0], 3.4)))
+    if any(region.up_bytes or region.down_bytes for region in report.regions):
+        about = "Over the learners' links; money is the inventory's price of leaving the region."
+        found.append(Chart("Bytes by region", about, pictures.bytes, (INCHES[0], 1.5 + 0.35 * len(report.regions))))
+    return found
+
+
+def page_svg(chart: Chart) -> str:
+    """As an element of a page."""
+    return drawn(chart.title, chart.inches, lambda figure: chart.draw(figure.subplots()), whole=False)
+
+
+def poster_svg(report: Report, charts: Sequence[Chart]) -> str:
+    """All of them as one document, two beside each other."""
+    rows = [charts[start : start + 2] for start in range(0, len(charts), 2)]
+    heights = [max(chart.inches[1] for chart in row) for row in rows]
+    loss = "" if report.loss is None else f", loss {report.loss:.3f}"
+    title = f"{report.run}: {report.state}, {format_count(report.tokens)} tokens{loss}"
+
+    def draw(figure: Figure) -> None:
+        figure.suptitle(title, fontsize=12, x=0.01, ha="left")
+        grid = figure.add_gridspec(len(rows), 2, height_ratios=heights)
+        for number, chart in enumerate(charts):
+            alone = len(rows[number // 2]) == 1
+            axes = figure.add_subplot(grid[number // 2, :] if alone else grid[number // 2, number % 2])
+            axes.set_title(chart.title)
+            chart.draw(axes)
+
+    return drawn(title, (2 * INCHES[0], sum(heights) + 0.5), draw)
+
+
+class Pictures:
+    """What each chart draws on its axes. Time is in a unit that suits the run's length."""
+
+    def __init__(self, report: Report, history: RunHistory) -> None:
+        self.report, self.history = report, history
+        found = ((unit_s, name) for least_s, unit_s, name in TIMES if history.span_s >= least_s)
+        self.unit_s, name = next(found, (1.0, "seconds"))
+        self.time = Axis(f"{name} since the first commit", low=0.0)
+
+    def at(self, seconds: Sequence[float]) -> list[float]:
+        return [s / self.unit_s for s in seconds]
+
+    def loss_over_tokens(self, axes: Axes) -> None:
+        losses = self.history.losses
+        _line(axes, [point.tokens for point in losses], [point.loss for point in losses])
+        set_up(axes, Axis("merged tokens", low=0.0), Axis("nats per token"))
+
+    def loss_over_time(self, axes: Axes) -> None:
+        losses = self.history.losses
+        self.mark(axes)
+        _line(axes, self.at([point.s for point in losses]), [point.loss for point in losses])
+        set_up(axes, self.time, Axis("nats per token"))
+
+    def mark(self, axes: Axes) -> None:
+        faults = [mark for mark in self.report.events if mark.kind in FAULTS and mark.s > 0]
+        if len(faults) > MAX_MARKED:  # so many restarts would hide the curve; the lanes have them
+            faults = [mark for mark in faults if mark.kind != RESTART][-MAX_MARKED:]
+        for at in self.at([mark.s for mark in faults]):
+            axes.axvline(at, color=FAULT, alpha=0.6, linewidth=0.9)
+
+    def rate(self, axes: Axes) -> None:
+        self.mark(axes)
+        found = rates(self.history, STRETCHES)
+        axes.plot(self.at([s for s, _ in found]), [rate for _, rate in found], color=COLOURS[0], label="merged")
+        if self.report.planned_tokens_per_s:
+            axes.axhline(self.report.planned_tokens_per_s, color=COLOURS[1], linestyle="--", label="planned")
+            axes.legend(loc="lower right")
+        set_up(axes, self.time, Axis("tokens per second", low=0.0))
+
+    def participants(self, axes: Axes) -> None:
+        self.mark(axes)
+        parts = [(start, end, bin_) for start, end, bin_ in stretches(self.history, STRETCHES) if bin_.merges]
+        at = self.at([(start + end) / 2 for start, end, _ in parts])
+        mean = [bin_.participants / bin_.merges for _, _, bin_ in parts]
+        axes.fill_between(at, [bin_.fewest for _, _, bin_ in parts], mean, color=COLOURS[0], alpha=0.2, linewidth=0)
+        axes.plot(at, mean, color=COLOURS[0], label="took part")
+        alive = [bin_.alive / bin_.merges for _, _, bin_ in parts]
+        axes.plot(at, alive, color=COLOURS[1], linestyle="--", linewidth=1, label="alive")
+        axes.legend(loc="lower right")
+        set_up(axes, self.time, Axis("learners", low=0.0, high=max([*alive, *mean]) * 1.08))
+        axes.locator_params(axis="y", integer=True)
+
+    def lanes(self, axes: Axes) -> None:
+        from matplotlib.colors import to_rgb
+
+        learners, parts = self.report.learners, stretches(self.history, STRETCHES)
+        names, regions = [learner.name for learner in learners], [region.name for region in self.report.regions]
+        colours = [to_rgb(COLOURS[regions.index(learner.region) % len(COLOURS)]) for learner in learners]
+        image = [
+            [(*colour, _shade(bin_, name)) for _, _, bin_ in parts] for name, colour in zip(names, colours, strict=True)
+        ]
+        end = self.at([parts[-1][1]])[0]
+        axes.imshow(image, aspect="auto", interpolation="nearest", extent=(0, end, len(names) - 0.5, -0.5))
+        restarts = [mark for mark in self.report.events if mark.unit in names and mark.kind == RESTART]
+        rows = [names.index(mark.unit) for mark in restarts]
+        at = self.at([mark.s for mark in restarts])
+        axes.scatter(at, rows, marker="v", s=14, color=FAULT, linewidths=0, zorder=3)
+        set_up(axes, Axis(self.time.label, low=0.0, high=end), Axis(""))
+        axes.set_yticks(range(len(names)), [cut(name) for name in names], fontsize=8)
+        axes.grid(visible=False)
+        axes.hlines([row + 0.5 for row in range(len(names) - 1)], 0, end, color=GRID, linewidth=0.7)
+
+    def waterfall(self, axes: Axes) -> None:
+        rows = [(f"plan: {stage.name}", stage.tokens_per_s, COLOURS[1]) for stage in self.report.planned]
+        rows += [(f"run: {stage.name}", stage.tokens_per_s, COLOURS[0]) for stage in self.report.measured]
+        names, values, colours = zip(*rows, strict=True)
+        bars = axes.barh(range(len(names)), values, color=colours, height=0.62)
+        axes.bar_label(bars, [format_count(value) for value in values], fontsize=8, padding=3)
+        _rows(axes, names, margin=0.15)
+        axes.set_xlabel("tokens per second")
+        axes.xaxis.set_major_formatter(lambda value, _: short_number(value))
+
+    def bytes(self, axes: Axes) -> None:
+        regions = self.report.regions
+        rows, up = range(len(regions)), [float(region.up_bytes) for region in regions]
+        axes.barh(rows, up, color=COLOURS[0], height=0.5, label="up")
+        down = [float(region.down_bytes) for region in regions]
+        bars = axes.barh(rows, down, left=up, color=COLOURS[2], height=0.5, label="down")
+        texts = [format_size(r.up_bytes + r.down_bytes) + (f", {r.egress:,.2f}" if r.egress else "") for r in regions]
+        axes.bar_label(bars, texts, fontsize=8, color=FAINT, padding=3)
+        _rows(axes, [region.name for region in regions], margin=0.3)
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+        axes.locator_params(axis="x", nbins=4)
+        axes.xaxis.set_major_formatter(lambda value, _: format_size(value) if value else "0")
+
+
+def cut(name: str) -> str:
+    """A label that leaves room for the picture."""
+    return name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 1]}…"
+
+
+def _line(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
+    axes.plot(x, y, color=COLOURS[0], marker="o" if len(x) <= FEW_POINTS else None, markersize=3)
+
+
+def _shade(bin_: Bin, learner: str) -> float:
+    took = bin_.by.get(learner, 0)
+    return 0.25 + 0.7 * took / bin_.merges if took else 0.0
+
+
+def _rows(axes: Axes, names: Sequence[str], margin: float) -> None:
+    """Names of horizontal bars, the first on top."""
+    axes.set_yticks(range(len(names)), [cut(name) for name in names], fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.margins(x=margin)

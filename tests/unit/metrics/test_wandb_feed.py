@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.metrics.points import CommitPoints
-from diloco_cli.metrics.wandb_feed import Feed, start_wandb
+from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.state import RunState

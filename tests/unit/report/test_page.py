@@ -14,11 +14,9 @@ from diloco_cli.observe.facts import Local, LocalUnit
 from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan import Plan, Setting, Stage
 from diloco_cli.protocol.log.keys import PLAN_KEY
-from diloco_cli.report.charts import charts_of, poster_svg
 from diloco_cli.report.history import CommitLine, Mark, RefusedOffer
-from diloco_cli.report.numbers import Report, report_of
-from diloco_cli.report.page import figures_of, page_of
-from diloco_cli.report.plan_file import LaunchPlan, read_launch_plan
+from diloco_cli.report.numbers import LaunchPlan, Report, read_launch_plan, report_of
+from diloco_cli.report.page import charts_of, figures_of, page_of, poster_svg
 from diloco_cli.store.memory import MemoryStore
 from tests.forked import ROOT
 from tests.unit.observe.test_status import RUN, facts
