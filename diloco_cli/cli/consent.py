@@ -30,7 +30,7 @@ def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path
     from diloco_cli.digests import is_digest
     from diloco_cli.protocol.rules.consent import Allowance
     from diloco_cli.runtime.consent import NamedHere
-    from diloco_cli.store.open import real_url
+    from diloco_cli.store.url import real_url
 
     for code in codes:
         if not is_digest(code) and CODE.fullmatch(code) is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Dtype = Literal["uint16", "uint32"]
 SPLIT, COLUMN = "train", "text"
-PlaceArgument = typer.Argument(..., metavar="PATH|URL", help="The folder of the shards, or gs:// or s3://.")
+PlaceArgument = typer.Argument(..., metavar="PATH|URL", help="The folder of the shards, or the URL of a bucket.")
 TokenizerOption = typer.Option(
     None, "--tokenizer", metavar="FOLDER|NAME", help="Folder of a Hugging Face tokenizer.json, or its name on the Hub."
 )

@@ -20,7 +20,7 @@ from diloco_cli.cli.output import console, print_json, report_error, talk
 from diloco_cli.errors import StoreError, TerminatedError, UsageError
 
 if TYPE_CHECKING:
-    from diloco_cli.doctor.verdicts import Check, Examination
+    from diloco_cli.doctor.examine import Check, Examination
 
 DEFAULT_TIMEOUT_S = 60.0
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
@@ -29,7 +29,7 @@ INDENT = " " * (6 + NAME_WIDTH)
 
 
 def doctor(
-    url: str = typer.Argument(metavar="URL", help="gs://BUCKET/PREFIX, s3://BUCKET/PREFIX, file:///PATH or a path."),
+    url: str = typer.Argument(metavar="URL", help="A bucket with a prefix (gs://, s3://, az://), or a directory."),
     quick: bool = typer.Option(False, "--quick", help="Fewer rounds, smaller objects."),
     timeout: float = typer.Option(DEFAULT_TIMEOUT_S, "--timeout", metavar="S", help="Seconds for everything."),
     file: Path | None = typer.Option(
@@ -39,8 +39,7 @@ def doctor(
 ) -> None:
     """Prove a store: exclusive creates under races, reads, listings, clock, speed."""
     from diloco_cli.doctor.examine import QUICK, Effort, examine
-    from diloco_cli.doctor.retention import bucket_checks
-    from diloco_cli.store.open import parse_url
+    from diloco_cli.store.url import parse_url
 
     if not timeout > 0:
         raise UsageError(f"--timeout {timeout:g} is not a number of seconds above 0")
@@ -53,10 +52,8 @@ def doctor(
     if not as_json:
         print(f"doctor: {place} (in a prefix of its own, removed afterwards)", flush=True)
     with _terminated():
-        found = examine(
-            place, (lambda check: None) if as_json else _print, timeout, QUICK if quick else Effort(),
-            bucket_checks(place, growth),
-        )  # fmt: skip
+        effort = QUICK if quick else Effort()
+        found = examine(place, (lambda check: None) if as_json else _print, timeout, effort, growth)
     error = None if found.ok else _error(found)
     if as_json:
         print_json("doctor", asdict(found), warnings=_warnings(found), error=error)

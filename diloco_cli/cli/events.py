@@ -31,7 +31,7 @@ def events(
     unit: str | None = typer.Option(None, "--unit", help="Only this unit.", autocompletion=complete.units),
 ) -> None:
     """Print what happened: starts, ends and their causes, faults on purpose, refusals, takeovers, joins, merges."""
-    from diloco_cli.store.deadline import Deadline
+    from diloco_cli.store.wrappers import Deadline
 
     within_s = None if since is None else parse_duration(since)
     box = Deadline(LOOK_S)

@@ -56,9 +56,9 @@ def gc(
 
 
 def _discard_leftovers(url: str) -> None:
-    from diloco_cli.store.deadline import Deadline, call_within
-    from diloco_cli.store.leftovers import discard_leftovers_at
+    from diloco_cli.store.open import discard_leftovers_at
     from diloco_cli.store.port import StoreUnavailableError
+    from diloco_cli.store.wrappers import Deadline, call_within
 
     try:
         found = call_within(Deadline(LEFTOVERS_WITHIN_S), lambda: discard_leftovers_at(url), url)

@@ -42,8 +42,8 @@ def probe(
     run, inventory = _run_and_inventory(file, overrides)
     if file and name:
         talk("--name is for a machine without a run file: the islands keep the names of the run's inventory")
-    from diloco_cli.config.store_url import normalise_store_url
     from diloco_cli.probe.measure import Probe
+    from diloco_cli.store.url import normalise_store_url
 
     url = None if store is None else normalise_store_url(store, Path.cwd())
     found = Probe(seconds, talk, run, file.parent if file else Path(), inventory, url).measure()

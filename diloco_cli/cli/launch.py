@@ -184,7 +184,7 @@ def _created(
     from diloco_cli.layout import layout_warning
     from diloco_cli.runtime.consent import signing_secret
     from diloco_cli.runtime.registry import remember_run
-    from diloco_cli.store.open import join_url
+    from diloco_cli.store.url import join_url
 
     _prepare(plan, shown)
     url = join_url(plan.inventory.store.url, plan.run.name)
@@ -239,8 +239,8 @@ def _trusted_store(url: str) -> Store:
     from diloco_cli.doctor.examine import prove_exclusive_create
     from diloco_cli.protocol.log.keys import FORMAT_KEY
     from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
-    from diloco_cli.store.deadline import Deadline
     from diloco_cli.store.open import open_store
+    from diloco_cli.store.wrappers import Deadline
 
     open_store(url, create=True)  # a directory is made
     store = foreground_store(url, Deadline(ANSWERS_WITHIN_S))

@@ -15,7 +15,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.runtime.files import write_whole
 
 if TYPE_CHECKING:
-    from diloco_cli.store.deadline import Deadline
+    from diloco_cli.store.wrappers import Deadline
 
 
 READABLE = 0o644  # node_exporter is another user

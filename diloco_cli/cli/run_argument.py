@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.runtime.daemon import SystemClock
     from diloco_cli.runtime.registry import KnownRun
-    from diloco_cli.store.deadline import Deadline
     from diloco_cli.store.port import Store, StoreGoneError
+    from diloco_cli.store.wrappers import Deadline
 
 FOREGROUND_DEADLINE_S = 10.0
 LOOK_S = 9.0
@@ -73,7 +73,7 @@ def find_run(text: str | None) -> KnownRun:
     knowledge of this directory."""
     from diloco_cli.cli.output import talk
     from diloco_cli.runtime.registry import KnownRun, known_runs, resolve_run
-    from diloco_cli.store.open import parse_url, split_url
+    from diloco_cli.store.url import parse_url, split_url
 
     if text is not None and "://" in text:
         return KnownRun(split_url(text)[1], text.rstrip("/"), 0.0)
@@ -153,9 +153,9 @@ def foreground_store(url: str, box: Deadline | None = None, quiet: bool = False)
     """The store at `url` for a command that a person waits for: calls with transient errors are repeated until a
     deadline, and unless `quiet` the errors are reported on stderr."""
     from diloco_cli.cli.output import talk
-    from diloco_cli.store.deadline import TimeBoxedStore
     from diloco_cli.store.open import open_store
     from diloco_cli.store.retry import RetryingStore, RetryNews
+    from diloco_cli.store.wrappers import TimeBoxedStore
 
     store, news = open_store(url), RetryNews((lambda line: None) if quiet else talk)
     bounded, left_s = (store, lambda: inf) if box is None else (TimeBoxedStore(store, box), box.left_s)
@@ -179,7 +179,7 @@ def _run_of_file(path: Path) -> KnownRun:
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
     from diloco_cli.runtime.registry import KnownRun, read_run
-    from diloco_cli.store.open import join_url, parse_url
+    from diloco_cli.store.url import join_url, parse_url
 
     run = load_run(path)
     known = read_run(run.name)

@@ -13,7 +13,7 @@ from diloco_cli.errors import DilocoError
 def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object.")) -> None:
     """List the runs of this directory."""
     from diloco_cli.runtime.registry import known_runs
-    from diloco_cli.store.deadline import Deadline
+    from diloco_cli.store.wrappers import Deadline
 
     rows: list[dict[str, object]] = []
     warnings: list[str] = []

@@ -19,7 +19,7 @@ from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
-    from diloco_cli.store.deadline import Deadline
+    from diloco_cli.store.wrappers import Deadline
 
 WATCH_EVERY_S = 1.0
 SHORTEST_WATCH_S = 0.2
@@ -71,7 +71,7 @@ def status(
 ) -> None:
     """Show the run at a glance, read from the bucket alone."""
     from diloco_cli.observe.situation import TROUBLE
-    from diloco_cli.store.deadline import Deadline
+    from diloco_cli.store.wrappers import Deadline
 
     box = Deadline(LOOK_S)
     every_s = None if watch is None else max(SHORTEST_WATCH_S, watch)

@@ -42,8 +42,8 @@ from diloco_cli.runtime.logs import StoreWords
 from diloco_cli.runtime.registry import read_unit
 from diloco_cli.runtime.supervisor import WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec
-from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.retry import gone_after_s
+from diloco_cli.store.wrappers import Deadline
 
 LINE_EVERY_S = 5.0
 LOOKS_FOR_BUCKET_S = 20.0  # without a commit

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
     from diloco_cli.protocol.log.metrics import Metrics
     from diloco_cli.protocol.log.state import RunState
-    from diloco_cli.store.deadline import Deadline
+    from diloco_cli.store.wrappers import Deadline
 
 BATCHES_A_LOOK = 256  # of events: enough for what is recent
 Tell = Callable[[str], None]

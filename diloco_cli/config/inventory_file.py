@@ -18,7 +18,6 @@ from diloco_cli.config.own_loops import LOOP, data_class, infra_of
 from diloco_cli.config.readers import Reader, above, at_least, between, inside, integer, number, quantity
 from diloco_cli.config.run_file import COUNT, refuse_newer
 from diloco_cli.config.settings import (
-    MAX_CONNECTIONS,
     Accelerators,
     Device,
     Inventory,
@@ -29,9 +28,10 @@ from diloco_cli.config.settings import (
     RegionSettings,
     StoreSettings,
 )
-from diloco_cli.config.store_url import normalise_store_url
 from diloco_cli.config.yaml_tree import Node, read_yaml_file
 from diloco_cli.errors import UsageError, suggestion
+from diloco_cli.store.port import MAX_CONNECTIONS
+from diloco_cli.store.url import normalise_store_url
 from diloco_cli.units import parse_bandwidth, parse_duration, parse_egress, parse_price
 
 INVENTORY_VERSION = 1
@@ -139,7 +139,7 @@ def _store_url(node: Node, folder: Path) -> str:
     try:
         return normalise_store_url(readers.text(node), folder)
     except UsageError as error:
-        raise UsageError(error.message, where=node.where) from None
+        raise UsageError(error.message, where=node.where, hint=error.hint) from None
 
 
 @readers.described(type="string", pattern=f"^{ACCELERATORS.pattern}$")

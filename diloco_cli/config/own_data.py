@@ -10,8 +10,8 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.hub import is_hub_name
 from diloco_cli.config.presets import MODEL_PRESETS, ViTShape
 from diloco_cli.config.settings import DataSettings, RunSettings
-from diloco_cli.config.store_url import URL, normalise_store_url
 from diloco_cli.errors import UsageError
+from diloco_cli.store.url import is_url, normalise_store_url
 
 
 def placed(run: RunSettings, folder: Path, origins: Origins) -> RunSettings:
@@ -21,7 +21,7 @@ def placed(run: RunSettings, folder: Path, origins: Origins) -> RunSettings:
     try:
         tokens = normalise_store_url(data.tokens, folder) if data.tokens else None
     except UsageError as error:
-        raise UsageError(f"data.tokens: {error.message}", where=origins.get("data.tokens")) from None
+        raise UsageError(f"data.tokens: {error.message}", where=origins.get("data.tokens"), hint=error.hint) from None
     text, tokenizer = (_local(data, key, folder, origins) for key in ("text", "tokenizer"))
     return replace(run, data=replace(data, tokens=tokens, text=text, tokenizer=tokenizer))
 
@@ -32,7 +32,7 @@ def _local(data: DataSettings, key: str, folder: Path, origins: Origins) -> str 
     if path is None:
         return None
     on_hub = key == "tokenizer" and is_hub_name(path)
-    if URL.fullmatch(path) and not on_hub:
+    if is_url(path) and not on_hub:
         raise UsageError(
             f"data.{key}: must be a path on this machine, not a URL",
             where=origins.get(f"data.{key}"),

@@ -345,18 +345,13 @@ class RegionSettings(Settings, frozen=True):
     egress_per_gb: float | None = None
 
 
-MAX_CONNECTIONS = 48  # of one process to a store; below what the clients keep
-
-
 class StoreSettings(Settings, frozen=True):
     """The home bucket and prefix: it holds the commit log. `link`: that of the syncer's machine to it;
-    `checks_uploads`: whether it compares an upload with the checksum that comes with it (None: guessed by the URL);
     `connections`: how many calls the syncer makes at a time (None: as many as it may)."""
 
     url: str
     region: str | None = None
     link: Link = field(default_factory=Link)
-    checks_uploads: bool | None = None
     connections: int | None = None
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from diloco_cli.corpus.index import BLOCK_BYTES, Index, Shard, block_sum
 from diloco_cli.corpus.shuffle import WINDOW
 from diloco_cli.errors import DataCheckError
-from diloco_cli.store.parallel import answers
+from diloco_cli.store.open import answers
 from diloco_cli.store.port import Store
 
 LOCK = ".lock"

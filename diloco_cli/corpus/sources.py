@@ -23,7 +23,7 @@ from diloco_cli.digests import digest
 from diloco_cli.environment import environment_flag, environment_value
 from diloco_cli.errors import NotFoundError, UsageError, suggestion
 from diloco_cli.paths import install_hint
-from diloco_cli.store.open import real_url
+from diloco_cli.store.url import real_url
 
 PIECE_BYTES = 256 << 10  # of text that is tokenized at once; it ends at a line's end, where there is one
 MAGIC = "*?["

@@ -37,8 +37,7 @@ from diloco_cli.corpus.sources import TextPiece, digest_of_sources, find_sources
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
 from diloco_cli.paths import user_cache_directory
-from diloco_cli.store.leftovers import discard_leftovers_at
-from diloco_cli.store.open import open_store
+from diloco_cli.store.open import discard_leftovers_at, open_store
 from diloco_cli.store.port import Store
 
 PROGRESS_KEY = "tokenizing.json"

@@ -1,6 +1,7 @@
-"""Guarantees of the port, one small check each. Two clients are two sessions, as two machines have.
+"""The guarantees that a run rests on, one small check each. Two clients are two sessions, as two machines have.
 
-`permissions`: what the present credentials allow, and for which role that is enough.
+Further: how long a bucket keeps deleted objects and what that costs, what the present credentials allow, and how fast
+whole objects are written and read.
 """
 
 from __future__ import annotations
@@ -8,16 +9,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
 from typing import TypeVar
 
 from diloco_cli import clock
-from diloco_cli.doctor.place import Place, noise
-from diloco_cli.doctor.verdicts import Finding, failed, passed, warned
-from diloco_cli.errors import DilocoError
+from diloco_cli.clock import seconds_of
+from diloco_cli.doctor.place import USE_ANOTHER, Finding, Place, failed, noise, passed, skipped, warned
+from diloco_cli.errors import DilocoError, StoreError
+from diloco_cli.store.bucket import BucketStore, Retention
+from diloco_cli.store.open import checks_uploads
 from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.retry import RetryingStore
-from diloco_cli.store.wrapper import StoreWrapper
-from diloco_cli.units import format_duration, format_size
+from diloco_cli.store.url import parse_url
+from diloco_cli.store.wrappers import StoreWrapper, call_within
+from diloco_cli.units import format_bandwidth, format_duration, format_size
 
 SIZES = (0, 1, 64, 100_000, 1_000_000)
 TORN_BYTES = 4_000_000
@@ -27,7 +33,6 @@ LOOK_AGAIN_S = 0.1
 TOLERATED_SKEW_S = 5.0
 SIGNING_SKEW_S = 300.0
 T = TypeVar("T")
-USE_ANOTHER = "no run is safe here: use a store that keeps what it confirmed (GCS, S3, a local directory)"
 ALL = ("create", "read", "overwrite", "list", "delete")
 NEEDS = {
     "learner": ("create", "read", "list"),
@@ -35,6 +40,17 @@ NEEDS = {
 }
 """A learner lists to find the newest snapshot, and some stores answer 403 for a missing key without the permission to
 list. Overwriting its own heartbeat is useful for `status`; a learner never deletes."""
+DAY_S = 86_400.0
+STORAGE_PRICE_PER_GB_MONTH = 0.02
+"""US dollars; standard storage in the cheaper regions of the public price lists."""
+EXAMPLE_GB_PER_DAY = 100.0
+SMALL_READS = 11
+FIRST_BYTES = 1_000_000
+GROWTH = 4
+LONG_ENOUGH_S = 1.0
+"""An object that takes this long is large enough: larger ones are not tried."""
+SLOWER_BY = 12.0
+"""The next size up may take `GROWTH` times as long, thrice (up, down, clean-up): not begun with less time left."""
 
 
 def write(place: Place) -> Finding:
@@ -108,11 +124,13 @@ def _quietly(work: Callable[[], None]) -> None:
 
 def upload_check(place: Place) -> Finding:
     """An upload with a wrong checksum is refused; otherwise a syncer reads back every version that it has written."""
-    refuses, in_parts = place.upload_trial()
+    key, store = "upload/trial", place.bare()
+    with place.writing(key):
+        refuses = call_within(place.box, lambda: checks_uploads(store, f"{place.prefix}/{key}"), place.url)
     told = "damaged uploads are refused: versions are not read back"
     if not refuses:
         told = "damaged uploads are not seen to be refused: versions are read back, one more call before each commit"
-    if in_parts:
+    if getattr(store, "sends_parts", None) is not False or parse_url(place.url).scheme != "gs":
         return passed(told)
     slow = "no parts may be made below parts-of-uploads/, so that one connection carries an object of any size"
     return warned(f"{told}; {slow}", "bind the roles that diloco bucket-policy prints")
@@ -274,3 +292,75 @@ def _overwrite(store: Store) -> None:
             store.put("may/put", data)
     except StoreUnavailableError:
         return  # some stores take one write a second to a name: that is no lack of permission
+
+
+def retention(place: Place, written_gb_per_day: float | None) -> Finding:
+    """How long the bucket keeps deleted objects. To read that takes a permission that a run does not need: without it
+    the check is skipped. `written_gb_per_day`: what a run would write there."""
+    key, store = "retention/object", place.bare()
+    if not isinstance(store, BucketStore):
+        return passed("what is deleted is gone")
+    try:
+        with place.writing(key):
+            found = place.patiently("look", lambda: store.retention(f"{place.prefix}/{key}"))
+    except StoreForbiddenError:
+        return skipped("these credentials may not read the bucket's settings")
+    except StoreError as error:
+        return skipped(f"the bucket does not tell: {error}")
+    if found is None:
+        return skipped("the service does not tell whether it keeps what is deleted")
+    return retention_finding(found, written_gb_per_day)
+
+
+def retention_finding(retention: Retention, written_gb_per_day: float | None) -> Finding:
+    """A run that collects its garbage deletes about as much as it writes, so the bucket also holds, and bills, the data
+    written in `kept_s`."""
+    if retention.kept_s == 0:
+        return passed("what is deleted is gone, and not billed")
+    hint = f"a run deletes nearly all that it writes; to turn it off: {retention.turn_off}"
+    if retention.kept_s is None:
+        return warned("what is deleted stays, and is billed, until it is removed for good", hint)
+    kept = f"what is deleted is kept, and billed, for {format_duration(retention.kept_s)}"
+    if written_gb_per_day is None:
+        monthly = monthly_cost(EXAMPLE_GB_PER_DAY, retention.kept_s)
+        return warned(f"{kept}: ${monthly:,.2f} a month for each 100 GB a day that a run writes", hint)
+    monthly = monthly_cost(written_gb_per_day, retention.kept_s)
+    return warned(f"{kept}: ${monthly:,.2f} a month for this run's {format_size(1e9 * written_gb_per_day)} a day", hint)
+
+
+def monthly_cost(written_gb_per_day: float, kept_s: float) -> float:
+    """US dollars a month for the deleted objects that the bucket still holds. 100 GB a day kept for 7 days: 700 GB,
+    $14."""
+    return written_gb_per_day * kept_s / DAY_S * STORAGE_PRICE_PER_GB_MONTH
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed with the largest object tried."""
+
+    payload_bytes: int
+    up_bps: float
+    down_bps: float
+    latency_s: float
+
+    def text(self) -> str:
+        return (
+            f"{format_bandwidth(self.up_bps)} up, {format_bandwidth(self.down_bps)} down (one object of "
+            f"{format_size(self.payload_bytes)}), {format_duration(self.latency_s)} a small read"
+        )
+
+
+def measure_speed(place: Place, max_bytes: int) -> Speed:
+    """Objects grow until one takes a second, or there is no time for the next."""
+    place.store.create("speed/small", b"x" * 64)
+    latency_s = median(seconds_of(lambda: place.store.get("speed/small", 64)) for _ in range(SMALL_READS))
+    size = FIRST_BYTES
+    while True:
+        key, data = f"speed/{size}", noise(f"speed {size}", size)
+        up_s = seconds_of(lambda key=key, data=data: place.store.create(key, data))  # type: ignore[misc]
+        down_s = seconds_of(lambda key=key, size=size: place.store.get(key, size))  # type: ignore[misc]
+        slower_s = max(up_s, down_s)
+        bigger = size * GROWTH
+        if slower_s >= LONG_ENOUGH_S or bigger > max_bytes or SLOWER_BY * slower_s > place.box.left_s():
+            return Speed(size, 8 * size / up_s, 8 * size / down_s, latency_s)
+        size = bigger

@@ -4,19 +4,18 @@ case."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from diloco_cli import clock
 from diloco_cli.doctor import checks
-from diloco_cli.doctor.checks import permissions
-from diloco_cli.doctor.place import CLEAN_UP_S, MAX_BYTES, QUICK_MAX_BYTES, Place, Speed, measure_speed
+from diloco_cli.doctor.place import CLEAN_UP_S, Finding, Level, Place, failed, passed
 from diloco_cli.doctor.races import exclusive_create, race_of_threads
-from diloco_cli.doctor.verdicts import Check, Examination, Finding, failed, passed
 from diloco_cli.errors import NoSpaceError, StoreError
-from diloco_cli.store.deadline import Deadline
-from diloco_cli.store.open import open_store, parse_url
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store, StoreBrokenError, StoreForbiddenError
+from diloco_cli.store.url import StoreKind, parse_url
+from diloco_cli.store.wrappers import Deadline
 
 CHECK_S = 12.0
 CHECK_SHARE = 0.25
@@ -29,7 +28,44 @@ MORE_TIME = "give it more time: --timeout 300"
 SLOW_OR_DEAD = f"is the store reachable from this machine? if it is only slow, {MORE_TIME}"
 CANNOT_GO_ON = "not tried: nothing can be written"
 
+MAX_BYTES = 64_000_000
+QUICK_MAX_BYTES = 4_000_000
+
 Examiner = Callable[[Place], Finding]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A finding under its name. `ok`: it is no reason against using the store."""
+
+    name: str
+    ok: bool
+    level: Level
+    detail: str
+    hint: str
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Examination:
+    """The data of `doctor --json`. Megabits per second of whole objects, one after the other; milliseconds of the
+    smallest read; None if they could not be measured. `num_repeated`: calls with transient errors that were repeated,
+    the last of them with `last_trouble`. `left_behind`: keys that could not be deleted again."""
+
+    url: str
+    checks: list[Check] = field(default_factory=list)
+    ok: bool = False
+    up_mbps: float | None = None
+    down_mbps: float | None = None
+    latency_ms: float | None = None
+    num_repeated: int = 0
+    last_trouble: str = ""
+    left_behind: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of the failed checks."""
+        return [check.name for check in self.checks if check.level == "fail"]
 
 
 @dataclass(frozen=True)
@@ -47,10 +83,14 @@ QUICK = Effort(racers=4, rounds=4, processes=2, reads=8, max_bytes=QUICK_MAX_BYT
 
 
 def examine(
-    url: str, say: Callable[[Check], None], timeout_s: float, effort: Effort, more: dict[str, Examiner] | None = None,
+    url: str,
+    say: Callable[[Check], None],
+    timeout_s: float,
+    effort: Effort,
+    written_gb_per_day: float | None = None,
     open_again: Callable[[], Store] | None = None,
-) -> Examination:  # fmt: skip
-    """Examine the store at `url`; `say` hears each verdict at once. `more`: checks of the caller's own, by name.
+) -> Examination:
+    """Examine the store at `url`; `say` hears each verdict at once. `written_gb_per_day`: what a run would write there.
 
     Everything is written below a fresh random prefix and deleted in the end, also when interrupted. Raises StoreError
     if the store cannot even be opened."""
@@ -58,7 +98,7 @@ def examine(
     place = Place(open_again or partial(open_store, url), url, Deadline(timeout_s))
     examination = _Examination(place, whole, say)
     try:
-        examination.run(effort, parse_url(url).scheme != "memory", more or {})
+        examination.run(effort, parse_url(url).kind, written_gb_per_day)
     finally:
         left_behind = place.clean_up(CLEAN_UP_S if examination.usable else HOPELESS_S)
     return examination.result(left_behind)
@@ -84,7 +124,7 @@ class _Examination:
     def __init__(self, place: Place, whole: Deadline, say: Callable[[Check], None]) -> None:
         self._place, self._whole, self._say = place, whole, say
         self._checks: list[Check] = []
-        self._speed: Speed | None = None
+        self._speed: checks.Speed | None = None
         self._refused = False
 
     @property
@@ -92,8 +132,8 @@ class _Examination:
         """Whether anything could be written."""
         return bool(self._checks) and self._checks[0].ok
 
-    def run(self, effort: Effort, processes: bool, more: dict[str, Examiner]) -> None:
-        racing = effort.processes if processes else 0
+    def run(self, effort: Effort, kind: StoreKind, written_gb_per_day: float | None) -> None:
+        racing = effort.processes if kind.is_shared else 0
         self._check("write", checks.write)
         examiners: dict[str, Examiner] = {
             "read_back": lambda place: checks.read_back(place, effort.reads),
@@ -106,7 +146,10 @@ class _Examination:
             "clock": checks.clock_skew,
             "throughput": lambda place: self._throughput(place, effort.max_bytes),
         }
-        for name, examiner in (*examiners.items(), ("permissions", permissions), *more.items()):
+        examiners["permissions"] = checks.permissions
+        if kind.retention:
+            examiners[kind.retention] = lambda place: checks.retention(place, written_gb_per_day)
+        for name, examiner in examiners.items():
             if self.usable or (self._refused and name == "permissions"):
                 self._check(name, examiner)
             else:
@@ -150,5 +193,5 @@ class _Examination:
             return failed(str(error), SLOW_OR_DEAD if self._place.box.is_over() else error.hint or "")
 
     def _throughput(self, place: Place, max_bytes: int) -> Finding:
-        self._speed = measure_speed(place, max_bytes)
+        self._speed = checks.measure_speed(place, max_bytes)
         return passed(self._speed.text())

@@ -1,7 +1,4 @@
-"""The part of a store that an examination may use: a fresh random prefix, empty again afterwards.
-
-`measure_speed`: how fast whole objects are written and read, and how long the smallest read takes.
-"""
+"""Where an examination works, a fresh random prefix that is empty again afterwards, and what its checks find."""
 
 from __future__ import annotations
 
@@ -13,35 +10,49 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from diloco_cli.clock import seconds_of
 from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
-from diloco_cli.store.bucket import BucketStore
-from diloco_cli.store.deadline import Deadline, TimeBoxedStore, call_within
-from diloco_cli.store.open import join_url, parse_url
 from diloco_cli.store.port import Store, StoreUnavailableError
-from diloco_cli.store.proof import checks_uploads
 from diloco_cli.store.retry import Retrying, RetryingStore
-from diloco_cli.store.wrapper import PrefixedStore, StoreWrapper
-from diloco_cli.units import format_bandwidth, format_duration, format_size
+from diloco_cli.store.url import join_url, parse_url
+from diloco_cli.store.wrappers import Deadline, PrefixedStore, StoreWrapper, TimeBoxedStore, call_within
 
 CLEAN_UP_S = 6.0
 CLEANERS = 8
 UNHURRIED_S = 600.0
+USE_ANOTHER = "no run is safe here: use a store that keeps what it confirmed (GCS, S3, Azure, a local directory)"
 
 T = TypeVar("T")
-SMALL_READS = 11
-FIRST_BYTES = 1_000_000
-MAX_BYTES = 64_000_000
-QUICK_MAX_BYTES = 4_000_000
-GROWTH = 4
-LONG_ENOUGH_S = 1.0
-"""An object that takes this long is large enough: larger ones are not tried."""
-SLOWER_BY = 12.0
-"""The next size up may take `GROWTH` times as long, thrice (up, down, clean-up): not begun with less time left."""
+Level = Literal["pass", "warn", "fail", "skip"]
+"""warn: a run works, and a person should know. skip: the check does not apply here, or could not be tried because an
+earlier one failed."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    level: Level
+    detail: str
+    hint: str = ""
+
+
+def passed(detail: str) -> Finding:
+    return Finding("pass", detail)
+
+
+def warned(detail: str, hint: str = "") -> Finding:
+    return Finding("warn", detail, hint)
+
+
+def failed(detail: str, hint: str = "") -> Finding:
+    return Finding("fail", detail, hint)
+
+
+def skipped(detail: str) -> Finding:
+    return Finding("skip", detail)
 
 
 class Place:
@@ -88,13 +99,9 @@ class Place:
         patient = RetryingStore(self.store, math.inf, left_s=self.box.left_s, on_retry=self._note)
         return patient.persist(verb, lambda: call_within(self.box, call, self.url))
 
-    def upload_trial(self) -> tuple[bool, bool]:
-        """Whether the store refuses an upload with a wrong checksum (store/proof.py); whether large objects go up in
-        parts."""
-        key, bare = "upload/trial", self._open_again()
-        with self.writing(key):
-            refuses = call_within(self.box, lambda: checks_uploads(bare, f"{self.prefix}/{key}"), self.url)
-        return refuses, not isinstance(bare, BucketStore) or bare.sends_parts
+    def bare(self) -> Store:
+        """A client of the whole store, without bounds: for what is no verb of the port."""
+        return self._open_again()
 
     def remember(self, key: str) -> None:
         """Note a key that this process, or a racing process, is about to write."""
@@ -172,35 +179,3 @@ class _Announced(StoreWrapper):
 def noise(seed: str, num_bytes: int) -> bytes:
     """Random-looking bytes, the same for the same seed: bytes that compress or repeat could make a link look faster."""
     return hashlib.shake_128(seed.encode()).digest(num_bytes)
-
-
-@dataclass(frozen=True)
-class Speed:
-    """The speed with the largest object tried."""
-
-    payload_bytes: int
-    up_bps: float
-    down_bps: float
-    latency_s: float
-
-    def text(self) -> str:
-        return (
-            f"{format_bandwidth(self.up_bps)} up, {format_bandwidth(self.down_bps)} down (one object of "
-            f"{format_size(self.payload_bytes)}), {format_duration(self.latency_s)} a small read"
-        )
-
-
-def measure_speed(place: Place, max_bytes: int) -> Speed:
-    """Objects grow until one takes a second, or there is no time for the next."""
-    place.store.create("speed/small", b"x" * 64)
-    latency_s = median(seconds_of(lambda: place.store.get("speed/small", 64)) for _ in range(SMALL_READS))
-    size = FIRST_BYTES
-    while True:
-        key, data = f"speed/{size}", noise(f"speed {size}", size)
-        up_s = seconds_of(lambda key=key, data=data: place.store.create(key, data))  # type: ignore[misc]
-        down_s = seconds_of(lambda key=key, size=size: place.store.get(key, size))  # type: ignore[misc]
-        slower_s = max(up_s, down_s)
-        bigger = size * GROWTH
-        if slower_s >= LONG_ENOUGH_S or bigger > max_bytes or SLOWER_BY * slower_s > place.box.left_s():
-            return Speed(size, 8 * size / up_s, 8 * size / down_s, latency_s)
-        size = bigger

@@ -18,8 +18,7 @@ from diloco_cli.events.event import MAX_BATCH, MAX_BATCH_BYTES, Event, FreshEven
 from diloco_cli.protocol.log.keys import EVENTS, SYNCER, event_key, read_event_key
 from diloco_cli.protocol.log.metrics import RECENT_MERGES
 from diloco_cli.randomness import nonce
-from diloco_cli.store.open import open_store
-from diloco_cli.store.parallel import answers
+from diloco_cli.store.open import answers, open_store
 from diloco_cli.store.port import Store
 from diloco_cli.units import parse_time
 

@@ -8,10 +8,9 @@ from typing import Literal
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.runtime.files import checked_name
-from diloco_cli.store.open import parse_url
+from diloco_cli.store.url import parse_url
 
 Role = Literal["learner", "syncer", "operator", "reader"]
-FOLDERS = {"s3": "s3", "gs": "gcs"}
 _PLACE = re.compile(r"[A-Za-z0-9._/-]+")
 _PRINCIPAL = re.compile(r"[A-Za-z0-9._:/@-]+")
 _PLACEHOLDER = re.compile(r"@[A-Z]+@")
@@ -22,12 +21,12 @@ def policy_of(url: str, role: Role, learner: str = "", project: str = "", member
 
     Raises UsageError if a name is missing or invalid, or if the store has no policies."""
     place = parse_url(url)
-    if place.scheme not in FOLDERS:
-        raise UsageError(f"{place.scheme}:// has no policies: a directory's owner and mode are all there is", where=url)
+    if not place.kind.policies:
+        raise UsageError(f"there are no policies for {place.scheme}://", where=url, hint=place.kind.policies_hint)
     values = {"BUCKET": place.place, "RUN": place.prefix, "PROJECT": project, "MEMBER": member}
     if role == "learner":
         values["LEARNER"] = checked_name(learner, "the name of a learner (--name)")
-    text = (templates_directory() / "bucket-policy" / FOLDERS[place.scheme] / f"{role}.json").read_text()
+    text = (templates_directory() / "bucket-policy" / place.kind.policies / f"{role}.json").read_text()
     for name in sorted({found[1:-1] for found in _PLACEHOLDER.findall(text)}):
         text = text.replace(f"@{name}@", _checked(name, values[name], url))
     return text

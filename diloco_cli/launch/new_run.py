@@ -25,8 +25,8 @@ from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import OPERATOR, Checksummed, Secret
-from diloco_cli.store.open import join_url
 from diloco_cli.store.port import Created, Store, StoreForbiddenError
+from diloco_cli.store.url import join_url
 from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.tasks.weights import Values, carried, facts_of_values
 from diloco_cli.tensors.flat import parameter_facts

@@ -20,7 +20,7 @@ from diloco_cli.config.codec import from_plain, replace, to_plain
 from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import inventory_path_of, load_run, load_run_with_origins
-from diloco_cli.config.settings import MAX_CONNECTIONS, Inventory, ModelSettings, RunSettings, StoreSettings
+from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, StoreSettings
 from diloco_cli.config.validation import refuse_together
 from diloco_cli.corpus.index import read_index
 from diloco_cli.corpus.sources import find_sources
@@ -32,9 +32,9 @@ from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.plan_file import load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.store.open import client_of, open_store, parse_url
-from diloco_cli.store.parallel import CONNECTIONS_VARIABLE, connections_here
-from diloco_cli.store.proof import checked_by
+from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here, open_store
+from diloco_cli.store.port import MAX_CONNECTIONS
+from diloco_cli.store.url import parse_url
 from diloco_cli.units import format_count, format_size
 
 
@@ -205,9 +205,6 @@ def as_used_here(store: StoreSettings, tell: Callable[[str], None] = lambda line
     if store.connections is None and connections < MAX_CONNECTIONS:
         tell(f"planning for a syncer with {CONNECTIONS_VARIABLE}={connections}, as here (store.connections)")
         store = replace(store, connections=connections)
-    if store.checks_uploads is None and checked_by(client_of(store.url)) is False:
-        tell("planning for a syncer that reads versions back, as with this machine's client (store.checks_uploads)")
-        store = replace(store, checks_uploads=False)
     return store
 
 

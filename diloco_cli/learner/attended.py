@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.store.port import Store
-from diloco_cli.store.wrapper import StoreWrapper
+from diloco_cli.store.wrappers import StoreWrapper
 
 T = TypeVar("T")
 ATTEND_S, MOST_S = 2.0, 3600.0

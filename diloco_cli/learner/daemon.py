@@ -35,10 +35,11 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
 from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform, say
 from diloco_cli.signing import LOG, learner_signer
-from diloco_cli.store.open import open_store, parse_url
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.url import parse_url
+from diloco_cli.store.wrappers import MeteredStore
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.devices import choose_device, host_threads
 from diloco_cli.training.micro_batch import micro_batch_here, parameters_of

@@ -16,8 +16,7 @@ from diloco_cli.runtime.daemon import Lanes, SystemClock, perform
 from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, retrying_text
-from diloco_cli.store.wan import EmulatedLink
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import EmulatedLink, MeteredStore
 
 CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 8 s after SIGTERM
 

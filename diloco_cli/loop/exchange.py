@@ -26,7 +26,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import background_store
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import MeteredStore
 from diloco_cli.training.wire import TensorWire
 
 LOG = logging.getLogger("diloco")

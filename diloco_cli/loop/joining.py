@@ -22,9 +22,10 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import check_operator, signing_secret
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import learner_signer
-from diloco_cli.store.open import open_store, parse_url
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store, StoreGoneError
 from diloco_cli.store.retry import background_store
+from diloco_cli.store.url import parse_url
 from diloco_cli.tasks.weights import check_frozen, unchecked_frozen
 from diloco_cli.training.replica import check_layout
 

@@ -32,9 +32,9 @@ from diloco_cli.runtime.logs import last_store_word
 from diloco_cli.runtime.registry import SUPERVISOR, Supervised, UnitRecord, read_run, read_supervised, read_unit
 from diloco_cli.runtime.units import UnitState
 from diloco_cli.signing import LOG, Unsigned, learner_signer
-from diloco_cli.store.open import parse_url
-from diloco_cli.store.parallel import answers
+from diloco_cli.store.open import answers
 from diloco_cli.store.port import ObjectStat, Store
+from diloco_cli.store.url import parse_url
 from diloco_cli.units import format_size, parse_time
 
 TOLERATED_SKEW_S = 5.0

@@ -101,8 +101,8 @@ def _of_the_syncer(inventory: Inventory) -> list[str]:
     told = [f"the syncer's machine {' and '.join(guesses)} (store.link in the inventory)"] if guesses else []
     if any(given is not None and given != used for _, given, used in ways):
         told.append(f"the syncer moves {format_bandwidth(CLIENT_BPS)} to a bucket at most, less than its link")
-    if machine.reads_back and inventory.store.checks_uploads is None:
-        told.append("the syncer reads versions back: not every S3 service checks uploads (store.checks_uploads)")
+    if machine.reads_back:
+        told.append("the syncer reads versions back: this store is not known to check uploads")
     return told
 
 

@@ -31,6 +31,7 @@ from diloco_cli.protocol.rules.capacity import (
     merge_time,
     shortest_slot,
 )
+from diloco_cli.store.url import parse_url
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
@@ -41,9 +42,8 @@ GUESSED_MACHINE = SyncerMachine(GUESSED_RTT_S, CLIENT_BPS, CLIENT_BPS, MERGE_PAR
 
 
 def machine_of(store: StoreSettings) -> SyncerMachine:
-    """The syncer's machine as the inventory states it; guesses for what it does not. Of services that speak S3 some
-    check uploads and some do not (store/proof.py)."""
-    guess, checks = GUESSED_MACHINE, store.checks_uploads
+    """The syncer's machine as the inventory states it; guesses for what it does not."""
+    guess = GUESSED_MACHINE
     stated = replace(store.link, up_bps=store.link.up_bps or SYNCER_BPS, down_bps=store.link.down_bps or SYNCER_BPS)
     link = reached(stated, store.url)
     return SyncerMachine(
@@ -51,7 +51,7 @@ def machine_of(store: StoreSettings) -> SyncerMachine:
         link.up_bps,
         link.down_bps,
         guess.parameters_per_s,
-        store.url.startswith("s3://") if checks is None else not checks,
+        parse_url(store.url).kind.checks_uploads is False,
         store.connections or guess.connections,
     )
 

@@ -33,7 +33,7 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.rules.consent import Allowance, Consent, FormatNames, code_of, decide, to_remember
 from diloco_cli.runtime.files import read_json, write_json
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, MAX_SECRET, Secret, is_public_key, short_key
-from diloco_cli.store.open import is_beside, real_url
+from diloco_cli.store.url import is_beside, real_url
 
 
 def signing_secret() -> Secret | None:

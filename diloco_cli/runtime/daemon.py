@@ -48,12 +48,10 @@ from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.protocol.rules.capacity import turns
 from diloco_cli.randomness import nonce
-from diloco_cli.store.open import open_store
-from diloco_cli.store.parallel import connections_here
+from diloco_cli.store.open import connections_here, open_store
 from diloco_cli.store.port import Store, StoreForbiddenError
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
-from diloco_cli.store.throttle import ThrottledStore
-from diloco_cli.store.wrapper import MeteredStore, StoreWrapper
+from diloco_cli.store.wrappers import MeteredStore, StoreWrapper, ThrottledStore
 
 LARGE_BYTES = 1 << 16
 CALLS_SHARE = 0.05  # that a new call has in the mean

@@ -9,13 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
-from diloco_cli.config.store_url import without_credentials
-from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
+from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.store import transfers
 from diloco_cli.store.port import (
     Created,
@@ -26,18 +26,16 @@ from diloco_cli.store.port import (
     StoreGoneError,
     StoreThrottledError,
     StoreUnavailableError,
-    UploadDamagedError,
     check_key,
     holder_bytes,
 )
+from diloco_cli.store.url import KINDS, without_credentials
 
-TRIAL = b"these bytes have another checksum"
 MAX_RETRY_AFTER_S = 60.0
 TOO_MANY = 429
 FULL = 507  # Insufficient Storage
 RETRYABLE_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
 T = TypeVar("T")
-_MAKE_A_BUCKET = {"gs": "gcloud storage buckets create", "s3": "aws s3 mb"}
 _METADATA_NAMES = {"metadata", "metadata.google.internal", "instance-data", "instance-data.ec2.internal"}
 _METADATA_ADDRESSES = {ip_address("fd00:ec2::254"), ip_address("100.100.100.200")}
 
@@ -78,11 +76,13 @@ def intact(found: transfers.Downloaded, where: str) -> bytes:
     return found.data
 
 
-def within_range(data: bytes, num_bytes: int, where: str) -> bytes:
-    """`data`, if it is not longer than the requested range."""
-    if len(data) > num_bytes:
-        raise StoreBrokenError("the store ignores byte ranges", where=where)
-    return data
+@dataclass(frozen=True)
+class Retention:
+    """How long a bucket keeps deleted objects, and bills them; 0: not at all, None: until a person removes them.
+    `turn_off` is a command."""
+
+    kept_s: float | None
+    turn_off: str
 
 
 ANSWERS = (ObjectAbsentError, ConditionFailedError, RangeBehindEndError)
@@ -92,9 +92,10 @@ _BY_STATUS = {404: ObjectAbsentError, 412: ConditionFailedError, 416: RangeBehin
 
 class BucketStore(ABC):
     """A bucket and prefix. The client starts at the first call, in the process that makes it: never share one store
-    with a forked child. It retries only the parts of a large object. `sends_checksums`: for the service to compare."""
+    with a forked child. It retries only the parts of a large object."""
 
-    sends_checksums: ClassVar[bool] = True
+    sends_parts: bool = False
+    """Whether large objects go up through several connections, as far as is known."""
 
     def __init__(self, url: str, sorted_error: Callable[[Exception, str], Exception]) -> None:
         """`sorted_error(error, where)`: the port's error, or one of ANSWERS, for what the client raised."""
@@ -126,12 +127,14 @@ class BucketStore(ABC):
         if start >= end:
             return None if self.stat(key) is None else b""
         try:
-            found = self._run(key, partial(self._range, key, start, end), transfers.deadline_s(end - start))
+            found = self._run(key, partial(self._range, key, start, end), end - start)
         except ObjectAbsentError:
             return None
         except RangeBehindEndError:
             return b""
-        return within_range(found, end - start, self._where(key))
+        if len(found) > end - start:
+            raise StoreBrokenError("the store ignores byte ranges", where=self._where(key))
+        return found
 
     async def _range(self, key: str, start: int, end: int) -> bytes:
         async with aclosing(self._part(key, None, start, end)) as pieces:
@@ -144,51 +147,27 @@ class BucketStore(ABC):
         self._upload(check_key(key), data, exclusive=False)
 
     def delete(self, key: str) -> None:
-        try:
-            self._remove(check_key(key))
-        except ObjectAbsentError:  # S3 itself says nothing here, others do
-            return
+        with suppress(ObjectAbsentError):  # S3 itself says nothing here, others do
+            self._run(check_key(key), partial(self._remove, key), 0)
 
     def stat(self, key: str) -> ObjectStat | None:
         try:
-            return self._describe(check_key(key))
+            return self._run(check_key(key), partial(self._describe, key), 0)
         except ObjectAbsentError:
             return None
 
-    @property
-    def sends_parts(self) -> bool:
-        """Whether large objects go up through several connections, as far as is known."""
-        return True
-
     def prove_uploads(self, key: str) -> bool:
-        """Upload a few bytes with a wrong checksum, in one request and in parts. True if the store refuses both: then
-        what it confirms from now on counts as checked. What it accepts is deleted, if it may be."""
-        self._checks_uploads = all(self._refuses_a_wrong_checksum(key, in_parts) for in_parts in (False, True))
-        return self._checks_uploads
-
-    def _refuses_a_wrong_checksum(self, key: str, in_parts: bool) -> bool:
-        """As a create, which is all that a syncer may do below this key. Raises StoreUnavailableError if the store does
-        not answer; any other error proves nothing."""
-        wrong = transfers.crc32c(TRIAL[1:])
-        try:
-            with suppress(ConditionFailedError):  # an earlier try had been accepted, and its answer was lost
-                self._upload(check_key(key), TRIAL, exclusive=True, checksum=wrong, in_parts=in_parts)
-        except UploadDamagedError:
-            return True
-        except StoreUnavailableError:
-            raise
-        except (StoreError, NoSpaceError):
-            return False
-        with suppress(StoreError):
-            self.delete(key)
+        """Whether the store is seen to refuse damaged uploads, tried at this key, where nothing stays: then what it
+        confirms from now on counts as checked. False if the client sends no checksum that could be compared."""
         return False
 
+    def retention(self, key: str) -> Retention | None:
+        """None if the service does not tell. May write the key. Raises StoreError."""
+        return None
+
     @abstractmethod
-    def _upload(
-        self, key: str, data: bytes, *, exclusive: bool, checksum: str | None = None, in_parts: bool | None = None
-    ) -> None:
-        """Upload the bytes with their checksum, or with this one; in parts if that pays, or if told so.
-        ConditionFailedError if `exclusive` and there is an object already."""
+    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
+        """ConditionFailedError if `exclusive` and there is an object already."""
 
     @abstractmethod
     async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded: ...
@@ -198,22 +177,26 @@ class BucketStore(ABC):
         """Bytes [start, end), clipped to the object's size; of the named version, if one is given."""
 
     @abstractmethod
-    def _remove(self, key: str) -> None: ...
+    async def _remove(self, key: str) -> None: ...
 
     @abstractmethod
-    def _describe(self, key: str) -> ObjectStat: ...
+    async def _describe(self, key: str) -> ObjectStat: ...
 
+    @abstractmethod
     def _client(self) -> object:
-        """Starts the client, if that takes a call of its own."""
-        return None
+        """The client, started at the first call."""
 
-    def _run(self, key: str, work: Callable[[], Awaitable[T]], limit_s: float | None) -> T:
-        """Run the work; raises one of ANSWERS or an error of the port. Without a limit the work bounds its own time."""
+    def _run(self, key: str, work: Callable[[], Awaitable[T]], num_bytes: int | None) -> T:
+        """Run the work in the loop of all transfers; raises one of ANSWERS or an error of the port. The work has the
+        time of a transfer of `num_bytes`; None: it bounds its own time."""
         from fsspec.asyn import get_loop, sync
+
+        async def bounded() -> T:
+            return await (work() if num_bytes is None else transfers.on_time(num_bytes, work()))
 
         with self._sorted_errors(key):
             self._client()
-            result: T = sync(get_loop(), work, timeout=limit_s)
+            result: T = sync(get_loop(), bounded)
             return result
 
     def _fetch(self, key: str, version: str | None) -> transfers.Fetch | None:
@@ -270,10 +253,10 @@ def error_text(error: Exception) -> str:
 
 
 def missing_bucket(url: str) -> StoreGoneError:
-    """`url`: gs:// or s3://, with or without a prefix behind the bucket's name."""
+    """`url`: of the bucket, or of anything in it."""
     scheme, _, path = url.partition("://")
     bucket = path.partition("/")[0]
-    return StoreGoneError("no such bucket", where=url, hint=f"{_MAKE_A_BUCKET[scheme]} {scheme}://{bucket}")
+    return StoreGoneError("no such bucket", where=url, hint=KINDS[scheme].makes_place.format(place=bucket))
 
 
 def check_endpoint(url: str, where: str) -> str:

@@ -32,6 +32,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.port import (
     BadKeyError,
     Created,
+    Discarded,
     Exists,
     ObjectStat,
     StoreBrokenError,
@@ -44,7 +45,10 @@ from diloco_cli.store.port import (
     is_between,
     is_key_part,
 )
+from diloco_cli.store.url import StoreUrl
 
+YOUNG_S = 60.0  # a writer that has opened its temporary file may not have locked it yet
+OLD_S = 86_400.0  # without a change, on a file system without locks
 MAX_WALKS = 4
 KEPT_S = 60.0
 
@@ -52,11 +56,12 @@ Walk = Callable[[str, str], Iterator[str]]
 """(prefix, after) -> keys in order."""
 TEMPORARY_PREFIX = ".tmp~"
 """`~` is no key character: no key can collide with a temporary file, and no listing shows one. The file of a
-killed writer only takes space, until it is discarded (store/leftovers.py)."""
+killed writer only takes space, until it is discarded (`discard_leftovers_of`)."""
 _NAMES_AT_ONCE = 1 << 16
 """Names of one directory that a listing holds in memory from one scan of it to the next."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a planted FIFO must not block us
+_OPEN_LEFTOVER = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # over NFS only writers may lock
 _OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -104,8 +109,9 @@ Names = list[str]
 class LocalStore:
     """Files below an existing directory. Safe between threads and between processes of one machine."""
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root).resolve()
+    def __init__(self, root: Path | str, prefix: str = "") -> None:
+        """`prefix`: a folder below it."""
+        self.root = Path(root).resolve() / prefix
         self.url = self.root.as_uri()
         self._durable_directories: set[str] = set()
         self._paging = Paging(lambda prefix, after: self._keys_below(prefix.rpartition("/")[0], prefix, after))
@@ -277,6 +283,25 @@ def _replace(old: int, new: int) -> int:
     return new
 
 
+def check_directory(root: Path, create: bool) -> None:
+    """Raises StoreError unless there is such a directory that may be read; with `create` it is made, and must be
+    writable."""
+    try:
+        if create:
+            make_durable_root(root)
+        if not root.is_dir():
+            raise missing_directory(root)
+    except OSError as error:
+        raise declared_error(error, str(root)) from error
+    if not os.access(root, os.R_OK | os.X_OK | (os.W_OK if create else 0)):
+        wanted = "writable" if create else "readable"
+        raise StoreForbiddenError(
+            f"the directory is not {wanted}",
+            where=str(root),
+            hint="chown or chmod it, or name another directory",
+        )
+
+
 def make_durable_root(root: Path) -> None:
     """Make the directory and its parents, and fsync each entry, so that the store outlives a power cut. Existing
     entries are fsynced too, because the process that made them may have died before it did so."""
@@ -359,3 +384,65 @@ def _listed(entries: Iterator[os.DirEntry[str]]) -> Iterator[str]:
                 yield f"{entry.name}/"
             elif entry.is_file(follow_symlinks=False):
                 yield entry.name
+
+
+def discard_leftovers_of(url: StoreUrl) -> Discarded:
+    """Unlink the temporary files of killed writers below the directory, in one walk. Files that cannot be read or
+    removed stay.
+
+    A writer holds a lock (flock) on its temporary file, which the kernel releases when the process ends for any reason.
+    So a file whose lock is free has no writer, on this machine or, over NFS, on another, where a pid could not be
+    checked. If a file system has no locks, the file's age decides, by that file system's clock. A mistake does no harm:
+    a writer whose file is gone cannot give it its final name, fails as if the store had not answered, and tries again.
+    """
+    sizes: list[int] = []
+    with suppress(OSError):  # of the root itself
+        for _, _, files, directory in os.fwalk(Path(url.place).resolve()):
+            names = [name for name in files if name.startswith(TEMPORARY_PREFIX)]
+            if names:
+                with suppress(OSError):
+                    sizes += _discarded(directory, names, _time_of(directory))
+    return Discarded(len(sizes), sum(sizes))
+
+
+def _time_of(directory: int) -> float:
+    """The present time by the file system's clock, because the clocks of machines that share it may differ. If the disk
+    is full, and has no room for the file that this takes, by this machine's clock."""
+    name = f"{TEMPORARY_PREFIX}{nonce()}"
+    try:
+        descriptor = os.open(name, _OPEN_LEFTOVER | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+    except OSError:
+        return clock.wall_s()
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+        os.unlink(name, dir_fd=directory)
+
+
+def _discarded(directory: int, names: list[str], now_s: float) -> Iterator[int]:
+    """Sizes of the discarded files."""
+    for name in names:
+        with suppress(OSError):
+            descriptor = os.open(name, _OPEN_LEFTOVER, dir_fd=directory)
+            try:
+                found = os.fstat(descriptor)
+                if stat_bits.S_ISREG(found.st_mode) and _is_left(descriptor, now_s - found.st_mtime):
+                    num_names = os.fstat(descriptor).st_nlink  # with the lock, so that no writer adds one any more
+                    if num_names > 1:
+                        os.fsync(directory)  # its object may not be on the disk yet: see _read
+                    os.unlink(name, dir_fd=directory)
+                    yield found.st_size if num_names == 1 else 0
+            finally:
+                os.close(descriptor)
+
+
+def _is_left(descriptor: int, age_s: float) -> bool:
+    if age_s < YOUNG_S:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        is_held = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+        return not is_held and age_s >= OLD_S
+    return True

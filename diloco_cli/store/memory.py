@@ -7,7 +7,17 @@ from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 
 from diloco_cli import clock
-from diloco_cli.store.port import Created, Exists, ObjectStat, beginning, check_key, check_prefix, holder_bytes
+from diloco_cli.store.port import (
+    Created,
+    Exists,
+    ObjectStat,
+    Store,
+    beginning,
+    check_key,
+    check_prefix,
+    holder_bytes,
+)
+from diloco_cli.store.wrappers import PrefixedStore
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,8 @@ _shared_lock = threading.Lock()
 _shared: dict[str, MemoryStore] = {}
 
 
-def shared_memory_store(name: str) -> MemoryStore:
-    """The one store of that name in this process."""
+def shared_memory_store(name: str, prefix: str = "") -> Store:
+    """The one store of that name in this process, or a part of it."""
     with _shared_lock:
-        return _shared.setdefault(name, MemoryStore(name))
+        store = _shared.setdefault(name, MemoryStore(name))
+    return PrefixedStore(store, prefix) if prefix else store

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from diloco_cli.errors import StoreError
 
+MAX_CONNECTIONS = 48  # of one process to a store; below what the clients keep
 HOLDER_BYTES = 8 << 20
 """A create that lost returns at least so many of the other writer's bytes; no record is longer."""
 MAX_KEY_CHARACTERS = 900
@@ -49,6 +50,14 @@ class ObjectStat:
     key: str
     size_bytes: int
     modified_s: float
+
+
+@dataclass(frozen=True)
+class Discarded:
+    """What killed writers had left in a store and was removed."""
+
+    num_files: int = 0
+    num_bytes: int = 0
 
 
 class StoreUnavailableError(StoreError):

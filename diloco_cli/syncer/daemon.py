@@ -37,13 +37,10 @@ from diloco_cli.runtime.consent import NamedHere, consented, format_digest, sign
 from diloco_cli.runtime.daemon import Connections, Spending, StopSignal, SystemClock, opened, own_claim, perform, say
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import LOG
-from diloco_cli.store.leftovers import discarding_leftovers
-from diloco_cli.store.open import open_store
-from diloco_cli.store.parallel import connections_here
+from diloco_cli.store.open import checks_uploads, connections_here, discarding_leftovers, open_store
 from diloco_cli.store.port import Store
-from diloco_cli.store.proof import checks_uploads
 from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, retrying_text, store_beside
-from diloco_cli.store.throttle import ThrottledStore
+from diloco_cli.store.wrappers import ThrottledStore
 from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
 from diloco_cli.syncer.evaluation import EvaluatorProcess
 from diloco_cli.syncer.first_commit import FromTheStart

@@ -28,7 +28,7 @@ from diloco_cli.runtime.daemon import Connections, Side, SystemClock, perform, s
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, background_store, retrying_text, store_beside
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import MeteredStore
 
 PROVEN_S = 2 * TRIES_AGAIN_S
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region

@@ -18,7 +18,7 @@ from diloco_cli.cli.run_argument import LOOK_S
 from diloco_cli.cli.watch import Watcher, awaited_run
 from diloco_cli.clock import sleep_s
 from diloco_cli.observe.live import Curves, LiveScreen
-from diloco_cli.store.deadline import Deadline
+from diloco_cli.store.wrappers import Deadline
 
 HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT = 100, 30

@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import MeteredStore
 from tests.benchmarks.measure import machine, row
 from tests.simulation.toy import run_of
 

@@ -34,7 +34,7 @@ from diloco_cli.report.history import MAX_POINTS
 from diloco_cli.runtime.daemon import CommitsAhead, SystemClock
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store
-from diloco_cli.store.wan import EmulatedLink
+from diloco_cli.store.wrappers import EmulatedLink
 from tests.benchmarks import resume
 from tests.benchmarks.measure import machine, row
 

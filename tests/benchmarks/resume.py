@@ -26,7 +26,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import MeteredStore
 from tests.benchmarks.measure import machine, row
 from tests.simulation.toy import run_of
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.randomness import nonce
-from diloco_cli.store.open import CLIENT_VARIABLE, open_store
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created, Store
 from diloco_cli.store.transfers import crc32c
 from tests.benchmarks.measure import interleaved, machine, ratios, row
@@ -99,12 +99,6 @@ def bare_gcsfs(url: str) -> Rival:
     return _bare_fsspec(fs)
 
 
-def bare_s3fs(url: str) -> Rival:
-    from s3fs import S3FileSystem
-
-    return _bare_fsspec(S3FileSystem(endpoint_url=url, skip_instance_cache=True, use_listings_cache=False))
-
-
 def _bare_fsspec(fs: Any) -> Rival:
     return Rival(
         lambda name, data: fs.pipe_file(f"bucket/bare/{name}", data),
@@ -162,23 +156,14 @@ def on_gcs(data: bytes, rounds: int) -> Iterator[str]:
     with server("fake_gcs") as url, environment({"STORAGE_EMULATOR_HOST": url}):
         rivals = {"bare": bare_gcsfs(url), "ours": ours(open_store("gs://bucket/runs"))}
         yield from compare("gs, gcsfs", rivals, data, rounds)
-        from obstore.store import GCSStore
-
-        client = GCSStore("bucket", prefix="bare", config={"base_url": url, "bearer_token": "x"}, client_options=_HTTP)
-        with environment({CLIENT_VARIABLE: "obstore"}):
-            rivals = {"bare": bare_obstore(client), "ours": ours(open_store("gs://bucket/runs"))}
-        yield from compare("gs, obstore", rivals, data, rounds)
 
 
 def on_s3(data: bytes, rounds: int) -> Iterator[str]:
     with s3_emulator("bucket") as url, environment({"AWS_ENDPOINT_URL": url, **S3_ENVIRONMENT}):
-        rivals = {"bare": bare_s3fs(url), "ours": ours(open_store("s3://bucket/runs"))}
-        yield from compare("s3, s3fs", rivals, data, rounds)
         from obstore.store import S3Store
 
         client = S3Store("bucket", prefix="bare", config={"endpoint": url}, client_options=_HTTP)
-        with environment({CLIENT_VARIABLE: "obstore"}):
-            rivals = {"bare": bare_obstore(client), "ours": ours(open_store("s3://bucket/runs"))}
+        rivals = {"bare": bare_obstore(client), "ours": ours(open_store("s3://bucket/runs"))}
         yield from compare("s3, obstore", rivals, data, rounds)
 
 

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.records import Mixing
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.report.history import MAX_POINTS
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import MeteredStore
 from tests.benchmarks import (
     bookkeeping,
     codecs,

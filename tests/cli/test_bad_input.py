@@ -203,7 +203,7 @@ def test_a_store_that_does_not_answer_says_for_how_long_it_was_tried(
     diloco: Diloco, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    done = diloco("verify", "gs://bucket/runs/nano", DILOCO_STORE_CLIENT="default")
+    done = diloco("verify", "gs://bucket/runs/nano")
     assert done.returncode == 6 and "hint: tried for" in done.stderr
     assert "diloco doctor gs://bucket/runs/nano" in done.stderr
 

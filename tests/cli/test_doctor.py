@@ -79,7 +79,7 @@ def test_a_bucket_that_ignores_conditions_fails_with_hints_and_exit_6(diloco: Di
     assert [name for name, line in lines.items() if line.startswith("FAIL")] == ["exclusive_create", "own_write"]
     assert "4 of 4 racers were told" in lines["exclusive_create"]
     assert "2 processes: 4 of 4 rounds went wrong" in lines["exclusive_create"]
-    assert lines["checksum"].startswith("PASS")
+    assert lines["upload_check"].startswith("PASS")
     assert lines["soft_delete"].startswith("WARN") and "7 d" in lines["soft_delete"]
     assert "a month for this run's" in lines["soft_delete"]
     assert "--clear-soft-delete" in done.stdout

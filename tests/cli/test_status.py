@@ -19,8 +19,8 @@ from diloco_cli.cli.status import with_interval
 from diloco_cli.cli.watch import Watcher, riding_out
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.store import open as opening
-from diloco_cli.store.deadline import Deadline
 from diloco_cli.store.local import LocalStore
+from diloco_cli.store.wrappers import Deadline
 from tests.cli.bucket import NANO, make_bucket, say
 from tests.cli.conftest import Diloco
 from tests.waiting import wait_until

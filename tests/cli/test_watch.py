@@ -19,7 +19,7 @@ from diloco_cli.cli import watch as watching
 from diloco_cli.cli.run_argument import OpenRun, open_run
 from diloco_cli.observe.status import Status
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.store.deadline import Deadline
+from diloco_cli.store.wrappers import Deadline
 from tests.cli.bucket import make_bucket
 
 WATCH = [sys.executable, "-m", "diloco_cli", "status", "--watch", "0.2"]

@@ -14,17 +14,17 @@ import pytest
 from diloco_cli.randomness import nonce
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.open import CLIENT_VARIABLE, open_store, parse_url
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore
-from diloco_cli.store.wan import EmulatedLink
-from diloco_cli.store.wrapper import MeteredStore, PrefixedStore
-from tests.contract.emulators import S3_ENVIRONMENT, environment, s3_emulator
+from diloco_cli.store.url import parse_url
+from diloco_cli.store.wrappers import EmulatedLink, MeteredStore, PrefixedStore
+from tests.contract.emulators import S3_ENVIRONMENT, azure_emulator, azure_environment, environment, s3_emulator
 from tests.contract.fake_gcs import FakeGCS
 from tests.contract.fault_proxy import FaultProxy
 
 SHARED_MEMORY = Path("/dev/shm")
-REAL_URL_VARIABLES = {"real-gs": "DILOCO_TEST_GS_URL", "real-s3": "DILOCO_TEST_S3_URL"}
+REAL_URL_VARIABLES = {f"real-{scheme}": f"DILOCO_TEST_{scheme.upper()}_URL" for scheme in ("gs", "s3", "az")}
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Backend:
 
 
 IN_PROCESS = ["memory", "retrying", "metered", "link", "prefixed"]
-REMOTE = ["gcs", "s3", "obstore-gcs", "obstore-s3"]
+REMOTE = ["gs", "s3", "az"]
 REAL = [name for name, variable in REAL_URL_VARIABLES.items() if os.environ.get(variable)]
-BACKENDS = ["local", "local-tmpfs", "obstore-file", *IN_PROCESS, *REMOTE, *REAL]
+BACKENDS = ["local", "local-tmpfs", *IN_PROCESS, *REMOTE, *REAL]
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +51,7 @@ def gcs_server() -> Iterator[FakeGCS]:
 
 
 @pytest.fixture
-def gcs(gcs_server: FakeGCS) -> Iterator[FakeGCS]:
+def gs(gcs_server: FakeGCS) -> Iterator[FakeGCS]:
     """The server with an empty bucket and no faults; gs:// leads to it."""
     gcs_server.heal()
     gcs_server.objects["bucket"].clear()
@@ -73,6 +73,21 @@ def s3(s3_server: FaultProxy) -> Iterator[FaultProxy]:
     with environment({"AWS_ENDPOINT_URL": s3_server.url, **S3_ENVIRONMENT}):
         yield s3_server
     s3_server.faults.heal()
+
+
+@pytest.fixture(scope="session")
+def azure_server() -> Iterator[FaultProxy]:
+    with azure_emulator("bucket") as url, FaultProxy(url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def az(azure_server: FaultProxy) -> Iterator[FaultProxy]:
+    """A proxy without faults before the Azure emulator; az:// leads to it."""
+    azure_server.faults.heal()
+    with environment(azure_environment(azure_server.url)):
+        yield azure_server
+    azure_server.faults.heal()
 
 
 @pytest.fixture
@@ -104,19 +119,9 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
     elif name in REAL_URL_VARIABLES:
         yield from _real_backend(name)
     else:
-        url = _emulated_url(request, name.removeprefix("obstore-"), tmp_path)
-        client = "obstore" if name.startswith("obstore-") else "default"
-        with environment({CLIENT_VARIABLE: client}):
-            yield Backend(name, lambda: open_store(url), url, num_rounds=25)
-
-
-def _emulated_url(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> str:
-    """A prefix of its own for each test."""
-    if kind == "file":
-        (tmp_path / "s").mkdir()
-        return (tmp_path / "s").as_uri()
-    request.getfixturevalue(kind)
-    return f"{'gs' if kind == 'gcs' else 's3'}://bucket/runs/{nonce()}"
+        request.getfixturevalue(name)
+        url = f"{name}://bucket/runs/{nonce()}"  # a prefix of its own for each test
+        yield Backend(name, lambda: open_store(url), url, num_rounds=25)
 
 
 def _real_backend(name: str) -> Iterator[Backend]:
@@ -132,16 +137,16 @@ def _real_backend(name: str) -> Iterator[Backend]:
 _clients: dict[str, Store] = {}
 
 
-def shared_client(name: str, url: str) -> Store:
+def shared_client(url: str) -> Store:
     """A part of the store at `url`, through a client that the whole session shares: starting one takes a while."""
     parsed = parse_url(url)
-    if name not in _clients:
-        _clients[name] = open_store(f"{parsed.scheme}://{parsed.place}")
-    return PrefixedStore(_clients[name], parsed.prefix)
+    if parsed.scheme not in _clients:
+        _clients[parsed.scheme] = open_store(f"{parsed.scheme}://{parsed.place}")
+    return PrefixedStore(_clients[parsed.scheme], parsed.prefix)
 
 
 @pytest.fixture
 def store(backend: Backend) -> Store:
     if backend.name in REMOTE and backend.url is not None:
-        return shared_client(backend.name, backend.url)
+        return shared_client(backend.url)
     return backend.open_again()

@@ -68,7 +68,12 @@ class FaultProxy(FaultyServer):
         assert self._session is not None
         url = URL(self._upstream + request.raw_path, encoded=True)
         async with self._session.request(
-            request.method, url, headers=headers, data=body, allow_redirects=False
+            request.method,
+            url,
+            headers=headers,
+            data=body,
+            allow_redirects=False,
+            skip_auto_headers=("Content-Type", "Accept-Encoding"),  # they may be signed
         ) as answer:
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in {*_HOP_BY_HOP, "content-length"}}
             if request.method == "HEAD" and "Content-Length" in answer.headers:

@@ -11,7 +11,7 @@ from multiprocessing.synchronize import Barrier
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created
 
-CLIENTS = ["diloco_cli.store.gcs", "diloco_cli.store.s3"]
+CLIENTS = ["diloco_cli.store.gcs", "diloco_cli.store.obstore"]
 Outcomes = list[bool]
 
 

@@ -21,12 +21,12 @@ from tests.waiting import wait_until
 
 @pytest.mark.parametrize("kind", ["403", "503", "lost_answer"])
 def test_a_bucket_that_fails_for_a_while_is_completed_when_it_answers(
-    kind: Kind, gcs: FakeGCS, monkeypatch: pytest.MonkeyPatch
+    kind: Kind, gs: FakeGCS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry, "pause_s", lambda attempt, error, jitter: 0.05)
     run, home, _, head = ended_run()
     url = f"gs://bucket/region/{nonce()}"
-    gcs.faults.set_rates({kind: 1.0})
+    gs.faults.set_rates({kind: 1.0})
     services = RegionServices(
         replace(run, regions=(replace(run.regions[0], url=url),)), home,
         Home(lambda: structs.replace(head, phase="RUNNING"), lambda: 0.1), tell=lambda line: None,
@@ -38,7 +38,7 @@ def test_a_bucket_that_fails_for_a_while_is_completed_when_it_answers(
     services.start()
     wait_until(lambda: "fails for" in heartbeat().error)
     assert heartbeat().behind == head.n + 1 and not heartbeat().stopped
-    gcs.heal()
+    gs.heal()
     wait_until(lambda: heartbeat().behind == 0 and not heartbeat().error)
     services.end(over=True)
     assert open_store(url).list("commit/") == home.list("commit/")

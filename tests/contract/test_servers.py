@@ -23,7 +23,7 @@ def control(url: str, **wanted: object) -> dict[str, Any]:
 
 
 def test_a_proxy_process_before_a_fake_gcs_process_breaks_what_it_is_told_to() -> None:
-    with server("fake_gcs", "one", "two") as gcs, server("fault_proxy", "--upstream", gcs) as proxy:
+    with server("fake_gcs", "one", "two") as gs, server("fault_proxy", "--upstream", gs) as proxy:
         with environment({"STORAGE_EMULATOR_HOST": proxy}):
             store = open_store("gs://two/runs")
             assert store.create("k", b"x") == Created()

@@ -12,7 +12,7 @@ from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.runtime import daemon
 from diloco_cli.store.port import Store
-from diloco_cli.store.wrapper import StoreWrapper
+from diloco_cli.store.wrappers import StoreWrapper
 from tests.numerics.harness import make_run, run_to_end
 
 

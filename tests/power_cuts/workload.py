@@ -13,7 +13,7 @@ from pathlib import Path
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Created, Exists, Store
-from diloco_cli.store.wrapper import StoreWrapper
+from diloco_cli.store.wrappers import StoreWrapper
 from diloco_cli.virtual.world import World
 from tests.power_cuts.disk import Op
 from tests.power_cuts.recorder import KilledError, RecordingOs, recorded

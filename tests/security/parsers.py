@@ -22,7 +22,6 @@ from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
 from diloco_cli.config.huggingface import facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import apply_overrides, load_run
-from diloco_cli.config.store_url import normalise_store_url
 from diloco_cli.config.yaml_tree import Node
 from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import DilocoError
@@ -44,8 +43,8 @@ from diloco_cli.runtime.files import read_json
 from diloco_cli.runtime.processes import identity_from_json
 from diloco_cli.signing import Secret
 from diloco_cli.store.gcs import GCSStore
-from diloco_cli.store.open import parse_url
 from diloco_cli.store.port import check_key, check_prefix
+from diloco_cli.store.url import normalise_store_url, parse_url
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import read_answer
 from diloco_cli.syncer.versions import state_spec

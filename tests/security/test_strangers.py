@@ -17,7 +17,6 @@ from diloco_cli.config.codec import parse_object
 from diloco_cli.config.hostlist import expand_hostlist
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
-from diloco_cli.config.store_url import normalise_store_url
 from diloco_cli.config.yaml_tree import parse_yaml
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, DilocoError, UsageError
@@ -36,6 +35,7 @@ from diloco_cli.runtime.daemon import SystemClock, perform, say
 from diloco_cli.signing import Checksummed, learner_signer
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.open import open_store
+from diloco_cli.store.url import normalise_store_url
 from diloco_cli.tensors.payload import PayloadError, header_bytes, views
 from tests.forked import run_diloco
 from tests.security.parsers import AnsweringGcs

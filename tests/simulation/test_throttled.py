@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.protocol.log.operations import Now, Operation, Put, Sleep, Steps
-from diloco_cli.store.throttle import CallPace
+from diloco_cli.store.wrappers import CallPace
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, Call, World
 from tests.histories.client import Client

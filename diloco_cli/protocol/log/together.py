@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from diloco_cli.config.settings import MAX_CONNECTIONS
 from diloco_cli.errors import StoreError
 from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Steps, There, Together
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.store.port import MAX_CONNECTIONS
 
 Result = TypeVar("Result")
 MAX_AT_ONCE = MAX_CONNECTIONS  # operations

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from diloco_cli.config.hostlist import compress_hostlist, expand_hostlist, read_hostfile
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.settings import Accelerators, Link, LocalMachine, MachineSettings
-from diloco_cli.config.store_url import normalise_store_url
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import templates_directory
+from diloco_cli.store.url import normalise_store_url
 
 HEAD = "store: {url: bucket, region: here}\nregions: {here: {}, there: {store: gs://far/runs}}\nislands:\n"
 ISLAND = (

@@ -9,29 +9,16 @@ import pytest
 from diloco_cli.config.settings import StoreSettings
 from diloco_cli.launch.plan_files import as_used_here, read_plan
 from diloco_cli.plan.syncer_pace import machine_of
-from diloco_cli.store.open import CLIENT_VARIABLE
-from diloco_cli.store.parallel import CONNECTIONS_VARIABLE
+from diloco_cli.store.open import CONNECTIONS_VARIABLE
 
 GS, S3, FOLDER = StoreSettings("gs://bucket"), StoreSettings("s3://bucket"), StoreSettings("file:///runs")
 
 
 def test_without_variables_an_inventory_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONNECTIONS_VARIABLE, raising=False)
-    monkeypatch.delenv(CLIENT_VARIABLE, raising=False)
     told: list[str] = []
     assert [as_used_here(store, told.append) for store in (GS, S3, FOLDER)] == [GS, S3, FOLDER] and not told
     assert [machine_of(store).reads_back for store in (GS, S3, FOLDER)] == [False, True, False]
-
-
-def test_a_client_that_sends_no_checksums_reads_versions_back_wherever_they_lie(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(CLIENT_VARIABLE, "obstore")
-    told: list[str] = []
-    assert [machine_of(as_used_here(store, told.append)).reads_back for store in (GS, S3, FOLDER)] == [True] * 3
-    assert len(told) == 3 and all("reads versions back" in line for line in told)
-    stated = StoreSettings("gs://bucket", checks_uploads=True)
-    assert as_used_here(stated) == stated
 
 
 def test_a_plan_has_the_connections_of_this_machine_unless_its_inventory_states_others(

@@ -24,7 +24,7 @@ from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import MeteredStore
 from tests.cli.bucket import LAYOUT, NANO
 
 START_S = 1_800_000_000.0

@@ -34,7 +34,7 @@ from diloco_cli.report.history import MergedOutput as Out
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import MeteredStore
 from diloco_cli.units import parse_time
 from tests.benchmarks import resume
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.config.settings import MAX_CONNECTIONS
 from diloco_cli.errors import DilocoError, NoSpaceError, TerminatedError
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import (
@@ -39,10 +38,9 @@ from diloco_cli.runtime.daemon import (
     say,
 )
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.port import StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import MAX_CONNECTIONS, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.retry import RetryingStore
-from diloco_cli.store.wan import EmulatedLink
-from diloco_cli.store.wrapper import MeteredStore
+from diloco_cli.store.wrappers import EmulatedLink, MeteredStore
 
 
 def test_nothing_happens_until_somebody_asks() -> None:

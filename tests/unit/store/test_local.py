@@ -1,15 +1,214 @@
-"""Listings in pages: what a sequence of them costs, and what it shows of changes meanwhile."""
+"""A directory as a store: crashes, links, permissions, a full disk; pages of listings; what killed writers left."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-from collections.abc import Iterator
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from diloco_cli.clock import wall_s
+from diloco_cli.errors import NoSpaceError
 from diloco_cli.store import local
-from diloco_cli.store.local import KEPT_S, MAX_WALKS, LocalStore, Paging
+from diloco_cli.store.local import KEPT_S, MAX_WALKS, OLD_S, YOUNG_S, LocalStore, Paging
+from diloco_cli.store.open import DISCARD_EVERY_S, discard_leftovers_at, discard_until
+from diloco_cli.store.port import BadKeyError, Created, Discarded, Exists, StoreBrokenError, StoreForbiddenError
+
+RACERS = Path(__file__).parents[2] / "contract/racers.py"
+SIZE_BYTES = 4 << 20
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(path)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no right to mount a small disk: {mounted.stderr.decode().strip()}")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_writer_killed_at_any_moment_leaves_no_short_file_under_a_final_name(root: Path) -> None:
+    chance = random.Random(7)
+    torn_temporaries = 0
+    for number in range(60):
+        if number >= 12 and torn_temporaries:
+            break
+        writer = subprocess.Popen(
+            [sys.executable, str(RACERS), str(root), str(SIZE_BYTES)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        time.sleep(chance.uniform(0.0, 0.15))
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        store = LocalStore(root)
+        for key in store.list(""):
+            data = store.get(key)
+            assert data is not None
+            assert data == data[:1] * SIZE_BYTES, f"{key} has {len(data)} bytes"
+        left = [*root.rglob(".tmp~*")]
+        torn_temporaries += sum(path.stat().st_size < SIZE_BYTES for path in left)
+        for path in (path for path in root.rglob("*") if path.is_file()):
+            path.unlink()
+    assert torn_temporaries > 0, "no kill came in the middle of a write: this test has shown nothing"
+
+
+def test_what_a_dead_writer_left_behind_is_never_listed_and_does_not_disturb(root: Path) -> None:
+    store = LocalStore(root)
+    store.create("a/k", b"x")
+    (root / "a" / ".tmp~0123").write_bytes(b"torn")
+    assert store.list("") == ["a/k"]
+    assert store.list("a/.") == []
+    assert store.create("a/l", b"y") == Created()
+
+
+def test_no_temporary_file_is_left_by_a_living_writer(root: Path) -> None:
+    store = LocalStore(root)
+    store.create("a/k", b"x")
+    store.create("a/k", b"y")
+    store.put("a/h", b"z")
+    assert sorted(os.listdir(root / "a")) == ["h", "k"]
+
+
+def test_a_link_out_of_the_store_is_not_followed(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_bytes(b"secret")
+    (root / "directory").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    (root / "dangling").symlink_to(outside / "new")
+    store = LocalStore(root)
+    assert store.list("") == []
+    for key in ("directory/secret", "file", "directory/new", "dangling"):
+        assert store.get(key) is None and store.get_range(key, 0, 9) is None and store.stat(key) is None
+        with pytest.raises(BadKeyError):
+            store.create(key, b"x")
+    with pytest.raises(BadKeyError):
+        store.put("directory/secret", b"x")
+    store.delete("directory/secret")
+    store.put("file", b"replaces the link")
+    store.delete("dangling")
+    assert (outside / "secret").read_bytes() == b"secret"
+    assert os.listdir(outside) == ["secret"]
+
+
+def test_a_planted_pipe_does_not_hang_a_reader(root: Path) -> None:
+    os.mkfifo(root / "pipe")
+    assert LocalStore(root).get("pipe") is None
+    assert LocalStore(root).list("") == []
+
+
+def planted(root: Path, shape: str) -> None:
+    """Something that is no object under the key "d/k"."""
+    if shape == "file above":
+        (root / "d").write_bytes(b"")
+        return
+    if shape == "link above":
+        (root / "elsewhere").mkdir()
+        (root / "d").symlink_to(root / "elsewhere")
+        return
+    (root / "d").mkdir()
+    path = root / "d" / "k"
+    plant: dict[str, Callable[[], None]] = {
+        "directory": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "link": lambda: path.symlink_to(root / "d"),
+        "socket": lambda: os.mknod(path, stat.S_IFSOCK | 0o600),
+    }
+    plant[shape]()
+
+
+@pytest.mark.parametrize("shape", ["directory", "pipe", "link", "socket", "file above", "link above"])
+def test_what_is_no_regular_file_is_no_object_to_read_and_in_the_way_of_a_new_one(root: Path, shape: str) -> None:
+    planted(root, shape)
+    store = LocalStore(root)
+    num_open = len(os.listdir("/proc/self/fd"))
+    assert store.get("d/k") is None and store.get("d/k", 9) is None
+    assert store.get_range("d/k", 0, 9) is None and store.stat("d/k") is None
+    with pytest.raises(BadKeyError):
+        store.create("d/k", b"x")
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    store.delete("d/k")
+
+
+def test_a_key_below_another_key_is_refused(root: Path) -> None:
+    store = LocalStore(root)
+    store.create("a", b"x")
+    with pytest.raises(BadKeyError):
+        store.create("a/b", b"x")
+    store.create("d/e", b"x")
+    with pytest.raises(BadKeyError):
+        store.create("d", b"x")
+
+
+def test_a_store_that_vanished_is_not_an_empty_store(root: Path) -> None:
+    store = LocalStore(root)
+    root.rmdir()
+    for call in (lambda: store.get("k"), lambda: store.list(""), lambda: store.create("k", b"x")):
+        with pytest.raises(StoreBrokenError):
+            call()
+
+
+def test_a_full_disk_is_said_and_harms_nothing(small_disk: Path) -> None:
+    store = LocalStore(small_disk)
+    store.create("a/small", b"x" * 1000)
+    with pytest.raises(NoSpaceError) as full:
+        store.create("a/large", b"x" * (2 << 20))
+    assert full.value.exit_status == 13
+    with pytest.raises(NoSpaceError):
+        store.put("a/small", b"y" * (2 << 20))
+    assert store.list("") == ["a/small"]
+    assert store.get("a/small") == b"x" * 1000
+    assert store.create("a/other", b"fits") == Created()
+
+
+def test_a_read_only_disk_can_be_read_and_forbids_the_rest(small_disk: Path) -> None:
+    store = LocalStore(small_disk)
+    store.create("a/k", b"x")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    assert store.get("a/k") == b"x"
+    assert store.create("a/k", b"y") == Exists(b"x")
+    with pytest.raises(StoreForbiddenError):
+        store.create("a/l", b"x")
+    with pytest.raises(StoreForbiddenError):
+        store.put("a/k", b"x")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_forbids(root: Path) -> None:
+    store = LocalStore(root)
+    store.create("a/k", b"x")
+    (root / "a").chmod(0o500)
+    with pytest.raises(StoreForbiddenError):
+        store.create("a/l", b"x")
+    (root / "a").chmod(0o700)
+
 
 KEYS = [f"k{number:03d}" for number in range(100)]
 
@@ -108,3 +307,154 @@ def test_a_large_directory_is_listed_in_pieces_that_miss_and_repeat_nothing(
         store.create(f"x/{key}", b"")
     assert store.list("x/") == sorted(f"x/{key}" for key in keys)
     assert store.list("x/b", "x/b/2") == ["x/b/3", "x/b/4", "x/b/5"]
+
+
+LEFT = ".tmp~0123"
+WRITER = """
+import sys, time
+from diloco_cli.store import local
+with local._temporary(local.os.open(sys.argv[1], local.os.O_RDONLY), b"12345") as name:
+    print(name, flush=True)
+    time.sleep(60)
+"""
+
+
+def discard_leftovers(root: Path) -> Discarded:
+    return discard_leftovers_at(root.as_uri())
+
+
+def left_behind(directory: Path, age_s: float, name: str = LEFT) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / name
+    path.write_bytes(b"torn")
+    changed_s = wall_s() - age_s
+    os.utime(path, (changed_s, changed_s))
+    return path
+
+
+def test_what_a_dead_writer_left_goes_wherever_it_lies(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.create("a/b/k", b"x")
+    paths = [left_behind(tmp_path / folder, 2 * YOUNG_S) for folder in (".", "a", "a/b")]
+    assert discard_leftovers(tmp_path) == Discarded(3, 12)
+    assert not any(path.exists() for path in paths)
+    assert store.get("a/b/k") == b"x" and store.list("") == ["a/b/k"]
+    assert discard_leftovers(tmp_path) == Discarded()
+
+
+def test_a_file_that_has_just_been_made_stays(tmp_path: Path) -> None:
+    """Its writer may be about to lock it."""
+    path = left_behind(tmp_path, YOUNG_S / 2)
+    assert discard_leftovers(tmp_path) == Discarded()
+    assert path.exists()
+
+
+def test_a_living_writers_file_stays_until_the_kernel_takes_its_lock_back(tmp_path: Path) -> None:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert writer.stdout is not None
+        path = tmp_path / writer.stdout.readline().strip()
+        os.utime(path, (0, 0))
+        assert discard_leftovers(tmp_path) == Discarded()
+        assert path.exists()
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+    assert discard_leftovers(tmp_path) == Discarded(1, 5)
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("age_s", "goes"), [(OLD_S / 2, False), (2 * OLD_S, True)])
+def test_where_nobody_can_lock_age_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, goes: bool
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    path = left_behind(tmp_path, age_s)
+    assert discard_leftovers(tmp_path).num_files == goes
+    assert path.exists() != goes
+    assert LocalStore(tmp_path).create("k", b"x") == Created()
+
+
+def test_age_is_told_by_the_file_systems_own_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "_time_of", lambda directory: wall_s() - OLD_S)  # this machine's is a day ahead
+    left_behind(tmp_path, OLD_S / 2)
+    assert discard_leftovers(tmp_path) == Discarded()
+
+
+def test_an_object_that_still_has_its_temporary_name_keeps_its_own(tmp_path: Path) -> None:
+    path = left_behind(tmp_path, 2 * YOUNG_S)
+    os.link(path, tmp_path / "k")
+    assert discard_leftovers(tmp_path) == Discarded(1, 0)
+    assert LocalStore(tmp_path).get("k") == b"torn" and (tmp_path / "k").stat().st_nlink == 1
+
+
+def test_links_pipes_and_what_others_left_stay(tmp_path: Path) -> None:
+    outside = left_behind(tmp_path / "outside", 2 * YOUNG_S)
+    root = tmp_path / "store"
+    left_behind(root, 2 * YOUNG_S, "not-ours~0123")
+    (root / "directory").symlink_to(outside.parent)
+    (root / f"{LEFT}a").symlink_to(outside)
+    os.mkfifo(root / f"{LEFT}b")
+    assert discard_leftovers(root) == Discarded()
+    assert outside.exists() and (root / "not-ours~0123").exists()
+
+
+def test_a_root_that_is_gone_or_no_directory_has_nothing_left(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert discard_leftovers(tmp_path / "gone") == discard_leftovers(tmp_path / "file") == Discarded()
+
+
+def test_the_root_may_itself_be_reached_by_a_link(tmp_path: Path) -> None:
+    left_behind(tmp_path / "store", 2 * YOUNG_S)
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    assert discard_leftovers(tmp_path / "link") == Discarded(1, 4)
+    LocalStore(tmp_path / "link").create("k", b"x")
+    assert LocalStore(tmp_path / "store").get("k") == b"x"
+
+
+def test_a_disk_without_room_for_a_file_still_gets_rid_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left_behind(tmp_path, 2 * YOUNG_S)
+    original = os.open
+
+    def without_inodes(name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, "no inodes")
+        return original(name, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", without_inodes)
+    assert discard_leftovers(tmp_path) == Discarded(1, 4)
+
+
+def test_an_object_that_gets_its_name_at_the_last_moment_is_durable_before_it_loses_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer links it between our first look and our lock, and dies."""
+    path = left_behind(tmp_path, 2 * YOUNG_S)
+    calls: list[str] = []
+
+    def lock(descriptor: int, operation: int) -> None:
+        os.link(path, tmp_path / "k")
+        calls.append("link")
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
+    assert discard_leftovers(tmp_path) == Discarded(1, 0)
+    assert calls == ["link", "fsync"]
+
+
+def test_the_first_walk_waits_for_what_is_young_and_others_follow_until_the_end(tmp_path: Path) -> None:
+    pauses_s: list[float] = []
+    places = [tmp_path / "home", tmp_path / "region"]
+
+    def leaves_within(seconds: float) -> bool:
+        pauses_s.append(seconds)
+        assert not any((place / LEFT).exists() for place in places)
+        for place in places:
+            left_behind(place, 2 * YOUNG_S)
+        return len(pauses_s) == 3
+
+    discard_until(leaves_within, [place.as_uri() for place in places])
+    assert pauses_s[0] > YOUNG_S and pauses_s[1:] == [DISCARD_EVERY_S, DISCARD_EVERY_S]

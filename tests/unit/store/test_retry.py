@@ -1,19 +1,15 @@
 """Which errors are repeated, how soon, how often altogether, and who hears of it; on a virtual clock.
 
 What people hear of a failing store: not every hiccup, not every retry, and when it is over.
-
-What obstore raises, as the port's errors.
 """
 
 from __future__ import annotations
 
 import pytest
-from fsspec.exceptions import FSTimeoutError
 
 from diloco_cli.clock import wall_s
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.obstore_client import sorted_error
 from diloco_cli.store.port import (
     BadKeyError,
     StoreBrokenError,
@@ -34,7 +30,7 @@ from diloco_cli.store.retry import (
     pause_s,
     store_beside,
 )
-from tests.contract.test_wrappers import FailingStore, VirtualClock
+from tests.unit.store.test_wrappers import FailingStore, VirtualClock
 
 
 @pytest.mark.parametrize(
@@ -231,8 +227,3 @@ def test_a_call_for_room_is_tried_again_when_the_store_hiccups_but_waits_for_no_
     beside(FailingStore(*[StoreUnavailableError("503")] * 3), listener, deadline_s=30.0).get("key")
     with pytest.raises(NoSpaceError):
         beside(FailingStore(NoSpaceError("full")), listener, deadline_s=30.0).get("key")
-
-
-@pytest.mark.parametrize("scheme", ["file", "gs", "s3"])
-def test_a_call_that_takes_too_long_may_be_tried_again(scheme: str) -> None:
-    assert type(sorted_error(FSTimeoutError(), "where", scheme)) is StoreUnavailableError

@@ -1,4 +1,4 @@
-"""Large objects in parts: what is fetched, how many at a time, what happens when something breaks."""
+"""Transfers: parallel parts, deadlines by size, checksums, bounds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ import pytest
 
 from diloco_cli.store import transfers
 from diloco_cli.store.bucket import check_endpoint
-from diloco_cli.store.open import open_store
-from diloco_cli.store.port import Store, StoreForbiddenError, StoreUnavailableError
-from tests.contract.conftest import REMOTE, Backend
-from tests.contract.emulators import environment
-from tests.contract.fault_proxy import FaultProxy
+from diloco_cli.store.port import StoreForbiddenError, StoreUnavailableError
 
 DATA = os.urandom(1000)
 
@@ -284,45 +280,6 @@ def test_a_failed_range_is_repeated_so_often_and_then_ends_everything() -> None:
         Answers(quick=100, failing=1000, breaks=True).read()
 
 
-def test_an_object_that_changes_while_its_parts_come_is_never_mixed(
-    backend: Backend, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every part is of the version that the first answer named: a mixture is refused, not returned."""
-    if backend.name not in REMOTE:
-        pytest.skip("no parts here")
-    versions = [bytes([number]) * 1000 for number in (1, 2)]
-    store.put("k", versions[0])
-    original = transfers.Download.take
-
-    async def break_after_the_probe(source: transfers.Download, end: int) -> None:
-        if end <= transfers.PROBE_BYTES:
-            return await original(source, end)
-        await asyncio.to_thread(store.put, "k", versions[1])
-        raise ConnectionResetError
-
-    monkeypatch.setattr(transfers, "PARALLEL_PAYS_S", 60.0)
-    monkeypatch.setattr(transfers.Download, "take", break_after_the_probe)
-    with pytest.raises(StoreUnavailableError, match="changed"):
-        store.get("k")
-    monkeypatch.undo()
-    assert store.get("k") == versions[1]
-
-
-@pytest.mark.parametrize("size", [50_000_000, pytest.param(1_000_000_000, marks=pytest.mark.long)])
-def test_a_large_object_goes_up_and_comes_down_in_parts(
-    backend: Backend, store: Store, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if backend.name in {"memory", "retrying", "metered", "link", "prefixed"}:
-        pytest.skip("a dictionary")
-    monkeypatch.setattr(transfers, "PROBE_BYTES", 8 << 20)
-    monkeypatch.setattr(transfers, "PART_BYTES", 16 << 20)
-    data = os.urandom(1_000_000) * (size // 1_000_000)
-    store.create("large", data)
-    assert store.get("large") == data
-    assert store.get_range("large", size - 5, size + 5) == data[-5:]
-    store.delete("large")
-
-
 @pytest.mark.parametrize(
     "address",
     ["http://10.0.0.1:9000", "http://169.254.169.254", "https://169.254.169.254", "https://metadata.google.internal",
@@ -343,22 +300,3 @@ def test_addresses_that_would_leak_are_refused(address: str) -> None:
 )  # fmt: skip
 def test_loopback_and_tls_are_allowed(address: str) -> None:
     assert check_endpoint(address, "VARIABLE").endswith(address)
-
-
-def test_a_proxy_gives_every_connection_its_own_trouble(s3: FaultProxy) -> None:
-    """The proxy itself: counts, and faults by chance that are the same for the same seed."""
-    draws = []
-    for _ in range(2):
-        with FaultProxy(s3.url, seed=7) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
-            proxy.faults.set_rates({"503": 0.5})
-            store, outcomes = open_store("s3://bucket/proxy"), []
-            for _ in range(12):
-                try:
-                    store.stat("k")
-                    outcomes.append("fine")
-                except StoreUnavailableError:
-                    outcomes.append("503")
-            assert proxy.faults.struck["503"] == outcomes.count("503")
-            draws.append(outcomes)
-    assert draws[0] == draws[1]
-    assert set(draws[0]) == {"fine", "503"}

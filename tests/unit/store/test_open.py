@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from diloco_cli.errors import StoreError, UsageError
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.open import join_url, open_store, parse_url, split_url
-from diloco_cli.store.port import Created
-from diloco_cli.store.wrapper import PrefixedStore
+from diloco_cli.store.open import CONNECTIONS_VARIABLE, answers, checks_uploads, connections_here, open_store
+from diloco_cli.store.port import MAX_CONNECTIONS, Created
+from diloco_cli.store.url import join_url, parse_url, split_url
+from diloco_cli.store.wrappers import PrefixedStore
 
 
 def test_a_path_and_a_file_url_open_the_same_directory(tmp_path: Path) -> None:
@@ -103,40 +105,27 @@ def test_join_and_split_are_inverse(url: str, joined: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "client", "package"),
-    [("s3://bucket/x", "default", "s3fs"), ("gs://bucket/x", "default", "gcsfs"), ("/tmp", "obstore", "obstore"),
-     ("s3://bucket/x", "obstore", "obstore"), ("gs://bucket/x", "obstore", "obstore")],
-)  # fmt: skip
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, url: str, client: str, package: str
-) -> None:
-    monkeypatch.setenv("DILOCO_STORE_CLIENT", client)
-    monkeypatch.setattr("diloco_cli.store.open.find_spec", lambda name: None)
-    with pytest.raises(StoreError, match=package) as refused:
-        open_store(url)
-    assert "pip install" in (refused.value.hint or "")
+    ("url", "said"),
+    [
+        ("https://acct.blob.core.windows.net/data/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
+        ("wasbs://data@acct.blob.core.windows.net/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
+        ("abfs://data@acct.dfs.core.windows.net/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
+        ("https://me.r2.cloudflarestorage.com/b", "s3://BUCKET/PREFIX with AWS_ENDPOINT_URL"),
+        ("hf://buckets/me", "services that speak S3"),
+        ("S3://b/x", "small letters"),
+    ],
+)
+def test_what_other_tools_call_a_store_is_answered_with_what_to_write(url: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_url(url)
+    assert said in (refused.value.hint or "")
 
 
-def test_an_unknown_client_is_refused_with_those_that_there_are(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("DILOCO_STORE_CLIENT", "boto")
-    with pytest.raises(UsageError, match="boto") as refused:
-        open_store(str(tmp_path))
-    assert "obstore" in (refused.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("url", "client"),
-    [("gs://bucket/x", "default"), ("gs://bucket/x", "obstore"), ("s3://bucket/x", "default"),
-     ("s3://bucket/x", "obstore"), (".", "default")],
-)  # fmt: skip
-def test_opening_a_store_makes_no_request_and_imports_no_client_and_no_torch(
-    url: str, client: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("url", ["gs://bucket/x", "s3://bucket/x", "az://bucket/x", "."])
+def test_opening_a_store_makes_no_request_and_imports_no_client_and_no_torch(url: str, tmp_path: Path) -> None:
     program = (
         "import sys; from diloco_cli.store.open import open_store; store = open_store(sys.argv[1]); "
-        "sys.argv[1] == '.' and store.list(''); heavy = ('torch', 'fsspec', 'gcsfs', 's3fs', 'botocore', 'obstore', "
+        "sys.argv[1] == '.' and store.list(''); heavy = ('torch', 'fsspec', 'gcsfs', 'obstore', "
         "'aiohttp', 'numpy') + ('asyncio',) * (sys.argv[1] == '.'); print([m for m in heavy if m in sys.modules])"
     )
     ran = subprocess.run(
@@ -145,6 +134,33 @@ def test_opening_a_store_makes_no_request_and_imports_no_client_and_no_torch(
         text=True,
         check=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "DILOCO_STORE_CLIENT": client},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert ran.stdout.strip() == "[]"
+
+
+def test_what_is_known_of_a_store_is_not_tried(tmp_path: Path) -> None:
+    assert checks_uploads(open_store(str(tmp_path)), "trial") and list(tmp_path.iterdir()) == []
+    assert not checks_uploads(open_store("memory://trial"), "trial")
+    assert not checks_uploads(open_store("s3://bucket"), "trial"), "its client sends nothing to compare"
+
+
+def test_a_machine_may_have_fewer_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert connections_here() == MAX_CONNECTIONS
+    monkeypatch.setenv(CONNECTIONS_VARIABLE, "1")
+    gate = threading.Lock()
+
+    def alone(item: int) -> int:
+        with_nobody = gate.acquire(blocking=False)
+        assert with_nobody
+        gate.release()
+        return item
+
+    assert list(answers(alone, range(20))) == list(range(20))
+
+
+@pytest.mark.parametrize("setting", ["0", "49", "many", "-1"])
+def test_other_numbers_are_refused(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv(CONNECTIONS_VARIABLE, setting)
+    with pytest.raises(UsageError, match="not a number of connections"):
+        connections_here()

@@ -11,7 +11,7 @@ import pytest
 from diloco_cli.clock import monotonic_s
 from diloco_cli.randomness import nonce
 from diloco_cli.store import transfers
-from diloco_cli.store.open import CLIENT_VARIABLE, open_store
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -23,6 +23,7 @@ from diloco_cli.store.port import (
 from diloco_cli.store.retry import RetryingStore
 from tests.contract.conftest import REMOTE, shared_client
 from tests.contract.emulators import environment
+from tests.contract.fault_proxy import FaultProxy
 from tests.contract.faults import Faults, Kind
 
 
@@ -38,17 +39,14 @@ class FaultyBucket:
 
 @pytest.fixture(params=REMOTE)
 def bucket(request: pytest.FixtureRequest) -> Iterator[FaultyBucket]:
-    name: str = request.param
-    kind = name.removeprefix("obstore-")
-    faults: Faults = request.getfixturevalue(kind).faults
-    scheme = "gs" if kind == "gcs" else "s3"
+    scheme: str = request.param
+    faults: Faults = request.getfixturevalue(scheme).faults
 
     def open_part(path: str) -> Store:
         return open_store(f"{scheme}://{path}")
 
-    with environment({CLIENT_VARIABLE: "default" if name == kind else "obstore"}):
-        store = shared_client(name, f"{scheme}://bucket/faults/{nonce()}")
-        yield FaultyBucket(store, open_part, faults, "POST" if name == "gcs" else "PUT")
+    store = shared_client(f"{scheme}://bucket/faults/{nonce()}")
+    yield FaultyBucket(store, open_part, faults, "POST" if scheme == "gs" else "PUT")
 
 
 def at_once(store: Store) -> RetryingStore:
@@ -205,12 +203,20 @@ def test_a_storm_of_everything_loses_nothing_and_invents_nothing(bucket: FaultyB
     assert bucket.store.list("storm/") == sorted(expected)
 
 
-def test_what_one_client_wrote_the_other_reads(bucket: FaultyBucket, request: pytest.FixtureRequest) -> None:
-    data = bytes(range(256)) * 100
-    bucket.store.create("k", data)
-    url = bucket.store.url
-    other = "default" if "obstore" in request.node.callspec.params["bucket"] else "obstore"
-    with environment({CLIENT_VARIABLE: other}):
-        assert open_store(url).get("k") == data
-        assert open_store(url).create("k", data) == Created()
-        assert open_store(url).create("k", b"else") == Exists(data)
+def test_a_proxy_gives_every_connection_its_own_trouble(s3: FaultProxy) -> None:
+    """The proxy itself: counts, and faults by chance that are the same for the same seed."""
+    draws = []
+    for _ in range(2):
+        with FaultProxy(s3.url, seed=7) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
+            proxy.faults.set_rates({"503": 0.5})
+            store, outcomes = open_store("s3://bucket/proxy"), []
+            for _ in range(12):
+                try:
+                    store.stat("k")
+                    outcomes.append("fine")
+                except StoreUnavailableError:
+                    outcomes.append("503")
+            assert proxy.faults.struck["503"] == outcomes.count("503")
+            draws.append(outcomes)
+    assert draws[0] == draws[1]
+    assert set(draws[0]) == {"fine", "503"}
