@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal
 
 from msgspec import Struct, field, structs
 
+from diloco_cli.methods import CodecName, InnerName, OuterName
+
 Arguments = dict[str, Any]
 RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 
@@ -80,7 +82,7 @@ class InnerSettings(Settings, frozen=True):
     a cosine or a line to a tenth of the peak; constant; or wsd, constant but for the last `decay` of the run, a line to
     a tenth. `save_every` is in rounds: how often its moments go to the store."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: InnerName = "adamw"
     lr: float = 3e-4
     warmup_steps: int = 100
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
@@ -157,8 +159,8 @@ class SyncSettings(Settings, frozen=True):
     clip: float | Literal["none"] = 1.25
     max_step: float | Literal["none"] = 4.0
     max_share: float | Literal["none"] = "none"
-    codec: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
-    weights_codec: Literal["fp32", "bf16", "int8", "int4"] = "bf16"
+    codec: CodecName = "bf16"
+    weights_codec: CodecName = "bf16"
     adoption: Literal["on_arrival", "at_tau"] = "on_arrival"
     mixing: Literal["replace", "blend", "rebase", "adaptive"] = "replace"
     blend: float = 0.5
@@ -173,7 +175,7 @@ class SyncSettings(Settings, frozen=True):
 class OuterSettings(Settings, frozen=True):
     """The optimizer on the syncer: SGD, or SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105)."""
 
-    name: Literal["nesterov", "sgd"] = "nesterov"
+    name: OuterName = "nesterov"
     lr: float = 0.7
     momentum: float = 0.9
 

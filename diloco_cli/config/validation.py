@@ -12,9 +12,8 @@ from diloco_cli.config.own_loops import data_class_of
 from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.methods import CODECS
 from diloco_cli.units import format_count
-
-LOSSLESS = ("fp32",)
 
 
 def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) -> None:
@@ -115,7 +114,7 @@ def _check_overlap(run: RunSettings, place: _Places) -> None:
 
 def _check_mixing(run: RunSettings, place: _Places) -> None:
     sync = run.sync
-    if sync.error_feedback and sync.codec in LOSSLESS:
+    if sync.error_feedback and not CODECS[sync.codec].rounds:
         place.refuse(
             "sync.error_feedback",
             f"the codec {sync.codec} rounds nothing away, so nothing can be fed back; it needs a lossy sync.codec",

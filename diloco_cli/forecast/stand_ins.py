@@ -11,6 +11,7 @@ from typing import Any
 
 from diloco_cli.config.settings import Link
 from diloco_cli.digests import digest
+from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.ports import Merged, Moments, Progression, Stepped, Values
@@ -75,8 +76,6 @@ class TraceArithmetic:
             self._current[fragment] = self._candidate.pop(fragment)
 
 
-MOMENT_BYTES = 8.0  # of one parameter's two float32 moments
-STATE_BITS = 64.0  # of one parameter: itself and its momentum
 BITS = 8.0
 
 
@@ -94,12 +93,12 @@ class Sizes:
 def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
     """`bits_of`: per parameter, scales included, by codec."""
     sync, parameters = run.settings.sync, [fragment.num_parameters for fragment in run.layout.fragments]
-    moments = MOMENT_BYTES * sum(parameters) if run.settings.train.inner.name == "adamw" else 0.0
+    moments = float(INNER_OPTIMIZERS[run.settings.train.inner.name].state_bytes * sum(parameters))
     return Sizes(
         delta=tuple(n * bits_of[sync.codec] / BITS for n in parameters),
         weights=tuple(n * bits_of[sync.weights_codec] / BITS for n in parameters),
         moments=moments,
-        state=tuple(n * STATE_BITS / BITS for n in parameters),
+        state=tuple(float(n * OUTER_OPTIMIZERS[run.settings.outer.name].state_bytes) for n in parameters),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_cli.clock import monotonic_s, utc_now_text
+from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.runtime.daemon import say
 
@@ -44,7 +45,7 @@ class Facts(Observer):
         moments = "new"
         if learner.moments_lost:
             moments = "lost, warming up anew" if joined.data_start > 0 else "none yet, warming up"
-        elif learner.run.settings.train.inner.name == "sgd":
+        elif not INNER_OPTIMIZERS[learner.run.settings.train.inner.name].moments:
             moments = "none"
         elif learner.saves.newest is not None:
             moments = "restored"

@@ -10,14 +10,13 @@ from itertools import islice
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, RunSettings, SyncSettings
 from diloco_cli.errors import InfeasibleError
+from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_EVERY, Fleet, run_fleet
 from diloco_cli.plan.link import (
     CLIENT_BPS,
     CODEC_BITS,
     MBPS,
-    MOMENT_BYTES,
-    known_codecs,
     load_of_round,
     need_of_round,
     rounded_up,
@@ -118,11 +117,12 @@ def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, m
     """The shortest round that the link carries, for the codec in use and for every smaller one; and for the smallest
     with moments saved so seldom that they hardly count. Rounds longer than the longest published are not suggested."""
     sync, inner = run.sync, run.train.inner
-    smaller = [codec for codec, bits in known_codecs().items() if bits < CODEC_BITS[sync.codec]]
+    smaller = [codec for codec, bits in CODEC_BITS.items() if bits < CODEC_BITS[sync.codec]]
     codecs = [sync.codec, *sorted(smaller, key=lambda codec: -CODEC_BITS[codec])]
-    seldom = 10 * math.ceil(8 * MOMENT_BYTES / (10 * HARDLY * CODEC_BITS[codecs[-1]]))
+    state_bytes = INNER_OPTIMIZERS[inner.name].state_bytes
+    seldom = 10 * math.ceil(8 * state_bytes / (10 * HARDLY * CODEC_BITS[codecs[-1]]))
     choices = [(codec, inner.save_every) for codec in codecs]
-    if inner.name == "adamw" and seldom > inner.save_every:
+    if seldom > inner.save_every:
         choices.append((codecs[-1], seldom))
     ways = []
     for codec, save_every in choices:
@@ -221,9 +221,9 @@ def alternatives(plan: Plan, again: Again) -> tuple[Alternative, ...]:
 def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
     """(name, settings, what a gain would cost)."""
     sync, changes = plan.run.sync, []
-    for codec in (codec for codec in known_codecs() if codec not in (sync.codec, "fp32")):
+    for codec in (codec for codec in CODEC_BITS if codec not in (sync.codec, "fp32")):
         coarser = CODEC_BITS[codec] < CODEC_BITS[sync.codec]
-        other = replace(sync, codec=codec, weights_codec=codec)  # type: ignore[arg-type]
+        other = replace(sync, codec=codec, weights_codec=codec)
         changes.append((f"sync.codec={codec}", other, COARSER if coarser else "and they are rounded less"))
     if 2 * sync.every <= MAX_EVERY:
         changes.insert(1, (f"sync.every={2 * sync.every}", replace(sync, every=2 * sync.every), MORE_OFTEN))

@@ -11,13 +11,14 @@ from functools import partial
 
 from diloco_cli.config.devices import HOST_DEVICES, find_device
 from diloco_cli.config.settings import SyncSettings
+from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.plan import goodput, link, memory, money, speed
 from diloco_cli.plan.candidates import Candidate, candidates
 from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_IN_FLIGHT, Fleet, Flow, run_fleet
-from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES, moment_bytes
+from diloco_cli.plan.link import CODEC_BITS, moment_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plan.speed import default_mfu, host_gflops, num_devices, peak_tflops
-from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, STATE_BITS, kept_at_pace, merged_rounds
+from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, STATE_BYTES, kept_at_pace, merged_rounds
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS
 from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.capacity import SyncerMachine, calls_of_merge
@@ -50,7 +51,7 @@ def merging_formula(reads_back: bool) -> str:
 
 def merging_numbers(parameters: float, num_islands: int, sync: SyncSettings, machine: SyncerMachine) -> str:
     """The syncer's time for a fragment of `parameters` parameters. A version: state and weights."""
-    version = f"({STATE_BITS} + {CODEC_BITS[sync.weights_codec]:g})"
+    version = f"({8 * STATE_BYTES} + {CODEC_BITS[sync.weights_codec]:g})"
     deltas = f"{num_islands} * {CODEC_BITS[sync.codec]:g}"
     read_bits = f"({deltas} + {version})" if machine.reads_back else deltas
     read = f"{read_bits} / {short(machine.down_bps or math.inf)}"
@@ -204,7 +205,7 @@ def _memory(plan: Plan, island: PlannedIsland, candidate: Candidate) -> Iterator
     known = {
         "weights": ("4 N", f"{memory.WEIGHT_BYTES} * {short(m.parameters)}{over} / 1e9"),
         "gradients": ("4 N", f"{memory.GRADIENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
-        "moments": ("8 N", f"{MOMENT_BYTES} * {short(m.parameters)}{over} / 1e9"),
+        "moments": (f"{how.moment_bytes} N", f"{how.moment_bytes} * {short(m.parameters)}{over} / 1e9"),
         "casts": ("2 N", f"{memory.CAST_BYTES} * {short(m.parameters)} / 1e9"),
         "activations": kept,
         "logits": ("12 B S V", f"{memory.LOGIT_BYTES} * {tokens} * {short(m.vocabulary)} / 1e9"),
@@ -237,7 +238,7 @@ def _micro_batch(plan: Plan, candidate: Candidate, tokens: str) -> Explanation:
 
 
 def _host_memory(plan: Plan, island: PlannedIsland) -> Explanation:
-    s, sync, saved = plan.schedule, plan.run.sync, plan.run.train.inner.name == "adamw"
+    s, sync, saved = plan.schedule, plan.run.sync, INNER_OPTIMIZERS[plan.run.train.inner.name].state_bytes > 0
     up, down = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
     in_flight = f"(({s.overlap} + 1) * (4 + 4 + {up:g} / 8) + 4 + {down:g} / 8) * {short(s.fragment_parameters)}"
     whole = f"{memory.host_bytes(sync, saved)} * {short(plan.model.parameters)}"
@@ -414,7 +415,8 @@ def _money(plan: Plan) -> Iterator[Explanation]:
         " + M / watch + 2 / requests"
     )
     yield say("class B requests", formula, numbers, c.class_b_per_day, "/day")
-    numbers = f"{total} * ({money.STATE_BYTES} + {CODEC_BITS[sync.weights_codec] / 8:g} + {count} * {sent}) {a_day}"
+    version = f"{OUTER_OPTIMIZERS[plan.run.outer.name].state_bytes} + {CODEC_BITS[sync.weights_codec] / 8:g}"
+    numbers = f"{total} * ({version} + {count} * {sent}) {a_day}"
     formula = "N x (state + weights + M x (delta + moments)) / T, until the retained rounds are full"
     yield say("storage", formula, numbers, c.storage_gb_per_day, "GB/day")
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from math import log2
 
 from diloco_cli.config.settings import SyncSettings
+from diloco_cli.methods import CODECS
 from diloco_cli.plan import goodput
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.link import FragmentSizes, fragments_of, transfer_s
@@ -100,7 +101,6 @@ MAX_IN_FLIGHT = 0.75  # of a round
 # The cost of coarser exchanges in quality: guesses from published comparisons, used by the search alone.
 FREE_STEPS = 50  # H up to which longer rounds cost nothing
 PER_DOUBLING = 0.05  # H = 1000 against 50: perplexity +2.9 % (arXiv 2311.08105), about 5 % of the tokens a doubling
-CODEC_COST = {"fp32": 0.0, "bf16": 0.0, "int8": 0.005, "int4": 0.02}  # int4: loss +0.09 % (arXiv 2604.21428)
 NO_WINDOW = 0.25  # K = 1 without a grace window merges single learners (arXiv 2604.21428: accuracy falls)
 LEAST_QUALITY = 0.1
 MAX_EVERY = 1000  # no longer round has been published
@@ -249,7 +249,7 @@ def quality_share(sync: SyncSettings, local_steps: float, grace_s: float, num_is
     a fragment; more than planned if the syncer cannot keep up. (Then the search takes tokens to be worth less still:
     windows, overlap and memory are planned for slots that the syncer does not hold.)"""
     doublings = max(0.0, log2(local_steps / FREE_STEPS))
-    cost = PER_DOUBLING * doublings + CODEC_COST[sync.codec] + CODEC_COST[sync.weights_codec]
+    cost = PER_DOUBLING * doublings + CODECS[sync.codec].quality_cost + CODECS[sync.weights_codec].quality_cost
     if num_islands > 1 and sync.quorum < num_islands and grace_s <= 0:
         cost += NO_WINDOW * (num_islands - sync.quorum) / (num_islands - 1)
     return max(LEAST_QUALITY, 1.0 - cost)

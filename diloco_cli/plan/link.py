@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import get_args
 
-from diloco_cli.config.build import type_hints
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, Link, SyncSettings
+from diloco_cli.methods import CODECS, INNER_OPTIMIZERS
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule
 
-# Bits per parameter with scales: int8 one float32 scale per 256, int4 one 16-bit scale per 64.
-CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125, "int4": 4.25}
+CODEC_BITS = {name: float(record.bits) for name, record in CODECS.items()}  # of a parameter, the finest first
 ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the commit, get the merged fragment
 GUESSED_RTT_S = 0.05  # of one request to a bucket
 FOLDER_CALL_S = 0.001  # of one to a store in a folder
@@ -28,7 +26,6 @@ CLIENT_BPS = 3.5e9
 """That one process moves to a cloud's bucket or back over any link, through gcsfs or s3fs: bits a second that one core
 checks and encrypts, 3.7 up and 3.4 down where it was measured (tests/benchmarks/one_process.py)."""
 MBPS = 1e6
-MOMENT_BYTES = 8  # of a parameter: AdamW has two moments, float32
 COMMIT_BYTES = 800  # of a merge, without its inputs
 INPUT_BYTES = 300
 OFFER_BYTES = 700
@@ -56,11 +53,6 @@ class Need:
         return max(up, down)
 
 
-def known_codecs() -> dict[str, float]:
-    """The codecs that a run can be set to, and their bits, the finest first."""
-    return {codec: CODEC_BITS[codec] for codec in get_args(type_hints(SyncSettings)["codec"])}
-
-
 def need_of_round(model: ModelFacts, codec: str, weights_codec: str) -> Need:
     return Need(model.parameters * CODEC_BITS[codec], model.parameters * CODEC_BITS[weights_codec])
 
@@ -72,8 +64,8 @@ def load_of_round(model: ModelFacts, codec: str, weights_codec: str, inner: Inne
 
 
 def moment_bytes(inner: InnerSettings) -> float:
-    """Per parameter and round: AdamW's moments, saved every so many rounds; plain SGD has none."""
-    return MOMENT_BYTES / inner.save_every if inner.name == "adamw" else 0.0
+    """Of a parameter, a round: the moments are saved every so many rounds."""
+    return INNER_OPTIMIZERS[inner.name].state_bytes / inner.save_every
 
 
 def traffic_mbps(

@@ -38,7 +38,8 @@ from typing import Literal
 
 from diloco_cli.config.devices import find_device
 from diloco_cli.config.settings import Accelerators, Inventory, RunSettings, SyncSettings, TrainSettings
-from diloco_cli.plan.link import CODEC_BITS, MOMENT_BYTES
+from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
+from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart, Sharding, shards
 from diloco_cli.plan.speed import computes_in_half
@@ -92,7 +93,7 @@ class Computing:
 
     half: bool = True
     checkpointing: bool = False
-    moment_bytes: int = MOMENT_BYTES
+    moment_bytes: int = INNER_OPTIMIZERS["adamw"].state_bytes
     num_fragments: int = 1
     overlap: int = 0
     arriving: int = 1
@@ -109,10 +110,9 @@ class Computing:
 
 def computing(run: RunSettings, half: bool, num_fragments: int, own_memory: bool) -> Computing:
     """`own_memory`: the device has some, so that what is exchanged is copied to it."""
-    sync, saved = run.sync, run.train.inner.name == "adamw"
+    sync, moments = run.sync, INNER_OPTIMIZERS[run.train.inner.name].state_bytes
     overlap = USUAL_OVERLAP if sync.overlap == "auto" else sync.overlap
     arriving = 2 if own_memory and keeps_progress(sync) else 1
-    moments = MOMENT_BYTES if saved else 0
     return Computing(half, run.train.checkpointing, moments, num_fragments, overlap, arriving, own_memory)
 
 
@@ -321,11 +321,13 @@ def host_bytes(sync: SyncSettings, saved: bool) -> int:
 
 
 def syncer_memory_gb(
-    model: ModelFacts, largest: float, up_bits: float, down_bits: float, num_islands: int, reads_back: bool
-) -> float:
-    """Parameters and momentum in float32; of one fragment the next version and its weights, and both as read back where
+    model: ModelFacts, largest: float, up_bits: float, down_bits: float, num_islands: int, reads_back: bool,
+    state_bytes: int = OUTER_OPTIMIZERS["nesterov"].state_bytes,
+) -> float:  # fmt: skip
+    """The newest state of every fragment; of one fragment the next version and its weights, and both as read back where
     the store does not check uploads; the payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in
     a file); and 64 MB to work in, enough for three threads that merge."""
     payload = up_bits / 8 * largest
     coming = max(payload, min(num_islands * payload, MAX_BYTES_AT_ONCE))
-    return (8 * model.parameters + (1 + reads_back) * (8 + down_bits / 8) * largest + coming + 64e6) / GB
+    version = (state_bytes + down_bits / 8) * largest
+    return (state_bytes * model.parameters + (1 + reads_back) * version + coming + 64e6) / GB

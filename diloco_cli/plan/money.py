@@ -16,6 +16,7 @@ from __future__ import annotations
 from math import inf
 
 from diloco_cli.config.settings import RunSettings
+from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.plan.flow import Fleet
 from diloco_cli.plan.link import CODEC_BITS, HEARTBEAT_EVERY_S, moment_bytes
 from diloco_cli.plan.model_facts import ModelFacts
@@ -32,7 +33,6 @@ LEARNERS_LOOKS = 5.2  # a slot, the successful one included; measured in virtual
 SYNCERS_LOOKS = 3.8  # likewise, into one mailbox
 FENCE_EVERY_S = 5.0
 SNAPSHOT_EVERY = 64
-STATE_BYTES = 8  # parameters and momentum, float32
 
 
 def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
@@ -99,7 +99,7 @@ def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
 def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
     """A round adds a new state and weights of every parameter, a delta of each island, and now and then moments."""
     of_islands = len(fleet.kept) * (CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner))
-    per_parameter = STATE_BYTES + CODEC_BITS[fleet.sync.weights_codec] / 8 + of_islands
+    per_parameter = OUTER_OPTIMIZERS[run.outer.name].state_bytes + CODEC_BITS[fleet.sync.weights_codec] / 8 + of_islands
     return model.parameters * per_parameter / GB * DAY_S / fleet.served_round_s
 
 

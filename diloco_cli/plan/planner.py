@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
+from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.plan import goodput
 from diloco_cli.plan.alternatives import alternatives, excluded, sensitivities
 from diloco_cli.plan.assumptions import assumptions
@@ -26,7 +27,7 @@ from diloco_cli.plan.money import costs, up_gb_per_day
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Setting, Stage, SyncerNeeds
 from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search
 from diloco_cli.plan.speed import num_devices
-from diloco_cli.plan.syncer_pace import STATE_BITS, syncer_load, work_of
+from diloco_cli.plan.syncer_pace import syncer_load, work_of
 from diloco_cli.plan.warnings import (
     cold_start_warnings,
     horizon_warnings,
@@ -200,7 +201,7 @@ def assemble(
     pairs = sorted(zip(fleet.kept, fleet.flows, strict=True), key=lambda pair: order[pair[0].island.name])
     missing = sorted(missing, key=lambda island: order[island.name])
     islands = [_planned(candidate, flow, fleet, run, inventory, model) for candidate, flow in pairs]
-    money, needs = costs(fleet, run, model), syncer_needs(fleet, model)
+    money, needs = costs(fleet, run, model), syncer_needs(fleet, run.outer.name, model)
     warnings = [f"{island.name} is excluded: {island.reason}" for island in (*missing, *unused)]
     if fleet.schedule.fragments < run.sync.fragments:
         unit, count = "layers" if run.sync.layout == "layers" else "tensors", fleet.schedule.fragments
@@ -236,7 +237,7 @@ def _planned(
     need = need_of_round(model, sync.codec, sync.weights_codec)
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
-    saved = run.train.inner.name == "adamw"
+    saved = INNER_OPTIMIZERS[run.train.inner.name].state_bytes > 0
     chosen = replace(run, sync=sync)
     fit = with_overlap(candidate.fit, model, how_on(island.accelerators, chosen, inventory, model, schedule.overlap))
     return PlannedIsland(
@@ -331,17 +332,18 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
     )
 
 
-def syncer_needs(fleet: Fleet, model: ModelFacts) -> SyncerNeeds:
+def syncer_needs(fleet: Fleet, outer: str, model: ModelFacts) -> SyncerNeeds:
     """The syncer reads every island's delta once a round, writes state and weights, and may have to read them back."""
     sync, s, islands, spent = fleet.sync, fleet.schedule, len(fleet.kept), fleet.syncer
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
+    state_bytes, largest = OUTER_OPTIMIZERS[outer].state_bytes, s.fragment_parameters
     need = need_of_round(model, sync.codec, sync.weights_codec)
-    written_bits = model.parameters * STATE_BITS + need.down_bits
+    written_bits = model.parameters * 8 * state_bytes + need.down_bits
     machine = fleet.kept[0].syncer
     read_bits = islands * need.up_bits + machine.reads_back * written_bits
-    merging = work_of(model.parameters / s.fragments, islands, sync)
+    merging = work_of(model.parameters / s.fragments, islands, sync, state_bytes)
     return SyncerNeeds(
-        memory_gb=syncer_memory_gb(model, s.fragment_parameters, up_bits, down_bits, islands, machine.reads_back),
+        memory_gb=syncer_memory_gb(model, largest, up_bits, down_bits, islands, machine.reads_back, state_bytes),
         down_mbps=read_bits / fleet.served_round_s / MBPS,
         up_mbps=written_bits / fleet.served_round_s / MBPS,
         merge_percent=100 * syncer_load(model.parameters, islands, fleet.served_round_s),

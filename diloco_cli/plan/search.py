@@ -15,7 +15,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.plan.candidates import Candidate
 from diloco_cli.plan.flow import MAX_EVERY, Fleet, run_fleet
-from diloco_cli.plan.link import Need, known_codecs, load_of_round
+from diloco_cli.plan.link import CODEC_BITS, Need, load_of_round
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Goal
@@ -53,7 +53,7 @@ class Space:
 
 def space_of(sync: SyncSettings, free: frozenset[str], model: ModelFacts) -> Space:
     """The search space; `free`: names of `SEARCHED` that the user did not pin."""
-    smaller = [codec for codec in known_codecs() if codec != "fp32"]
+    smaller = [codec for codec in CODEC_BITS if codec != "fp32"]
     ups = dict.fromkeys((sync.codec, *smaller)) if "codec" in free else (sync.codec,)
     downs = dict.fromkeys((sync.weights_codec, *smaller)) if "weights_codec" in free else (sync.weights_codec,)
     both = {"codec", "weights_codec"} <= free

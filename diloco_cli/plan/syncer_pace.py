@@ -18,6 +18,7 @@ from statistics import fmean
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import StoreSettings, SyncSettings
+from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, GUESSED_RTT_S, reached, rtt_of
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote
@@ -37,7 +38,7 @@ from diloco_cli.units import format_bandwidth, format_count, format_duration
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
 SYNCER_BPS = 10e9  # guessed: rate at which a machine reads from a store near it, or writes to it, bits per second
 MERGED_SHARE = 0.75  # of the progress that an offer may hold, in the mean over loads: 0.6 to 0.9 in virtual time
-STATE_BITS = 64  # of a parameter: itself and its momentum, float32
+STATE_BYTES = OUTER_OPTIMIZERS["nesterov"].state_bytes  # of a parameter, by the usual outer optimizer
 GUESSED_MACHINE = SyncerMachine(GUESSED_RTT_S, CLIENT_BPS, CLIENT_BPS, MERGE_PARAMETERS_PER_S)  # beside a bucket
 
 
@@ -65,7 +66,8 @@ def measured_by(
     if not merges or not all(isfinite(figure) and figure >= 0 for figure in figures) or said.call_s == 0:
         return None  # a heartbeat is a hint, and may say anything
     learners = round(fmean(len(merge.participants) for merge in merges)) or 1  # its figures are means of several, too
-    work = work_of(run.layout.num_parameters / run.num_fragments, learners, run.settings.sync)
+    settings, mean_fragment = run.settings, run.layout.num_parameters / run.num_fragments
+    work = work_of(mean_fragment, learners, settings.sync, OUTER_OPTIMIZERS[settings.outer.name].state_bytes)
     return work, measured_machine(work, *figures, said.reads_back, connections_of(said))
 
 
@@ -86,10 +88,12 @@ def machine_text(machine: SyncerMachine) -> str:
     return ", ".join([calls, *links, *merged, back])
 
 
-def work_of(parameters: float, num_islands: int, sync: SyncSettings) -> MergeWork:
+def work_of(
+    parameters: float, num_islands: int, sync: SyncSettings, state_bytes: int = STATE_BYTES
+) -> MergeWork:  # fmt: skip
     """The merge of a fragment of `parameters` parameters."""
-    version_bits = STATE_BITS + CODEC_BITS[sync.weights_codec]
-    return MergeWork(num_islands, parameters, parameters * CODEC_BITS[sync.codec] / 8, parameters * version_bits / 8)
+    version_bytes = state_bytes + CODEC_BITS[sync.weights_codec] / 8
+    return MergeWork(num_islands, parameters, parameters * CODEC_BITS[sync.codec] / 8, parameters * version_bytes)
 
 
 def syncer_s(parameters: float, num_islands: int, sync: SyncSettings, machine: SyncerMachine) -> float:

@@ -11,7 +11,7 @@ from diloco_cli.config.settings import Device, Inventory, IslandSettings, Link, 
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.candidates import Candidate, not_launched
 from diloco_cli.plan.flow import MAX_EVERY, Fleet, max_overlap, slots_to_hide
-from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, Need, known_codecs, load_of_round
+from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, Need, load_of_round
 from diloco_cli.plan.memory import Fit
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule, SyncerNeeds
@@ -189,8 +189,8 @@ def _ways(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> Iterator[str]:
     fragments = _fewer_fragments(fleet, model) if needs.limit == "calls" else None
     if fragments is not None:
         yield f"--set sync.fragments={fragments}"
-    smaller = min(known_codecs(), key=lambda codec: CODEC_BITS[codec])
-    coded = replace(sync, codec=smaller)  # type: ignore[arg-type]
+    smaller = min(CODEC_BITS, key=lambda codec: CODEC_BITS[codec])
+    coded = replace(sync, codec=smaller)
     spent = spent_a_slot(model.parameters, s.fragments, islands, coded, machine, s.slot_s)
     if needs.limit == "bytes" and sync.codec != smaller and _leaves_room(spent, s.slot_s):
         yield f"--set sync.codec={smaller}"

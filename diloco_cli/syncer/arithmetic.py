@@ -1,10 +1,10 @@
 """The syncer's arithmetic: makes a fragment's new version from deltas. The same bits on any number of threads.
 
-It keeps 8 bytes a parameter in memory: each fragment's newest parameters and momentum, as the same bytes as in the
-bucket. During a merge it also holds the fragment's next version and its weights, and both as read back where the store
-does not check uploads. Encoded payloads of deltas wait on disk if there is a spool; beyond that a merge needs memory
-for the payloads that are being fetched (at most 400 MB, or one) and three blocks of at most 4 MiB a thread, for any
-number of learners and parameters.
+It keeps each fragment's newest parameters and outer buffers in memory (with Nesterov 8 bytes a parameter), as the same
+bytes as in the bucket. During a merge it also holds the fragment's next version and its weights, and both as read back
+where the store does not check uploads. Encoded payloads of deltas wait on disk if there is a spool; beyond that a merge
+needs memory for the payloads that are being fetched (at most 400 MB, or one) and three blocks of at most 4 MiB a
+thread, for any number of learners and parameters.
 """
 
 from __future__ import annotations
@@ -89,12 +89,15 @@ def _allow_files() -> None:
 
 @dataclass
 class FragmentState:
-    """One version's [n] float32 parameters and momentum, as views on its bytes, and the digest of these bytes."""
+    """One version's [n] float32 parameters and outer buffers, as views on its bytes, and their digest."""
 
     digest: str
     data: bytes
-    parameters: torch.Tensor
-    momentum: torch.Tensor
+    tensors: dict[str, torch.Tensor]
+
+    @property
+    def parameters(self) -> torch.Tensor:
+        return self.tensors["parameters"]
 
 
 class TorchArithmetic:
@@ -102,16 +105,16 @@ class TorchArithmetic:
 
     def __init__(self, run: RunFormat, *, spool: Spool | None = None, values: Values | None = None) -> None:
         self.run, self.spool, self.values = run, spool, values
-        self.sync = run.settings.sync
+        self.sync, self.outer = run.settings.sync, run.settings.outer.name
         self.weights_codec = codec(self.sync.weights_codec)
         self._current: dict[int, FragmentState] = {}
         self._candidates: dict[int, FragmentState] = {}
         self._formats = delta_formats(run.layout, self.sync)
 
     def initial(self) -> Iterator[Merged]:
-        """Every fragment of the values that were given, or else of the seeded model, with zero momentum. Of that model
-        what has been passed on is let go, so that a run begins in the memory that it needs later. Raises UsageError if
-        the model has another layout, RefusedError if the run begins with values that are not here."""
+        """Every fragment of the values that were given, or else of the seeded model, with buffers of zeros. Of that
+        model what has been passed on is let go, so that a run begins in the memory that it needs later. Raises
+        UsageError if the model has another layout, RefusedError if the run begins with values that are not here."""
         if self.values is not None:
             return self._first(self.values, lambda name: None)
         seeded = dict(self._seeded())
@@ -121,7 +124,7 @@ class TorchArithmetic:
         fragments = self.run.layout.fragments
         last = {slot.name: index for index, fragment in enumerate(fragments) for slot in fragment.tensors}
         for index, fragment in enumerate(fragments):
-            version = self._version(index, first_state(fragment, tensors))
+            version = self._version(index, first_state(fragment, tensors, self.outer))
             for name in {slot.name for slot in fragment.tensors if last[slot.name] == index}:
                 let_go(name)
             yield version
@@ -154,8 +157,8 @@ class TorchArithmetic:
         self._current[fragment] = self._state(fragment, state_digest, state)
 
     def _state(self, fragment: int, state_digest: str, state: bytes) -> FragmentState:
-        tensors = views(state, state_spec(self.run.layout.fragments[fragment].num_parameters))
-        return FragmentState(state_digest, state, tensors["parameters"], tensors["momentum"])
+        spec = state_spec(self.run.layout.fragments[fragment].num_parameters, self.outer)
+        return FragmentState(state_digest, state, views(state, spec))
 
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> DeltaSource | str:
         """The delta as it lies in its payload; re-anchored on the current version if the base is an older one:
@@ -196,13 +199,8 @@ class TorchArithmetic:
         sources, weights = self._scaled(form.cut, deltas)
         compare = self.sync.mixing == "adaptive"
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
-        blank = Blank(state_spec(form.cut.size))
-        finite = apply_merge(
-            outer_at(self.run, slot),
-            merging,
-            (current.parameters, current.momentum),
-            (blank.tensors["parameters"], blank.tensors["momentum"]),
-        )
+        blank = Blank(state_spec(form.cut.size, self.outer))
+        finite = apply_merge(outer_at(self.run, slot), merging, current.tensors, blank.tensors)
         if merging.unsound:
             return Refused(merging.unsound)
         if not finite:

@@ -74,7 +74,7 @@ def _evaluation(loss: float | None) -> Commit | None:
 def first_versions(run: RunFormat, values: Values) -> Iterator[Version]:
     """(state, weights) of one fragment after the other."""
     for fragment in run.layout.fragments:
-        blank = first_state(fragment, values)
+        blank = first_state(fragment, values, run.settings.outer.name)
         weights = codec(run.settings.sync.weights_codec).to_bytes(blank.tensors["parameters"])
         yield blank.seal(), weights
 

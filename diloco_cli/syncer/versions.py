@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.layout import Fragment
+from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -19,14 +20,15 @@ from diloco_cli.tensors.flat import flatten, unflatten
 from diloco_cli.tensors.payload import Blank, Spec, views
 
 
-def state_spec(num_parameters: int) -> Spec:
-    """What a state object holds: float32 parameters and outer momentum, [n] each."""
-    return {"parameters": (torch.float32, (num_parameters,)), "momentum": (torch.float32, (num_parameters,))}
+def state_spec(num_parameters: int, outer: str) -> Spec:
+    """What a state object holds: float32 parameters and the outer optimizer's buffers, [n] each."""
+    names = ("parameters", *OUTER_OPTIMIZERS[outer].buffers)
+    return dict.fromkeys(names, (torch.float32, (num_parameters,)))
 
 
-def first_state(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> Blank:
-    """A fragment's first version: these values, in float32, and no momentum."""
-    blank = Blank(state_spec(fragment.num_parameters))
+def first_state(fragment: Fragment, tensors: Mapping[str, torch.Tensor], outer: str) -> Blank:
+    """A fragment's first version: these values, in float32, and buffers of zeros."""
+    blank = Blank(state_spec(fragment.num_parameters, outer))
     blank.tensors["parameters"].copy_(flatten(fragment, tensors))
     return blank
 
@@ -45,7 +47,8 @@ def read_parameters(run: RunFormat, output: FragmentVersion, store: Store) -> to
     data = store.get(key, max_fragment_bytes(run.layout, output.fragment))
     if data is None or digest(data) != output.state_digest:
         raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
-    return views(data, state_spec(run.layout.fragments[output.fragment].num_parameters))["parameters"]
+    spec = state_spec(run.layout.fragments[output.fragment].num_parameters, run.settings.outer.name)
+    return views(data, spec)["parameters"]
 
 
 def committed(run: RunFormat, state: RunState) -> tuple[FragmentVersion, ...]:

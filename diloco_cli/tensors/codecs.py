@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import torch
 
 from diloco_cli.errors import UsageError
+from diloco_cli.methods import CODECS, arithmetic_of
 from diloco_cli.tensors.payload import Blank, Spec, views
 from diloco_cli.tensors.stripes import BLOCK, over_blocks
 
@@ -235,16 +236,14 @@ def _scale(out: torch.Tensor, scales: torch.Tensor, block: int) -> torch.Tensor:
     return out
 
 
-CODECS: dict[str, Codec] = {
-    "fp32": _plain(torch.float32),
-    "bf16": _plain(torch.bfloat16),
-    "int8": Codec(_int8_spec, _int8_encode, _int8_reader),
-    "int4": Codec(_int4_spec, _int4_encode, _int4_reader),
-}
+FP32, BF16 = _plain(torch.float32), _plain(torch.bfloat16)
+INT8 = Codec(_int8_spec, _int8_encode, _int8_reader)
+INT4 = Codec(_int4_spec, _int4_encode, _int4_reader)
 
 
 def codec(name: str) -> Codec:
-    try:
-        return CODECS[name]
-    except KeyError:
-        raise UsageError(f"unknown codec {name!r}; allowed: {', '.join(CODECS)}") from None
+    """Raises UsageError for a name that is not in methods.CODECS."""
+    if name not in CODECS:
+        raise UsageError(f"unknown codec {name!r}; allowed: {', '.join(CODECS)}")
+    found: Codec = arithmetic_of(CODECS[name])
+    return found

@@ -22,7 +22,7 @@ SGD:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Literal
@@ -32,6 +32,7 @@ import torch
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.layout import Fragment
+from diloco_cli.methods import OUTER_OPTIMIZERS, arithmetic_of
 from diloco_cli.tensors.codecs import Read
 from diloco_cli.tensors.norms import (
     PRECISE,
@@ -238,36 +239,39 @@ def why_unsound(cut: Cut, source: DeltaSource) -> str | None:
     return None if agree(found, source.norms, PRECISE) else "bad_norms"
 
 
-Pair = tuple[torch.Tensor, torch.Tensor]
+Tensors = Mapping[str, torch.Tensor]
+OuterStep = Callable[[OuterSettings, Tensors, torch.Tensor, Tensors], None]
+"""(settings, version, delta, next version): writes the next version's `parameters` and buffers, [n] each, without
+temporaries; `delta` may be overwritten."""
 
 
-def outer_step(
-    settings: OuterSettings, parameters: torch.Tensor, buffer: torch.Tensor, delta: torch.Tensor,
-    new_parameters: torch.Tensor, new_buffer: torch.Tensor,
-) -> None:  # fmt: skip
-    """[n] parameters and momentum buffer into new ones, without temporaries; `delta` is overwritten."""
-    if settings.name == "sgd":
-        new_buffer.copy_(buffer)
-    else:
-        torch.mul(buffer, settings.momentum, out=new_buffer).add_(delta)
-        delta.add_(new_buffer, alpha=settings.momentum)
-    torch.add(parameters, delta, alpha=-settings.lr, out=new_parameters)
+def nesterov(settings: OuterSettings, before: Tensors, delta: torch.Tensor, after: Tensors) -> None:
+    torch.mul(before["momentum"], settings.momentum, out=after["momentum"]).add_(delta)
+    delta.add_(after["momentum"], alpha=settings.momentum)
+    sgd(settings, before, delta, after)
 
 
-def apply_merge(settings: OuterSettings, merging: Merging, before: Pair, after: Pair) -> bool:
-    """Merge and step block by block, from (parameters, momentum buffer) of [n] into others; whether all results are
-    finite. The results are invalid if `merging.unsound` has entries."""
+def sgd(settings: OuterSettings, before: Tensors, delta: torch.Tensor, after: Tensors) -> None:
+    torch.add(before["parameters"], delta, alpha=-settings.lr, out=after["parameters"])
+
+
+def apply_merge(settings: OuterSettings, merging: Merging, before: Tensors, after: Tensors) -> bool:
+    """Merge and step block by block, from one version (`parameters` and the optimizer's buffers, [n] each) into the
+    next; whether all results are finite. The results are invalid if `merging.unsound` has entries."""
     finite = True
+    record = OUTER_OPTIMIZERS[settings.name]
+    outer_step: OuterStep = arithmetic_of(record)
 
     def step(start: int, delta: torch.Tensor) -> None:
         nonlocal finite
         block = slice(start, start + delta.numel())
-        moved = (after[0][block], after[1][block])
-        outer_step(settings, before[0][block], before[1][block], delta, *moved)
-        if not _finite(moved[0]):  # a buffer that is not finite makes parameters that are not
+        moved = {name: tensor[block] for name, tensor in after.items()}
+        outer_step(settings, {name: tensor[block] for name, tensor in before.items()}, delta, moved)
+        if not _finite(moved["parameters"]):  # a buffer that is not finite makes parameters that are not
             finite = False
 
-    merging.each(after[1], step)
+    directions = after[record.buffers[0]] if record.buffers else torch.empty_like(after["parameters"])
+    merging.each(directions, step)
     return finite
 
 

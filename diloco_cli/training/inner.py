@@ -12,12 +12,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from inspect import unwrap
 from math import cos, inf, isfinite, pi
+from typing import Any
 
 import torch
 from torch import nn
 
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
+from diloco_cli.methods import INNER_OPTIMIZERS, arithmetic_of
 from diloco_cli.protocol.actors.ports import Moments
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tensors.names import bare_parameters
@@ -26,7 +28,6 @@ from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes, to_bytes
 FLOOR = 0.1  # what falls ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
 BF16_CAPABILITY = 8  # major number of the first CUDA devices with bf16 in hardware (Ampere); older ones emulate it
-MOMENTS = ("exp_avg", "exp_avg_sq")
 FUSED = ("cpu", "cuda")  # where torch has AdamW as one kernel: a third of the time of the others on a CPU
 
 
@@ -52,12 +53,40 @@ def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Op
     """
     matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    groups: Groups = [
+        {"params": matrices, "weight_decay": settings.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     groups = [group for group in groups if group["params"]]
-    if settings.name == "sgd":
-        return SGD(groups, lr=settings.lr)
-    fused = all(p.device.type in FUSED for p in (*matrices, *vectors))
+    record = INNER_OPTIMIZERS[settings.name]
+    optimizer: torch.optim.Optimizer = arithmetic_of(record)(groups, settings)
+    optimizer.moments, optimizer.steps_made = record.moments, 0  # type: ignore[attr-defined]
+    return optimizer
+
+
+def make_step(optimizer: torch.optim.Optimizer) -> None:
+    """Counts, because not all of torch's optimizers do."""
+    optimizer.step()
+    optimizer.steps_made += 1  # type: ignore[attr-defined]
+
+
+def moment_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """What it keeps beside each parameter; of one that a user's loop has made, AdamW's moments or none."""
+    usual = INNER_OPTIMIZERS["adamw"].moments if isinstance(optimizer, torch.optim.AdamW) else ()
+    found: tuple[str, ...] = getattr(optimizer, "moments", usual)
+    return found
+
+
+Groups = list[dict[str, Any]]
+
+
+def adamw(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
+    fused = all(p.device.type in FUSED for group in groups for p in group["params"])
     return AdamW(groups, lr=settings.lr, betas=(settings.beta1, settings.beta2), fused=fused)
+
+
+def sgd(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
+    return SGD(groups, lr=settings.lr)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -116,17 +145,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def _spec(model: nn.Module) -> Spec:
+def _spec(model: nn.Module, moments: tuple[str, ...]) -> Spec:
     spec: Spec = {"step": (torch.int64, (1,))}
     for name, parameter in bare_parameters(model).items():
         if parameter.requires_grad:
-            spec[f"exp_avg.{name}"] = (torch.float32, tuple(parameter.shape))
-            spec[f"exp_avg_sq.{name}"] = (torch.float32, tuple(parameter.shape))
+            spec |= {f"{moment}.{name}": (torch.float32, tuple(parameter.shape)) for moment in moments}
     return spec
 
 
 def saved_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments | None:
-    """AdamW's moments as they are now. Their bytes are made at once, on the host, and are the only copy. None if there
+    """The moments as they are now. Their bytes are made at once, on the host, and are the only copy. None if there
     are none."""
     tensors = moments_of(model, optimizer)
     return None if tensors is None else as_saved(int(tensors["step"][0]), to_bytes(tensors))
@@ -137,41 +165,45 @@ def as_saved(step: int, data: bytes) -> Moments:
 
 
 def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
-    """AdamW's present moments in float32, on their device; those that are float32 already are not copied. None if there
-    are none (SGD, or no step yet)."""
+    """The present moments in float32, on their device; those that are float32 already are not copied. None if there are
+    none (SGD, or no step yet)."""
     named = [(name, p) for name, p in bare_parameters(model).items() if p.requires_grad]
-    if not all("exp_avg" in optimizer.state.get(p, {}) for _, p in named):
+    moments = moment_names(optimizer)
+    if not moments or not all(moments[0] in optimizer.state.get(p, {}) for _, p in named):
         return None
-    tensors = {"step": torch.tensor([int(optimizer.state[named[0][1]]["step"])])}
+    steps = optimizer.state[named[0][1]].get("step", getattr(optimizer, "steps_made", 0))
+    tensors = {"step": torch.tensor([int(steps)])}
     for name, parameter in named:
-        for moment in MOMENTS:
+        for moment in moments:
             tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].detach().float()
     return tensors
 
 
 def keeps_moments(optimizer: torch.optim.Optimizer) -> bool:
     """Whether there is anything to save, to restore and to lose: plain SGD has no state."""
-    return isinstance(optimizer, torch.optim.AdamW)
+    return bool(moment_names(optimizer))
 
 
 def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> bool:
     """Put saved moments back, in each parameter's own type as the optimizer keeps them; False (and nothing changed)
     if the bytes are not this model's moments, or hold values that an optimizer cannot use."""
-    tensors = sound_moments(model, data)
+    if not keeps_moments(optimizer):
+        return False
+    tensors = sound_moments(model, optimizer, data)
     if tensors is None:
         return False
     begin_moments(model, optimizer, int(tensors["step"][0]))
     for name, parameter in bare_parameters(model).items():
         if parameter.requires_grad:
-            for moment in MOMENTS:
+            for moment in moment_names(optimizer):
                 optimizer.state[parameter][moment].copy_(tensors[f"{moment}.{name}"])
     return True
 
 
-def sound_moments(model: nn.Module, data: bytes) -> dict[str, torch.Tensor] | None:
+def sound_moments(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> dict[str, torch.Tensor] | None:
     """Saved moments by their names; None if they are not this model's, or not fit for an optimizer."""
     try:
-        tensors = from_bytes(data, _spec(model))
+        tensors = from_bytes(data, _spec(model, moment_names(optimizer)))
     except PayloadError:
         return None
     return tensors if _are_sound(tensors) else None
@@ -179,12 +211,13 @@ def sound_moments(model: nn.Module, data: bytes) -> dict[str, torch.Tensor] | No
 
 def begin_moments(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     """Moments of zero, as after `step` steps, sharded as the parameters are."""
+    optimizer.steps_made = step  # type: ignore[attr-defined]
     fused = bool(optimizer.defaults.get("fused"))  # the fused kernel wants its step count beside the parameters
     for parameter in model.parameters():
         if parameter.requires_grad:
             optimizer.state[parameter] = {
                 "step": torch.tensor(float(step), device=parameter.device if fused else None),
-                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in MOMENTS},
+                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in moment_names(optimizer)},
             }
 
 

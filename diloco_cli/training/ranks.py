@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Protocol
 
 import torch
@@ -24,7 +25,7 @@ from diloco_cli.tensors.payload import Blank
 from diloco_cli.training.commands import Command, Commands
 from diloco_cli.training.cuda import LeavingMoments, Placed, largest
 from diloco_cli.training.faults import enough_memory, with_others
-from diloco_cli.training.inner import MOMENTS, as_saved, begin_moments, keeps_moments, moments_of, sound_moments
+from diloco_cli.training.inner import as_saved, begin_moments, keeps_moments, moment_names, moments_of, sound_moments
 from diloco_cli.training.ranked_model import copied_model, sharded_model
 from diloco_cli.training.ranked_replica import RankedReplica
 from diloco_cli.training.replica import DeviceTraining, Replica, check_layout
@@ -117,7 +118,7 @@ class RankedTraining(DeviceTraining):
         blank = Blank({name: (t.dtype, tuple(t.shape)) for name, t in moments.items()})
         blank.tensors["step"].copy_(moments["step"])
         with self._told(Command.SAVE):
-            for fragment, moment in _all_moments(self._shards):
+            for fragment, moment in _all_moments(self._shards, self.replica.optimizer):
                 flat = self._shards.gather(fragment, _of(moments, moment))
                 assert flat is not None
                 with self._on_host(flat) as host:
@@ -129,7 +130,7 @@ class RankedTraining(DeviceTraining):
         return nullcontext(flat) if self._outward is None else self._outward.on_host(flat, self._outward.now())
 
     def restore(self, moments: bytes) -> bool:
-        tensors = sound_moments(self.replica.model, moments)
+        tensors = sound_moments(self.replica.model, self.replica.optimizer, moments)
         if tensors is None:
             return False
         with self._told(Command.RESTORE, int(tensors["step"][0])):
@@ -201,7 +202,7 @@ def _do(command: Command, numbers: list[float], rank: Rank) -> None:
             shards.scatter(int(numbers[0]), None, replica.tensors)
         case Command.SAVE:
             moments = moments_of(replica.model, replica.optimizer) or {}
-            for fragment, moment in _all_moments(shards):
+            for fragment, moment in _all_moments(shards, replica.optimizer):
                 shards.gather(fragment, _of(moments, moment))
                 rank.alive.beat()
         case Command.RESTORE:
@@ -214,7 +215,7 @@ def _restore(replica: Replica, shards: Shards, alive: Alive, step: int, tensors:
     """`tensors`: the saved moments, which rank 0 has."""
     begin_moments(replica.model, replica.optimizer, step)
     state = replica.optimizer.state
-    for fragment, moment in _all_moments(shards):
+    for fragment, moment in _all_moments(shards, replica.optimizer):
         slots, flat = shards.layout.fragments[fragment], None
         if tensors is not None:
             flat = flatten(slots, _of(tensors, moment)).to(replica.device)
@@ -223,8 +224,8 @@ def _restore(replica: Replica, shards: Shards, alive: Alive, step: int, tensors:
         alive.beat()
 
 
-def _all_moments(shards: Shards) -> Iterator[tuple[int, str]]:
-    return ((fragment, moment) for fragment in range(len(shards.layout.fragments)) for moment in MOMENTS)
+def _all_moments(shards: Shards, optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str]]:
+    return product(range(len(shards.layout.fragments)), moment_names(optimizer))
 
 
 def _of(tensors: Mapping[str, torch.Tensor], moment: str) -> dict[str, torch.Tensor]:

@@ -30,6 +30,7 @@ from diloco_cli.training.inner import (
     clip_gradients,
     finite_norm,
     keeps_moments,
+    make_step,
     restore_inner_state,
     saved_moments,
     set_learning_rate,
@@ -106,7 +107,7 @@ class Replica:
         self.gradient_norm = finite_norm(norm)
         set_learning_rate(self.optimizer, lr)
         self.before_update()
-        self.optimizer.step()
+        make_step(self.optimizer)
 
     def _accumulate(self, position: int, batch_tokens: int) -> torch.Tensor:
         """Forward and backward on one micro-batch after the other; the mean loss, a scalar still on the device.

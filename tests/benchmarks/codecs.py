@@ -15,9 +15,10 @@ import torch
 
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.layout import balanced_layout
+from diloco_cli.methods import CODECS
 from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.tensors.codecs import CODECS, codec
+from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.flat import flatten, parameter_facts
 from diloco_cli.training.replica import Replica
 from tests.benchmarks.measure import interleaved, machine, ratios, row
@@ -84,7 +85,7 @@ def speed(size: int, rounds: int) -> list[str]:
     values = torch.randn(size, generator=torch.Generator().manual_seed(1))
     works: dict[str, Callable[[], object]] = {
         "whole": lambda: whole_tensor_int8(values),
-        **{name: lambda each=each: each.to_bytes(values) for name, each in CODECS.items()},  # type: ignore[misc]
+        **{name: lambda each=codec(name): each.to_bytes(values) for name in CODECS},  # type: ignore[misc]
     }
     torchao = torchao_int8()
     if torchao is not None:
@@ -104,7 +105,8 @@ def speed(size: int, rounds: int) -> list[str]:
 def errors(deltas: list[torch.Tensor]) -> list[str]:
     float4 = [relative_error(e3m0(delta), delta) for delta in deltas]
     lines = [row("  error of E3M0 (4.06 bits), relative L2", float4, "", None, 4)]
-    for name, each in CODECS.items():
+    for name in CODECS:
+        each = codec(name)
         found = [relative_error(each.from_bytes(each.to_bytes(delta), delta.numel()), delta) for delta in deltas]
         lines.append(row(f"  error of {name} ({CODEC_BITS[name]:g} bits), relative L2", found, "", None, 4))
         if name == "int4":

@@ -44,7 +44,7 @@ def prepared(size: int, learners: int) -> tuple[TorchArithmetic, list[bytes]]:
     run = run_of(size)
     generator, form = torch.Generator().manual_seed(1), delta_formats(run.layout, run.settings.sync)[0]
     payloads = [form.encode(torch.randn(size, generator=generator)) for _ in range(learners)]
-    blank = Blank(state_spec(size))
+    blank = Blank(state_spec(size, "nesterov"))
     blank.tensors["parameters"].normal_(generator=generator)
     arithmetic = TorchArithmetic(run)
     arithmetic.restore(0, "first", blank.seal())

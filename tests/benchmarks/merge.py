@@ -48,8 +48,8 @@ class MergeBench:
 
     form: DeltaFormat
     payloads: list[bytes]
-    before: tuple[torch.Tensor, torch.Tensor]
-    after: tuple[torch.Tensor, torch.Tensor]
+    before: dict[str, torch.Tensor]
+    after: dict[str, torch.Tensor]
 
     def sources(self, claimed: bool) -> list[DeltaSource]:
         opened = [self.form.open(payload) for payload in self.payloads]
@@ -72,7 +72,8 @@ def bench(name: str, size: int, learners: int = LEARNERS) -> MergeBench:
     generator = torch.Generator().manual_seed(1)
     payloads = [form.encode(torch.randn(size, generator=generator)) for _ in range(learners)]
     vectors = [torch.randn(size, generator=generator), *(torch.zeros(size) for _ in range(3))]
-    return MergeBench(form, payloads, (vectors[0], vectors[1]), (vectors[2], vectors[3]))
+    versions = [dict(zip(("parameters", "momentum"), pair, strict=True)) for pair in (vectors[:2], vectors[2:])]
+    return MergeBench(form, payloads, *versions)
 
 
 def fused_kernel(of: MergeBench, folder: Path) -> Callable[[], object] | None:
@@ -88,7 +89,7 @@ def fused_kernel(of: MergeBench, folder: Path) -> Callable[[], object] | None:
     tensors = [from_bytes(payload, spec) for payload in of.payloads]
     pointers = [(ctypes.c_void_p * m)(*(t[name].data_ptr() for t in tensors)) for name in ("quantised", "scales")]
     shares = (ctypes.c_float * m)(*(share / sum(SHARES[:m]) for share in SHARES[:m]))
-    vectors = [ctypes.c_void_p(vector.data_ptr()) for vector in (*of.before, *of.after)]
+    vectors = [ctypes.c_void_p(vector.data_ptr()) for vector in (*of.before.values(), *of.after.values())]
     rates = ctypes.c_float(OUTER.lr), ctypes.c_float(OUTER.momentum)
     kept = tensors  # the pointers' owners live as long as the kernel
 
@@ -110,10 +111,10 @@ def stack_and_mean(of: MergeBench, files: list[Path]) -> None:
         deltas.append(rows.view(-1))
     weights = torch.tensor(SHARES[: len(files)])
     delta = (torch.stack(deltas) * weights[:, None]).sum(0) / weights.sum()
-    momentum = OUTER.momentum * of.before[1] + delta
-    parameters = of.before[0] - OUTER.lr * (delta + OUTER.momentum * momentum)
-    of.after[0].copy_(parameters)
-    of.after[1].copy_(momentum)
+    momentum = OUTER.momentum * of.before["momentum"] + delta
+    parameters = of.before["parameters"] - OUTER.lr * (delta + OUTER.momentum * momentum)
+    of.after["parameters"].copy_(parameters)
+    of.after["momentum"].copy_(momentum)
 
 
 def kernels(int8: MergeBench, fp32: MergeBench, folder: Path, rounds: int) -> list[str]:

@@ -130,19 +130,19 @@ SIZE = 1 << 17
 def test_all_ways_to_merge_that_are_timed_give_the_same(tmp_path: Path) -> None:
     of = merge.bench("int8", SIZE, learners=3)
     of.merge("avg", check=True)
-    ours = [vector.clone() for vector in of.after]
+    ours = [vector.clone() for vector in of.after.values()]
     files = [tmp_path / f"{i}" for i in range(3)]
     for file, payload in zip(files, of.payloads, strict=True):
         file.write_bytes(payload)
     merge.stack_and_mean(of, files)
-    for found, expected in zip(of.after, ours, strict=True):
+    for found, expected in zip(of.after.values(), ours, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     fused = merge.fused_kernel(of, tmp_path)
     if fused is None:
         pytest.skip("no gcc here: the merge benchmark leaves the fused kernel out too")
-    of.after[0].zero_()
+    of.after["parameters"].zero_()
     fused()
-    torch.testing.assert_close(of.after[0], ours[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(of.after["parameters"], ours[0], rtol=1e-5, atol=1e-6)
 
 
 def test_the_merge_benchmark_prints_a_verdict_for_every_row(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def key_of_delta(item: MergedOffer) -> str:
 
 def versions(run: RunFormat, store: Store, fragment: int) -> list[torch.Tensor]:
     """The outer parameters of one fragment after each of its merges, in order."""
-    spec = state_spec(run.layout.fragments[fragment].num_parameters)
+    spec = state_spec(run.layout.fragments[fragment].num_parameters, run.settings.outer.name)
     outputs = [output for commit in merges(store) for output in commit.outputs if output.fragment == fragment]
     return [from_bytes(store.get(key_of_state(output)) or b"", spec)["parameters"] for output in outputs]
 

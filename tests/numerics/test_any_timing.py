@@ -135,7 +135,9 @@ def test_one_learner_that_rebases_is_plain_training_whatever_the_timing(seed: in
             inner_step(run, model, optimizer, 0, steps)
             steps += 1
         fragment = run.layout.fragments[output.fragment]
-        found = from_bytes(store.get(key_of_state(output)) or b"", state_spec(fragment.num_parameters))["parameters"]
+        found = from_bytes(
+            store.get(key_of_state(output)) or b"", state_spec(fragment.num_parameters, run.settings.outer.name)
+        )["parameters"]
         torch.testing.assert_close(found, flatten(fragment, dict(model.named_parameters())), rtol=1e-5, atol=1e-6)
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from diloco_cli.errors import UsageError
+from diloco_cli.methods import CODECS
 from diloco_cli.plan.link import CODEC_BITS
-from diloco_cli.tensors.codecs import CODECS, INT4_BLOCK, INT8_BLOCK, PAGE, Tensors, codec
+from diloco_cli.tensors.codecs import INT4_BLOCK, INT8_BLOCK, PAGE, Tensors, codec
 from diloco_cli.tensors.payload import PayloadError, header_bytes, views
 from diloco_cli.tensors.stripes import CHUNK
 

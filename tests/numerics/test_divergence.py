@@ -154,7 +154,9 @@ def test_recorded_merges_with_all_their_deltas_give_the_recorded_versions_bit_fo
     made = Repetition(fleet.run, fleet.store, LeaveOut(9, head, ("nobody",))).run_through()
     state = state_at(fleet.run, fleet.store, head)
     for fragment, output in enumerate(state.outputs):
-        kept = from_bytes(fleet.store.get(key_of_state(output)) or b"", state_spec(len(made[fragment])))
+        kept = from_bytes(
+            fleet.store.get(key_of_state(output)) or b"", state_spec(len(made[fragment]), fleet.run.settings.outer.name)
+        )
         assert torch.equal(made[fragment], kept["parameters"])
 
 
@@ -165,6 +167,8 @@ def test_without_a_learner_other_versions_come_out_and_without_all_the_good_one_
     none = Repetition(fleet.run, fleet.store, LeaveOut(9, fleet.state.n, ("l0", "l1", "l2"))).run_through()
     then = state_at(fleet.run, fleet.store, 9)
     for fragment, output in enumerate(then.outputs):
-        kept = from_bytes(fleet.store.get(key_of_state(output)) or b"", state_spec(len(none[fragment])))
+        kept = from_bytes(
+            fleet.store.get(key_of_state(output)) or b"", state_spec(len(none[fragment]), fleet.run.settings.outer.name)
+        )
         assert torch.equal(none[fragment], kept["parameters"])
         assert not torch.equal(whole[fragment], without[fragment])

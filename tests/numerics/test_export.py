@@ -44,7 +44,9 @@ def test_the_file_holds_the_committed_values_under_the_models_names(begun: Begun
     found = load_file(path)
     for output in outputs:
         fragment = run.layout.fragments[output.fragment]
-        values = from_bytes(store.get(key_of_state(output)) or b"", state_spec(fragment.num_parameters))["parameters"]
+        values = from_bytes(
+            store.get(key_of_state(output)) or b"", state_spec(fragment.num_parameters, run.settings.outer.name)
+        )["parameters"]
         flat = torch.cat([found[slot.name].reshape(-1) for slot in fragment.tensors])
         assert torch.equal(flat, values)
     model = build_model(run.settings)

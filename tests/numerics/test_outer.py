@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from diloco_cli.config.settings import OuterSettings
-from diloco_cli.tensors.merge import outer_step
+from diloco_cli.methods import OUTER_OPTIMIZERS, arithmetic_of
 
 SIZE, STEPS = 257, 20
+Pair = tuple[Tensor, Tensor]
 
 
 def deltas(dtype: torch.dtype) -> list[Tensor]:
@@ -36,8 +37,16 @@ def reference(settings: OuterSettings, start: Tensor) -> list[Tensor]:
 def stepped(settings: OuterSettings, parameters: Tensor, buffer: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """New (parameters, momentum buffer); `delta` is kept."""
     moved, new_buffer = torch.empty_like(parameters), torch.empty_like(buffer)
-    outer_step(settings, parameters, buffer, delta.clone(), moved, new_buffer)
+    make(settings, (parameters, buffer), delta, (moved, new_buffer))
     return moved, new_buffer
+
+
+def make(settings: OuterSettings, before: Pair, delta: Tensor, after: Pair) -> None:
+    record = OUTER_OPTIMIZERS[settings.name]
+    versions = [dict(zip(("parameters", *record.buffers), pair, strict=False)) for pair in (before, after)]
+    arithmetic_of(record)(settings, versions[0], delta.clone(), versions[1])
+    if not record.buffers:
+        after[1].copy_(before[1])
 
 
 def ours(settings: OuterSettings, start: Tensor) -> list[Tensor]:
@@ -110,5 +119,5 @@ def test_chunk_by_chunk_gives_the_same_bits_in_the_room_that_is_given(name: str)
     expected = stepped(settings, parameters, buffer, delta)
     room = torch.empty(2, SIZE)
     for chunk in (slice(0, 100), slice(100, 256), slice(256, SIZE)):
-        outer_step(settings, parameters[chunk], buffer[chunk], delta[chunk].clone(), *(row[chunk] for row in room))
+        make(settings, (parameters[chunk], buffer[chunk]), delta[chunk], (room[0][chunk], room[1][chunk]))
     assert torch.equal(room[0], expected[0]) and torch.equal(room[1], expected[1])

@@ -10,7 +10,8 @@ import torch
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.layout import Fragment, TensorSlot
-from diloco_cli.tensors.codecs import CODECS, codec
+from diloco_cli.methods import CODECS
+from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import DeltaFormat
 from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging, apply_merge
 from diloco_cli.tensors.norms import Granularity, measured_norms
@@ -38,11 +39,11 @@ def merged_bits(name: str, granularity: Granularity, rule: MergeRule, threads: i
     opened = [form.open(payload) for payload in payloads]
     sources = [DeltaSource(read, norms, claimed=True) for read, norms in opened if norms is not None]
     merging = Merging(rule, form.cut, sources, [1.0, 2.0, 0.5], compare=True)
-    before = (torch.randn(size, generator=generator), torch.randn(size, generator=generator))
-    after = (torch.zeros(size), torch.zeros(size))
+    before = {name: torch.randn(size, generator=generator) for name in ("parameters", "momentum")}
+    after = {name: torch.zeros(size) for name in before}
     assert apply_merge(OuterSettings("nesterov", 0.7, 0.9), merging, before, after) and not merging.unsound
     measured = measured_norms(form.cut, opened[0][0])
-    parts = [*payloads, *(tensor.numpy().tobytes() for tensor in after), measured.tobytes()]
+    parts = [*payloads, *(tensor.numpy().tobytes() for tensor in after.values()), measured.tobytes()]
     return [*map(digest, parts), repr(merging.agreement)]
 
 

@@ -26,6 +26,7 @@ from diloco_cli.config.yaml_tree import Node
 from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import DilocoError
 from diloco_cli.faults.scenario import load_scenario
+from diloco_cli.methods import CODECS
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import status_of
@@ -48,7 +49,7 @@ from diloco_cli.store.url import normalise_store_url, parse_url
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.syncer.evaluation import read_answer
 from diloco_cli.syncer.versions import state_spec
-from diloco_cli.tensors.codecs import CODECS
+from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import delta_formats
 from diloco_cli.training.inner import restore_inner_state
 from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price
@@ -143,7 +144,7 @@ def _judged(found: Offer, state: RunState) -> str | None:
 def _payloads() -> list[Parser]:
     values = torch.linspace(-1, 1, 300)
     parsers = [
-        Parser(f"weights {name}", _weights_reader(name), (kind.to_bytes(values),)) for name, kind in CODECS.items()
+        Parser(f"weights {name}", _weights_reader(name), (codec(name).to_bytes(values),)) for name in CODECS
     ]  # fmt: skip
     for name in CODECS:
         run = replace(RUN, settings=replace(RUN.settings, sync=replace(RUN.settings.sync, codec=name)))
@@ -161,7 +162,7 @@ def _payloads() -> list[Parser]:
 
 
 def _weights_reader(name: str) -> Parse:
-    return lambda data: CODECS[name].from_bytes(data, 300)
+    return lambda data: codec(name).from_bytes(data, 300)
 
 
 def _delta_reader(arithmetic: TorchArithmetic, found: Offer) -> Parse:
@@ -176,7 +177,9 @@ def _with_norms(payload: bytes) -> bytes:
 def _state_bytes(size: int) -> bytes:
     from diloco_cli.tensors.payload import to_bytes
 
-    return to_bytes({name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in state_spec(size).items()})
+    return to_bytes(
+        {name: torch.zeros(shape, dtype=dtype) for name, (dtype, shape) in state_spec(size, "nesterov").items()}
+    )
 
 
 def _moments() -> Parser:

@@ -15,7 +15,7 @@ from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Accelerators, IslandSettings, Link, ModelSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.paths import templates_directory
-from diloco_cli.plan.link import known_codecs
+from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.plan.search import WORTH_A_CHANGE
@@ -203,9 +203,9 @@ def test_the_presets_on_one_core_are_predicted_as_measured():
 
 
 def test_every_codec_of_the_settings_has_its_bits():
-    for codec in known_codecs():
+    for codec in CODEC_BITS:
         plan(fleet(), with_sync(codec=codec, weights_codec=codec))
-    assert set(known_codecs()) == set(get_args(type_hints(SyncSettings)["codec"]))
+    assert set(CODEC_BITS) == set(get_args(type_hints(SyncSettings)["codec"]))
 
 
 def test_the_templates_can_be_planned():

@@ -16,7 +16,7 @@ from diloco_cli.plan import planner
 from diloco_cli.plan import search as searching
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import run_fleet
-from diloco_cli.plan.link import known_codecs, load_of_round
+from diloco_cli.plan.link import CODEC_BITS, load_of_round
 from diloco_cli.plan.plan import Goal
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.plan.search import SEARCHED, _halvings, carried, score, search
@@ -75,7 +75,7 @@ def test_few_islands_are_searched_exactly(goal: Goal) -> None:
     """Against a plain enumeration of everything that the search may choose, written without it."""
     everyone = candidates(RUN, fleet(), MODEL)
     best = 0.0
-    for (codec, factor), fragments in product(product(known_codecs(), (1, 2)), (48, 24, 12, 6)):
+    for (codec, factor), fragments in product(product(CODEC_BITS, (1, 2)), (48, 24, 12, 6)):
         if codec == "fp32":
             continue
         need = load_of_round(MODEL, codec, codec, RUN.train.inner)

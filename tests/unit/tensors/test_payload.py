@@ -8,7 +8,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from diloco_cli.tensors.codecs import CODECS, codec
+from diloco_cli.methods import CODECS
+from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes, to_bytes
 
 TENSORS = {
