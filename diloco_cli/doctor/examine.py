@@ -9,7 +9,7 @@ from functools import partial
 
 from diloco_cli import clock
 from diloco_cli.doctor import checks
-from diloco_cli.doctor.place import CLEAN_UP_S, Finding, Level, Place, failed, passed
+from diloco_cli.doctor.checks import CLEAN_UP_S, Finding, Level, Place, PromiseBrokenError, passed
 from diloco_cli.doctor.races import exclusive_create, race_of_threads
 from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.store.open import open_store
@@ -174,7 +174,7 @@ class _Examination:
         box.restart(min(max(CHECK_S, CHECK_SHARE * self._whole.seconds), self._whole.left_s()))
         started_s = clock.monotonic_s()
         if self._whole.is_over():
-            finding = failed("not tried: the time is used up", MORE_TIME)
+            finding = Finding("fail", "not tried: the time is used up", MORE_TIME)
         else:
             finding = self._asked(examiner)
         took_s = round(clock.monotonic_s() - started_s, 3)
@@ -188,9 +188,11 @@ class _Examination:
         """A store that raises has failed the check."""
         try:
             return examiner(self._place)
+        except PromiseBrokenError as broken:
+            return broken.finding
         except (StoreError, NoSpaceError) as error:
             self._refused = self._refused or isinstance(error, StoreForbiddenError)
-            return failed(str(error), SLOW_OR_DEAD if self._place.box.is_over() else error.hint or "")
+            return Finding("fail", str(error), SLOW_OR_DEAD if self._place.box.is_over() else error.hint or "")
 
     def _throughput(self, place: Place, max_bytes: int) -> Finding:
         self._speed = checks.measure_speed(place, max_bytes)

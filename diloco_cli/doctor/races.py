@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_cli import clock
-from diloco_cli.doctor.place import USE_ANOTHER, Finding, Place, failed, noise, passed
+from diloco_cli.doctor.checks import Finding, Place, demand, noise, passed
 from diloco_cli.errors import DilocoError
 from diloco_cli.runtime.units import Child, end_all
 from diloco_cli.store.open import open_store
@@ -77,9 +77,8 @@ def exclusive_create(place: Place, racers: int, rounds: int, processes: int) -> 
         held.append(race_of_processes(place, processes, rounds))
     problems = [text for text, wrong in held if wrong]
     detail = "; ".join(problems or [text for text, _ in held])
-    if not problems:
-        return passed(detail)
-    return failed(detail, USE_ANOTHER)
+    demand(not problems, detail)
+    return passed(detail)
 
 
 def race_of_threads(place: Place, racers: int, rounds: int) -> tuple[str, bool]:

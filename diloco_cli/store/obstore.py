@@ -386,7 +386,7 @@ def _answer(error: Exception, full: str, code: str, status: int) -> Exception | 
     """The one of bucket.ANSWERS that the error stands for."""
     if code == "BlobAlreadyExists":
         return ConditionFailedError()
-    if "Wanted range starting at" in full:  # Azurite answers what Azure refuses
+    if "Wanted range starting at" in full or "bytes 0--1/0" in full:  # Azurite answers what Azure refuses
         return RangeBehindEndError()
     return ObjectAbsentError() if isinstance(error, FileNotFoundError) else error_of_status(status)
 

@@ -1,8 +1,8 @@
 """Our store port beside the bare client: python -m tests.benchmarks.stores [--rounds 9] [--megabytes 100]
 
 One fragment goes up and comes down through the port, its digest included (computed before an upload, compared after a
-download), and through the client that the port stands on, without one: gcsfs on the fake GCS, s3fs on the S3 emulator,
-obstore on both; for a directory, a plain copy of a file to it and back, with fsync on both sides, for which the port's
+download), and through the client that the port stands on, without one: gcsfs on the fake GCS, obstore on the S3
+emulator; for a directory, a plain copy of a file to it and back, with fsync on both sides, for which the port's
 bytes come from a file and go to one as well. All alternate within one run; the servers are processes of their own on
 this machine. Goal: at least 0.9 of the bare client's speed. At the end, the digests themselves.
 """

@@ -38,10 +38,35 @@ class Backend:
     num_rounds: int = 100
 
 
+SAMPLE = (
+    "created_object_holds",
+    "second_creator",
+    "same_bytes",
+    "eight_racing_threads",
+    "missing_object_is_none",
+    "range_is",
+    "longer_than_the_bound",
+    "lexical_order",
+    "answer_was_lost",
+    "forbidden_call",
+    "missing_bucket",
+    "deleted",
+)
+"""Words in the names of tests that run on s3 and az without `-m long`, which runs all of them."""
 IN_PROCESS = ["memory", "retrying", "metered", "link", "prefixed"]
 REMOTE = ["gs", "s3", "az"]
 REAL = [name for name, variable in REAL_URL_VARIABLES.items() if os.environ.get(variable)]
 BACKENDS = ["local", "local-tmpfs", *IN_PROCESS, *REMOTE, *REAL]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        parameters = getattr(item, "callspec", None)
+        names = {} if parameters is None else parameters.params
+        is_sampled = any(word in item.name for word in SAMPLE)
+        if {names.get("backend"), names.get("bucket")} & {"s3", "az"} and not is_sampled:
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(scope="session")

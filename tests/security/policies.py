@@ -48,8 +48,7 @@ def verb_of(operation: Operation) -> tuple[Verb, str] | None:
 def s3_allows(policy: dict[str, Any], verb: Verb, key: str) -> bool:
     """`key` within the run. A put is a PutObject without If-None-Match, a create one with it."""
     resource = f"arn:aws:s3:::{BUCKET}" if verb == "list" else f"arn:aws:s3:::{BUCKET}/{RUN}/{key}"
-    facts = {"s3:ObjectCreationOperation": "true"} if verb in ("create", "put") else {}
-    facts |= {"s3:if-none-match": "*"} if verb == "create" else {}
+    facts = {"s3:if-none-match": "*"} if verb == "create" else {}
     facts |= {"s3:prefix": f"{RUN}/{key}"} if verb == "list" else {}
     assert all(statement["Effect"] == "Allow" for statement in policy["Statement"])
     return any(

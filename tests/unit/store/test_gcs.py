@@ -9,8 +9,7 @@ import pytest
 from gcsfs.retry import validate_response
 
 from diloco_cli import clock
-from diloco_cli.doctor.checks import retention, upload_check
-from diloco_cli.doctor.place import Place
+from diloco_cli.doctor.checks import Place, retention, upload_check
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import gcs, transfers
