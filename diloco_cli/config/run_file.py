@@ -104,7 +104,6 @@ RULES: Rules = {
         "quorum": Rule(WHOLE),
         "blend": Rule(between(0, 1, number)),
         "clip": Rule(readers.either("none", at_least(1, number))),
-        "max_step": Rule(readers.either("none", at_least(1, number))),
         "max_share": Rule(readers.either("none", between(0, 1, number))),
         "staleness_rounds": Rule(WHOLE),
         "drift_rounds": Rule(WHOLE),

@@ -133,10 +133,8 @@ class SyncSettings(Settings, frozen=True):
 
     `layout`: how tensors are dealt to fragments; `split_rows`: whether tensors larger than the ideal fragment are cut;
     `head_is_embedding`: whether an untied output head counts as one. `granularity`: what one norm of `rda` covers.
-    `clip`: of three learners or more, a delta longer than so many times the others' is scaled down to that, and so is a
-    tensor that has so many times its share of the delta's norm; what is far shorter than the others', or loses most of
-    its norm so, weighs less. `max_step`: a whole merge longer than so many times the fragment's newest ones is scaled
-    down to that. `max_share`: the most that one learner's tokens weigh, of 1.
+    `clip`: a delta longer than so many times what is usual (protocol/rules/norms.py) is scaled down to that.
+    `max_share`: the most that one learner's tokens weigh, of 1.
     `mixing`: how a merged fragment that arrives replaces a learner's own parameters: `replace` drops them (the paper's
     alpha = 0), `blend` keeps a share of `blend` (alpha) of them, `rebase` puts the progress made in flight on top of
     the new version, `adaptive` rebases while the learners' deltas agree and replaces while they do not.
@@ -156,8 +154,7 @@ class SyncSettings(Settings, frozen=True):
     embedding_merge: Literal["rda", "avg"] = "avg"
     granularity: Literal["fragment", "tensor", "row"] = "tensor"
     weight: Literal["tokens2/steps", "tokens"] = "tokens2/steps"
-    clip: float | Literal["none"] = 1.25
-    max_step: float | Literal["none"] = 4.0
+    clip: float | Literal["none"] = 2.0
     max_share: float | Literal["none"] = "none"
     codec: CodecName = "bf16"
     weights_codec: CodecName = "bf16"

@@ -119,7 +119,6 @@ WORDS = {  # of the reasons that honest learners meet; others are shown as they 
     "wrong_size": "damaged",
     "bad_payload": "damaged",
     "non_finite": "not finite",
-    "norm_cap": "too large",
 }
 
 

@@ -252,7 +252,7 @@ class SimulatedFleet:
         return None
 
     def _refuse(self, offer: Offer) -> str | None:
-        return "norm_cap" if offer.id in self.conditions[offer.learner].poisoned else None
+        return "bad_norms" if offer.id in self.conditions[offer.learner].poisoned else None
 
     # -- the world's questions ----------------------------------------------------------------------------------
 

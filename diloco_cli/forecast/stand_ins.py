@@ -56,16 +56,11 @@ class TraceArithmetic:
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
         return self._refuse(offer) or UsualDelta(payload, sqrt(offer.steps))
 
-    def false_claim(self, fragment: int, delta: Any) -> str | None:
-        return None
-
-    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
-        return ()
-
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged:
         fragment = fragment_of_slot(slot, self._num_fragments)
         inputs = b";".join(b"%s*%r" % (delta.payload, weight) for delta, weight, _ in deltas)
-        return self._version(fragment, self._current[fragment] + inputs)
+        merged = self._version(fragment, self._current[fragment] + inputs)
+        return replace(merged, cosines=(1.0,) * len(deltas))
 
     def settled(self, fragment: int) -> Merged:
         state = self._current[fragment]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from diloco_cli.protocol.actors.membership import contradiction_of_member
+from diloco_cli.protocol.log.authority import asked_for
 from diloco_cli.protocol.log.commits import (
     CollectionFloor,
     Commit,
@@ -28,12 +29,11 @@ from diloco_cli.protocol.log.commits import (
     Skip,
     Stop,
 )
-from diloco_cli.protocol.log.directions import flipping_of, opposes, opposition_after
-from diloco_cli.protocol.log.faults import faults_after, faults_for_quarantine
-from diloco_cli.protocol.log.norms import NOTHING, Norms, norms_after
+from diloco_cli.protocol.log.norms import Norms, known_before, norms_after
 from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.refusals import are_too_many, bad_in_a_row, is_bad
 from diloco_cli.protocol.log.stability import Stability, stability_after
-from diloco_cli.protocol.rules.divergence import MAX_ROLLBACKS, jump_of
+from diloco_cli.protocol.rules.divergence import jump_of
 from diloco_cli.protocol.rules.eligibility import max_steps, offered_weight, round_steps
 from diloco_cli.protocol.rules.merging import rebase_of_next
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
@@ -84,12 +84,11 @@ class Checker:
         self.duplicates = 0
         self.finished = self.stopped = False
         self.base_floor = self.gc_floor = self.next_request = 0
-        self.faults: dict[str, float] = {}
+        self.bad_in_a_row: dict[str, int] = {}
         self.kept_out: set[str] = set()
         self.revoked: set[str] = set()
         self.epoch_key = ""
         self.norms: Norms = {}
-        self.opposition: dict[str, float] = {}
         self.shares: dict[str, int] = {}
         self.shares_after: dict[int, dict[str, int]] = {}
         self.losses = LossBooks(run, expect)
@@ -113,8 +112,7 @@ class Checker:
             fragment = fragment_of_slot(self.slot, self.run.num_fragments)
             possible = [self._check_input(item, fragment, key) for item in commit.inputs] if sound else []
             sound = sound and all(possible)
-        if isinstance(commit, Merge | Skip):
-            self.check_judgement(commit, key)
+            self._check_judgement(commit, key)
         self._check_outcomes(commit, key)
         return sound
 
@@ -139,7 +137,7 @@ class Checker:
         operator's in what operators do not ask for."""
         begins = isinstance(commit, EpochStart)
         self.epoch_key = by.public if begins else self.epoch_key
-        served = isinstance(commit, Merge | Skip | Quarantine | Finish)
+        served = isinstance(commit, Merge | Skip | Quarantine | Finish) and not asked_for(commit)
         served = served or (isinstance(commit, EpochStart) and commit.serves)
         rules = [
             (by.public == self.epoch_key, f"is signed with another key than its epoch {commit.epoch} began under"),
@@ -223,40 +221,26 @@ class Checker:
             (item.tokens == span, "4", f"counts {item.tokens} tokens in a data range of {span}"),
         ]
 
-    def check_judgement(self, commit: Merge | Skip, key: str) -> None:
-        """Checks which deltas of the slot were refused for their norm, and how the others were weighed and scaled, by
-        the norms that the log states."""
-        sync, fragment = self.run.settings.sync, fragment_of_slot(commit.slot, self.run.num_fragments)
-        refused = [one for one in commit.outcomes if one.norm is not None]
-        stated = [
-            (one.learner, max(1, one.steps), one.norm, offered_weight(self.run, one.learner, one.tokens, one.steps))
-            for one in commit.inputs
-        ] + [(one.learner, one.steps or 1, one.norm or 0.0, 0.0) for one in refused]
-        flipping = flipping_of({one.learner: one.agrees for one in commit.inputs if one.agrees is not None}) or set()
+    def _check_judgement(self, commit: Merge, key: str) -> None:
+        """Checks how the slot's deltas were weighed and scaled, by the norms that the log states."""
         deltas = [
             JudgedDelta(
-                *one, round_steps=round_steps(self.run, one[0]),
-                opposes=opposes(self.opposition, one[0]) or one[0] in flipping,
+                learner=item.learner,
+                steps=max(1, item.steps),
+                norm=item.norm,
+                weight=offered_weight(self.run, item.learner, item.tokens, item.steps),
+                round_steps=round_steps(self.run, item.learner),
             )
-            for one in stated
-        ]  # fmt: skip
-        known = self.norms.get(fragment, NOTHING)
-        judgement = judge(known, deltas, sync)
-        verdicts = judgement.verdicts
-        if isinstance(commit, Skip):  # which does not state the norms of those that were not refused
-            verdicts = tuple(judge(known, [delta], sync).verdicts[0] for delta in deltas)
-        for item, verdict in zip(commit.inputs, verdicts, strict=False):
+            for item in commit.inputs
+        ]
+        known = known_before(self.norms, commit, self.run.num_fragments)
+        for item, verdict in zip(commit.inputs, judge(known, deltas, self.run.settings.sync.clip), strict=True):
             who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
-            self.expect(not verdict.refused, "8", f"{who} is merged, and {verdict.refused}")
-            weight, scale = (item.weight, item.scale) if verdict.refused else (verdict.weight, verdict.scale)
-            self.expect(item.weight == weight, "8", f"{who} has weight {item.weight} instead of {weight}")
-            self.expect(item.scale == scale, "8", f"{who} is scaled by {item.scale}, where its norm gives {scale}")
-        for outcome, verdict in zip(refused, verdicts[len(commit.inputs) :], strict=True):
-            who = f"{key}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
-            self.expect(bool(verdict.refused), "8", f"{who} is refused for a norm that is usual")
-            self.expect(outcome.fragment == fragment, "8", f"{who} is judged in a slot of fragment {fragment}")
-        step = getattr(commit, "step", judgement.step)
-        self.expect(step == judgement.step, "8", f"{key}: shortened by {step} instead of {judgement.step}")
+            self.expect(
+                item.weight == verdict.weight, "8", f"{who} has weight {item.weight} instead of {verdict.weight}"
+            )
+            scaled = f"{who} is scaled by {item.scale}, where its norm gives {verdict.scale}"
+            self.expect(item.scale == verdict.scale, "8", scaled)
 
     def _check_outcomes(self, commit: Commit, key: str) -> None:
         for outcome in commit.outcomes:
@@ -266,10 +250,6 @@ class Checker:
             self.expect(not before & REFUSED, "2", f"{who} is refused a second time")
             known = self.run.island(outcome.learner) is not None
             self.expect(known, "2", f"{who} comes from a learner that the run does not have")
-            judged = outcome.reason == "norm_cap" and isinstance(commit, Merge | Skip)
-            stated = outcome.norm is not None and outcome.steps is not None
-            self.expect(stated == judged or not stated, "8", f"{who}: {outcome.reason} with a norm, in a {commit.kind}")
-            self.expect(stated or outcome.reason != "norm_cap", "8", f"{who} is refused for a norm that is not stated")
             self.offers.settle(outcome.learner, outcome.incarnation, outcome.seq, REFUSED)
 
     def _check_kind(self, commit: Commit, key: str) -> None:
@@ -283,8 +263,7 @@ class Checker:
                 self.expect(
                     self.run.island(name) is not None, "1", f"{key}: a {commit.kind} of {name!a}, not in the run"
                 )
-                blamed = isinstance(commit, Quarantine) and commit.evaluated is not None
-                fits = (name in self.kept_out) != keeps_out or blamed
+                fits = (name in self.kept_out) != keeps_out
                 self.expect(fits, "1", f"{key}: a second {commit.kind} of {name!a}")
                 if isinstance(commit, Quarantine):
                     self._check_cause(commit, key)
@@ -308,12 +287,12 @@ class Checker:
             run = replace(run, members=(*run.members, island))
 
     def _check_cause(self, commit: Quarantine, key: str) -> None:
-        """Checks that a quarantine has enough faults (or blames for a jump, see LossBooks), and leaves enough other
-        learners for the quorum."""
+        """Checks that a quarantine follows enough bad offers or was asked for, and leaves enough other learners for the
+        quorum."""
         name, quorum = commit.learner, self.run.settings.sync.quorum
-        faults = self.faults.get(name, 0)
-        enough = commit.evaluated is not None or faults >= faults_for_quarantine(self.run.num_fragments)
-        self.expect(enough, "blame", f"{key}: a quarantine after {faults:g} faults")
+        bad = self.bad_in_a_row.get(name, 0)
+        due = are_too_many(bad) or asked_for(commit)
+        self.expect(due, "blame", f"{key}: a quarantine after {bad} bad offers in a row")
         left = len({island.name for island in self.run.all_islands} - self.kept_out - {name})
         self.expect(left >= quorum, "blame", f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
 
@@ -333,10 +312,9 @@ class Checker:
     def settle(self, commit: Commit) -> None:
         """Enter a checked commit into the books."""
         self._settle_shares(commit)
-        self._settle_faults(commit)
+        self._count_bad(commit)
         self.losses.settle(commit)
         self.norms = norms_after(self.norms, commit, self.run.num_fragments)
-        self.opposition = opposition_after(self.opposition, commit)
         named = [(one.learner, one.incarnation) for one in commit.inputs]
         named += [(one.learner, one.incarnation) for one in commit.outcomes]
         for name, incarnation in named:
@@ -384,11 +362,13 @@ class Checker:
             self.shares, self.base_floor = self.shares_after.get(commit.to, {}), commit.n
         self.shares_after[commit.n] = self.shares
 
-    def _settle_faults(self, commit: Commit) -> None:
-        named = {outcome.learner for outcome in commit.outcomes} | {item.learner for item in commit.inputs}
-        named |= {commit.learner} if isinstance(commit, Quarantine | Readmit) else set()
-        for name in named:
-            self.faults[name] = faults_after(self.faults.get(name, 0), commit, name)
+    def _count_bad(self, commit: Commit) -> None:
+        for name in {outcome.learner for outcome in commit.outcomes} | {item.learner for item in commit.inputs}:
+            applied = sum(item.learner == name for item in commit.inputs)
+            bad = sum(outcome.learner == name and is_bad(outcome.reason) for outcome in commit.outcomes)
+            self.bad_in_a_row[name] = bad_in_a_row(self.bad_in_a_row.get(name, 0), applied, bad)
+        if isinstance(commit, Quarantine | Readmit):
+            self.bad_in_a_row[commit.learner] = 0
 
     def version_at(self, fragment: int, n: int) -> FragmentVersion | None:
         """The fragment as of commit n."""
@@ -401,13 +381,11 @@ class Checker:
 
 class LossBooks:
     """Whether what a log says of jumps of the held-out loss, and of what followed them, fits the run's settings. The
-    losses themselves are not evaluated again, nor are the trials that blame a learner. `merged`: the newest commit that
-    merged a delta of each learner."""
+    losses themselves are not evaluated again."""
 
     def __init__(self, run: RunFormat, expect: Expect) -> None:
         self.settings, self.expect = run.settings.evaluation, expect
         self.known = Stability()
-        self.merged: dict[str, int] = {}
 
     def check(self, commit: Commit, key: str) -> None:
         match commit:
@@ -417,12 +395,6 @@ class LossBooks:
                 self.expect(commit.jumped == jumps, "divergence", f"{key}: it {text}")
             case Rollback() if commit.evaluated is not None:
                 self._check_rollback(commit, key)
-            case Quarantine() if commit.evaluated is not None:
-                case = self.known.rejudging
-                judged = case is not None and commit.evaluated == case.head.n and commit.learner in case.names
-                self.expect(
-                    judged, "divergence", f"{key}: {commit.learner!a} is blamed for commit {commit.evaluated}, unjudged"
-                )
 
     def _check_rollback(self, commit: Rollback, key: str) -> None:
         known = self.known
@@ -437,12 +409,11 @@ class LossBooks:
             "divergence",
             f"{key}: goes back, and the run's settings say otherwise",
         )
-        self.expect(known.rejudging is None, "divergence", f"{key}: goes back before the verdict on the jump before")
-        self.expect(known.rollbacks < MAX_ROLLBACKS, "divergence", f"{key}: goes back after {known.rollbacks} times")
+        recovered = known.recovers_beyond is None
+        self.expect(recovered, "divergence", f"{key}: goes back a second time before the loss had recovered")
 
     def settle(self, commit: Commit) -> None:
-        self.merged |= {item.learner: commit.n for item in commit.inputs}
-        self.known = stability_after(self.known, commit, self.merged)
+        self.known = stability_after(self.known, commit)
 
 
 def disagreements(offer: Offer, item: MergedOffer, fragment: int) -> list[str]:

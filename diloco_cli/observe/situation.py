@@ -35,11 +35,11 @@ from diloco_cli.plan.syncer_pace import connections_of, machine_text, measured_b
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import REFUSED, Note
 from diloco_cli.protocol.log.records import Island
+from diloco_cli.protocol.log.refusals import REASONS
 from diloco_cli.protocol.log.states import LearnerState, RunPhase, SyncerState
 from diloco_cli.protocol.log.sustained import share_of_best
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.protocol.rules.divergence import concern
-from diloco_cli.protocol.rules.eligibility import REASONS
 from diloco_cli.units import format_count, format_duration
 
 STALLS_AFTER = 1.8  # times the expected time between two merges
@@ -271,7 +271,7 @@ def refusals_of(notes: Iterable[Note], learner: str) -> str:
         if (note.kind, note.unit) == (REFUSED, learner):
             counts[note.text] += note.count
     return "; ".join(
-        f"{count} refused: {reason}" + (f" ({REASONS[reason]})" if reason in REASONS else "")
+        f"{count} refused: {reason}" + (f" ({REASONS[reason].text})" if reason in REASONS else "")
         for reason, count in counts.most_common(REFUSALS_TOLD)
     )
 

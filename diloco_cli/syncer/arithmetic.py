@@ -28,18 +28,16 @@ from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
-from diloco_cli.protocol.rules.norms import EMPTY_WEIGHT, FULL
 from diloco_cli.protocol.rules.schedule import outer_at
 from diloco_cli.syncer.versions import first_state, state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.delta import anchored_anew, delta_formats
-from diloco_cli.tensors.directions import FEWEST, FEWEST_VALUES, agreements
 from diloco_cli.tensors.flat import parameter_facts
-from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of, why_unsound
+from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of
 from diloco_cli.tensors.names import bare_parameters
-from diloco_cli.tensors.norms import Cut, evened, kept_shares, measured_norms
+from diloco_cli.tensors.norms import measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, views
 
 SMALLEST_BYTES = 1 << 18  # smaller payloads stay in memory
@@ -180,23 +178,14 @@ class TorchArithmetic:
             return "non_finite"
         return "bad_norms" if (source.norms < 0).any() else source
 
-    def false_claim(self, fragment: int, delta: DeltaSource) -> str | None:
-        return why_unsound(self._formats[fragment].cut, delta) if delta.claimed else None
-
     def _kept(self, data: bytes) -> bytes | memoryview:
         return data if self.spool is None else self.spool.keep(data)
-
-    def agreements(self, fragment: int, deltas: list[DeltaSource], seed: str) -> tuple[float, ...]:
-        """Of the deltas as their learners made them: re-anchoring an old one turns it against what was merged since."""
-        size = self._formats[fragment].cut.size
-        if len(deltas) < FEWEST or size < FEWEST_VALUES:
-            return ()
-        return agreements(size, [delta.own or delta.read for delta in deltas], seed)
 
     def merge(self, slot: int, deltas: list[tuple[DeltaSource, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
-        sources, weights = self._scaled(form.cut, deltas)
+        sources = [replace(source, scale=scale) for source, _, scale in deltas]
+        weights = [weight for _, weight, _ in deltas]
         compare = self.sync.mixing == "adaptive"
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
         blank = Blank(state_spec(form.cut.size, self.outer))
@@ -205,25 +194,7 @@ class TorchArithmetic:
             return Refused(merging.unsound)
         if not finite:
             return Refused(dict.fromkeys(range(len(deltas)), "non_finite"))  # finite deltas can overflow together
-        return replace(self._version(fragment, blank), agreement=merging.agreement)
-
-    def _scaled(
-        self, cut: Cut, deltas: list[tuple[DeltaSource, float, float]]
-    ) -> tuple[list[DeltaSource], list[float]]:
-        """The deltas as they are merged, and their weights: in all by what the log says, and tensor by tensor beside
-        each other. One of which that leaves less than FULL weighs less, by the square of it: it would take its share of
-        the tokens from the others' step in the tensors where it has nothing. No figure of the log says so: `verify`
-        computes it again."""
-        weights = [weight for _, weight, _ in deltas]
-        if self.sync.clip == "none":
-            return [replace(source, scale=scale) for source, _, scale in deltas], weights
-        norms = np.stack([source.norms for source, _, _ in deltas])
-        factors = evened(cut, norms, self.sync.clip)
-        sources = [
-            replace(source, scale=scale * even) for (source, _, scale), even in zip(deltas, factors, strict=True)
-        ]
-        shares = [max(EMPTY_WEIGHT, min(1.0, kept / FULL) ** 2) for kept in kept_shares(norms, factors)]
-        return sources, [weight * share for weight, share in zip(weights, shares, strict=True)]
+        return replace(self._version(fragment, blank), agreement=merging.agreement, cosines=merging.cosines())
 
     def _version(self, fragment: int, blank: Blank) -> Merged:
         weights = self.weights_codec.to_bytes(blank.tensors["parameters"])

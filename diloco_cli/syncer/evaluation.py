@@ -21,19 +21,14 @@ from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import DEVICE_VARIABLE, environment_with
 from diloco_cli.errors import DilocoError
 from diloco_cli.events.bucket import EVALUATOR, WRITE_EVERY_S, tell_event
-from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.evaluating import FINAL_EVALUATION_S
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
-from diloco_cli.protocol.rules.rejudging import LeaveOut
 from diloco_cli.runtime.daemon import say
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.arithmetic import Spool
-from diloco_cli.syncer.trials import Repetition, state_at
 from diloco_cli.syncer.versions import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.flat import unflatten
 from diloco_cli.tensors.names import bare_parameters
 from diloco_cli.units import format_duration
 
@@ -58,9 +53,6 @@ class EvaluatorProcess:
 
     def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
         return self._ask(evaluation_request(n, outputs, final))
-
-    def try_without(self, trial: LeaveOut) -> bool:
-        return self._ask(trial_request(trial))
 
     def _ask(self, request: dict[str, Any]) -> bool:
         if self._asked is not None:
@@ -134,10 +126,6 @@ def evaluation_request(n: int, outputs: tuple[FragmentVersion, ...], final: bool
     return {"n": n, "outputs": to_plain(outputs), "final": final}
 
 
-def trial_request(trial: LeaveOut) -> dict[str, Any]:
-    return {"n": trial.head, "trial": to_plain(trial)}
-
-
 def _listen(lines: Iterable[str], answers: queue.SimpleQueue[Answer]) -> None:
     for line in lines:
         answer = read_answer(line)
@@ -185,7 +173,7 @@ def serve_evaluations(
     """The child's loop: one JSON line in, one out; ends with the requests."""
     os.nice(NICENESS)
     torch.set_num_threads(1)
-    examiner = Examiner(run, store, Spool(run_directory(run.name) / "spool"))
+    examiner = Examiner(run, store)
     examiner.model.to(device)
     for line in requests:
         request = json.loads(line)
@@ -195,34 +183,21 @@ def serve_evaluations(
 class Examiner:
     """Answers requests, with one model into which it loads the parameters that a request is about."""
 
-    def __init__(self, run: RunFormat, store: Store, spool: Spool | None = None) -> None:
-        self.run, self.store, self.spool = run, store, spool
+    def __init__(self, run: RunFormat, store: Store) -> None:
+        self.run, self.store = run, store
         self.model, self.data = build_model(run.settings).eval(), build_data(run.settings, ("held_out",))
         check_frozen(run.settings, self.model)
 
     def loss_of(self, request: dict[str, Any]) -> float | None:
-        """None, with the reason in the log, if the parameters cannot be had: collected by now, damaged, or not to be
-        made again."""
+        """None, with the reason in the log, if the parameters cannot be had: collected by now, or damaged."""
         try:
-            self._load(request)
+            outputs = [from_plain(FragmentVersion, plain) for plain in request["outputs"]]
+            load_versions(self.run, outputs, self.store, bare_parameters(self.model))
         except DilocoError as error:
             say(f"{utc_now_text()} no evaluation of commit {request['n']}: {error}")
             return None
         sequences = self.run.settings.evaluation.sequences * (FINAL_FACTOR if request.get("final") else 1)
         return held_out_loss(self.model, self.data, sequences)
-
-    def _load(self, request: dict[str, Any]) -> None:
-        tensors = bare_parameters(self.model)
-        if "trial" not in request:
-            outputs = [from_plain(FragmentVersion, plain) for plain in request["outputs"]]
-            return load_versions(self.run, outputs, self.store, tensors)
-        trial = from_plain(LeaveOut, request["trial"])
-        if not trial.without:
-            return load_versions(self.run, state_at(self.run, self.store, trial.head).outputs, self.store, tensors)
-        made = Repetition(self.run, self.store, trial, self.spool).run_through()
-        for fragment, parameters in zip(self.run.layout.fragments, made, strict=True):
-            unflatten(fragment, parameters, tensors)
-        return None
 
 
 def held_out_loss(model: torch.nn.Module, data: Data, num_sequences: int) -> float:

@@ -45,10 +45,11 @@ from diloco_cli.tensors.norms import (
     measured_norms,
     spans,
 )
-from diloco_cli.tensors.stripes import over_blocks
+from diloco_cli.tensors.stripes import CHUNK, over_blocks
 
 MergeRule = Literal["rda", "avg"]
 TINY = float(torch.finfo(torch.float32).tiny)  # shorter deltas count as zero: 1 / norm would not be finite
+SAMPLED_CHUNKS = 16  # of a fragment, for cosines
 CANCELLED = 1e-6  # a mean of unit directions shorter than this has no direction
 
 
@@ -58,7 +59,7 @@ def rule_of(fragment: Fragment, sync: SyncSettings) -> MergeRule:
 
 def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
     """The spans of the norms of this fragment's deltas, as the merge needs them. An average needs none finer than
-    tensors, which are compared between deltas."""
+    tensors."""
     by_row = rule_of(fragment, sync) == "avg" and sync.granularity == "row"
     return Cut(spans(fragment, "tensor" if by_row else sync.granularity))
 
@@ -66,13 +67,13 @@ def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
 @dataclass(frozen=True)
 class DeltaSource:
     """One learner's delta: `read` decodes a part of it, `norms` [num_norms] are finite. `claimed`: the norms are the
-    learner's claim and not checked yet. `scale` shortens the delta, or each part that has a norm. `made`: the norm of
-    the delta as its learner made it, where it was re-anchored since; `own` reads that."""
+    learner's claim and not checked yet. `scale` shortens the delta. `made`: the norm of the delta as its learner made
+    it, where it was re-anchored since; `own` reads that."""
 
     read: Read
     norms: Norms
     claimed: bool = False
-    scale: float | Norms = 1.0
+    scale: float = 1.0
     made: float | None = None
     own: Read | None = None
 
@@ -121,16 +122,40 @@ class Merging:
         self._indexes, self._sources = used, [sources[index] for index in used]
         self._shares = [weights[index] / total for index in used]
         self._norms = np.stack([source.norms for source in self._sources])
-        self._scales = np.stack([np.broadcast_to(source.scale, cut.num_norms) for source in self._sources])
-        self._means = list(np.array(self._shares)[:, None] * self._scales)
+        self._scales = np.array([source.scale for source in self._sources])[:, None]
+        self._means = list(np.array(self._shares)[:, None] * self._scales * np.ones_like(self._norms))
         self._meters = [NormMeter(cut) if source.claimed else None for source in self._sources]
+        self._all = sources
+        self._sampled: dict[int, torch.Tensor] = {}
         self.unsound: dict[int, str] = {}
         self.agreement: float | None = None
 
     def each(self, directions: torch.Tensor, use: Use) -> None:
         """Call use(start, merged block) for every block of the fragment, which it may overwrite; several at the same
         time. `directions` [n] float32 is working memory, of which a block that is used is no longer needed."""
-        self._average(use) if self.rule == "avg" else self._rda(directions, use)
+        blocks = range(0, self.cut.size, self.cut.block)
+        kept = frozenset(blocks[:: -(-len(blocks) // SAMPLED_CHUNKS)])
+
+        def use_and_sample(start: int, merged: torch.Tensor) -> None:
+            if start in kept:
+                self._sampled[start] = merged[:CHUNK].clone()
+            use(start, merged)
+
+        self._average(use_and_sample) if self.rule == "avg" else self._rda(directions, use_and_sample)
+
+    def cosines(self) -> tuple[float, ...]:
+        """After `each`: between each source, as its learner made it, and the merged delta; 0 where one of them is zero.
+        Of some even parts of the fragment: re-reading whole deltas would cost as much as the merge."""
+        products = np.zeros((len(self._all), 3))
+        for start, merged in sorted(self._sampled.items()):
+            room = torch.empty(merged.numel())
+            for place, source in enumerate(self._all):
+                values = (source.own or source.read)(start, room)
+                pairs = ((values, merged), (values, values), (merged, merged))
+                products[place] += [float(torch.dot(one, other)) for one, other in pairs]
+        lengths = np.sqrt(products[:, 1] * products[:, 2])
+        cosines = np.divide(products[:, 0], lengths, out=np.zeros(len(lengths)), where=lengths > 0)
+        return tuple(float(cosine) for cosine in np.clip(np.nan_to_num(cosines), -1.0, 1.0))
 
     # -- the two rules ------------------------------------------------------------------------------------------
 

@@ -146,29 +146,6 @@ def measured_norms(cut: Cut, read: Read) -> Norms:
     return meter.norms
 
 
-def evened(cut: Cut, norms: Norms, times: float) -> Norms:
-    """[sources, num_norms] -> factors of the same shape that shorten each tensor of a source so that it has no more
-    than `times` the share of the source's norm that it has in the others (the upper median); where these do not move
-    it, no more than its number of elements gives it. Of fewer than three sources nobody can tell, and all are 1."""
-    if len(norms) < 3:
-        return np.ones_like(norms)
-    lengths = np.sqrt(np.add.reduceat(norms**2, cut.firsts, axis=1))
-    whole = np.sqrt((lengths**2).sum(axis=1, keepdims=True))
-    shares = np.divide(lengths, whole, out=np.zeros_like(lengths), where=whole > 0)
-    rising, middle = np.sort(shares, axis=0), (len(shares) - 1) // 2
-    others = np.where(shares <= rising[middle], rising[middle + 1], rising[middle])
-    most = np.where(others > 0, times * others, np.sqrt(cut.sizes / cut.size))
-    factors = np.divide(most, shares, out=np.ones_like(shares), where=shares > most)
-    return np.repeat(factors, cut.rows, axis=1)
-
-
-def kept_shares(norms: Norms, factors: Norms) -> list[float]:
-    """[sources, num_norms] and factors of that shape -> of each source's norm the share that its factors leave; 1 where
-    it has none."""
-    whole, kept = np.linalg.norm(norms, axis=1), np.linalg.norm(norms * factors, axis=1)
-    return np.divide(kept, whole, out=np.ones_like(whole), where=whole > 0).tolist()  # type: ignore[no-any-return]
-
-
 def agree(found: Norms, claimed: Norms, tolerance: float) -> bool:
     """Whether each claimed norm is the one that was found."""
     return bool(np.all(np.abs(found - claimed) <= tolerance * claimed))

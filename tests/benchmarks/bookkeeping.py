@@ -64,7 +64,7 @@ class GrowingLog:
         inputs = tuple(
             MergedOffer(
                 o.learner, o.incarnation, o.seq, o.base, o.data_start, o.data_end, o.tokens, o.steps, 64.0,
-                o.payload_digest, o.payload_bytes, 0.5 + place / 9999, norm=1.0 + place / 7777, agrees=0.25,
+                o.payload_digest, o.payload_bytes, 0.5 + place / 9999, norm=1.0 + place / 7777, cosine=0.25,
             )
             for place, o in enumerate(offers)
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Deltas of usual size that do harm: no check finds them, only the held-out loss shows them. The histories' evaluator
-knows which offers are harmful, and answers evaluations and trials by that; demands on what the log makes of the losses
-rest on the same knowledge."""
+knows which offers are harmful, and answers evaluations by that; demands on what the log makes of the losses rest on the
+same knowledge."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diloco_cli.protocol.log.records import FragmentVersion
-from diloco_cli.protocol.rules.rejudging import LeaveOut
-from tests.histories.replayer import BLAME, OfferId, Plain, Replayer, expect
+from tests.histories.replayer import OfferId, Plain, Replayer, expect
 
 EVALUATION_ASKS = 3
 FAILS_EVERY = 4  # evaluations of one process
 HARM = 5.0  # nats of one harmful merge
-MOST_ROLLBACKS = 2
+MOST_ROLLBACKS = 1
 DIVERGENCE = "divergence"
 
 
@@ -27,7 +26,6 @@ class Harm:
     replayer: Replayer
     offers: set[OfferId] = field(default_factory=set)
     good: dict[int, float] = field(default_factory=dict)
-    blamed: set[str] = field(default_factory=set)
     rollbacks: int = 0
     tokens: int = 0
     jump_tokens: int = 0
@@ -41,12 +39,11 @@ class Harm:
             if self.replayer.settled.get(offer_id) == "applied" and self.replayer.leads_to(head, n):
                 yield n, offer_id[0]
 
-    def loss(self, trial: LeaveOut) -> float:
-        harmful = [n for n, name in self.merged(trial.head) if n <= trial.good or name not in trial.without]
-        return 1.0 / (2 + trial.head) + HARM * len(harmful)
+    def loss(self, head: int) -> float:
+        return 1.0 / (2 + head) + HARM * len(list(self.merged(head)))
 
     def committed(self, commit: Plain) -> None:
-        """Checks that losses jump by harm alone, that nobody is blamed for another's, and that rollbacks end."""
+        """Checks that losses jump by harm alone, and that the run goes back once and then pauses."""
         kind = commit["kind"]
         if kind == "eval":
             self._evaluated(commit)
@@ -57,10 +54,6 @@ class Harm:
                 expect(commit["to"] in self.good, DIVERGENCE, f"goes back to {commit['to']}, which was never well")
                 self.rollbacks, self.tokens = self.rollbacks + 1, max(self.tokens, self.jump_tokens)
                 expect(self.rollbacks <= MOST_ROLLBACKS, DIVERGENCE, f"{self.rollbacks} rollbacks, and no progress")
-        elif kind == "quarantine" and commit.get("evaluated") is not None:
-            harmful = {name for name, _, _ in self.offers}
-            expect(commit["learner"] in harmful, BLAME, f"{commit['learner']} is blamed for a loss, and did no harm")
-            self.blamed.add(commit["learner"])
         elif kind == "stop" and commit.get("diverged"):
             expect(bool(self.offers), DIVERGENCE, "the run pauses for a loss, and there was no harm")
             self.paused = True
@@ -84,22 +77,19 @@ class HarmEvaluator:
 
     def __init__(self, harm: Harm) -> None:
         self.harm = harm
-        self._trial: LeaveOut | None = None
+        self._n: int | None = None
         self._asked = self._done = 0
 
     def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
-        return self.try_without(LeaveOut(-1, n))
-
-    def try_without(self, trial: LeaveOut) -> bool:
-        if self._trial is not None:
+        if self._n is not None:
             return False
-        self._trial, self._asked = trial, 0
+        self._n, self._asked = n, 0
         return True
 
     def result(self) -> tuple[int, float | None] | None:
         self._asked += 1
-        if self._trial is None or self._asked < EVALUATION_ASKS:
+        if self._n is None or self._asked < EVALUATION_ASKS:
             return None
-        trial, self._trial = self._trial, None
+        n, self._n = self._n, None
         self._done += 1
-        return trial.head, None if self._done % FAILS_EVERY == 0 else self.harm.loss(trial)
+        return n, None if self._done % FAILS_EVERY == 0 else self.harm.loss(n)

@@ -38,13 +38,10 @@ def agreement(deltas: list[int]) -> float | None:
     return sum(deltas) % 11 / 10 if len(deltas) > 1 else None
 
 
-def cosines(made: list[int]) -> tuple[float, ...]:
-    """Of each of three or more deltas the upper median of its cosines with the others: in one dimension signs."""
-    if len(made) < 3:
-        return ()
-    signs = [(delta > 0) - (delta < 0) for delta in made]
-    others = [sorted(sign * one for one in signs[:place] + signs[place + 1 :]) for place, sign in enumerate(signs)]
-    return tuple(float(rising[len(rising) // 2]) for rising in others)
+def cosines(made: list[int], merged: list[int]) -> tuple[float, ...]:
+    """Between each delta and the sum of what is merged: in one dimension signs."""
+    total = sum(merged)
+    return tuple(float(((delta > 0) - (delta < 0)) * ((total > 0) - (total < 0))) for delta in made)
 
 
 def first_version(fragment: int) -> tuple[int, int]:
@@ -128,12 +125,6 @@ class IntegerArithmetic:
             delta += numbers(self.current[offer.fragment], "state")[0] - numbers(decoded_base, "weights")[0]
         return Delta(delta, offer, norm, int(text))
 
-    def false_claim(self, fragment: int, delta: Any) -> str | None:
-        return None
-
-    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
-        return cosines([delta.made for delta in deltas])
-
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         late = {place: self.unfit(delta.offer) for place, (delta, _, _) in enumerate(deltas)}
@@ -143,7 +134,11 @@ class IntegerArithmetic:
         parameter, momentum = numbers(self.current[fragment], "state")
         weighed = [(scaled(int(delta), scale), weight) for delta, weight, scale in deltas]
         merged = self._version(fragment, *outer_step(parameter, momentum, weighed))
-        return replace(merged, agreement=agreement([int(delta) for delta, _, _ in deltas]))
+        return replace(
+            merged,
+            agreement=agreement([int(delta) for delta, _, _ in deltas]),
+            cosines=cosines([delta.made for delta, _, _ in deltas], [delta for delta, _ in weighed]),
+        )
 
     def settled(self, fragment: int) -> Merged:
         state = self.current[fragment]

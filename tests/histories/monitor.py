@@ -291,14 +291,11 @@ class Monitor:
     def _check_blame(self, commit: Plain) -> None:
         """No learner is refused for a hostile reason, or quarantined, without a cause."""
         for outcome in commit["outcomes"]:
-            blamed = outcome["reason"] == "quarantined" and outcome["learner"] in self.harm.blamed
-            if outcome["reason"] == "norm_cap" and self.norms.only_the_poisoner_is_known(commit):
-                self.suspects.add(outcome["learner"])  # enough of these refusals keep it out
-            fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects or blamed
+            fair = outcome["reason"] in INNOCENT or outcome["learner"] in self.suspects
             offer = f"offer {outcome['incarnation']}/{outcome['seq']} of {outcome['learner']}"
             text = f"{offer} was refused: {outcome['reason']}"
             expect(fair, BLAME, f"{text}, and nothing was wrong with it")
-        if commit["kind"] == "quarantine" and commit.get("evaluated") is None:
+        if commit["kind"] == "quarantine":
             expect(commit["learner"] in self.suspects, BLAME, f"{commit['learner']} is kept out, and did nothing wrong")
 
     def _check_finish(self, now_s: float) -> None:

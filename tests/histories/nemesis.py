@@ -325,7 +325,6 @@ class Nemesis:
         """How many times as long as it should be this learner's next delta is."""
         if not is_poisoner(name) or self.history.monitor.healthy:
             return 1.0
-        self.history.monitor.suspects.add(name)
         return self._poisoner.factor()
 
     def paused(self) -> None:

@@ -57,7 +57,7 @@ OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
 )
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
-POISON_SHARE, FLIPPED_SHARE, POISONED_MERGES = 0.08, 0.25, (16, 60)
+POISON_SHARE, POISONED_MERGES = 0.08, (16, 60)
 COMPRESSION_SHARE = 0.15
 PIECES_SHARE = 0.15
 PIECE_SIZES = (500, 1500)
@@ -83,7 +83,7 @@ class Options:
     takeover_s: float
     snapshot_every: int
     kept_rounds: int
-    fewest_faults: int
+    quarantine_after: int
     list_lag_s: float
     fragments: int
     quorum: int
@@ -156,7 +156,7 @@ class Options:
             "SNAPSHOT_EVERY": self.snapshot_every,
             "LONG_WAY": LONG_WAY // SNAPSHOT_EVERY * self.snapshot_every,
             "FLOORS_APART": FLOORS_APART // 3,
-            "FEWEST_FAULTS": self.fewest_faults,
+            "QUARANTINE_AFTER": self.quarantine_after,
             "PLAIN_BYTES": self.plain_bytes,
             "PIECE_BYTES": self.piece_bytes,
             "POLLS_A_SLOT": POLLS_A_SLOT,
@@ -203,7 +203,7 @@ def drawn_options(seed: int) -> Options:
         takeover_s=draw.choice((0.5, 2.0, 5.0, 15.0)),
         snapshot_every=draw.choice((3, 3, 4, 4, 8)),
         kept_rounds=draw.choice((1, 1, 2, 64)),
-        fewest_faults=draw.choice((3, 8)),
+        quarantine_after=draw.choice((3, 5)),
         list_lag_s=draw.choice((0.0, 0.0, 0.5, 5.0)),
         fragments=fragments,
         quorum=quorum,
@@ -272,11 +272,9 @@ def _with_poisoner(options: Options, seed: int) -> Options:
         return options
     learners, merges = max(options.learners, draw.whole(3, 5)), draw.whole(*POISONED_MERGES)
     kinds = tuple(kind for kind in options.nemesis_events if kind not in ("collect", "readmit"))
-    tactic = draw.choice(TACTICS)
-    tactic = "flipped" if draw.chance(FLIPPED_SHARE) else tactic
     return replace(
         options,
-        poisoner=tactic,
+        poisoner=draw.choice(TACTICS),
         learners=learners,
         quorum=min(options.quorum, learners - 1),
         merges=max(merges, options.merges),

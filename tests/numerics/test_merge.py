@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +13,7 @@ from torch import Tensor
 from diloco_cli.layout import Fragment, TensorSlot
 from diloco_cli.tensors.codecs import Read, codec, read_all
 from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging
-from diloco_cli.tensors.norms import Cut, Granularity, Span, evened, measured_norms, spans
+from diloco_cli.tensors.norms import Cut, Granularity, Span, measured_norms, spans
 from diloco_cli.tensors.payload import views
 from diloco_cli.tensors.stripes import CHUNK
 
@@ -360,33 +358,19 @@ def test_a_scaled_source_counts_as_its_scaled_delta(rule: MergeRule, granularity
     assert close(found, merge(rule, granularity, FRAGMENT, [a, b / 4], [1.0, 3.0]), 1e-6)
 
 
-def test_no_tensor_has_more_of_a_deltas_norm_than_in_the_others() -> None:
-    """By hand: lengths of three sources' two tensors; the second has four rows."""
-    cut = Cut([Span(0, 1, 6), Span(6, 4, 3)])
-    honest, focused = [4.0, 1.5, 1.5, 1.5, 1.5], [0.0, 5.0, 5.0, 5.0, 5.0]  # shares 0.8 and 0.6; 0 and 1
-    factors = evened(cut, np.array([honest, honest, focused]), 1.25)
-    assert factors[:2].tolist() == [[1.0] * 5] * 2 and factors[2].tolist() == pytest.approx([1.0] + [0.75] * 4)
-    assert (evened(cut, np.array([honest, focused]), 1.25) == 1.0).all(), "of two nobody can tell"
-    assert (evened(cut, np.array([honest] * 5), 1.0) == 1.0).all()
-
-
-def test_a_tensor_that_the_others_do_not_move_gets_what_its_size_gives_it() -> None:
-    cut = Cut([Span(0, 1, 3), Span(3, 1, 1)])
-    factors = evened(cut, np.array([[1.0, 0.0], [1.0, 0.0], [0.6, 0.8], [1.0, 0.0]]), 1.25)
-    assert factors[2].tolist() == pytest.approx([1.0, 0.5 / 0.8]) and (factors[[0, 1, 3]] == 1.0).all()
-
-
 @pytest.mark.parametrize("rule", RULES)
-def test_a_source_that_is_scaled_tensor_by_tensor_counts_as_that_delta(rule: MergeRule) -> None:
-    a, b = drawn(14, 2)
-    cut, shorter = Cut(spans(FRAGMENT, "tensor")), b.clone()
-    factors = np.array([0.5, 1.0, 0.25])
-    for span, factor in zip(spans(FRAGMENT, "tensor"), factors, strict=True):
-        block(span, shorter).mul_(factor)
-    reads = [reader_of(a), reader_of(b)]
-    sources = [DeltaSource(read, measured_norms(cut, read)) for read in reads]
-    found = all_blocks(Merging(rule, cut, [sources[0], replace(sources[1], scale=factors)], [1.0, 3.0]))
-    assert close(found, merge(rule, "tensor", FRAGMENT, [a, shorter], [1.0, 3.0]), 1e-6)
+def test_each_source_has_its_cosine_to_the_merged_delta(rule: MergeRule) -> None:
+    size = 20 * CHUNK + 5  # more than are sampled
+    generator = torch.Generator().manual_seed(1)
+    common = torch.randn(size, generator=generator)
+    deltas = [common + torch.randn(size, generator=generator) for _ in range(3)] + [-common, torch.zeros(size)]
+    cut = Cut([Span(0, 1, size)])
+    sources = [DeltaSource(read, measured_norms(cut, read)) for read in map(reader_of, deltas)]
+    merging = Merging(rule, cut, sources, [1.0] * 5)
+    merged = all_blocks(merging).double()
+    expected = [float(torch.cosine_similarity(merged, delta.double(), dim=0)) for delta in deltas]
+    assert merging.cosines() == pytest.approx(expected, abs=0.01)
+    assert merging.cosines()[3] < -0.5 and merging.cosines()[4] == 0.0
 
 
 def test_a_piece_of_a_tensor_has_norms_of_its_own() -> None:

@@ -11,17 +11,16 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
-from diloco_cli.observe.replay import verified
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key
 from diloco_cli.protocol.log.places import create_placed
 from diloco_cli.protocol.log.records import Offer, RunFormat
+from diloco_cli.protocol.log.refusals import REASONS
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.protocol.rules.eligibility import REASONS
-from diloco_cli.signing import Checksummed, learner_signer
+from diloco_cli.signing import learner_signer
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tensors.payload import to_bytes
 from diloco_cli.virtual.world import World
@@ -135,39 +134,13 @@ def test_other_bytes_of_the_same_size() -> None:
     assert bucket.put(offer, payload[:-1] + bytes([payload[-1] ^ 1])) == "digest_mismatch"
 
 
-def test_a_norm_far_above_what_the_fragment_has_seen() -> None:
+def test_a_norm_far_above_what_the_fragment_has_seen_is_clipped() -> None:
     bucket = RefusalBucket(the_run())
     for slot in range(4):
         assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
-    assert bucket.put(*bucket.sound("l1", 0, 4, values(*[100.0] * SIZE))) == "norm_cap"
-
-
-@pytest.mark.parametrize("norms", [[1000.0, 1000.0], [1e9, 1e9]])
-def test_no_norm_is_remembered_that_a_payload_only_claims(norms: list[float]) -> None:
-    """What the log remembers of refused norms may once become what is usual (protocol/log/norms.py)."""
-    bucket = RefusalBucket(the_run())
-    for slot in range(4):
-        assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
-    assert bucket.put(*bucket.sound("l1", 0, 4, with_norms(norms, values()))) == "bad_norms"
-    assert not bucket.state().norms[0].refused
-
-
-@pytest.mark.parametrize("junk_first", [False, True])
-def test_verify_measures_the_norms_of_refused_deltas_at_each_place_of_their_offers(
-    monkeypatch: pytest.MonkeyPatch, junk_first: bool
-) -> None:
-    run = replace(the_run(), checksums=True)
-    run = replace(run, keyring=Checksummed(run.run_id))
-    bucket = RefusalBucket(run)
-    for slot in range(4):
-        assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
-    monkeypatch.setattr(TorchArithmetic, "false_claim", lambda *of: None)  # a syncer that believes what is claimed
-    if junk_first:
-        bucket.world.store.create(offer_key("l1", 1, 0), b'{"junk":1}')
-    assert bucket.put(*bucket.sound("l1", 0, 4, with_norms([1000.0, 1000.0], values()))) == "norm_cap"
-    monkeypatch.undo()
-    told = [text for text in verified(bucket.world.store, run).mismatches if "only claims" in text]
-    assert len(told) == 1 and "offer 1/0 of l1" in told[0]
+    assert bucket.put(*bucket.sound("l1", 0, 4, values(*[100.0] * SIZE))) == "applied"
+    merged = json.loads(bucket.world.store.get(commit_key(bucket.state().n)) or b"")
+    assert merged["inputs"][0]["scale"] == pytest.approx(0.04) and "50 times as long as usual" in merged["reason"]
 
 
 def test_a_base_that_was_used_and_data_that_was_merged() -> None:
@@ -201,7 +174,7 @@ def test_steps_on_smaller_batches_are_no_false_claim() -> None:
 def test_every_word_of_the_log_has_its_test() -> None:
     """Those that only time, other offers or an operator give have tests of their own."""
     here = {reason for _, _, reason in PAYLOADS}
-    here |= {"bad_claim", "digest_mismatch", "norm_cap", "base_consumed", "data_overlap", "late"}
+    here |= {"bad_claim", "digest_mismatch", "base_consumed", "data_overlap", "late"}
     elsewhere = {"unknown_learner", "old_incarnation", "settled", "quarantined", "before_rollback", "superseded"}
     elsewhere |= {"bad_signature"}
     elsewhere |= {outcome for _, outcome in WRONG}  # tests/simulation/test_liveness.py

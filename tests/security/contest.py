@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from statistics import mean
 
 import torch
@@ -43,17 +44,15 @@ LAST = FRAGMENTS  # merges whose losses the final one is the mean of
 NEVER = 1 << 30
 
 
-def contest_run(seed: int = 0, islands: tuple[int, int] = THREE, noisy: bool = False, apart: int = 0) -> RunFormat:
+def contest_run(seed: int = 0, islands: tuple[int, int] = THREE) -> RunFormat:
     """Settings that users get, with two exceptions. The learning rate is constant: a schedule would go on with hostile
     tokens too. The outer optimizer is calm: with the default one a merge of so short a run raises the loss by 9 % all
-    by itself; with this one by 0.1 %. `noisy`: the hostile islands' targets are random bytes.
-    `apart`: no two shards have a byte in common."""
-    noise = list(range(islands[0], sum(islands))) if noisy else []  # shards
+    by itself; with this one by 0.1 %."""
     settings = RunSettings(
         name="contest",
         model=ModelSettings(entrypoint=f"{TASK}:model"),
         data=DataSettings(
-            entrypoint=f"{TASK}:text", args={"seed": seed, "noisy": noise, "apart": apart}, shards=sum(islands)
+            entrypoint=f"{TASK}:text", args={"seed": seed}, shards=sum(islands)
         ),
         train=TrainSettings(
             tokens=NEVER, batch_tokens=BATCH_TOKENS, seed=seed,
@@ -103,22 +102,14 @@ class Score:
 
 
 class Contest(VirtualFleet):
-    """`strategy` None: hostile islands, if there are any, stay away, or train like the others if `honestly`. The syncer
-    is killed every `restart_every` slots, and the next one comes `outage_slots` later.
-    """
+    """`strategy` None: hostile islands, if there are any, stay away."""
 
-    def __init__(
-        self, run: RunFormat, strategy: Strategy | None, restart_every: int = 0, outage_slots: float = 0.0,
-        honestly: bool = False,
-    ) -> None:  # fmt: skip
+    def __init__(self, run: RunFormat, strategy: Strategy | None) -> None:
         self.commits: list[tuple[Commit, RunState]] = []
-        self.restart_every, self.outage_slots = restart_every, outage_slots
-        self._restarts_at = restart_every or NEVER
         self.judge: HeldOutJudge | None = None
         self.begins = 0 if strategy is None else strategy.begins
         hostile = [island.name for island in run.islands if island.name not in honest_of(run)]
-        absent = () if honestly else tuple(hostile)
-        super().__init__(run, lambda name, number: STEP_OF.get(name, STEP_S), evaluator=self._judge, absent=absent)
+        super().__init__(run, lambda name, number: STEP_OF.get(name, STEP_S), evaluator=self._judge, absent=hostile)
         for number, name in enumerate(hostile if strategy is not None else ()):
             self.world.start(name, Hostile(run, name, strategy, SLOT_S, number).steps())
 
@@ -129,15 +120,6 @@ class Contest(VirtualFleet):
     def committed(self, state: RunState, commit: Commit) -> None:
         super().committed(state, commit)
         self.commits.append((commit, state))
-        if state.slot >= self._restarts_at:
-            self._restarts_at += self.restart_every
-            self.world.call_at(self.world.now_s + 0.3 * SLOT_S, self._restart)
-
-    def _restart(self) -> None:
-        self.world.kill(self.syncer)
-        self.world.call_at(
-            self.world.now_s + self.outage_slots * SLOT_S, lambda: setattr(self, "syncer", self.start_syncer())
-        )
 
     def play(self, rounds: int = ROUNDS) -> Score:
         reached = self.world.run(
@@ -179,14 +161,15 @@ def judged(judge: HeldOutJudge, log: list[tuple[Commit, RunState]], begins: int 
     return score
 
 
-def contest(
-    seed: int, strategy: Strategy | None, restart_every: int = 0, outage_slots: float = 0.0, rounds: int = ROUNDS,
-    islands: tuple[int, int] = THREE, noisy: bool = False,
-) -> Score:  # fmt: skip
+@cache
+def contest(seed: int, strategy: Strategy | None, rounds: int = ROUNDS, islands: tuple[int, int] = THREE) -> Score:
     torch.set_num_threads(1)
-    if strategy is not None:
-        restart_every, outage_slots = strategy.restart_every, strategy.outage_slots
-    run = contest_run(seed, islands, noisy)
-    if strategy is None and not noisy:
+    run = contest_run(seed, islands)
+    if strategy is None:
         run = replace(run, islands=run.islands[: islands[0]])  # the same shards, and nobody to wait for
-    return Contest(run, strategy, restart_every, outage_slots, honestly=noisy).play(rounds)
+    return Contest(run, strategy).play(rounds)
+
+
+def drift(seed: int, strategy: Strategy, rounds: int = ROUNDS, islands: tuple[int, int] = THREE) -> float:
+    """By how much the final loss is above that of the run without the hostile learners, as a share."""
+    return contest(seed, strategy, rounds, islands).final / contest(seed, None, rounds, islands).final - 1.0

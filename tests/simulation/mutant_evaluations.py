@@ -11,9 +11,7 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.stability import Rejudging
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.rejudging import Ruling
 
 
 def with_evaluations(evaluations: type[Evaluations]) -> type[Syncer]:
@@ -25,19 +23,11 @@ def with_evaluations(evaluations: type[Evaluations]) -> type[Syncer]:
     return Mutated
 
 
-class BlamesSomebody(Evaluations):
-    """Holds back another learner than the trials name, if deltas of others are judged too."""
-
-    def _verdict(self, state: RunState, case: Rejudging, verdict: Ruling) -> Commit:
-        others = [name for name in case.names if name != verdict.learner] or case.names
-        return super()._verdict(state, case, Ruling(others[0], "somebody must have been it"))
-
-
 class RollsBackForEver(Evaluations):
-    """Goes back at every jump, however often, and judges nobody."""
+    """Goes back at every jump, however often."""
 
     def due(self, state: RunState, epoch: int, pulse: Pulse) -> Steps[Commit | None]:
-        known = structs.replace(state.stability, rollbacks=0, rejudging=None)
+        known = structs.replace(state.stability, recovers_beyond=None)
         return (yield from super().due(structs.replace(state, stability=known), epoch, pulse))
 
 

@@ -190,26 +190,14 @@ OF_SYNCERS: dict[str, Mutant] = {
     "relayed before its payload": Mutant(
         Actors(relay=syncers.OfferBeforePayload), frozenset("9"), lambda options: options.apart > 0
     ),
-    "somebody blamed for a jump": Mutant(
-        _evaluating(evaluations.BlamesSomebody), frozenset({"blame"}), _suffers("harm", "diverge")
-    ),
     "rolled back for ever": Mutant(
         _evaluating(evaluations.RollsBackForEver), frozenset({"divergence"}), _suffers("diverge")
     ),
     "every rise a jump": Mutant(_evaluating(evaluations.Jumpy), frozenset({"divergence"}), _suffers("harm")),
     "norms judged alone": Mutant(_loading(norms.JudgesAlone), frozenset("8"), _is_poisoned("always", "in turn")),
-    "long deltas not shortened": Mutant(_loading(norms.NeverClips), frozenset("8"), _is_poisoned("ratchet")),
-    "directions ignored": Mutant(_loading(norms.IgnoresDirections), frozenset("8"), _is_poisoned("flipped")),
-    "directions learned late": Mutant(_loading(norms.LearnsDirectionsLate), frozenset("8"), _is_poisoned("flipped")),
-    "honest deltas taken for empty": Mutant(
-        _loading(norms.WeighsHonestOnesLess), frozenset("4"), _is_poisoned("empty")
-    ),
-    "empty deltas weigh in full": Mutant(_loading(norms.WeighsTheEmpty), frozenset("8"), _is_poisoned("empty")),
+    "long deltas not clipped": Mutant(_loading(norms.NeverClips), frozenset("8"), _is_poisoned("ratchet")),
     "norms forgotten at a restart": Mutant(_loading(norms.ForgetsAtRestart), frozenset("8"), _is_poisoned("ratchet")),
-    "norms begun anew by one": Mutant(_loading(norms.ResetByOne), frozenset("8"), _is_poisoned("always", "ratchet")),
-    "faults paid back one for one": Mutant(
-        Actors(syncer=norms.PaysBackWhole), frozenset({"blame"}), _is_poisoned("in turn"), longer=LONG
-    ),
+    "nobody quarantined": Mutant(Actors(syncer=norms.NeverQuarantines), frozenset({"blame"}), _suffers("poison")),
     "newcomers not read": Mutant(_reading(syncers.OfTheLaunchOnly), frozenset({"4", "liveness"}), _JOINS),
     "newcomers not answered": Mutant(Actors(syncer=syncers.AdmitsNobody), frozenset({"liveness"}), _JOINS, longer=LONG),
 }

@@ -29,9 +29,9 @@ def options(**changes: Any) -> Options:
     return replace(quiet, **changes)
 
 
-def harmed(*calls: CallFault, kinds: tuple[str, ...] = ("harm",), **changes: Any) -> tuple[HistoryResult, list[Any]]:
+def harmed(*calls: CallFault, for_s: float = MANY, **changes: Any) -> tuple[HistoryResult, list[Any]]:
     """Harm is done after about 10 merges. The result, and what the log says beside merges."""
-    events = tuple(NemesisEvent(2.0, kind, BAD, MANY) for kind in kinds)  # type: ignore[arg-type]
+    events = (NemesisEvent(2.0, "harm", BAD, for_s),)
     result = lived(SEED, options(**changes), script=Script(calls, events))
     return result, [in_one(data) for data in result.log if b'"kind":"merge"' not in data]
 
@@ -40,22 +40,19 @@ def of(kind: str, log: list[Any]) -> list[Any]:
     return [commit for commit in log if commit["kind"] == kind]
 
 
-def test_the_log_goes_back_the_harmful_learner_alone_is_held_back_and_the_run_finishes() -> None:
+def test_harm_that_goes_on_is_undone_once_and_then_the_run_pauses_until_operators_resume_it() -> None:
     result, log = harmed()
     assert result.violation is None
-    first, *_ = of("rollback", log)
-    assert first["evaluated"] is not None
-    assert next(commit["learner"] for commit in of("quarantine", log)) == BAD
-    assert not of("stop", log) and log[-1]["kind"] == "finish"
+    back, stop = of("rollback", log)[0], of("stop", log)[0]
+    assert back["evaluated"] is not None and stop["diverged"] and back["n"] < stop["n"]
+    assert "diloco quarantine LEARNER" in stop["reason"] and "diloco resume" in stop["reason"]
+    assert log[-1]["kind"] == "finish"
 
 
-def test_harm_by_all_pauses_the_run_until_operators_resume_it() -> None:
-    """The first of them may be blamed for what it did alone, before the others' deltas came."""
-    result, log = harmed(kinds=("diverge",))
+def test_harm_of_a_few_deltas_is_undone_and_the_run_goes_on() -> None:
+    result, log = harmed(for_s=0.5)
     assert result.violation is None
-    stops = of("stop", log)
-    assert stops and all(stop["diverged"] for stop in stops)
-    assert "diloco resume" in stops[0]["reason"] and log[-1]["kind"] == "finish"
+    assert len(of("rollback", log)) == 1 and not of("stop", log) and log[-1]["kind"] == "finish"
 
 
 @pytest.mark.parametrize("how", ["pause", "warn"])
@@ -67,7 +64,7 @@ def test_with_pause_the_run_stops_and_with_warn_it_goes_on(how: str) -> None:
 
 
 def crashes(step: int) -> list[CallFault]:
-    """A crash of the syncer at each `step`-th of its operations, from the harm to the verdict."""
+    """A crash of the syncer at each `step`-th of its operations, from the harm to the answer."""
     result, _ = harmed()
     return [
         CallFault("syncer.1", number, Injected(kind))
@@ -77,12 +74,9 @@ def crashes(step: int) -> list[CallFault]:
 
 
 @pytest.mark.parametrize("step", [453, pytest.param(5, marks=pytest.mark.long)])
-def test_the_syncer_may_die_anywhere_and_the_right_learner_is_held_back_all_the_same(step: int) -> None:
-    blamed, points = 0, crashes(step)
+def test_the_syncer_may_die_anywhere_and_the_harm_is_undone_all_the_same(step: int) -> None:
+    points = crashes(step)
     for crash in points:
         result, log = harmed(crash)
         assert result.violation is None, (crash.describe(), result.violation)
-        names = {commit["learner"] for commit in of("quarantine", log)}
-        assert names <= {BAD}
-        blamed += bool(names)
-    assert blamed >= 0.9 * len(points), "an evaluation now and then comes too late for it"
+        assert of("rollback", log) and log[-1]["kind"] == "finish"

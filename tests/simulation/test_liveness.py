@@ -132,7 +132,7 @@ def test_a_quorum_that_returns_after_skipped_rounds_merges_again(away_s: float) 
 
 def test_a_lone_learner_goes_on_after_two_refusals() -> None:
     fleet = ToyFleet(make_run(learners=1, fragments=1, merges=8))
-    fleet.refuse_payloads(lambda offer: "norm_cap" if 1 <= offer.seq <= 2 else None)
+    fleet.refuse_payloads(lambda offer: "bad_norms" if 1 <= offer.seq <= 2 else None)
     fleet.start()
     assert fleet.world.run(fleet.ended, 60)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.protocol.log.faults import faults_for_quarantine
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.refusals import QUARANTINE_AFTER
 from diloco_cli.virtual.world import World
 from tests.simulation.operated import answered, note_texts, run_that_keeps, state_of, where_the_command_dies
 from tests.simulation.sweeps import check, finished
@@ -13,7 +13,6 @@ from tests.simulation.toy import ToyFleet
 
 RUN = run_that_keeps(merges=40, learners=3)
 BAD = "l2"
-AFTER_FAULTS = faults_for_quarantine(2)
 
 
 def with_a_bad_one(world: World | None = None, run: RunFormat = RUN) -> tuple[ToyFleet, list[bool]]:
@@ -29,13 +28,13 @@ def quarantined(world: World | None = None) -> tuple[ToyFleet, list[bool]]:
     return fleet, bad
 
 
-def test_it_comes_after_so_many_faults_and_the_run_goes_on_without_it() -> None:
+def test_it_comes_after_so_many_bad_offers_and_the_run_goes_on_without_it() -> None:
     fleet, _ = with_a_bad_one()
     found = finished(fleet)
     bad = [outcome for (learner, _, _), outcome in sorted(found.settled.items()) if learner == BAD]
-    assert bad[:AFTER_FAULTS] == ["digest_mismatch"] * AFTER_FAULTS and found.kinds[-1] == "finish"
+    assert bad[:QUARANTINE_AFTER] == ["digest_mismatch"] * QUARANTINE_AFTER and found.kinds[-1] == "finish"
     assert found.kinds.count("quarantine") == 1 and "applied" not in bad
-    assert set(bad[AFTER_FAULTS:]) <= {"digest_mismatch", "quarantined", "superseded", "run_over"}
+    assert set(bad[QUARANTINE_AFTER:]) <= {"digest_mismatch", "quarantined", "superseded", "run_over"}
     assert state_of(fleet).learner(BAD).quarantined == found.kinds.index("quarantine")
 
 
@@ -70,19 +69,39 @@ def test_readmitted_it_takes_part_again() -> None:
     fleet, bad = quarantined()
     bad[0] = False
     state = answered(fleet, "readmit", learner=BAD)
-    assert state.learner(BAD).quarantined is None and state.learner(BAD).faults == 0
+    assert state.learner(BAD).quarantined is None and state.learner(BAD).bad_in_a_row == 0
     assert "readmitted: wanted" in note_texts(state)
     found = finished(fleet)
     assert "applied" in {outcome for (learner, _, _), outcome in found.settled.items() if learner == BAD}
 
 
-def test_readmitted_while_it_is_still_bad_it_is_kept_out_again_after_as_many_faults() -> None:
+def test_readmitted_while_it_is_still_bad_it_is_kept_out_again_after_as_many() -> None:
     fleet, _ = quarantined()
     answered(fleet, "readmit", learner=BAD)
     found = finished(fleet)
     assert found.kinds.count("quarantine") == 2
     bad = [outcome for (learner, _, _), outcome in found.settled.items() if learner == BAD]
-    assert bad.count("digest_mismatch") >= 2 * AFTER_FAULTS
+    assert bad.count("digest_mismatch") >= 2 * QUARANTINE_AFTER
+
+
+def test_an_operator_keeps_a_learner_out_and_lets_it_in_again() -> None:
+    fleet = ToyFleet(RUN).start()
+    assert fleet.world.run(lambda: fleet.kinds().count("merge") > 4, 60)
+    state = answered(fleet, "quarantine", learner=BAD)
+    assert state.learner(BAD).quarantined is not None and "quarantined: wanted" in note_texts(state)
+    fleet.world.run_for(1.0)
+    state = answered(fleet, "readmit", learner=BAD)
+    found = finished(fleet)
+    back = found.kinds.index("readmit")
+    merges = [commit for commit in fleet.records() if commit["kind"] == "merge"]
+    assert any(item["learner"] == BAD for one in merges if one["n"] > back for item in one["inputs"])
+
+
+@pytest.mark.parametrize("name", [BAD, "nobody", None])
+def test_a_quarantine_that_cannot_be_is_refused_in_the_log(name: str | None) -> None:
+    fleet, _ = quarantined()
+    state = answered(fleet, "quarantine", learner=name)
+    assert any(f"{name or ''!a} is" in text for text in note_texts(state))
 
 
 @pytest.mark.parametrize("name", ["l0", "nobody", None])
@@ -107,8 +126,8 @@ def test_with_no_syncer_alive_the_command_readmits_it_and_may_die_at_every_opera
 
 def test_nobody_is_quarantined_where_too_few_would_be_left_for_the_quorum() -> None:
     fleet, bad = with_a_bad_one(run=run_that_keeps(merges=30, learners=3, quorum=3))
-    fleet.world.run(lambda: state_of(fleet).learner(BAD).faults > AFTER_FAULTS, 60)
-    assert state_of(fleet).learner(BAD).faults > AFTER_FAULTS and "quarantine" not in fleet.kinds()
+    fleet.world.run(lambda: state_of(fleet).learner(BAD).bad_in_a_row > QUARANTINE_AFTER, 60)
+    assert state_of(fleet).learner(BAD).bad_in_a_row > QUARANTINE_AFTER and "quarantine" not in fleet.kinds()
     bad[0] = False
     finished(fleet, 120)
 

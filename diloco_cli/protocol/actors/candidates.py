@@ -1,18 +1,14 @@
-"""The offers for the slot that is due: their payloads are read, and then judged together by their norms.
-
-Nothing is refused for its norm before the slot's commit: who else offers decides on it too (protocol/rules/norms.py).
-"""
+"""The offers for the slot that is due: their payloads are read, and then judged together by their norms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from diloco_cli.protocol.actors.inbox import Inbox, in_order
 from diloco_cli.protocol.actors.merging import Recover, load_delta, make_resident
 from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta, Merged
 from diloco_cli.protocol.log.commits import Merge, Skip
-from diloco_cli.protocol.log.directions import flipping_of, logged_cosine, opposes
 from diloco_cli.protocol.log.norms import NOTHING, logged_norm
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import (
@@ -50,40 +46,22 @@ class FitOffer:
 
 @dataclass(frozen=True)
 class Candidates:
-    """A slot's `offers` with sound payloads, sorted by learner: those that `fit`, and the outcomes of those that are
-    refused if the slot is merged now; `reasons` says why. `step`: the factor by which the merge is shortened. `alone`:
-    those that are refused if the slot is skipped, for which nobody else's delta counts, with their reasons. `agrees`:
-    of those that fit, once they have been compared, by values that `nonce` chose."""
+    """A slot's offers with sound payloads, sorted by learner. `reasons`: why some of them are clipped."""
 
-    offers: tuple[Offer, ...] = ()
     fit: tuple[FitOffer, ...] = ()
-    refused: tuple[Outcome, ...] = ()
     reasons: tuple[str, ...] = ()
-    step: float = 1.0
-    alone: tuple[tuple[Outcome, str], ...] = ()
-    agrees: tuple[float, ...] = ()
-    nonce: str = ""
+
+    @property
+    def offers(self) -> list[Offer]:
+        return [one.offer for one in self.fit]
 
     @property
     def learners(self) -> set[str]:
-        """Of those that fit."""
         return {one.offer.learner for one in self.fit}
-
-    @property
-    def unfit(self) -> list[Offer]:
-        """The offers that are refused."""
-        fit = self.learners
-        return [offer for offer in self.offers if offer.learner not in fit]
-
-    @property
-    def unfit_alone(self) -> list[Offer]:
-        """The offers that are refused if the slot is skipped."""
-        names = {outcome.learner for outcome, _ in self.alone}
-        return [offer for offer in self.offers if offer.learner in names]
 
 
 def told(reason: str, reasons: tuple[str, ...]) -> str:
-    """The reason of the slot's commit, with those of the refusals."""
+    """The reason of the slot's commit, with those of the clipped deltas."""
     more = len(reasons) - REASONS_TOLD
     return "; ".join((reason, *reasons[:REASONS_TOLD], *([f"and {more} more"] if more > 0 else [])))
 
@@ -97,9 +75,7 @@ class Loader:
     arithmetic: Arithmetic
     inbox: Inbox
     recover: Recover
-    nonce: Callable[[], str]
     loaded: dict[OfferId, LoadedDelta] = field(default_factory=dict)
-    measured: set[OfferId] = field(default_factory=set)
     ahead: dict[OfferId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,22 +98,7 @@ class Loader:
         """Of the slot that is due; offers whose payload is not sound are dropped from the inbox."""
         offers = yield from self.load(state)
         self._keep(self.inbox.pending())
-        self.measured &= self.loaded.keys()
-        found = judged(self.run, state, offers, self.loaded)
-        while self._drop_false_claims(found):
-            found = judged(self.run, state, [offer for offer in offers if offer.id in self.loaded], self.loaded)
-        return found
-
-    def compared(self, state: RunState, found: Candidates) -> Candidates:
-        """With the directions of those that fit; judged once more if one of them flips. A merge alone needs that, since
-        nobody is refused for a direction."""
-        fragment, nonce = fragment_of_slot(state.slot, self.run.num_fragments), self.nonce()
-        cosines = self.arithmetic.agreements(fragment, [one.delta for one in found.fit], nonce)
-        agrees = tuple(map(logged_cosine, cosines))
-        flipping = flipping_of(dict(zip((one.offer.learner for one in found.fit), agrees, strict=False)))
-        if flipping:
-            found = judged(self.run, state, found.offers, self.loaded, flipping)
-        return replace(found, agrees=agrees, nonce=nonce)
+        return judged(self.run, state, offers, self.loaded)
 
     def _keep(self, offers: Iterable[Offer]) -> None:
         left = {offer.id for offer in offers}
@@ -151,7 +112,6 @@ class Loader:
     def forget(self) -> None:
         """Every fragment has another version, or what was read does not count any more."""
         self.loaded, self.ahead = {}, {}
-        self.measured.clear()
 
     def look_ahead(self, state: RunState) -> Steps[None]:
         """Read some of the payloads for the next slots. One that is not sound is read again when its slot is due."""
@@ -182,17 +142,6 @@ class Loader:
             chosen.append(offer)
         return chosen
 
-    def _drop_false_claims(self, found: Candidates) -> bool:
-        """Of offers that would be refused for their norm: nobody has measured it yet, and the log will remember it."""
-        unmeasured = [offer for offer in found.unfit if offer.id not in self.measured]
-        for offer in unmeasured:
-            self.measured.add(offer.id)
-            reason = self.arithmetic.false_claim(offer.fragment, self.loaded[offer.id])
-            if reason is not None:
-                self.inbox.drop(offer, reason)
-                del self.loaded[offer.id]
-        return any(offer.id not in self.loaded for offer in unmeasured)
-
     def load(self, state: RunState) -> Steps[list[Offer]]:
         """The offers whose payloads are there and sound."""
         offers = self.inbox.candidates(state.slot)
@@ -209,48 +158,46 @@ class Loader:
 
 
 def judged(
-    run: RunFormat, state: RunState, offers: Sequence[Offer], loaded: Mapping[OfferId, LoadedDelta],
-    flipping: Collection[str] = (),
-) -> Candidates:  # fmt: skip
-    """The offers judged together, by the very norms that the log will state, and by the learners whose deltas flip."""
-    sync = run.settings.sync
-    known = state.norms.get(fragment_of_slot(state.slot, run.num_fragments), NOTHING)
+    run: RunFormat, state: RunState, offers: Sequence[Offer], loaded: Mapping[OfferId, LoadedDelta]
+) -> Candidates:
+    """The offers judged together, by the very norms that the log will state."""
     run = state.with_members(run)
+    known = state.norms.get(fragment_of_slot(state.slot, run.num_fragments), NOTHING)
     deltas = [
         JudgedDelta(
-            o.learner, o.steps, logged_norm(loaded[o.id].norm), offered_weight(run, o.learner, o.tokens, o.steps),
-            round_steps=round_steps(run, o.learner),
-            opposes=opposes(state.opposition, o.learner) or o.learner in flipping,
+            learner=offer.learner,
+            steps=offer.steps,
+            norm=logged_norm(loaded[offer.id].norm),
+            weight=offered_weight(run, offer.learner, offer.tokens, offer.steps),
+            round_steps=round_steps(run, offer.learner),
         )
-        for o in offers
-    ]  # fmt: skip
-    judgement = judge(known, deltas, sync)
-    fit, refused, reasons, alone = [], [], [], []
-    for offer, delta, verdict in zip(offers, deltas, judgement.verdicts, strict=True):
-        if verdict.refused:
-            outcome = Outcome(*offer.id, offer.fragment, "norm_cap", delta.norm, delta.steps)
-            refused.append(outcome)
-            reasons.append(verdict.refused)
-            by_memory = judge(known, [delta], sync).verdicts[0].refused
-            alone += [(outcome, by_memory)] if by_memory else []
-        else:
-            if delta.opposes:
-                reasons.append(f"{delta.learner}'s deltas point against the others': it weighs next to nothing")
-            fit.append(FitOffer(offer, loaded[offer.id], delta.norm, verdict.weight, verdict.scale))
-    return Candidates(tuple(offers), tuple(fit), tuple(refused), tuple(reasons), judgement.step, tuple(alone))
+        for offer in offers
+    ]
+    verdicts = judge(known, deltas, run.settings.sync.clip)
+    fit = tuple(
+        FitOffer(offer, loaded[offer.id], delta.norm, verdict.weight, verdict.scale)
+        for offer, delta, verdict in zip(offers, deltas, verdicts, strict=True)
+    )
+    return Candidates(fit, tuple(verdict.reason for verdict in verdicts if verdict.reason))
 
 
 def merge_commit(
-    candidates: Candidates, merged: Merged, output: FragmentVersion, facts: SlotFacts, grace: Grace,
-    slot_s: float, opens_in_s: float, reason: str, outcomes: tuple[Outcome, ...],
-) -> Merge:  # fmt: skip
+    candidates: Candidates,
+    merged: Merged,
+    output: FragmentVersion,
+    facts: SlotFacts,
+    grace: Grace,
+    slot_s: float,
+    opens_in_s: float,
+    reason: str,
+    outcomes: tuple[Outcome, ...],
+) -> Merge:
     """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
     return Merge(
         slot=output.slot,
-        nonce=candidates.nonce,
-        inputs=tuple(map(_input, candidates.fit, candidates.agrees or [None] * len(candidates.fit))),
+        inputs=tuple(map(_input, candidates.fit, merged.cosines)),
         outputs=(output,),
-        outcomes=in_order(outcomes + candidates.refused),
+        outcomes=in_order(outcomes),
         tokens=sum(one.offer.tokens for one in candidates.fit),
         quorum=facts.quorum,
         alive=facts.alive,
@@ -259,23 +206,30 @@ def merge_commit(
         opens_s=round(opens_in_s, 6),
         slot_s=round(slot_s, 6),
         agreement=as_logged(merged.agreement),
-        step=candidates.step,
         reason=told(reason, candidates.reasons),
     )
 
 
-def skip_commit(candidates: Candidates, slot: int, reason: str, outcomes: tuple[Outcome, ...]) -> Skip:
-    return Skip(
-        slot=slot,
-        reason=told(reason, tuple(why for _, why in candidates.alone)),
-        outcomes=in_order(outcomes + tuple(outcome for outcome, _ in candidates.alone)),
-    )
+def skip_commit(slot: int, reason: str, outcomes: tuple[Outcome, ...]) -> Skip:
+    return Skip(slot=slot, reason=reason, outcomes=in_order(outcomes))
 
 
-def _input(one: FitOffer, agrees: float | None) -> MergedOffer:
+def _input(one: FitOffer, cosine: float) -> MergedOffer:
     offer = one.offer
     return MergedOffer(
-        offer.learner, offer.incarnation, offer.seq, offer.base, offer.data_start, offer.data_end,
-        offer.tokens, offer.steps, one.weight, offer.payload_digest, offer.payload_bytes,
-        offer.timings.step_s, one.scale, norm=one.norm, agrees=agrees,
-    )  # fmt: skip
+        learner=offer.learner,
+        incarnation=offer.incarnation,
+        seq=offer.seq,
+        base=offer.base,
+        data_start=offer.data_start,
+        data_end=offer.data_end,
+        tokens=offer.tokens,
+        steps=offer.steps,
+        weight=one.weight,
+        payload_digest=offer.payload_digest,
+        payload_bytes=offer.payload_bytes,
+        step_s=offer.timings.step_s,
+        scale=one.scale,
+        norm=one.norm,
+        cosine=round(cosine, 4),
+    )

@@ -29,7 +29,6 @@ from collections.abc import Collection
 from diloco_cli.protocol.actors.backlog import Backlog
 from diloco_cli.protocol.log.commit_log import LOOK_BACK, state_after, trusting_none_of
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
-from diloco_cli.protocol.log.faults import faults_for_quarantine, quarantine_reason
 from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
 from diloco_cli.protocol.log.keys import (
     read_delta_key,
@@ -46,6 +45,7 @@ from diloco_cli.protocol.log.snapshots import snapshot_at, snapshots_between
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import MAX_AT_ONCE, together
 from diloco_cli.protocol.rules.divergence import needed_from
+from diloco_cli.protocol.rules.eligibility import due_for_quarantine
 
 KINDS = ("delta", "weights", "state", "inner", "snapshot", "event", "offer")  # offers, the smallest and most, last
 PAGE = 256  # keys of one listing
@@ -356,9 +356,9 @@ class Housekeeper:
         slower ones: the log may stand for some slots of the slowest, as planned, and is not idle."""
         if self._grew[0] != state.n:
             self._grew = (state.n, now_s)
-        name = to_quarantine(state, self.run)
-        if name is not None:
-            return Quarantine(learner=name, reason=quarantine_reason(state.learner(name).faults))
+        bad = due_for_quarantine(state, self.run)
+        if bad is not None:
+            return Quarantine(learner=bad[0], reason=bad[1])
         idle_s = max(IDLE_S, IDLE_SLOTS * max(slot_s, self._slowest_s))
         floor = floor_in_turn(self.run, state, now_s - self._grew[1] >= idle_s)
         return None if floor is None else collected(floor, "in turn")
@@ -376,21 +376,3 @@ class Housekeeper:
         left_s = now_s + seconds - (yield Now()) if seconds > 0 else 0.0
         if left_s > 0:
             yield Sleep(left_s)
-
-
-def to_quarantine(state: RunState, run: RunFormat) -> str | None:
-    """The first learner by name that is due for quarantine; None if there is none, and also where fewer learners would
-    be left than the quorum needs: its bad offers are refused in any case, and the run must not stop for them."""
-    enough = faults_for_quarantine(run.num_fragments)
-    if all(known.faults < enough for known in state.learners.values()):
-        return None
-    trusted = trusted_learners(state, run)
-    if len(trusted) <= run.settings.sync.quorum:
-        return None
-    return next((name for name in trusted if state.learner(name).faults >= enough), None)
-
-
-def trusted_learners(state: RunState, run: RunFormat) -> list[str]:
-    """All learners of the run that are not quarantined, sorted."""
-    names = {island.name for island in state.with_members(run).all_islands}
-    return [name for name in sorted(names) if state.learner(name).quarantined is None]

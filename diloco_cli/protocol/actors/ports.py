@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer
-from diloco_cli.protocol.rules.rejudging import LeaveOut
 
 Values = Any
 """The parameters of one fragment as a training port reads and writes them: [n] float32 in the product, one integer in
@@ -19,11 +18,13 @@ the histories, nothing in simulations of time alone."""
 class Merged:
     """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
 
-    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it."""
+    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it.
+    `cosines`: between each delta, in their order, and the merged one, from a sample of their values; of a merge."""
 
     state: bytes
     weights: bytes
     agreement: float | None = None
+    cosines: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,16 +61,6 @@ class Arithmetic(Protocol):
         """A delta ready to merge, re-anchored if the base's weights are given; or the reason of its refusal."""
         ...
 
-    def false_claim(self, fragment: int, delta: Any) -> str | None:
-        """The reason to refuse a delta whose payload claims other norms than its values have; None if it does not. A
-        merge finds that out itself."""
-        ...
-
-    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
-        """Of each delta, in their order, the upper median of its cosines with the others; empty below three, and in
-        fragments too small to tell. `seed`: by which their values are sampled; no learner may know it beforehand."""
-        ...
-
     def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
         """The next version of this slot's fragment from (delta, weight, scale) each; or those that only the merge shows
         to be unfit."""
@@ -91,14 +82,9 @@ class Evaluator(Protocol):
         """Start an evaluation as of commit n; False if one is still under way."""
         ...
 
-    def try_without(self, trial: LeaveOut) -> bool:
-        """Start a trial: repeat recorded merges without the deltas of some learners, and evaluate what they give. False
-        if something is still under way."""
-        ...
-
     def result(self) -> tuple[int, float | None] | None:
-        """A finished evaluation, or trial: (n, or the trial's head; loss in nats per token). The loss is not finite
-        where the model gives no finite one, None if the evaluation failed."""
+        """A finished evaluation: (n, loss in nats per token). The loss is not finite where the model gives no finite
+        one, None if the evaluation failed."""
         ...
 
 

@@ -69,7 +69,7 @@ class Progress:
         self.books = [FragmentBooks(output, position) for output in state.outputs]
         self._applied: dict[int, int | None] = {}
         self._produced: dict[int, int] = {}
-        self._faults = state.learner(learner).faults
+        self._bad = state.learner(learner).bad_in_a_row
         self._newest = state.outputs
         self.log_n = state.n
         self.head_tokens = state.tokens(run.layout)
@@ -272,7 +272,8 @@ class Progress:
         """An offer is merged in its slot or never, so the log's slot tells the outcome, also before a refusal."""
         self.aim.known, self.aim.closes = known.floor == self.incarnation, self._is_dispensable(state)
         kept_out = self.quarantined is not None or known.quarantined is not None
-        blamed, self._faults = kept_out or known.faults > self._faults, known.faults  # for what it held: not late
+        blamed = kept_out or known.bad_in_a_row > self._bad  # for what it held: not late
+        self._bad = known.bad_in_a_row
         self._newest = state.outputs
         self._produced = {fragment: last.produced for fragment, last in known.applied.items()}
         mine = {

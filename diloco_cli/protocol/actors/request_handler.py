@@ -14,13 +14,14 @@ from diloco_cli.protocol.actors.collection import Collector, collected, floor_by
 from diloco_cli.protocol.actors.requests import MAX_REASON, Pending, pending_requests
 from diloco_cli.protocol.actors.rollback import published_anew, return_to
 from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, read_log
-from diloco_cli.protocol.log.commits import Commit, EpochStart, Readmit, Refuse, Revoke, Stop
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Quarantine, Readmit, Refuse, Revoke, Stop
 from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.places import newest_claim
 from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.rules.eligibility import why_not_quarantined
 from diloco_cli.signing import is_public_key
 
 MAX_KEY = 64  # characters shown of what is no key
@@ -39,6 +40,8 @@ def answer_to(run: RunFormat, state: RunState, epoch: int, pending: Pending, pul
 
 def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Commit]:
     match request.kind:
+        case "quarantine":
+            return _quarantined(run, state, request)
         case "readmit":
             return _readmitted(state, request)
         case "revoke":
@@ -53,6 +56,14 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
 
 def refuse(reason: str) -> Commit:
     return Refuse(reason=reason[:MAX_REASON])
+
+
+def _quarantined(run: RunFormat, state: RunState, request: Request) -> Commit:
+    name = request.learner or ""
+    refused = why_not_quarantined(name, state, run)
+    if refused:
+        return refuse(refused)
+    return Quarantine(learner=name, reason=(request.reason or "by request")[:MAX_REASON])
 
 
 def _readmitted(state: RunState, request: Request) -> Commit:

@@ -85,7 +85,7 @@ class Syncer:
         self.epoch = 0
         self.doing = SyncerState.READING
         self.inbox, self.joins = Inbox(run), JoinQueue(run)
-        self.loader = Loader(run, arithmetic, self.inbox, recover, nonce)
+        self.loader = Loader(run, arithmetic, self.inbox, recover)
         self.pacer = Pacer(run)
         self.watch: Watch | None = None
         self.window_from_s = -inf  # of the slot that is due, at the earliest
@@ -280,25 +280,21 @@ class Syncer:
             yield from self.loader.look_ahead(self.state)
             return (yield from self._settle_waiting_outcomes(now_s))
         if decision.action == "skip":
-            done = yield from self._settle(partial(skip_commit, candidates, self.state.slot, decision.reason))
+            done = yield from self._settle(partial(skip_commit, self.state.slot, decision.reason))
             self.window_from_s += self.pace.slot_s
-            if done:
-                self.inbox.forget(candidates.unfit_alone)
             self.inbox.sort_out(self.state)
         else:
-            done = yield from self._merge(self.loader.compared(self.state, candidates), facts, grace, decision.reason)
+            done = yield from self._merge(candidates, facts, grace, decision.reason)
         self.watch = None
         return done
 
     def _present(self, now_s: float) -> Steps[tuple[Candidates, SlotFacts]]:
-        """The offers for the slot that is due, and the facts for the decision on it. A learner whose offer is too long
-        has passed the slot by."""
+        """The offers for the slot that is due, and the facts for the decision on it."""
         slot, inbox = self.state.slot, self.inbox
         self.watch = self.watch or Watch(now_s, self.window_from_s)
         candidates = yield from self.loader.candidates(self.state)
         alive, ahead = self._alive(now_s), inbox.ahead(slot)
-        refused = {outcome.learner for outcome in candidates.refused}
-        passed = (alive & (ahead | refused)) - candidates.learners
+        passed = (alive & ahead) - candidates.learners
         facts = self.watch.look(
             len(candidates.fit), len(alive), self.run.settings.sync.quorum, bool(ahead), now_s, len(passed)
         )  # fmt: skip
@@ -328,7 +324,7 @@ class Syncer:
         self._go(SyncerState.MERGING)
         fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
         slot, version = self.state.slot, self.state.n + 1
-        offers = [one.offer for one in candidates.fit]
+        offers = candidates.offers
         merged = self.arithmetic.merge(slot, [(one.delta, one.weight, one.scale) for one in candidates.fit])
         if isinstance(merged, Refused):  # the next turn decides anew on the offers that are left
             for place, why in merged.reasons.items():
@@ -345,7 +341,7 @@ class Syncer:
             self.arithmetic.settle(fragment, output.state_digest)
             self.pacer.merged(offers, facts, (yield Now()))
             self.window_from_s = opens_s
-            self.inbox.forget(candidates.offers)
+            self.inbox.forget(offers)
             self.loader.merged(fragment)
         else:
             self.loader.forget()

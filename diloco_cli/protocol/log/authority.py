@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Fini
 from diloco_cli.protocol.log.wire import RecordError
 from diloco_cli.signing import NOBODY, OPERATOR, Signature
 
-OF_SYNCERS = (Merge, Skip, Evaluation, Quarantine, Finish)  # what no operator asks for
+OF_SYNCERS = (Merge, Skip, Evaluation, Quarantine, Finish)  # unless an operator asked for it
 
 
 class AuthorityError(RecordError):
@@ -28,6 +28,11 @@ class AuthorityError(RecordError):
 
     def __init__(self, message: str, where: str) -> None:
         super().__init__(message, where=where, hint="take its writer's credentials away, then remove that object")
+
+
+def asked_for(commit: Commit) -> bool:
+    """Whether it is the answer to a request that syncers also make by themselves: a quarantine."""
+    return isinstance(commit, Quarantine) and commit.request is not None
 
 
 def contradiction(epoch: int, epoch_key: str, revoked: Mapping[str, int], commit: Commit, by: Signature) -> str | None:
@@ -43,6 +48,6 @@ def contradiction(epoch: int, epoch_key: str, revoked: Mapping[str, int], commit
         return "serves merges under the operator's key" if by.signer == OPERATOR and commit.serves else None
     if commit.epoch != epoch or by.public != epoch_key:
         return f"of epoch {commit.epoch} is signed by {by.signer} with another key than epoch {epoch} began under"
-    if by.signer == OPERATOR and isinstance(commit, OF_SYNCERS):
+    if by.signer == OPERATOR and isinstance(commit, OF_SYNCERS) and not asked_for(commit):
         return "is signed by the operator, who only answers requests"
     return None

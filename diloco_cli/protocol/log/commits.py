@@ -15,8 +15,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
     """What every commit says. `previous` is the digest of the record before: the log is a hash chain.
 
     `request`: the newest request that this commit answers. `outcomes`: those of offers that no merge used. `nonce`: by
-    it a process recognises its own write; a merge's also chooses the values by which directions are compared, so it is
-    drawn after the offers were read.
+    it a process recognises its own write.
     """
 
     n: int = -1
@@ -62,8 +61,7 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
 
     `grace_s`: how long this merge could wait after its quorum, of which it waited `grace_used_s`; the window of the
     next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine
-    between the deltas, where the run's settings ask for it. `step`: the factor by which the whole merge was shortened
-    (`sync.max_step`); it is in the inputs' scales.
+    between the deltas, where the run's settings ask for it.
     """
 
     slot: int
@@ -77,7 +75,6 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
     opens_s: float = 0.0
     slot_s: float = 0.0
     agreement: float | None = None
-    step: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -120,11 +117,9 @@ class Evaluation(Commit, tag="eval", frozen=True, kw_only=True):
 
 
 class Quarantine(Commit, tag="quarantine", frozen=True, kw_only=True):
-    """A learner is kept out: for its faults, or (`evaluated`) because its deltas alone made the loss of that commit
-    jump."""
+    """A learner is kept out: for its bad offers, or because an operator asks for it (`request`)."""
 
     learner: str
-    evaluated: int | None = None
 
 
 class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from diloco_cli.protocol.log import commits
+from diloco_cli.protocol.log.norms import NOTHING, Known, times_usual
 from diloco_cli.protocol.log.sustained import Sustained, sustained_after
 from diloco_cli.signing import short_key
 
@@ -49,9 +50,17 @@ class Note(Struct, frozen=True):
     since: str = ""
 
 
+class LastDelta(Struct, frozen=True):
+    """A learner's newest merged delta: how many times as long as usual it was before clipping (norms.py; 0: there was
+    nothing to compare it with), and its cosine to the merged one."""
+
+    times_usual: float
+    cosine: float
+
+
 class Metrics(Struct, frozen=True):
-    """`losses`: (merged tokens, held-out loss in nats per token), in the order of tokens. The counts of merges, skips
-    and offers include those that a rollback has undone."""
+    """`losses`: (merged tokens, held-out loss in nats per token), in the order of tokens. `deltas`: by learner. The
+    counts of merges, skips and offers include those that a rollback has undone."""
 
     started_at: str = ""
     updated_at: str = ""
@@ -63,6 +72,7 @@ class Metrics(Struct, frozen=True):
     recent_merges: tuple[MergeNote, ...] = ()
     notes: tuple[Note, ...] = ()
     sustained: Sustained = Sustained()
+    deltas: dict[str, LastDelta] = field(default_factory=dict)
 
     @property
     def loss(self) -> float | None:
@@ -70,8 +80,9 @@ class Metrics(Struct, frozen=True):
         return self.losses[-1][1] if self.losses else None
 
 
-def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metrics:
-    """The metrics after one more commit; `tokens`: the merged tokens after it."""
+def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int, known: Known = NOTHING) -> Metrics:
+    """The metrics after one more commit. `tokens`: the merged tokens after it; `known`: of a merge, what was remembered
+    of its fragment's lengths before it."""
     metrics = replace(
         metrics,
         updated_at=commit.time,
@@ -85,7 +96,12 @@ def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metr
         case commits.Merge():
             share = len(commit.inputs) / max(1, commit.alive, len(commit.inputs))
             merges = (*metrics.recent_merges, _merge_note(commit, tokens))[-RECENT_MERGES:]
-            return replace(metrics, participation_sum=metrics.participation_sum + share, recent_merges=merges)
+            return replace(
+                metrics,
+                participation_sum=metrics.participation_sum + share,
+                recent_merges=merges,
+                deltas=metrics.deltas | _last_deltas(commit, known),
+            )
         case commits.Skip():
             return replace(metrics, skips=metrics.skips + 1)
         case commits.Evaluation() if commit.loss is not None:
@@ -95,6 +111,14 @@ def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int) -> Metr
             losses = tuple(point for point in metrics.losses if point[0] <= tokens)
             return replace(metrics, losses=losses, recent_merges=())
     return metrics
+
+
+def _last_deltas(commit: commits.Merge, known: Known) -> dict[str, LastDelta]:
+    times = times_usual(known, commit.inputs)
+    return {
+        item.learner: LastDelta(round(one, 2), round(item.cosine, 2))
+        for item, one in zip(commit.inputs, times, strict=True)
+    }
 
 
 def _merge_note(commit: commits.Merge, tokens: int) -> MergeNote:

@@ -18,7 +18,7 @@ SCHEMA = 7  # of records: norms, revoked keys, one key an epoch, jumps of the lo
 FORMAT_SCHEMA = 9  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
 
-RequestKind = Literal["stop", "resume", "readmit", "rollback", "gc", "revoke"]
+RequestKind = Literal["stop", "resume", "quarantine", "readmit", "rollback", "gc", "revoke"]
 
 
 def fragment_of_slot(slot: int, num_fragments: int) -> int:
@@ -241,13 +241,11 @@ OfferId = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class MergedOffer:
-    """An offer that a merge applied, with the weight it got (before its tensors are compared with the others', after
-    which it may be less: syncer/arithmetic.py). Carries all that a replay needs.
+    """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
 
     `norm`: of its delta as the learner made it, before it was re-anchored or scaled. `scale`: what it was multiplied
-    by, below 1 where it or the whole merge was shortened (protocol/rules/norms.py). `agrees`: the upper median of the
-    cosines between its delta and the others of the merge; None where these are fewer than two, and in fragments too
-    small to tell (log/directions.py)."""
+    by, below 1 where it was clipped (protocol/rules/norms.py). `cosine`: between its delta and the merged one, from a
+    sample of their values; for people, no decision depends on it."""
 
     learner: str
     incarnation: int
@@ -263,21 +261,18 @@ class MergedOffer:
     step_s: float = 0.0
     scale: float = 1.0
     norm: float = field(kw_only=True)
-    agrees: float | None = None
+    cosine: float = 0.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an offer that no merge used. `norm`, `steps`: of its delta, where it was refused for its norm in
-    the commit of its slot (None: its norm was not judged)."""
+    """What became of an offer that no merge used."""
 
     learner: str
     incarnation: int
     seq: int
     fragment: int
     reason: str
-    norm: float | None = None
-    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -298,9 +293,9 @@ class FragmentVersion:
 @dataclass(frozen=True)
 class Request:
     """An operator's request, answered by the syncer with a commit that names it. `resume` withdraws a stop that was
-    requested and not carried out yet; `readmit` ends the quarantine of `learner`; `rollback` brings the parameters back
-    to those after commit `to`; `gc` raises the floor, to commit `to` at the most; `revoke` ends what the public key
-    `key` counts for."""
+    requested and not carried out yet; `quarantine` keeps `learner` out and `readmit` ends that; `rollback` brings the
+    parameters back to those after commit `to`; `gc` raises the floor, to commit `to` at the most; `revoke` ends what
+    the public key `key` counts for."""
 
     number: int
     kind: RequestKind

@@ -15,12 +15,11 @@ from msgspec.structs import replace
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.authority import AuthorityError, contradiction
-from diloco_cli.protocol.log.directions import opposition_after
-from diloco_cli.protocol.log.faults import HOSTILE, faults_after, faults_with
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
-from diloco_cli.protocol.log.norms import Norms, norms_after
+from diloco_cli.protocol.log.norms import Norms, known_before, norms_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Outcome, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.refusals import bad_in_a_row, is_bad
 from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.log.states import RunPhase, phase_after
 from diloco_cli.protocol.log.wire import RecordError
@@ -42,8 +41,8 @@ class Applied(Struct, frozen=True, gc=False):
 
 class LearnerRecord(Struct, frozen=True):
     """What the log says of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
-    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `faults`: see faults.py;
-    `quarantined`: the commit of its quarantine, None if it is not quarantined."""
+    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `bad_in_a_row`: its bad offers since
+    the last one that was merged (refusals.py); `quarantined`: the commit of its quarantine, None if there is none."""
 
     floor: int = 0
     next_seq: int = 0
@@ -54,7 +53,7 @@ class LearnerRecord(Struct, frozen=True):
     refused: int = 0
     data_end: int = 0
     step_s: float = 0.0
-    faults: float = 0.0
+    bad_in_a_row: int = 0
     quarantined: int | None = None
 
     def has_outcome(self, seq: int) -> bool:
@@ -88,7 +87,7 @@ class RunState(Struct, frozen=True, dict=True):
     the present epoch counts; empty in an unsigned run (see authority.py).
 
     `window`: the window of the newest merge, None before the first merge.
-    `norms`: what is remembered of the norms of deltas (norms.py), `opposition`: of their directions (directions.py).
+    `norms`: what is remembered of the lengths of deltas (norms.py).
     `fruitless`: syncers that have begun to serve since the newest merge (or the first versions) without a merge.
     `served`: whether the newest epoch is a syncer's; that of a command ends with the command.
     """
@@ -116,7 +115,6 @@ class RunState(Struct, frozen=True, dict=True):
     revoked: dict[str, int] = field(default_factory=dict)
     epoch_key: str = ""
     norms: Norms = field(default_factory=dict)
-    opposition: dict[str, float] = field(default_factory=dict)
     metrics: Metrics = Metrics()
 
     def with_members(self, run: RunFormat) -> RunFormat:
@@ -195,16 +193,11 @@ def apply(
     return replace(
         state,
         norms=norms_after(state.norms, commit, len(layout.fragments)),
-        opposition=opposition_after(state.opposition, commit),
-        metrics=metrics_after(state.metrics, commit, state.tokens(layout)),
-        stability=stability_after(state.stability, commit, _merged(state) if commit.kind == "rollback" else {}),
+        metrics=metrics_after(
+            state.metrics, commit, state.tokens(layout), known_before(state.norms, commit, len(layout.fragments))
+        ),
+        stability=stability_after(state.stability, commit),
     )
-
-
-def _merged(state: RunState) -> dict[str, int]:
-    """The newest commit that merged a delta of each learner."""
-    newest = {name: [last.produced for last in known.applied.values()] for name, known in state.learners.items()}
-    return {name: max(produced) for name, produced in newest.items() if produced}
 
 
 def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState:
@@ -268,10 +261,11 @@ def _settle_outcomes(state: RunState, commit: commits.Commit) -> RunState:
     for name in sorted(offers):
         mine, outcomes = offers[name], refused.get(name, ())
         known = _settle(learners.get(name, _UNHEARD_OF), mine)
-        if outcomes or known.faults:
-            num_hostile = sum(outcome.reason in HOSTILE for outcome in outcomes)
-            faults = faults_with(known.faults, len(mine) - len(outcomes), num_hostile)
-            known = replace(known, refused=known.refused + len(outcomes), faults=faults)
+        if outcomes or known.bad_in_a_row:
+            bad = bad_in_a_row(
+                known.bad_in_a_row, len(mine) - len(outcomes), sum(is_bad(outcome.reason) for outcome in outcomes)
+            )
+            known = replace(known, refused=known.refused + len(outcomes), bad_in_a_row=bad)
         learners[name] = known
     return replace(state, learners=learners)
 
@@ -327,11 +321,9 @@ def _merge(state: RunState, commit: commits.Merge, layout: Layout) -> RunState:
 
 def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.Readmit) -> RunState:
     known, keeps_out = state.learner(commit.learner), isinstance(commit, commits.Quarantine)
-    blamed = isinstance(commit, commits.Quarantine) and commit.evaluated is not None  # kept out for faults before, too
-    if (known.quarantined is None) != keeps_out and not blamed:
+    if (known.quarantined is None) != keeps_out:
         raise RecordError(f"commit {commit.n}, a {commit.kind} of {commit.learner!a}, does not fit what was before it")
-    faults = faults_after(known.faults, commit, commit.learner)
-    changed = replace(known, faults=faults, quarantined=commit.n if keeps_out else None)
+    changed = replace(known, bad_in_a_row=0, quarantined=commit.n if keeps_out else None)
     return replace(state, learners={**state.learners, commit.learner: changed})
 
 

@@ -27,17 +27,16 @@ from diloco_cli.protocol.log.states import RunPhase
 
 RELATIVE = 0.1
 SPREADS = 3
-MAX_ROLLBACKS = 2  # in a row, without an evaluation that is well beyond where the loss jumped
 OVERDUE = 4  # times the usual distance of evaluations: so old a good one does not keep the past from collection
+LOOK = "see each learner's norm and cosine in diloco status; keep one out: diloco quarantine LEARNER"
 OTHER_COMMITS = 16  # between two evaluations, beside merges and as many others
 
 
 @dataclass(frozen=True)
 class Response:
-    """What the syncer does about a jump: go back to commit `to`, stop the run, wait for the verdict on the jump before,
-    or nothing; and why."""
+    """What the syncer does about a jump: go back to commit `to`, stop the run, or nothing; and why."""
 
-    action: Literal["none", "wait", "rollback", "pause"]
+    action: Literal["none", "rollback", "pause"]
     reason: str = ""
     to: int = 0
 
@@ -68,12 +67,12 @@ def jump_of(loss: float | None, good: Sequence[Evaluated], settings: EvaluationS
 
 
 def response_to(state: RunState, settings: EvaluationSettings) -> Response:
-    """What follows from a jump that nothing has followed yet."""
+    """What follows from a jump that nothing has followed yet: the run goes back once. If the loss jumps again before it
+    has recovered, the cause is still there: a learner with bad deltas of usual length, or settings that diverge. People
+    must tell these apart, so the run pauses."""
     known, jump = state.stability, state.stability.jump
     if jump is None or settings.on_divergence == "warn":
         return Response("none")
-    if known.rejudging is not None:
-        return Response("wait")
     good = next((at for at in reversed(known.good) if at.n >= state.gc_floor), None)
     what = f"the loss of commit {jump.n} has jumped to {_text(jump)}"
     ways = "go on as it is: diloco resume"
@@ -84,8 +83,8 @@ def response_to(state: RunState, settings: EvaluationSettings) -> Response:
         return Response("pause", f"{what}; {ways}")
     if good is None:
         return Response("pause", f"{what}, and no commit that evaluated well is kept to go back to; {ways}")
-    if known.rollbacks >= MAX_ROLLBACKS:
-        return Response("pause", f"{what}, again after going back {known.rollbacks} times; {ways}")
+    if known.recovers_beyond is not None:
+        return Response("pause", f"{what}, again after going back; {LOOK}; {ways}")
     return Response("rollback", what, good.n)
 
 
@@ -107,8 +106,6 @@ def needed_from(state: RunState, run: RunFormat) -> int | None:
     """The commit that a rollback by the syncer may need: collection does not pass it. None: there is none. Good
     evaluations that lie far back do not count, or the bucket would grow for ever with an evaluator that fails."""
     known = state.stability
-    if known.rejudging is not None:
-        return known.rejudging.good.n
     return known.good[-1].n if known.good and state.n - known.good[-1].n <= overdue_after(run) else None
 
 
@@ -118,10 +115,6 @@ def concern(state: RunState, run: RunFormat) -> str:
     if known.paused:
         told = next((note.text for note in reversed(state.metrics.notes) if note.kind == "stop"), "")
         return f"the run pauses, as its loss has jumped; {told}"
-    if known.rejudging is not None:
-        good, head, names = known.rejudging.good, known.rejudging.head, ", ".join(known.rejudging.names)
-        what = f"the loss of commit {head.n} has jumped to {_text(head)}, from {_text(good)} at commit {good.n}"
-        return f"{what}; gone back there, and the deltas of {names} are re-judged"
     if jump is not None:
         return f"the loss of commit {jump.n} has jumped to {_text(jump)} (evaluation.on_divergence)"
     return _unwatched(state, run)
@@ -132,4 +125,4 @@ def _unwatched(state: RunState, run: RunFormat) -> str:
     last = max((at.n for at in state.stability.good), default=0)
     if state.phase != RunPhase.RUNNING or state.n - max(last, state.base_floor) <= overdue_after(run):
         return ""
-    return f"the loss is not evaluated since commit {last}: until it is, deltas are judged by their norms alone"
+    return f"the loss is not evaluated since commit {last}: until it is, nobody sees a loss that jumps"

@@ -1,4 +1,6 @@
-"""Whether an offer may enter a merge: the checks that need no payload. A refusal is one of the words in REASONS."""
+"""Whether an offer may enter a merge: the checks that need no payload, and which learners are kept out.
+
+A refusal is one of the words in REASONS (protocol/log/refusals.py)."""
 
 from __future__ import annotations
 
@@ -13,36 +15,11 @@ from diloco_cli.protocol.log.records import (
     RunFormat,
     fragment_of_slot,
 )
+from diloco_cli.protocol.log.refusals import are_too_many
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.rules.merging import token_weight
 
 MAX_S = 1e6  # the longest time that an honest learner can state in its timings
-REASONS: dict[str, str] = {
-    "unknown_learner": "neither the run's format nor its log names such a learner",
-    "old_incarnation": "a newer incarnation of this learner has been merged",
-    "settled": "this offer already has an outcome",
-    "late": "it came when its slot had been merged, or skipped",
-    "too_early": "it names a slot so far ahead that its base would be too old by then",
-    "bad_claim": "slot, fragment, tokens, steps or data range contradict each other, or no payload is so large",
-    "quarantined": "its learner is quarantined, until an operator readmits it (diloco readmit)",
-    "wrong_base": "it names other bytes as its base than the log does",
-    "before_rollback": "its base lies behind a rollback",
-    "unknown_base": "the base version is not in the log, or lies further back than the staleness limit",
-    "base_consumed": "an offer from this base, or from before the merge that used it, was already applied",
-    "data_overlap": "its data range overlaps what was already applied to this fragment",
-    "superseded": "a newer offer of the same learner and fragment took its place",
-    "missing_payload": "its payload is not in the bucket",
-    "wrong_size": "its payload has another size than the offer says",
-    "digest_mismatch": "its payload has other bytes than the offer says",
-    "bad_payload": "its payload's header is not the one that the layout gives: other names, shapes, types",
-    "non_finite": "its payload holds values that are not finite",
-    "bad_norms": "the norms that it claims are not those of its values",
-    "norm_cap": "its norm is far above what this fragment has seen lately",
-    "no_weight": "it brings no steps",
-    "bad_signature": "the offer is damaged: its learner has published the next one",
-    "bad_record": "the offer itself is not well formed",
-    "run_over": "the run ended",
-}
 
 
 def is_well_formed(offer: Offer) -> bool:
@@ -158,3 +135,24 @@ def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int) -> flo
     if learner not in run.launched:
         tokens = min(tokens, steps * run.largest_batch_tokens)
     return token_weight(tokens, steps, run.settings.sync.weight)
+
+
+def due_for_quarantine(state: RunState, run: RunFormat) -> tuple[str, str] | None:
+    """The first learner by name that has made too many bad offers in a row, with the reason; None if there is none, and
+    for one that the run needs: its bad offers are refused in any case."""
+    bad = {name: known.bad_in_a_row for name, known in state.learners.items() if are_too_many(known.bad_in_a_row)}
+    due = (name for name in sorted(bad) if not why_not_quarantined(name, state, run))
+    return next(((name, f"{bad[name]} offers in a row that no honest learner makes") for name in due), None)
+
+
+def why_not_quarantined(name: str, state: RunState, run: RunFormat) -> str:
+    """Why a learner cannot be kept out; "" if it can. The run must not stop for want of a quorum."""
+    names = {island.name for island in state.with_members(run).all_islands}
+    if name not in names:
+        return f"{name!a} is no learner of this run"
+    if state.learner(name).quarantined is not None:
+        return f"{name!a} is quarantined already"
+    left = sum(state.learner(one).quarantined is None for one in names) - 1
+    if left < run.settings.sync.quorum:
+        return f"without {name} {left} learners would be left, and the quorum is {run.settings.sync.quorum}"
+    return ""

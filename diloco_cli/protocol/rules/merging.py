@@ -4,7 +4,6 @@ from what the log says, so that every learner decides alike.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from diloco_cli.config.settings import AgreementSettings, SyncSettings
@@ -62,18 +61,3 @@ def token_weight(tokens: int, steps: int, rule: WeightRule) -> float:
     if steps <= 0 or tokens <= 0:
         return 0.0
     return tokens * tokens / steps if rule == "tokens2/steps" else float(tokens)
-
-
-def bounded_weights(weights: Sequence[float], max_share: float | Literal["none"]) -> list[float]:
-    """The weights of one merge, with the greatest lowered until none is more than `max_share` of their sum; all equal
-    where there are too few for that. One alone keeps its weight."""
-    if max_share == "none" or len(weights) < 2:
-        return list(weights)
-    rest = sum(weights)
-    for capped, weight in enumerate(sorted(weights, reverse=True)):
-        room = 1.0 - capped * max_share
-        most = max_share * rest / room if room > 0 else 0.0
-        if weight <= most:
-            return [min(one, most) for one in weights]
-        rest -= weight
-    return [min(weights)] * len(weights)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.security.attacks import bucket_code, floods, foreign_objects, forgeries, leaving, norms, stopped_runs
 from tests.security.attacks.stage import AttackSeen
 
 ATTACKS: dict[str, Callable[[Path], AttackSeen]] = {
-    "norms-after-a-restart": norms.after_a_restart,
-    "norms-three-refusals": norms.three_refusals,
-    "norms-a-batch-in-a-slot": norms.a_batch_in_a_slot,
-    "norms-paid-back": norms.paid_back,
+    **{f"norms-{name}": partial(norms.seen, name) for name in norms.BAD},
     "code-unsigned": bucket_code.unsigned_run,
     "code-signed-by-a-learner": bucket_code.signed_by_a_learner,
     "code-signed-by-another-operator": bucket_code.signed_by_another_operator,

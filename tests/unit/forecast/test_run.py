@@ -199,8 +199,8 @@ def test_damaged_deltas_are_refused_and_the_run_goes_on() -> None:
     found, fleet = play(make_run(), *faults)
     assert found.finished
     outcomes = {(outcome.learner, outcome.reason) for record in _commits(fleet) for outcome in record.outcomes}
-    assert {("l0", "digest_mismatch"), ("l1", "norm_cap")} <= outcomes
-    assert not any(reason in ("digest_mismatch", "norm_cap") for learner, reason in outcomes if learner == "l2")
+    assert {("l0", "digest_mismatch"), ("l1", "bad_norms")} <= outcomes
+    assert not any(reason in ("digest_mismatch", "bad_norms") for learner, reason in outcomes if learner == "l2")
 
 
 def test_failures_of_the_hardware_come_from_the_seed() -> None:

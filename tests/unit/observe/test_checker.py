@@ -45,7 +45,7 @@ class Ledger:
             assert self.merge(applied("l0", k, base=base, data_start=8 * k, data_end=8 * k + 8)) == []
         return self
 
-    def faults(self, name: str, count: int, seq: int = 100) -> None:
+    def bad_offers(self, name: str, count: int, seq: int = 100) -> None:
         outcomes = tuple(Outcome(name, 1, seq + k, 0, "non_finite") for k in range(count))
         assert self.enter("refuse", outcomes=outcomes) == []
 
@@ -62,7 +62,7 @@ def rollback(ledger: Ledger, to: int, shares: tuple[tuple[str, int], ...], **cha
 def test_an_honest_log_has_no_problems() -> None:
     ledger = Ledger().merges(4)
     assert rollback(ledger, 2, (("l0", 16 * P),)) == []
-    ledger.faults("l0", 8)
+    ledger.bad_offers("l0", 8)
     assert ledger.enter("quarantine", learner="l0") == ledger.enter("readmit", learner="l0", request=0) == []
     assert ledger.enter("gc_floor", floor=3, request=2) == []
     assert ledger.checker.token_parameters == 16 * P
@@ -88,14 +88,14 @@ def test_a_request_is_answered_once() -> None:
 def test_nobody_is_quarantined_where_the_quorum_needs_everybody() -> None:
     ledger = Ledger()
     for name, problem in (("l0", []), ("l1", ["c: a quarantine of 'l1' leaves 0 learners, quorum 1"])):
-        ledger.faults(name, 8)
+        ledger.bad_offers(name, 8)
         assert ledger.enter("quarantine", learner=name) == problem
 
 
 @pytest.mark.parametrize(
     ("kind", "learner", "words"),
     [
-        ("quarantine", "l1", "after 0 faults"),
+        ("quarantine", "l1", "after 0 bad offers in a row"),
         ("quarantine", "nobody", "not in the run"),
         ("quarantine", "l0", "a second quarantine"),
         ("readmit", "l1", "a second readmit"),
@@ -103,14 +103,14 @@ def test_nobody_is_quarantined_where_the_quorum_needs_everybody() -> None:
 )
 def test_quarantines_and_readmissions_without_a_cause_are_named(kind: str, learner: str, words: str) -> None:
     ledger = Ledger()
-    ledger.faults("l0", 8)
+    ledger.bad_offers("l0", 8)
     assert ledger.enter("quarantine", learner="l0") == []
     assert any(words in problem for problem in ledger.enter(kind, learner=learner))
 
 
 def test_what_comes_from_a_learner_in_quarantine_is_named() -> None:
     ledger = Ledger()
-    ledger.faults("l0", 8)
+    ledger.bad_offers("l0", 8)
     ledger.enter("quarantine", learner="l0")
     assert "in quarantine" in ledger.merge(applied("l0", 0))[0]
     assert ledger.merge(applied("l1", 0)) == []

@@ -12,7 +12,7 @@ def test_refusals_of_one_learner_are_summed_up_by_reason_the_most_frequent_first
         Note("then", "refused", "l0", "late", 2),
         Note("then", "refused", "l0", "bad_payload", 4),
         Note("then", "refused", "l0", "wrong_base"),
-        Note("then", "refused", "l1", "norm_cap", 90),
+        Note("then", "refused", "l1", "bad_norms", 90),
         Note("then", "rollback", "l0", "late", 90),
     ]
     told = refusals_of(notes, "l0")

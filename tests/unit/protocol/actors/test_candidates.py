@@ -1,18 +1,15 @@
-"""What becomes of the offers of a slot that is merged, and of one that is skipped; what is read before its slot."""
+"""The offers of a slot, judged together; what is read before its slot."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.observe.checker import Checker
-from diloco_cli.protocol.actors.candidates import AHEAD_AT_ONCE_BYTES, Candidates, Loader, judged, skip_commit
+from diloco_cli.protocol.actors.candidates import AHEAD_AT_ONCE_BYTES, Candidates, Loader, judged
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.log.norms import FragmentNorms, Usual
 from diloco_cli.protocol.log.records import Offer
 from diloco_cli.protocol.log.state import RunState
 from tests.unit.protocol.played import played
@@ -30,60 +27,16 @@ def candidates(state: RunState, *norms: float) -> Candidates:
     return judged(RUN, state, offers, loaded)
 
 
-@pytest.mark.parametrize("known", [False, True])
-def test_a_skip_refuses_only_by_the_memory_as_it_does_not_state_the_other_norms(known: bool) -> None:
-    usual = {f"l{i}": Usual(1.0, 4, 0, 8) for i in range(3)}
-    state = structs.replace(genesis(), norms={0: FragmentNorms(usual)} if known else {})
-    found = candidates(state, 1.0, 1.0, 1e3)
-    assert [one.learner for one in found.refused] == ["l2"], "a merge refuses it beside the others"
-    skip = skip_commit(found, 0, "too few", ())
-    assert [one.learner for one in skip.outcomes] == [one.learner for one in found.unfit_alone] == ["l2"] * known
-    assert ("usual delta" in skip.reason) == known
-    books, wrong = (
-        Checker(RUN, lambda holds, rule, otherwise: wrong.append(otherwise) if not holds else None),
-        list[str](),
-    )
-    books.norms = state.norms
-    books.check_judgement(skip, "commit/1.json")
-    assert not wrong
+def test_a_slots_offers_are_judged_together_by_the_norms_that_the_log_will_state() -> None:
+    found = candidates(genesis(), 1.00000000049, 1.0, 1e3)
+    assert [one.norm for one in found.fit] == [1.0, 1.0, 1e3]
+    assert [one.scale for one in found.fit] == [1.0, 1.0, 2.0 / 1e3]
+    assert found.reasons == ("l2's delta is 1e+03 times as long as usual: clipped to 2",)
 
 
-@dataclass
-class Cosines:
-    """Arithmetic that finds these, and notes by which seeds it was asked."""
-
-    found: tuple[float, ...]
-    seeds: list[str] = field(default_factory=list)
-
-    def agreements(self, fragment: int, deltas: list[Any], seed: str) -> tuple[float, ...]:
-        self.seeds.append(seed)
-        return self.found
-
-
-@pytest.mark.parametrize(
-    ("norms", "cosines", "light"),
-    [
-        ((1.0, 1.0, 1.0), (0.5, 0.5, -0.9), ["l2"]),
-        ((1.0, 1.0, 1.0), (0.5, 0.5, -0.69), []),
-        ((1.0, 1.0, 1.0), (), []),
-        ((1.0, 1.0, 1.0, 1e3), (0.5, -0.9, 0.5), ["l1"]),
-        ((1.0, 1.0, 1.0, 1.0), (-0.9, -0.9, -0.9, -0.9), []),
-    ],
-    ids=["a flip", "against", "not compared", "beside what is refused", "two against two"],
-)
-def test_a_delta_that_flips_weighs_little_in_its_own_merge(
-    norms: tuple[float, ...], cosines: tuple[float, ...], light: list[str]
-) -> None:
-    state, arithmetic = genesis(), Cosines(cosines)
-    loader = Loader(RUN, arithmetic, Inbox(RUN), lambda output: None, lambda: "drawn")  # type: ignore[arg-type]
-    before = candidates(state, *norms)
-    loader.loaded = {one.id: Loaded(norm) for one, norm in zip(before.offers, norms, strict=True)}
-    found = loader.compared(state, before)
-    pairs = zip(before.fit, found.fit, strict=True)
-    assert [now.offer.learner for then, now in pairs if now.weight == then.weight / 64] == light
-    assert (found.refused, found.agrees, found.nonce) == (before.refused, cosines, "drawn")
-    assert arithmetic.seeds == ["drawn"], "that nobody can have known who offered"
-    assert any("against the others" in reason for reason in found.reasons) == bool(light)
+def test_what_the_log_remembers_of_the_fragment_counts() -> None:
+    state = structs.replace(genesis(), norms={0: {"l9": (1.0, 4)}})
+    assert candidates(state, 1e3).fit[0].scale < 1.0 == candidates(genesis(), 1e3).fit[0].scale
 
 
 @dataclass
@@ -115,7 +68,7 @@ def looked(offers: list[Offer], arithmetic: Holding = Holding(), there: bool = T
     inbox.open(genesis(), 0.0)
     for one in offers:
         inbox.deliver(one)
-    loader = Loader(RUN, arithmetic, inbox, lambda output: None, lambda: "nonce")  # type: ignore[arg-type]
+    loader = Loader(RUN, arithmetic, inbox, lambda output: None)  # type: ignore[arg-type]
     for _ in range(2):  # what was looked for once is not asked for again
         played(loader.look_ahead(genesis()), lambda get: asked.append(get.key) or (PAYLOAD if there else None))
     return loader, asked

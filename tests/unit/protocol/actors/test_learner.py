@@ -203,7 +203,7 @@ def test_at_the_drift_bound_everything_is_offered_and_nothing_is_trained() -> No
 def test_a_quarantined_learner_pauses_and_goes_back_to_what_was_adopted_when_it_is_let_in() -> None:
     living = Living(WrittenLog(REBASE))
     living.until(lambda: living.training.steps == 3)
-    living.log.append("refuse", outcomes=tuple(Outcome("l0", 1, 100 + n, 0, "norm_cap") for n in range(8)))
+    living.log.append("refuse", outcomes=tuple(Outcome("l0", 1, 100 + n, 0, "bad_norms") for n in range(8)))
     living.log.append("quarantine", learner="l0")
     living.until(lambda: living.learner.doing == "WAITING")
     living.world.run_for(1.0)

@@ -30,7 +30,7 @@ CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
 def test_what_is_too_much_for_one_commit_goes_with_the_next_in_the_order_of_arrival() -> None:
     inbox = Inbox(RUN)
     flood = [Outcome("l1", 1, seq, 0, "bad_signature") for seq in range(2 * MAX_OUTCOMES_A_COMMIT)]
-    inbox.outcomes = [*flood, Outcome("l0", 1, 0, 0, "norm_cap")]
+    inbox.outcomes = [*flood, Outcome("l0", 1, 0, 0, "bad_norms")]
     taken: list[Any] = [inbox.take_outcomes() for _ in range(4)]
     assert [len(outcomes) for outcomes in taken] == [MAX_OUTCOMES_A_COMMIT, MAX_OUTCOMES_A_COMMIT, 1, 0]
     assert taken[0] == tuple(flood[:MAX_OUTCOMES_A_COMMIT]) and taken[2][0].learner == "l0"

@@ -49,13 +49,13 @@ GOLDEN = Path(__file__).parent / "golden"
 TIME = "2026-01-02T03:04:05.678Z"
 HEADER: dict[str, Any] = {
     "n": 7, "epoch": 2, "nonce": "c0ffee", "previous": "blake3-1111", "time": TIME, "software": "diloco 1.2.3",
-    "reason": "why", "request": 3, "outcomes": (Outcome("l1", 2, 3, 1, "norm_cap", 12.5, 32),),
+    "reason": "why", "request": 3, "outcomes": (Outcome("l1", 2, 3, 1, "bad_norms"),),
 }  # fmt: skip
 VERSIONS = (
     FragmentVersion(0, 7, 5, 2, "blake3-2222", "blake3-3333"),
     FragmentVersion(1, 7, 5, 2, "blake3-4444", "blake3-5555", True),
 )
-INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5, norm=1.25)
+INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5, norm=1.25, cosine=0.75)
 ISLAND = Island("iowa", "us", 4, 12, 100.5, 0.125, "h100", 8, micro_batch_tokens=2, nodes=2, ranks=8)
 COMMITS: list[Commit] = [
     EpochStart(**HEADER, outputs=VERSIONS, serves=False),
@@ -72,13 +72,12 @@ COMMITS: list[Commit] = [
         opens_s=-0.125,
         slot_s=1.5,
         agreement=0.75,
-        step=0.5,
     ),
     Skip(**HEADER, slot=6),
     Refuse(**HEADER),
     Membership(**HEADER, islands=(ISLAND,)),
     Evaluation(**HEADER, evaluated=6, loss=2.5, tokens=1024, jumped=True),
-    Quarantine(**HEADER, learner="l1", evaluated=6),
+    Quarantine(**HEADER, learner="l1"),
     Readmit(**HEADER, learner="l1"),
     Revoke(**HEADER, key="a1" * 32, learner="l1", floor=3),
     Rollback(**HEADER, to=4, outputs=VERSIONS, shares=(("l0", 1024), ("l1", 512)), evaluated=6),

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 from msgspec import structs
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RetentionSettings
-from diloco_cli.observe.checker import Checker
 from diloco_cli.protocol.actors.collection import (
     Housekeeper,
     floor_by_request,
     floor_in_turn,
     floor_with,
     is_garbage,
-    to_quarantine,
 )
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import CollectionFloor
-from diloco_cli.protocol.log.faults import HOSTILE, faults_after, faults_for_quarantine
 from diloco_cli.protocol.log.keys import delta_key, offer_key, snapshot_key, state_key, weights_key
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
+from diloco_cli.protocol.log.refusals import QUARANTINE_AFTER
 from diloco_cli.protocol.log.stability import Evaluated, Stability
-from diloco_cli.protocol.log.state import RunState, apply
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
-from diloco_cli.protocol.rules.eligibility import REASONS, refusal
+from diloco_cli.protocol.rules.eligibility import due_for_quarantine, refusal, why_not_quarantined
 from diloco_cli.protocol.rules.merging import mixing_of
 from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, offer, output
@@ -188,78 +185,33 @@ def test_without_a_rollback_a_version_is_adopted_as_the_run_says(mixing: str) ->
 # -- quarantine -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("faults", "reasons", "num_applied", "expected"),
-    [(0, ["bad_record"], 0, 1), (3, ["superseded", "run_over", "unknown_base"], 0, 3), (3, [], 4, 2.75), (1, [], 20, 0),
-     (2, ["norm_cap", "non_finite"], 1, 3.9375), (0, ["before_rollback", "quarantined", "data_overlap"], 0, 0)],
-)  # fmt: skip
-def test_faults_are_counted_and_merged_offers_take_small_parts_of_them_back(
-    faults: int, reasons: list[str], num_applied: int, expected: float
-) -> None:
-    outcomes = tuple(Outcome(name, 1, seq, 0, why) for seq, why in enumerate(reasons) for name in ("l0", "l1"))
-    inputs = tuple(applied("l0", seq) for seq in range(num_applied))
-    kind = {"kind": "merge", "inputs": inputs} if inputs else {"kind": "refuse"}
-    assert faults_after(faults, commit(genesis(), outcomes=outcomes, **kind), "l0") == expected
+def with_bad_offers(name: str, count: int) -> RunState:
+    outcomes = tuple(Outcome(name, 1, k, 0, "bad_payload") for k in range(count))
+    return follow(genesis(), "refuse", outcomes=outcomes)
 
 
-@pytest.mark.parametrize("kind", ["quarantine", "readmit"])
-def test_a_quarantine_and_a_readmission_begin_anew_for_that_learner_alone(kind: str) -> None:
-    made = commit(genesis(), kind, learner="l0")
-    assert (faults_after(9, made, "l0"), faults_after(9, made, "l1")) == (0, 9)
-    assert repr(faults_after(9, made, "l0")) == "0.0"  # as in a snapshot that was read, so that all have the same bytes
+def test_after_so_many_bad_offers_in_a_row_it_is_due_and_after_one_fewer_it_is_not() -> None:
+    assert due_for_quarantine(with_bad_offers("l1", QUARANTINE_AFTER - 1), RUN) is None
+    due = due_for_quarantine(with_bad_offers("l1", QUARANTINE_AFTER), RUN)
+    assert due == ("l1", "5 offers in a row that no honest learner makes")
 
 
-def test_the_log_and_a_verifiers_books_count_the_same_faults() -> None:
-    """Whatever a commit says: a quarantine that one of them finds due is due for the other."""
-    books, state = Checker(RUN, lambda holds, rule, otherwise: None), genesis()
-    for n, (kind, reasons, name) in enumerate(
-        [("refuse", 9, None), ("merge", 2, None), ("quarantine", 1, "l0"), ("refuse", 3, None), ("readmit", 2, "l0")]
-    ):
-        outcomes = tuple(Outcome("l0", 1, 100 * n + k, 0, "non_finite") for k in range(reasons))
-        own: dict[str, Any] = {"inputs": (applied("l0", n),)} if kind == "merge" else {}
-        made = commit(state, kind, outcomes=outcomes, **own, **({} if name is None else {"learner": name}))
-        books.settle(made)
-        state = apply(state, made, "d", RUN.layout, 4)
-        assert state.learner("l0").faults == books.faults["l0"], kind
-
-
-@pytest.mark.parametrize(("good", "kept_out"), [(1, True), (4, True), (16, False), (100, False)])
-def test_good_offers_between_bad_ones_delay_a_quarantine_and_one_bad_in_many_never_brings_it(
-    good: int, kept_out: bool
-) -> None:
-    faults = 0.0
-    for n in range(1000):
-        faults = faults_after(faults, commit(genesis(), "refuse", outcomes=(Outcome("l0", 1, n, 0, "norm_cap"),)), "l0")
-        if faults >= 8:
-            break
-        for seq in range(good):
-            faults = faults_after(faults, commit(genesis(), "merge", inputs=(applied("l0", seq),)), "l0")
-    assert (faults >= 8) == kept_out
-
-
-def test_how_many_faults_are_three_rounds_of_offers_and_at_least_eight() -> None:
-    assert [faults_for_quarantine(fragments) for fragments in (1, 2, 4, 24)] == [8, 8, 12, 72]
-
-
-def with_faults(name: str, count: int, state: RunState | None = None) -> RunState:
-    state = state or genesis()
-    first = state.learner(name).next_seq
-    outcomes = tuple(Outcome(name, 1, first + k, 0, "bad_payload") for k in range(count))
-    return follow(state, "refuse", outcomes=outcomes)
-
-
-def test_after_so_many_faults_it_is_due_and_after_one_fewer_it_is_not() -> None:
-    assert to_quarantine(with_faults("l1", 7), RUN) is None
-    assert to_quarantine(with_faults("l1", 8), RUN) == "l1"
+def test_nobody_is_quarantined_whom_the_quorum_needs() -> None:
+    run, state = make_run(quorum=2), with_bad_offers("l1", QUARANTINE_AFTER)
+    assert due_for_quarantine(state, run) is None
+    assert why_not_quarantined("l1", state, run) == "without l1 1 learners would be left, and the quorum is 2"
+    assert why_not_quarantined("nobody", state, RUN) == "'nobody' is no learner of this run"
+    kept_out = follow(state, "quarantine", learner="l1")
+    assert why_not_quarantined("l1", kept_out, RUN) == "'l1' is quarantined already"
 
 
 def test_quarantined_its_offers_are_refused_whatever_they_are_and_readmitted_they_are_not() -> None:
-    state = follow(with_faults("l0", 8), "quarantine", learner="l0", reason="bad")
+    state = follow(with_bad_offers("l0", 8), "quarantine", learner="l0", reason="bad")
     assert state.learner("l0").quarantined == state.n and state.metrics.notes[-1].text == "quarantined: bad"
     fresh = offer(state, seq=8)
     assert refusal(fresh, state, RUN) == "quarantined"
     state = follow(state, "readmit", learner="l0", reason="mended")
-    assert refusal(fresh, state, RUN) is None and state.learner("l0").faults == 0
+    assert refusal(fresh, state, RUN) is None
 
 
 @pytest.mark.parametrize("kinds", [["readmit"], ["quarantine", "quarantine"]])
@@ -269,10 +221,6 @@ def test_a_readmission_of_one_who_is_not_kept_out_and_a_second_quarantine_do_not
         state = follow(state, kind, learner="l0")
     with pytest.raises(RecordError, match="does not fit"):
         follow(state, kinds[-1], learner="l0")
-
-
-def test_hostile_words_are_words_of_the_log() -> None:
-    assert set(REASONS) >= HOSTILE
 
 
 # -- floors -----------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_apply_changes_nothing_of_the_state_before() -> None:
 def test_a_snapshot_holds_the_whole_state_through_its_bytes() -> None:
     state = genesis()
     for seq in range(15):
-        state = merge(state, applied(seq=seq), applied("l1", seq + 1), outcomes=(Outcome("l1", 2, 3, 1, "norm_cap"),))
+        state = merge(state, applied(seq=seq), applied("l1", seq + 1), outcomes=(Outcome("l1", 2, 3, 1, "bad_norms"),))
         state = follow(state, "eval", loss=0.5, evaluated=state.n, tokens=seq)
     state = follow(state, "quarantine", learner="l1", reason="why")
     snapshot = Snapshot(state, state.digest, "id")

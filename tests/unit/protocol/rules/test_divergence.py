@@ -10,10 +10,9 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import EvaluationSettings
 from diloco_cli.protocol.log.metrics import Metrics, Note
-from diloco_cli.protocol.log.stability import Evaluated, Rejudging, Stability
+from diloco_cli.protocol.log.stability import Evaluated, Stability
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import (
-    MAX_ROLLBACKS,
     concern,
     jump_of,
     limit_of,
@@ -89,10 +88,10 @@ def test_with_warn_nothing_follows() -> None:
     assert response_to(state(jump=JUMP), replace(SETTINGS, on_divergence="warn")).action == "none"
 
 
-def test_after_two_rollbacks_in_a_row_the_run_pauses() -> None:
-    known = state(good=losses(2.0), jump=JUMP, rollbacks=MAX_ROLLBACKS)
-    response = response_to(known, SETTINGS)
-    assert response.action == "pause" and "again after going back 2 times" in response.reason
+def test_a_jump_before_the_run_has_recovered_pauses_it_and_people_are_told_where_to_look() -> None:
+    response = response_to(state(good=losses(2.0), jump=JUMP, recovers_beyond=400), SETTINGS)
+    assert response.action == "pause" and "again after going back" in response.reason
+    assert "diloco status" in response.reason and "diloco quarantine LEARNER" in response.reason
 
 
 @pytest.mark.parametrize(("good", "floor"), [((), 0), (losses(2.0), 11)])
@@ -107,27 +106,19 @@ def test_collection_keeps_what_a_rollback_may_need_but_not_for_ever() -> None:
     known = Stability(good=losses(2.0))
     assert needed_from(RunState(n=far, stability=known), RUN) == 10
     assert needed_from(RunState(n=far + 1, stability=known), RUN) is None
-    judged = replace_open(known)
-    assert needed_from(RunState(n=far + 1, stability=judged), RUN) == 10
     assert needed_from(RunState(n=5), RUN) is None
-
-
-def replace_open(known: Stability) -> Stability:
-    return Stability(good=known.good, rejudging=Rejudging(known.good, JUMP, ("l0", "l1")))
 
 
 def test_people_are_told_while_no_evaluation_comes() -> None:
     far = 10 + overdue_after(RUN)
     assert concern(RunState(n=far, stability=Stability(good=losses(2.0))), RUN) == ""
     told = concern(RunState(n=far + 1, stability=Stability(good=losses(2.0))), RUN)
-    assert told == "the loss is not evaluated since commit 10: until it is, deltas are judged by their norms alone"
+    assert told == "the loss is not evaluated since commit 10: until it is, nobody sees a loss that jumps"
     assert concern(RunState(n=far + 1, base_floor=far, stability=Stability(good=losses(2.0))), RUN) == ""
 
 
-def test_people_are_told_of_a_jump_of_a_re_judgement_and_of_a_pause() -> None:
+def test_people_are_told_of_a_jump_and_of_a_pause() -> None:
     assert "the loss of commit 50 has jumped to 9.5" in concern(state(good=losses(2.0), jump=JUMP), RUN)
-    judged = concern(RunState(n=60, stability=replace_open(Stability(good=losses(2.0)))), RUN)
-    assert judged.endswith("from 2 at commit 10; gone back there, and the deltas of l0, l1 are re-judged")
     notes = Metrics(notes=(Note("then", "stop", "syncer", "stopped: how to go on"),))
     paused = RunState(n=60, stability=Stability(paused=True), metrics=notes)
     assert concern(paused, RUN) == "the run pauses, as its loss has jumped; stopped: how to go on"
