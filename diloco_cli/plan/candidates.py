@@ -10,6 +10,7 @@ from functools import cache, partial
 from diloco_cli.config.devices import BACKENDS, HOST_DEVICES, find_device
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, RunSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.formulas import formula
 from diloco_cli.plan import goodput
 from diloco_cli.plan.link import Need, to_store
 from diloco_cli.plan.memory import Fit, fit_of_nodes
@@ -115,11 +116,11 @@ def candidates(run: RunSettings, inventory: Inventory, model: ModelFacts) -> lis
     """Every island of the inventory, fastest step first, names breaking ties."""
     shares = shares_of_the_local_machine(inventory)
     fit_of = cache(partial(fit_of_nodes, run=run, inventory=inventory, model=model))
-    found = [_candidate(i, run, inventory, model, shares.get(i.name, 1.0), fit_of) for i in inventory.islands]
+    found = [candidate_of(i, run, inventory, model, shares.get(i.name, 1.0), fit_of) for i in inventory.islands]
     return sorted(found, key=lambda candidate: (candidate.step_s, candidate.island.name))
 
 
-def _candidate(
+def candidate_of(
     island: IslandSettings,
     run: RunSettings,
     inventory: Inventory,
@@ -135,7 +136,7 @@ def _candidate(
     undisturbed, assumption = island_speed(island, inventory, model, run.train.precision)
     busy = _busy(island, batch_tokens // model.sequence)
     recomputing = RECOMPUTING if run.train.checkpointing and not island.tokens_per_s else 1.0
-    tokens_per_s = undisturbed * busy * share * recomputing
+    tokens_per_s = rate_in_the_fleet(undisturbed, busy, share, recomputing)
     return Candidate(
         island=island,
         link=to_store(island.link, inventory.store.url),
@@ -144,7 +145,7 @@ def _candidate(
         fit=fit_of(island.accelerators, island.nodes, island.num_ranks, batch_tokens),
         availability=goodput.availability(island),
         tokens_per_s=tokens_per_s,
-        step_s=batch_tokens / tokens_per_s,
+        step_s=step_of(batch_tokens, tokens_per_s),
         busy=busy,
         share=share,
         recomputing=recomputing,
@@ -181,4 +182,19 @@ def _busy(island: IslandSettings, sequences: int) -> float:
     if island.tokens_per_s or island.accelerators.name.lower() in HOST_DEVICES:
         return 1.0
     count = num_devices(island)
-    return sequences / (count * math.ceil(sequences / count))
+    return busy_accelerators(sequences, count)
+
+
+@formula("island", "accelerators busy")
+def busy_accelerators(sequences: int, accelerators: int) -> float:
+    return sequences / (accelerators * math.ceil(sequences / accelerators))
+
+
+@formula("island", "tokens/s", "tokens/s")
+def rate_in_the_fleet(undisturbed: float, accelerators_busy: float, shared_cores: float, checkpointing: float) -> float:
+    return undisturbed * accelerators_busy * shared_cores * checkpointing
+
+
+@formula("island", "step", "s")
+def step_of(batch_tokens: int, tokens_per_s: float) -> float:
+    return batch_tokens / tokens_per_s

@@ -21,10 +21,11 @@ from dataclasses import dataclass, field
 from math import log2
 
 from diloco_cli.config.settings import SyncSettings
+from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS
 from diloco_cli.plan import goodput
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.link import FragmentSizes, fragments_of, transfer_s
+from diloco_cli.plan.link import FragmentSizes, fragments_of, mean_exchange_s, transfer_s
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule
 from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, kept_at_pace, spent_a_slot, syncer_s, waiting_s
@@ -32,6 +33,7 @@ from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine
 from diloco_cli.protocol.rules.quorum import grace_seconds
 
 
+@formula("island", "H_i", "steps")
 def local_steps(round_s: float, step_s: float) -> int:
     """H_i = max(1, round(T / t_i)): every island ends its round when the fastest does."""
     return max(1, round(round_s / step_s))
@@ -47,16 +49,16 @@ def make_schedule(
     adaptive grace window; through a bucket its inner step is one slot). `auto` adds one slot to the smallest
     overlap that hides the exchange: without it the slack, and so the grace window, would be close to 0.
     """
-    round_s = sync.every * min(step_s)
-    slot_s = round_s / fragments.count
+    round_s = round_of(sync.every, min(step_s))
+    slot_s = slot_of(round_s, fragments.count)
     merging_s = syncer_s(fragments.largest, len(step_s), sync, machine)
     waiting_s = quorum_s(sync.quorum, step_s)
-    exchange_s = max(transfer_s) + waiting_s + merging_s
+    exchange_s = slowest_exchange_s(max(transfer_s), waiting_s, merging_s)
     if sync.overlap == "auto":
-        overlap = min(slots_to_hide(exchange_s, slot_s) + 1, max_overlap(fragments.count))
+        overlap = hiding_overlap(exchange_s, slot_s, fragments.count)
     else:
         overlap = sync.overlap
-    slack_s = overlap * slot_s - exchange_s
+    slack_s = slack_of(overlap, slot_s, exchange_s)
     return Schedule(
         fragments=fragments.count,
         sync_every=sync.every,
@@ -73,6 +75,32 @@ def make_schedule(
         merge_s=merging_s,
         fragment_parameters=fragments.largest,
     )
+
+
+@formula("schedule", "round T", "s")
+def round_of(every: int, fastest_step_s: float) -> float:
+    return every * fastest_step_s
+
+
+@formula("schedule", "slot", "s")
+def slot_of(round_s: float, fragments: int) -> float:
+    return round_s / fragments
+
+
+@formula("schedule", "exchange", "s")
+def slowest_exchange_s(slowest_transfer_s: float, quorum_s: float, merging_s: float) -> float:
+    return slowest_transfer_s + quorum_s + merging_s
+
+
+@formula("schedule", "overlap", "slots")
+def hiding_overlap(exchange_s: float, slot_s: float, fragments: int) -> int:
+    """One slot more than hides the exchange, but a fragment must be back before it is sent again."""
+    return min(max(1, math.ceil(exchange_s / slot_s)) + 1, max(1, fragments - 1))
+
+
+@formula("schedule", "slack", "s")
+def slack_of(overlap: int, slot_s: float, exchange_s: float) -> float:
+    return overlap * slot_s - exchange_s
 
 
 def fragment_offsets(every: int, num_fragments: int) -> tuple[int, ...]:
@@ -140,6 +168,7 @@ class Fleet:
     flows: tuple[Flow, ...]
     quorum_probability: float
     syncer: SlotTime
+    at_syncer: AtSyncer
     tokens_per_s: float = field(init=False)
     effective_tokens_per_s: float = field(init=False)
 
@@ -171,17 +200,23 @@ def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) 
     machine = kept[0].syncer
     schedule = make_schedule(sync, fragments, [c.step_s for c in kept], transfers, machine)
     spent = spent_a_slot(model.parameters, fragments.count, len(kept), sync, machine, schedule.slot_s)
-    busy_s = waiting_s(schedule.slot_s, spent.seconds) + syncer_s(fragments.mean, len(kept), sync, machine)
-    at_syncer = AtSyncer(busy_s, spent.seconds / schedule.slot_s)
+    waiting = waiting_s(schedule.slot_s, spent.seconds)
+    mean_merging_s = syncer_s(fragments.mean, len(kept), sync, machine)
+    at_syncer = AtSyncer(at_syncer_s(waiting, mean_merging_s), spent.seconds / schedule.slot_s)
     availabilities = [c.availability for c in kept]
     rates = [0.0 if c.island.mtbf_s is None else 1.0 / c.island.mtbf_s for c in kept]
     moving = goodput.waiting(sync.quorum, availabilities, rates, drift_s(sync, schedule)).moving
     flows = tuple(
-        _flow(c, transfer, schedule, sync, at_syncer, fragments.mean, len(kept), share)
+        flow_of(c, transfer, schedule, sync, at_syncer, fragments.mean, len(kept), share)
         for c, transfer, share in zip(kept, transfers, moving, strict=True)
     )
     enough = goodput.probability_at_least(sync.quorum, availabilities)
-    return Fleet(tuple(kept), sync, schedule, flows, enough, spent)
+    return Fleet(tuple(kept), sync, schedule, flows, enough, spent, at_syncer)
+
+
+@formula("schedule", "at the syncer", "s")
+def at_syncer_s(waiting_s: float, merging_of_the_mean_fragment_s: float) -> float:
+    return waiting_s + merging_of_the_mean_fragment_s
 
 
 def drift_s(sync: SyncSettings, schedule: Schedule) -> float:
@@ -191,7 +226,7 @@ def drift_s(sync: SyncSettings, schedule: Schedule) -> float:
     return sync.drift_rounds * schedule.round_s
 
 
-def _flow(
+def flow_of(
     candidate: Candidate,
     transfer: float,
     schedule: Schedule,
@@ -201,42 +236,68 @@ def _flow(
     num_islands: int,
     moving: float,
 ) -> Flow:
-    step_s, link = candidate.step_s, candidate.link
+    step_s = candidate.step_s
     late = max(1.0, at_syncer.load)
     served_s = late * schedule.slot_s
     hidden_s = schedule.overlap * served_s
     steps = local_steps(schedule.round_s, step_s)
-    ideal = candidate.tokens_per_s
-    after_idle = ideal * min(1.0, steps * step_s / schedule.round_s)
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
-    after_link = after_idle * busy_share(served_s, hidden_s, exchange_s)
-    mean_s = transfer_s(link, candidate.rtt_s, mean, sync.codec, sync.weights_codec)
-    in_flight_s = mean_s + schedule.quorum_s + at_syncer.seconds
+    mean_s = transfer_s(candidate.link, candidate.rtt_s, mean, sync.codec, sync.weights_codec, mean_exchange_s)
+    in_flight_s = in_flight(mean_s, schedule.quorum_s, at_syncer.seconds)
     if sync.adoption == "at_tau":
         in_flight_s = hidden_s
-    if sync.mixing not in KEEPS_IN_FLIGHT:
-        after_link *= kept_in_flight(in_flight_s / (late * schedule.round_s))
-    after_link *= kept_at_pace(sync, late)
+    keeps = sync.mixing in KEEPS_IN_FLIGHT
+    not_in_flight = 1.0 if keeps else kept_in_flight(in_flight_share(in_flight_s, late * schedule.round_s))
+    after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
+    busy = busy_share(served_s, hidden_s, exchange_s)
+    after_link = rate_after_link(after_idle, busy, not_in_flight, kept_at_pace(sync, late))
     kept = goodput.kept_work(candidate.island, late * schedule.round_s / 2 + hidden_s)
     return Flow(
         local_steps=steps,
         transfer_s=transfer,
         in_flight_s=in_flight_s,
-        ideal=ideal,
+        ideal=candidate.tokens_per_s,
         after_idle=after_idle,
         after_link=after_link,
-        after_failures=after_link * candidate.availability * kept * moving,
+        after_failures=rate_after_failures(after_link, candidate.availability, kept, moving),
         quality=quality_share(sync, steps * late, schedule.grace_s, num_islands) / late,
         moving=moving,
     )
 
 
+@formula("island", "in flight", "s")
+def in_flight(transfer_of_the_mean_fragment_s: float, quorum_s: float, at_the_syncer_s: float) -> float:
+    return transfer_of_the_mean_fragment_s + quorum_s + at_the_syncer_s
+
+
+@formula("island", "in flight, of a round")
+def in_flight_share(in_flight_s: float, round_s: float) -> float:
+    return in_flight_s / round_s
+
+
+@formula("island", "after idle", "tokens/s")
+def rate_after_idle(tokens_per_s: float, local_steps: int, step_s: float, round_s: float) -> float:
+    return tokens_per_s * min(1.0, local_steps * step_s / round_s)
+
+
+@formula("island", "after link", "tokens/s")
+def rate_after_link(after_idle: float, busy: float, not_in_flight: float, merged_at_the_syncers_pace: float) -> float:
+    return after_idle * busy * not_in_flight * merged_at_the_syncers_pace
+
+
+@formula("island", "predicted", "tokens/s")
+def rate_after_failures(after_link: float, availability: float, kept: float, moving: float) -> float:
+    return after_link * availability * kept * moving
+
+
+@formula("island", "busy")
 def busy_share(slot_s: float, hidden_s: float, exchange_s: float) -> float:
     """Compute utilisation: once a slot a learner waits for the part of the exchange that the overlap does not hide
     (with `adoption: at_tau`; else it adopts late instead). Gives the bandwidths of arXiv 2604.21428, table 13."""
     return slot_s / (slot_s + max(0.0, exchange_s - hidden_s))
 
 
+@formula("island", "not in flight")
 def kept_in_flight(share: float) -> float:
     """The share of a round that is left if the progress during `share` of it is dropped; beyond 3/4 of a round, where
     exchanges begin to overtake each other, it falls like 1 / share."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 from diloco_cli.config.settings import IslandSettings
+from diloco_cli.formulas import formula
 from diloco_cli.plan.model_facts import ModelFacts
 
 GUESSED_RESTART_S = 240.0
@@ -22,16 +23,22 @@ def restart_s(island: IslandSettings) -> float:
 
 def availability(island: IslandSettings) -> float:
     """MTBF / (MTBF + restart); 1 if the inventory gives no failures."""
-    if island.mtbf_s is None:
-        return 1.0
-    return island.mtbf_s / (island.mtbf_s + restart_s(island))
+    return 1.0 if island.mtbf_s is None else share_of_time(island.mtbf_s, restart_s(island))
+
+
+@formula("island", "availability")
+def share_of_time(mtbf_s: float, restart_s: float) -> float:
+    return mtbf_s / (mtbf_s + restart_s)
 
 
 def kept_work(island: IslandSettings, at_risk_s: float) -> float:
     """Share of the work that failures do not lose: each failure loses the work that was not merged yet."""
-    if island.mtbf_s is None:
-        return 1.0
-    return island.mtbf_s / (island.mtbf_s + at_risk_s)
+    return 1.0 if island.mtbf_s is None else share_of_work(island.mtbf_s, at_risk_s)
+
+
+@formula("island", "kept when it fails")
+def share_of_work(mtbf_s: float, at_risk_s: float) -> float:
+    return mtbf_s / (mtbf_s + at_risk_s)
 
 
 def probability_at_least(quorum: int, availabilities: Sequence[float]) -> float:
@@ -43,6 +50,16 @@ def probability_at_least(quorum: int, availabilities: Sequence[float]) -> float:
         shifted = [0.0, *few[:-1]]
         few = [stay * (1 - p) + come * p for stay, come in zip(few, shifted, strict=True)]
     return 1.0 - sum(few)
+
+
+@formula("prediction", "P(quorum)", text="at least {quorum} of islands with {availabilities} (Poisson-binomial)")
+def quorum_probability(quorum: int, availabilities: Sequence[float]) -> float:
+    return probability_at_least(quorum, availabilities)
+
+
+@formula("prediction", "P(all)")
+def all_present_probability(availabilities: Sequence[float]) -> float:
+    return prod(availabilities)
 
 
 @dataclass(frozen=True)
@@ -87,10 +104,19 @@ def synchronous_tokens_per_s(
     A step is the compute plus the part of the all-reduce that the backward pass cannot hide; any absent island
     stops all of them. `batch_tokens` is the batch of all islands together.
     """
-    compute_s = batch_tokens / sum(rates)
-    exchange_s = _all_reduce_s(islands, model)
-    step_s = compute_s + max(0.0, exchange_s - BACKWARD_SHARE * compute_s)
-    return batch_tokens / step_s * prod(availability(island) for island in islands)
+    exchange_s, together = _all_reduce_s(islands, model), all_present_probability([availability(i) for i in islands])
+    return synchronous_rate(batch_tokens, synchronous_step_s(batch_tokens, sum(rates), exchange_s), together)
+
+
+@formula("prediction", "synchronous", "tokens/s")
+def synchronous_rate(batch_tokens: int, step_s: float, all_present: float) -> float:
+    return batch_tokens / step_s * all_present
+
+
+@formula("prediction", "synchronous step", "s")
+def synchronous_step_s(batch_tokens: int, tokens_per_s: float, all_reduce_s: float) -> float:
+    compute_s = batch_tokens / tokens_per_s
+    return compute_s + max(0.0, all_reduce_s - BACKWARD_SHARE * compute_s)
 
 
 def _all_reduce_s(islands: Sequence[IslandSettings], model: ModelFacts) -> float:
@@ -98,5 +124,9 @@ def _all_reduce_s(islands: Sequence[IslandSettings], model: ModelFacts) -> float
     known = [bps for island in islands for bps in (island.link.up_bps, island.link.down_bps) if bps is not None]
     if len(islands) == 1 or not known:
         return 0.0
-    share = 2 * (len(islands) - 1) / len(islands)
-    return share * model.parameters * GRADIENT_BITS / min(known)
+    return all_reduce_s(len(islands), model.parameters, min(known))
+
+
+@formula("prediction", "all-reduce", "s")
+def all_reduce_s(islands: int, parameters: int, slowest_bps: float) -> float:
+    return 2 * (islands - 1) / islands * parameters * GRADIENT_BITS / slowest_bps

@@ -10,12 +10,15 @@ differ by a few per cent. Records are negligible beside a large model's fragment
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, Link, SyncSettings
+from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS, INNER_OPTIMIZERS
-from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.model_facts import ModelFacts, even_fragment
 from diloco_cli.plan.plan import Schedule
 
 CODEC_BITS = {name: float(record.bits) for name, record in CODECS.items()}  # of a parameter, the finest first
@@ -31,6 +34,9 @@ INPUT_BYTES = 300
 OFFER_BYTES = 700
 HEARTBEAT_BYTES = 307
 HEARTBEAT_EVERY_S = 3.0
+
+
+Transfer = Callable[[float, float, float, float, float, float], float]
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,18 @@ def need_of_round(model: ModelFacts, codec: str, weights_codec: str) -> Need:
 
 def load_of_round(model: ModelFacts, codec: str, weights_codec: str, inner: InnerSettings) -> Need:
     """An island's true traffic: the need of a round, and its share of the saved moments."""
-    need = need_of_round(model, codec, weights_codec)
-    return Need(need.up_bits + 8 * model.parameters * moment_bytes(inner), need.down_bits)
+    up_bits = sent_bits(model.parameters, CODEC_BITS[codec], moment_bytes(inner))
+    return Need(up_bits, received_bits(model.parameters, CODEC_BITS[weights_codec]))
+
+
+@formula("island", "sent in a round", "bits")
+def sent_bits(parameters: int, codec_bits: float, moment_bytes: float) -> float:
+    return parameters * codec_bits + 8 * parameters * moment_bytes
+
+
+@formula("island", "received in a round", "bits")
+def received_bits(parameters: int, codec_bits: float) -> float:
+    return parameters * codec_bits
 
 
 def moment_bytes(inner: InnerSettings) -> float:
@@ -75,16 +91,34 @@ def traffic_mbps(
     round, the island exchanges once a step."""
     round_s = max(schedule.round_s, step_s)
     load = load_of_round(model, sync.codec, sync.weights_codec, inner)
-    up_bps = load.up_bps(round_s) + 8 * (
-        schedule.fragments * OFFER_BYTES / round_s + HEARTBEAT_BYTES / HEARTBEAT_EVERY_S
+    return (
+        sent_mbps(load.up_bits, round_s, schedule.fragments),
+        received_mbps(load.down_bits, round_s, commit_bytes(num_islands), schedule.slot_s),
     )
-    down_bps = load.down_bps(round_s) + 8 * commit_bytes(num_islands) / schedule.slot_s
-    return up_bps / MBPS, down_bps / MBPS
+
+
+@formula("island", "sent", "Mbps")
+def sent_mbps(sent_in_a_round: float, round_s: float, fragments: int) -> float:
+    records = fragments * OFFER_BYTES / round_s + HEARTBEAT_BYTES / HEARTBEAT_EVERY_S
+    return (sent_in_a_round / round_s + 8 * records) / MBPS
+
+
+@formula("island", "received", "Mbps")
+def received_mbps(received_in_a_round: float, round_s: float, commit_bytes: int, slot_s: float) -> float:
+    return (received_in_a_round / round_s + 8 * commit_bytes / slot_s) / MBPS
 
 
 def commit_bytes(num_islands: int) -> int:
     """Bytes of the commit of a merge in which all islands take part."""
     return COMMIT_BYTES + num_islands * INPUT_BYTES
+
+
+@formula("island", "uplink needed", "Mbps")
+def uplink_mbps(parameters: int, codec_bits: float, round_s: float) -> float:
+    return parameters * codec_bits / round_s / MBPS
+
+
+downlink_mbps = uplink_mbps.named("downlink needed")
 
 
 def join_bytes(model: ModelFacts, sync: SyncSettings) -> float:
@@ -122,11 +156,23 @@ def rtt_of(link: Link, url: str) -> float:
     return guessed_rtt_s(url) if link.rtt_s is None else link.rtt_s
 
 
-def transfer_s(link: Link, rtt_s: float, parameters: float, codec: str, weights_codec: str) -> float:
-    """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing."""
-    up = parameters * CODEC_BITS[codec] / link.up_bps if link.up_bps else 0.0
-    down = parameters * CODEC_BITS[weights_codec] / link.down_bps if link.down_bps else 0.0
-    return up + down + ROUND_TRIPS * rtt_s
+def transfer_s(
+    link: Link, rtt_s: float, parameters: float, codec: str, weights_codec: str, way: Transfer | None = None
+) -> float:
+    """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing. `way`: the
+    formula that tells it."""
+    up_bps, down_bps = link.up_bps or inf, link.down_bps or inf
+    return (way or exchange_s)(parameters, CODEC_BITS[codec], up_bps, CODEC_BITS[weights_codec], down_bps, rtt_s)
+
+
+@formula("island", "transfer", "s")
+def exchange_s(
+    fragment: float, up_bits: float, up_bps: float, down_bits: float, down_bps: float, rtt_s: float
+) -> float:
+    return fragment * up_bits / up_bps + fragment * down_bits / down_bps + ROUND_TRIPS * rtt_s
+
+
+mean_exchange_s = exchange_s.named("transfer of the mean fragment")
 
 
 def rounded_up(bps: float, digits: int) -> float:
@@ -148,7 +194,8 @@ def fragments_of(sync: SyncSettings, model: ModelFacts) -> FragmentSizes:
     """The embedding is one fragment, the rest is divided evenly; with `split_rows` the embedding is cut as well. Never
     more fragments than pieces: tensors, or layers with `layout: layers`."""
     if sync.split_rows:
-        return FragmentSizes(sync.fragments, model.parameters / sync.fragments, model.parameters / sync.fragments)
+        even = even_fragment(model.parameters, sync.fragments)
+        return FragmentSizes(sync.fragments, even, even)
     pieces = model.layers + 1 if sync.layout == "layers" else model.num_tensors
     count = min(sync.fragments, pieces)
     largest, embedding = model.max_fragment(count), model.embedding_parameters

@@ -33,11 +33,13 @@ The launch and an island that joins choose by the same rule.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from diloco_cli.config.devices import find_device
 from diloco_cli.config.settings import Accelerators, Inventory, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.formulas import formula
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.model_facts import ModelFacts
@@ -132,7 +134,7 @@ class Fit:
 
     @property
     def needed_gb(self) -> float:
-        return sum(part.gb for part in self.parts)
+        return sum_gb([part.gb for part in self.parts])
 
     @property
     def shards(self) -> str:
@@ -243,59 +245,130 @@ def memory_parts(
     of devices over which every layer is divided."""
     tokens, parameters, sharded = sequences * model.sequence, model.parameters, ranks > 1
     sizes = {
-        "weights": WEIGHT_BYTES * parameters / ranks,
-        "gradients": GRADIENT_BYTES * parameters / ranks,
-        "moments": how.moment_bytes * parameters / ranks,
-        "casts": 0.0 if sharded else how.widths.casts * parameters,
-        "activations": activation_bytes(model, how) * tokens / split,
-        "logits": LOGIT_BYTES * tokens * model.vocabulary / split,
-        "gathered": gathered_bytes(model, how) / split if sharded else 0.0,
-        "exchange": exchange_bytes(model, how),
+        "weights": weights_gb(parameters, ranks),
+        "gradients": gradients_gb(parameters, ranks),
+        "moments": moments_gb(how.moment_bytes, parameters, ranks),
+        "casts": 0.0 if sharded else casts_gb(how.widths.casts, parameters),
+        "activations": activations_gb(activation_bytes(model, how), tokens, split),
+        "logits": logits_gb(tokens, model.vocabulary, split),
+        "gathered": gathered_gb(gathered_bytes(model, how), split) if sharded else 0.0,
+        "exchange": exchange_gb(model, how),
     }
-    return tuple(MemoryPart(name, size / GB) for name, size in sizes.items() if size)
+    return tuple(MemoryPart(name, gb) for name, gb in sizes.items() if gb)
 
 
-def exchange_bytes(model: ModelFacts, how: Computing) -> float:
+@formula("island", "memory, weights", "GB")
+def weights_gb(parameters: int, ranks: int) -> float:
+    return WEIGHT_BYTES * parameters / ranks / GB
+
+
+@formula("island", "memory, gradients", "GB")
+def gradients_gb(parameters: int, ranks: int) -> float:
+    return GRADIENT_BYTES * parameters / ranks / GB
+
+
+@formula("island", "memory, moments", "GB")
+def moments_gb(moment_bytes: int, parameters: int, ranks: int) -> float:
+    return moment_bytes * parameters / ranks / GB
+
+
+@formula("island", "memory, casts", "GB")
+def casts_gb(cast_bytes: int, parameters: int) -> float:
+    return cast_bytes * parameters / GB
+
+
+@formula("island", "memory, activations", "GB")
+def activations_gb(kept_of_a_token_bytes: float, tokens: int, split: int) -> float:
+    return kept_of_a_token_bytes * tokens / split / GB
+
+
+@formula("island", "memory, logits", "GB")
+def logits_gb(tokens: int, vocabulary: float, split: int) -> float:
+    return LOGIT_BYTES * tokens * vocabulary / split / GB
+
+
+@formula("island", "memory, gathered", "GB")
+def gathered_gb(gathered_bytes: float, split: int) -> float:
+    return gathered_bytes / split / GB
+
+
+def exchange_gb(model: ModelFacts, how: Computing) -> float:
+    """What was sent of each of `overlap` + 1 fragments whose outcome is to come, and what has arrived."""
     largest = model.max_fragment(how.num_fragments)
-    others = how.overlap * min(largest, model.parameters / how.num_fragments)
-    return VALUE_BYTES * (largest + others + how.arriving * largest)
+    return exchanged_gb(largest, model.parameters / how.num_fragments, how.overlap, how.arriving)
+
+
+@formula("island", "memory, exchange", "GB")
+def exchanged_gb(largest: float, mean: float, overlap: int, arriving: int) -> float:
+    return VALUE_BYTES * (largest + overlap * min(largest, mean) + arriving * largest) / GB
+
+
+@formula("island", "memory", "GB")
+def sum_gb(parts: Sequence[float]) -> float:
+    return sum(parts)
 
 
 def with_overlap(fit: Fit, model: ModelFacts, how: Computing) -> Fit:
     """The same fit once `how.overlap` is known, whether or not it still fits."""
-    gb = exchange_bytes(model, how) / GB
+    gb = exchange_gb(model, how)
     return replace(fit, parts=tuple(replace(part, gb=gb) if part.name == "exchange" else part for part in fit.parts))
 
 
 def layer_bytes(model: ModelFacts, how: Computing) -> float:
     """What one layer keeps of a token, per width."""
-    widths = how.widths
-    return widths.around + (widths.routed if model.idle_parameters else 0) + widths.hidden * model.hidden_widths
+    routed = how.widths.routed if model.idle_parameters else 0
+    return kept_by_a_layer(how.widths.around, routed, how.widths.hidden, model.hidden_widths)
+
+
+@formula("island", "kept by a layer, of a token and width", "bytes")
+def kept_by_a_layer(around: int, routed: int, hidden: int, hidden_widths: float) -> float:
+    return around + routed + hidden * hidden_widths
 
 
 def activation_bytes(model: ModelFacts, how: Computing) -> float:
     """Of one token, while the backward pass is in the last layer: its gradients are half as large as what it keeps."""
-    layer = layer_bytes(model, how)
     if how.checkpointing:
-        return INPUT_BYTES * model.layers * model.width + max(0.0, -_freed_bytes(model, how))
-    return layer * (model.layers + 0.5) * model.width
+        return checkpointed(model.layers, model.width, _freed_bytes(model, how))
+    return kept_by_a_token(layer_bytes(model, how), model.layers, model.width)
+
+
+@formula("island", "kept of a token", "bytes")
+def kept_by_a_token(layer_bytes: float, layers: int, width: int) -> float:
+    return layer_bytes * (layers + 0.5) * width
+
+
+@formula("island", "kept of a token", "bytes")
+def checkpointed(layers: int, width: int, freed_bytes: float) -> float:
+    return INPUT_BYTES * layers * width + max(0.0, -freed_bytes)
 
 
 def _freed_bytes(model: ModelFacts, how: Computing) -> float:
     """Of one token, after the backward pass of its logits: they are gone, and if checkpointing a layer is computed
     again in their place, which is the larger if this is negative."""
-    again = 1.5 * layer_bytes(model, how) * model.width if how.checkpointing else 0.0
-    return LOGIT_BYTES * model.vocabulary - again
+    layer = layer_bytes(model, how) if how.checkpointing else 0.0
+    return freed_of_a_token(model.vocabulary, layer, model.width)
+
+
+@formula("island", "freed of a token with its logits", "bytes")
+def freed_of_a_token(vocabulary: float, layer_computed_again_bytes: float, width: int) -> float:
+    return LOGIT_BYTES * vocabulary - 1.5 * layer_computed_again_bytes * width
 
 
 def gathered_bytes(model: ModelFacts, how: Computing) -> float:
     """Whole parameters on a rank that holds shards, in float32 what lies outside of layers: for all of a step, and its
     gradient while layers are computed back. Then a layer is there, its gradient, the next layer, and the buffers that
     they are sent through; and the logits are not, with one sequence of them."""
-    outside = model.embedding_parameters
-    layer = how.gathered * (model.parameters - outside) / model.layers
-    freed = max(0.0, _freed_bytes(model, how)) * model.sequence
-    return WEIGHT_BYTES * outside + max(0.0, GRADIENT_BYTES * outside + layer - freed)
+    freed = _freed_bytes(model, how)
+    return gathered(model.embedding_parameters, model.parameters, model.layers, how.gathered, freed, model.sequence)
+
+
+@formula("island", "gathered", "bytes")
+def gathered(
+    embedding: int, parameters: int, layers: int, bytes_of_a_layer: int, freed_of_a_token: float, sequence: int
+) -> float:
+    layer = bytes_of_a_layer * (parameters - embedding) / layers
+    freed = max(0.0, freed_of_a_token) * sequence
+    return WEIGHT_BYTES * embedding + max(0.0, GRADIENT_BYTES * embedding + layer - freed)
 
 
 def _devices_needed(two: Fit, four: Fit) -> int | None:
@@ -311,8 +384,15 @@ def host_memory_gb(model: ModelFacts, sync: SyncSettings, largest: float, overla
     payload; one arrived version, encoded and decoded; with error feedback two rounding errors a fragment; if AdamW's
     moments are `saved`, a copy of them and their bytes, as for a device (without one their bytes are the copy)."""
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
+    return host_gb(host_bytes(sync, saved), model.parameters, overlap, up_bits, down_bits, largest)
+
+
+@formula("island", "host memory", "GB")
+def host_gb(
+    bytes_of_a_parameter: int, parameters: int, overlap: int, up_bits: float, down_bits: float, largest_fragment: float
+) -> float:
     in_flight = (overlap + 1) * (4 + 4 + up_bits / 8) + 4 + down_bits / 8
-    return (host_bytes(sync, saved) * model.parameters + in_flight * largest) / GB
+    return (bytes_of_a_parameter * parameters + in_flight * largest_fragment) / GB
 
 
 def host_bytes(sync: SyncSettings, saved: bool) -> int:
@@ -327,7 +407,15 @@ def syncer_memory_gb(
     """The newest state of every fragment; of one fragment the next version and its weights, and both as read back where
     the store does not check uploads; the payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in
     a file); and 64 MB to work in, enough for three threads that merge."""
-    payload = up_bits / 8 * largest
-    coming = max(payload, min(num_islands * payload, MAX_BYTES_AT_ONCE))
-    version = (state_bytes + down_bits / 8) * largest
-    return (state_bytes * model.parameters + (1 + reads_back) * version + coming + 64e6) / GB
+    return syncer_gb(model.parameters, largest, up_bits, down_bits, num_islands, reads_back, state_bytes)
+
+
+@formula("syncer", "memory", "GB")
+def syncer_gb(
+    parameters: int, largest_fragment: float, up_bits: float, down_bits: float, islands: int, reads_back: bool,
+    state_bytes: int,
+) -> float:  # fmt: skip
+    payload = up_bits / 8 * largest_fragment
+    coming = max(payload, min(islands * payload, MAX_BYTES_AT_ONCE))
+    version = (state_bytes + down_bits / 8) * largest_fragment
+    return (state_bytes * parameters + (1 + reads_back) * version + coming + 64e6) / GB

@@ -12,6 +12,7 @@ from diloco_cli.config.huggingface import HuggingFaceFacts, sequence_of
 from diloco_cli.config.presets import TENSORS_BESIDE_LAYERS, TENSORS_PER_DENSE_LAYER, preset_shape
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.formulas import formula
 from diloco_cli.layout import ParameterFact
 
 MAX_HIDDEN_WIDTHS = 16.0  # wider MLPs are counted so: the facts of a model of one's own are partly guessed
@@ -37,7 +38,8 @@ class ModelFacts:
     def flops_per_token(self) -> float:
         """6 N + 12 L d S: forward and backward, weights and attention (PaLM, arXiv 2204.02311, B); N counts the
         parameters that a token meets."""
-        return 6.0 * (self.parameters - self.idle_parameters) + 12.0 * self.layers * self.width * self.sequence
+        active = self.parameters - self.idle_parameters
+        return flops_per_token(active, self.layers, self.width, self.sequence)
 
     @property
     def vocabulary(self) -> float:
@@ -53,12 +55,25 @@ class ModelFacts:
 
     def max_fragment(self, num_fragments: int) -> float:
         """Parameters of the largest fragment: the embedding alone in one, the rest spread over the others."""
+        embeddings = int(self.embedding_parameters > 0)
         if num_fragments == 1:
-            return float(self.parameters)
-        if self.embedding_parameters == 0:
-            return self.parameters / num_fragments
-        others = (self.parameters - self.embedding_parameters) / (num_fragments - 1)
-        return max(float(self.embedding_parameters), others)
+            return even_fragment(self.parameters, 1)
+        return largest_fragment(self.parameters, float(self.embedding_parameters), num_fragments - embeddings)
+
+
+@formula("model", "FLOPs per token")
+def flops_per_token(active_parameters: int, layers: int, width: int, sequence: int) -> float:
+    return 6.0 * active_parameters + 12.0 * layers * width * sequence
+
+
+@formula("model", "largest fragment", "parameters")
+def largest_fragment(parameters: int, embedding: float, others: int) -> float:
+    return max(embedding, (parameters - embedding) / others)
+
+
+@formula("model", "largest fragment", "parameters")
+def even_fragment(parameters: int, fragments: int) -> float:
+    return parameters / fragments
 
 
 def model_facts(model: ModelSettings) -> ModelFacts:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from math import inf
 
 from diloco_cli.config.settings import RunSettings
+from diloco_cli.formulas import formula
 from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.plan.flow import Fleet
 from diloco_cli.plan.link import CODEC_BITS, HEARTBEAT_EVERY_S, moment_bytes
@@ -37,22 +38,20 @@ SNAPSHOT_EVERY = 64
 
 def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     """Storage grows until the retained rounds are full (`retention.rounds`), then stays."""
+    islands, slot_s, fragments = len(fleet.kept), fleet.served_slot_s, fleet.schedule.fragments
     days = run.train.tokens / fleet.tokens_per_s / DAY_S
     accelerators = sum(candidate.island.price_per_h for candidate in fleet.kept)
-    gigabytes = up_gb_per_day(fleet, run, model)
-    egress_gb = gigabytes * len(fleet.kept)
-    egress = gigabytes * sum(candidate.egress_per_gb for candidate in fleet.kept)
+    egress_gb = egress_of_islands(islands, up_gb_per_day(fleet, run, model))
+    egress = egress_price(up_gb_per_day(fleet, run, model), sum(candidate.egress_per_gb for candidate in fleet.kept))
     class_a, class_b = requests_per_day(fleet, run)
-    requests = class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
+    requests = requests_price(class_a, class_b)
     growth = storage_gb_per_day(fleet, run, model)
-    growing = min(days, retained_days(fleet.served_slot_s, fleet.schedule.fragments, run))
-    storage = growth * (growing * growing / 2 + growing * (days - growing)) * STORAGE_PRICE
-    slot_s, fragments = fleet.served_slot_s, fleet.schedule.fragments
+    growing = min(days, retained_days(slot_s, fragments, run))
+    storage = storage_price(growth, growing, days)
     slots = days * DAY_S / slot_s
-    kept = objects_kept(len(fleet.kept), min(slots, growing * DAY_S / slot_s), fragments, run)
+    kept = objects_kept(islands, min(slots, growing * DAY_S / slot_s), fragments, run)
     mirrors_gb, mirrors = mirrors_per_day(fleet, model)
-    per_day = 24 * accelerators + egress + mirrors + requests
-    total = days * per_day + storage
+    total = all_money(days, accelerators, egress, mirrors, requests, storage)
     return Money(
         accelerators_per_h=accelerators,
         egress_per_day=egress,
@@ -61,11 +60,11 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
         class_b_per_day=class_b,
         requests_per_day=requests,
         storage_gb_per_day=growth,
-        storage_gb_at_end=growth * growing,
+        storage_gb_at_end=stored_gb(growth, growing),
         storage_total=storage,
         objects_kept=kept,
         objects_at_end=kept + slots,
-        per_h=total / days / 24,
+        per_h=money_per_h(total, days),
         total=total,
         per_billion_tokens=total / run.train.tokens * 1e9,
         mirrors_gb_per_day=mirrors_gb,
@@ -73,10 +72,54 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     )
 
 
+@formula("money", "egress", "GB/day")
+def egress_of_islands(islands: int, sent_by_an_island: float) -> float:
+    return sent_by_an_island * islands
+
+
+@formula("money", "price of egress", "/day")
+def egress_price(sent_by_an_island: float, prices_of_islands: float) -> float:
+    return sent_by_an_island * prices_of_islands
+
+
+@formula("money", "requests", "/day")
+def requests_price(class_a: float, class_b: float) -> float:
+    return class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
+
+
+@formula("money", "storage at the end", "GB")
+def stored_gb(storage_per_day: float, days_of_growth: float) -> float:
+    return storage_per_day * days_of_growth
+
+
+@formula("money", "storage in all")
+def storage_price(storage_per_day: float, days_of_growth: float, days: float) -> float:
+    growing = days_of_growth * days_of_growth / 2 + days_of_growth * (days - days_of_growth)
+    return storage_per_day * growing * STORAGE_PRICE
+
+
+@formula("money", "money in all")
+def all_money(
+    days: float, accelerators_per_h: float, egress: float, mirrors: float, requests: float, storage: float
+) -> float:
+    return days * (24 * accelerators_per_h + egress + mirrors + requests) + storage
+
+
+@formula("money", "per hour", "/h")
+def money_per_h(money_in_all: float, days: float) -> float:
+    return money_in_all / days / 24
+
+
 def up_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
     """GB a day that one island sends: its delta of every parameter once a round, its moments now and then."""
-    bytes_each = CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner)
-    return model.parameters * bytes_each / GB * DAY_S / fleet.served_round_s
+    return sent_gb_per_day(
+        model.parameters, CODEC_BITS[fleet.sync.codec], moment_bytes(run.train.inner), fleet.served_round_s
+    )
+
+
+@formula("money", "sent by an island", "GB/day")
+def sent_gb_per_day(parameters: int, delta_bits: float, moment_bytes: float, round_s: float) -> float:
+    return parameters * (delta_bits / 8 + moment_bytes) / GB * DAY_S / round_s
 
 
 def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
@@ -87,20 +130,49 @@ def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
     small beside both.
     """
     crossings = [kept.crossing for kept in fleet.kept if kept.crossing is not None]
-    version, delta = (
-        model.parameters * CODEC_BITS[codec] / 8 / GB * DAY_S / fleet.served_round_s
-        for codec in (fleet.sync.weights_codec, fleet.sync.codec)
-    )
+    if not crossings:
+        return 0.0, 0.0
+    version = versions_gb_per_day(model.parameters, CODEC_BITS[fleet.sync.weights_codec], fleet.served_round_s)
+    delta = deltas_gb_per_day(model.parameters, CODEC_BITS[fleet.sync.codec], fleet.served_round_s)
     home_per_gb = {crossing.region: crossing.home_per_gb for crossing in crossings}
-    cost = version * sum(home_per_gb.values()) + delta * sum(crossing.per_gb for crossing in crossings)
-    return len(home_per_gb) * version + len(crossings) * delta, cost
+    prices = sum(crossing.per_gb for crossing in crossings)
+    gigabytes = between_buckets(len(home_per_gb), version, len(crossings), delta)
+    return gigabytes, egress_of_mirrors(version, sum(home_per_gb.values()), delta, prices)
+
+
+@formula("money", "versions to a region", "GB/day")
+def versions_gb_per_day(parameters: int, bits: float, round_s: float) -> float:
+    return parameters * bits / 8 / GB * DAY_S / round_s
+
+
+deltas_gb_per_day = versions_gb_per_day.named("deltas of an island")
+
+
+@formula("money", "between buckets", "GB/day")
+def between_buckets(regions: int, versions: float, islands: int, deltas: float) -> float:
+    return regions * versions + islands * deltas
+
+
+@formula("money", "egress of mirrors", "/day")
+def egress_of_mirrors(versions: float, home_prices: float, deltas: float, regions_prices: float) -> float:
+    return versions * home_prices + deltas * regions_prices
 
 
 def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
     """A round adds a new state and weights of every parameter, a delta of each island, and now and then moments."""
-    of_islands = len(fleet.kept) * (CODEC_BITS[fleet.sync.codec] / 8 + moment_bytes(run.train.inner))
-    per_parameter = OUTER_OPTIMIZERS[run.outer.name].state_bytes + CODEC_BITS[fleet.sync.weights_codec] / 8 + of_islands
-    return model.parameters * per_parameter / GB * DAY_S / fleet.served_round_s
+    up_bits, down_bits = CODEC_BITS[fleet.sync.codec], CODEC_BITS[fleet.sync.weights_codec]
+    saved = moment_bytes(run.train.inner)
+    state_bytes, round_s = OUTER_OPTIMIZERS[run.outer.name].state_bytes, fleet.served_round_s
+    return written_gb_per_day(model.parameters, state_bytes, down_bits, len(fleet.kept), up_bits, saved, round_s)
+
+
+@formula("money", "storage", "GB/day")
+def written_gb_per_day(
+    parameters: int, state_bytes: int, weights_bits: float, islands: int, delta_bits: float, moment_bytes: float,
+    round_s: float,
+) -> float:  # fmt: skip
+    per_parameter = state_bytes + weights_bits / 8 + islands * (delta_bits / 8 + moment_bytes)
+    return parameters * per_parameter / GB * DAY_S / round_s
 
 
 def retained_days(slot_s: float, fragments: int, run: RunSettings) -> float:
@@ -120,8 +192,13 @@ def retained_commits(slot_s: float, fragments: int, run: RunSettings) -> float:
 def objects_kept(islands: int, commits: float, fragments: int, run: RunSettings) -> float:
     """The objects of so many commits beside the log's records: deltas and offers, states and weights; each fragment's
     current state, its weights that a delta may still be based on, and learners' newest moments."""
-    versions = fragments * (1 + run.sync.staleness_rounds + 2)
-    return commits * (2 * islands + 2) + versions + islands * KEPT_MOMENTS
+    return kept_objects(commits, islands, fragments, run.sync.staleness_rounds)
+
+
+@formula("money", "objects kept")
+def kept_objects(retained_commits: float, islands: int, fragments: int, staleness_rounds: int) -> float:
+    versions = fragments * (1 + staleness_rounds + 2)
+    return retained_commits * (2 * islands + 2) + versions + islands * KEPT_MOMENTS
 
 
 def looks_per_s(slot_s: float, looks_a_slot: float) -> float:
@@ -136,15 +213,26 @@ def looks_per_s(slot_s: float, looks_a_slot: float) -> float:
 def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
     """(class A, class B) of all islands and the syncer."""
     islands, slot_s = len(fleet.kept), fleet.served_slot_s
-    snapshots = 1 / SNAPSHOT_EVERY
-    saves = islands / (run.train.inner.save_every * fleet.schedule.fragments)
-    class_a = (2 * islands + 3 + snapshots + saves) / slot_s + (islands + 1) / HEARTBEAT_EVERY_S
-    watch_s = watch_every_s(slot_s)
     learners, syncers = looks_per_s(slot_s, LEARNERS_LOOKS), looks_per_s(slot_s, SYNCERS_LOOKS)
-    learners_b = islands * (learners + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
-    syncer_b = (
-        islands * (syncers + 1 / slot_s + 1 / watch_s)
-        + 2 * fleet.kept[0].syncer.reads_back / slot_s
-        + 2 / requests_every_s(slot_s)
+    reads_back = fleet.kept[0].syncer.reads_back
+    return (
+        writes_per_day(islands, run.train.inner.save_every, fleet.schedule.fragments, slot_s),
+        reads_per_day(islands, learners, syncers, reads_back, watch_every_s(slot_s), requests_every_s(slot_s), slot_s),
     )
-    return class_a * DAY_S, (learners_b + syncer_b) * DAY_S
+
+
+@formula("money", "class A requests", "/day")
+def writes_per_day(islands: int, save_every: int, fragments: int, slot_s: float) -> float:
+    saves = islands / (save_every * fragments)
+    a_slot = 2 * islands + 3 + 1 / SNAPSHOT_EVERY + saves
+    return (a_slot / slot_s + (islands + 1) / HEARTBEAT_EVERY_S) * DAY_S
+
+
+@formula("money", "class B requests", "/day")
+def reads_per_day(
+    islands: int, looks_for_commits: float, looks_into_a_mailbox: float, reads_back: bool, watch_s: float,
+    requests_s: float, slot_s: float,
+) -> float:  # fmt: skip
+    learners = islands * (looks_for_commits + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
+    syncer = islands * (looks_into_a_mailbox + 1 / slot_s + 1 / watch_s) + 2 * reads_back / slot_s + 2 / requests_s
+    return (learners + syncer) * DAY_S

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
+from diloco_cli.formulas import formula
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.plan import goodput
 from diloco_cli.plan.alternatives import alternatives, excluded, sensitivities
@@ -18,8 +19,9 @@ from diloco_cli.plan.islands import form_islands
 from diloco_cli.plan.link import (
     CODEC_BITS,
     MBPS,
-    need_of_round,
+    downlink_mbps,
     traffic_mbps,
+    uplink_mbps,
 )
 from diloco_cli.plan.memory import host_memory_gb, how_on, syncer_memory_gb, with_overlap
 from diloco_cli.plan.model_facts import ModelFacts
@@ -27,7 +29,7 @@ from diloco_cli.plan.money import costs, up_gb_per_day
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Setting, Stage, SyncerNeeds
 from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search
 from diloco_cli.plan.speed import num_devices
-from diloco_cli.plan.syncer_pace import syncer_load, work_of
+from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, work_of
 from diloco_cli.plan.warnings import (
     cold_start_warnings,
     horizon_warnings,
@@ -200,7 +202,7 @@ def assemble(
     order = {island.name: index for index, island in enumerate(inventory.islands)}
     pairs = sorted(zip(fleet.kept, fleet.flows, strict=True), key=lambda pair: order[pair[0].island.name])
     missing = sorted(missing, key=lambda island: order[island.name])
-    islands = [_planned(candidate, flow, fleet, run, inventory, model) for candidate, flow in pairs]
+    islands = [planned_island(candidate, flow, fleet, run, inventory, model) for candidate, flow in pairs]
     money, needs = costs(fleet, run, model), syncer_needs(fleet, run.outer.name, model)
     warnings = [f"{island.name} is excluded: {island.reason}" for island in (*missing, *unused)]
     if fleet.schedule.fragments < run.sync.fragments:
@@ -229,12 +231,11 @@ def assemble(
     )
 
 
-def _planned(
+def planned_island(
     candidate: Candidate, flow: Flow, fleet: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts
 ) -> PlannedIsland:
     island, step_s, schedule, sync = candidate.island, candidate.step_s, fleet.schedule, fleet.sync
     link, own_round_s = candidate.link, flow.local_steps * step_s
-    need = need_of_round(model, sync.codec, sync.weights_codec)
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     saved = INNER_OPTIMIZERS[run.train.inner.name].state_bytes > 0
@@ -250,10 +251,10 @@ def _planned(
         batch_tokens=candidate.batch_tokens,
         local_steps=flow.local_steps,
         round_s=own_round_s,
-        idle_percent=100 * max(0.0, 1 - own_round_s / schedule.round_s),
-        up_mbps_needed=need.up_bps(need_round_s) / MBPS,
+        idle_percent=idle_percent(flow.local_steps, step_s, schedule.round_s),
+        up_mbps_needed=uplink_mbps(model.parameters, CODEC_BITS[sync.codec], need_round_s),
         up_mbps_available=link.up_bps and link.up_bps / MBPS,
-        down_mbps_needed=need.down_bps(need_round_s) / MBPS,
+        down_mbps_needed=downlink_mbps(model.parameters, CODEC_BITS[sync.weights_codec], need_round_s),
         down_mbps_available=link.down_bps and link.down_bps / MBPS,
         sent_mbps=sent_mbps,
         transfer_s=flow.transfer_s,
@@ -270,10 +271,20 @@ def _planned(
         predicted_tokens_per_s=flow.after_failures,
         warnings=(*tight(island.name, fit), *island_warnings(candidate, fleet, run, inventory, model)),
         received_mbps=received_mbps,
-        micro_batch_tokens=candidate.fit.sequences * model.sequence,
+        micro_batch_tokens=micro_batch(candidate.fit.sequences, model.sequence),
         nodes=island.nodes,
         ranks=island.num_ranks,
     )
+
+
+@formula("island", "idle", "%")
+def idle_percent(local_steps: int, step_s: float, round_s: float) -> float:
+    return 100 * max(0.0, 1 - local_steps * step_s / round_s)
+
+
+@formula("island", "micro-batch", "tokens")
+def micro_batch(sequences: int, sequence: int) -> int:
+    return sequences * sequence
 
 
 def _why(
@@ -306,7 +317,7 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
         "ideal": sum(flow.ideal for flow in flows),
         "after idle": sum(flow.after_idle for flow in flows),
         "after link": sum(flow.after_link for flow in flows),
-        "after failures": fleet.tokens_per_s,
+        "after failures": sum_of_islands([flow.after_failures for flow in flows]),
     }
     tokens = run.train.tokens
     stages = tuple(Stage(name, rate, tokens / rate / DAY_S) for name, rate in rates.items())
@@ -318,41 +329,86 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
     return Prediction(
         tokens_per_s_ideal=ideal,
         tokens_per_s=final,
-        goodput=final / ideal,
-        days_to_target=tokens / final / DAY_S,
+        goodput=goodput_of(final, ideal),
+        days_to_target=days_to_target(tokens, final),
         synchronous_tokens_per_s=synchronous,
         synchronous_goodput=synchronous / ideal,
         synchronous_days_to_target=tokens / synchronous / DAY_S,
         price_per_h=money.accelerators_per_h,
         egress_per_day=money.egress_per_day,
-        quorum_probability=fleet.quorum_probability,
-        all_present_probability=math.prod(availabilities),
+        quorum_probability=goodput.quorum_probability(fleet.sync.quorum, availabilities),
+        all_present_probability=goodput.all_present_probability(availabilities),
         present_probabilities=tuple(present) if len(availabilities) <= MAX_LISTED else (),
         waterfall=stages,
     )
 
 
+@formula("prediction", "tokens/s", "tokens/s")
+def sum_of_islands(predicted: Sequence[float]) -> float:
+    return sum(predicted)
+
+
+@formula("prediction", "goodput")
+def goodput_of(tokens_per_s: float, ideal: float) -> float:
+    return tokens_per_s / ideal
+
+
+@formula("prediction", "time to the target", "d")
+def days_to_target(tokens: int, tokens_per_s: float) -> float:
+    return tokens / tokens_per_s / DAY_S
+
+
 def syncer_needs(fleet: Fleet, outer: str, model: ModelFacts) -> SyncerNeeds:
     """The syncer reads every island's delta once a round, writes state and weights, and may have to read them back."""
     sync, s, islands, spent = fleet.sync, fleet.schedule, len(fleet.kept), fleet.syncer
-    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
-    state_bytes, largest = OUTER_OPTIMIZERS[outer].state_bytes, s.fragment_parameters
-    need = need_of_round(model, sync.codec, sync.weights_codec)
-    written_bits = model.parameters * 8 * state_bytes + need.down_bits
+    up_bits, down_bits, round_s = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec], fleet.served_round_s
     machine = fleet.kept[0].syncer
-    read_bits = islands * need.up_bits + machine.reads_back * written_bits
+    state_bytes, largest = OUTER_OPTIMIZERS[outer].state_bytes, s.fragment_parameters
+    written_bits = version_bits(model.parameters, state_bytes, down_bits)
     merging = work_of(model.parameters / s.fragments, islands, sync, state_bytes)
     return SyncerNeeds(
         memory_gb=syncer_memory_gb(model, largest, up_bits, down_bits, islands, machine.reads_back, state_bytes),
-        down_mbps=read_bits / fleet.served_round_s / MBPS,
-        up_mbps=written_bits / fleet.served_round_s / MBPS,
-        merge_percent=100 * syncer_load(model.parameters, islands, fleet.served_round_s),
-        fastest_slot_s=spent.seconds,
+        down_mbps=read_mbps(islands, model.parameters, up_bits, machine.reads_back, written_bits, round_s),
+        up_mbps=written_mbps(written_bits, round_s),
+        merge_percent=merge_percent(model.parameters, islands, round_s),
+        fastest_slot_s=shortest_slot_s(spent.calls_s, spent.bytes_s, spent.processor_s),
         calls_s=spent.calls_s,
         bytes_s=spent.bytes_s,
         processor_s=spent.processor_s,
         limit=spent.limit,
-        busy_percent=100 * fleet.syncer_load,
+        busy_percent=busy_percent(spent.seconds, s.slot_s),
         max_islands=most_learners(merging, machine, s.slot_s),
         reads_back=machine.reads_back,
     )
+
+
+@formula("syncer", "a version", "bits")
+def version_bits(parameters: int, state_bytes: int, weights_bits: float) -> float:
+    return parameters * 8 * state_bytes + parameters * weights_bits
+
+
+@formula("syncer", "down", "Mbps")
+def read_mbps(
+    islands: int, parameters: int, delta_bits: float, reads_back: bool, version_bits: float, round_s: float
+) -> float:
+    return (islands * (parameters * delta_bits) + reads_back * version_bits) / round_s / MBPS
+
+
+@formula("syncer", "up", "Mbps")
+def written_mbps(version_bits: float, round_s: float) -> float:
+    return version_bits / round_s / MBPS
+
+
+@formula("syncer", "merging", "%")
+def merge_percent(parameters: int, islands: int, round_s: float) -> float:
+    return 100 * (parameters * islands / MERGE_PARAMETERS_PER_S / round_s)
+
+
+@formula("syncer", "shortest slot", "s")
+def shortest_slot_s(calls_s: float, bytes_s: float, processor_s: float) -> float:
+    return calls_s + bytes_s + processor_s
+
+
+@formula("syncer", "busy", "%")
+def busy_percent(shortest_slot_s: float, slot_s: float) -> float:
+    return 100 * (shortest_slot_s / slot_s)

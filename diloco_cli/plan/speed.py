@@ -23,6 +23,7 @@ from typing import Literal
 from diloco_cli.config.devices import CPU, HOST_DEVICES, find_device
 from diloco_cli.config.settings import Device, Inventory, IslandSettings, LocalMachine
 from diloco_cli.errors import UsageError
+from diloco_cli.formulas import formula
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Assumption
 
@@ -48,21 +49,35 @@ def island_speed(
     run's. Raises UsageError for a device whose peak in that type is not known, unless its speed is measured."""
     if island.tokens_per_s:
         text = f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory"
-        return island.tokens_per_s / island.slowdown, Assumption(text, "measured")
+        return measured_rate(island.tokens_per_s, island.slowdown), Assumption(text, "measured")
     device, count = find_device(island.accelerators.name, inventory.devices), num_devices(island)
     if device.name in HOST_DEVICES:
         gflops = host_gflops(device.name, model)
         what = f"a core at width {model.width}" if device.name == CPU else f"on {device.name}"
         text = f"{island.name}: {gflops:.0f} GFLOP/s {what}; tokens_per_s replaces it"
-        flops_per_s, assumption = count * gflops * GIGA, Assumption(text, "guessed")
-    else:
-        tflops, kind = peak_tflops(device, precision)
-        mfu, given = island.mfu or default_mfu(device), "given" if island.mfu else "guessed"
-        doubt = " (to be checked)" if device.check else ""
-        text = f"{island.name}: {count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.2f} (MFU {given})"
-        flops_per_s = count * tflops * TERA * mfu
-        assumption = Assumption(text, "catalogue" if island.mfu else "guessed")
-    return flops_per_s / model.flops_per_token / island.slowdown, assumption
+        rate = host_rate(count, gflops, model.flops_per_token, island.slowdown)
+        return rate, Assumption(text, "guessed")
+    tflops, kind = peak_tflops(device, precision)
+    mfu, given = island.mfu or default_mfu(device), "given" if island.mfu else "guessed"
+    doubt = " (to be checked)" if device.check else ""
+    text = f"{island.name}: {count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.2f} (MFU {given})"
+    rate = peak_rate(count, tflops, mfu, model.flops_per_token, island.slowdown)
+    return rate, Assumption(text, "catalogue" if island.mfu else "guessed")
+
+
+@formula("island", "tokens/s undisturbed", "tokens/s")
+def peak_rate(accelerators: int, tflops: float, mfu: float, flops_per_token: float, slowdown: float) -> float:
+    return accelerators * tflops * TERA * mfu / flops_per_token / slowdown
+
+
+@formula("island", "tokens/s undisturbed", "tokens/s")
+def host_rate(cores: int, gflops: float, flops_per_token: float, slowdown: float) -> float:
+    return cores * gflops * GIGA / flops_per_token / slowdown
+
+
+@formula("island", "tokens/s undisturbed", "tokens/s")
+def measured_rate(measured: float, slowdown: float) -> float:
+    return measured / slowdown
 
 
 def host_gflops(name: str, model: ModelFacts) -> float:
@@ -129,9 +144,14 @@ def _shares(
     for island in here:
         kind = (num_devices(island), island.slowdown)
         if kind not in known:
-            states = states_of(island, here, local, services)
-            known[kind] = sum(probability * speed for probability, speed in states)
+            known[kind] = mean_share(tuple(states_of(island, here, local, services)))
     return {island.name: known[num_devices(island), island.slowdown] for island in here}
+
+
+@formula("island", "shared cores")
+def mean_share(states: Sequence[tuple[float, float]]) -> float:
+    """`states`: of the machine, with this island awake."""
+    return sum(probability * speed for probability, speed in states)
 
 
 def states_of(

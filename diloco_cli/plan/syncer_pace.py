@@ -18,6 +18,7 @@ from statistics import fmean
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import StoreSettings, SyncSettings
+from diloco_cli.formulas import formula
 from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, GUESSED_RTT_S, reached, rtt_of
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat
@@ -109,11 +110,7 @@ def spent_a_slot(
     return shortest_slot(work_of(parameters / fragments, num_islands, sync), machine, slot_s)
 
 
-def syncer_load(parameters: float, num_islands: int, round_s: float) -> float:
-    """The share of its time in which the syncer computes. `parameters`: the whole model's."""
-    return parameters * num_islands / MERGE_PARAMETERS_PER_S / round_s
-
-
+@formula("schedule", "waiting for its slot", "s")
 def waiting_s(slot_s: float, spent_s: float) -> float:
     """How long an offer waits at the syncer for its slot, in the mean: the busier, the longer; at most one merge."""
     return min(1.0, spent_s / slot_s) * max(slot_s, spent_s)
@@ -128,9 +125,12 @@ def kept_at_pace(sync: SyncSettings, load: float) -> float:
     """The share of the progress that can be merged where slots are served `load` times as slowly as planned. With
     `adoption: at_tau` islands wait. Else they give a fragment's progress up each time it is more than an offer may
     hold: what is there when the merge comes depends on when they last did, so this is a mean."""
-    if load <= 1:
-        return 1.0
-    return min(1.0, merged_rounds(sync) / load)
+    return merged_share(merged_rounds(sync), load) if load > 1 else 1.0
+
+
+@formula("island", "merged at the syncer's pace")
+def merged_share(merged_rounds: float, syncer_load: float) -> float:
+    return min(1.0, merged_rounds / syncer_load)
 
 
 def merged_rounds(sync: SyncSettings) -> float:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Literal
 
+from diloco_cli.formulas import formula
 from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
 
@@ -68,13 +69,18 @@ class SlotTime:
 
     @property
     def seconds(self) -> float:
-        return self.calls_s + self.bytes_s + self.processor_s
+        return merging_s(self.calls_s, self.bytes_s, self.processor_s)
 
     @property
     def limit(self) -> Limit:
         """What takes most of them."""
         parts: dict[Limit, float] = {"calls": self.calls_s, "bytes": self.bytes_s, "processor": self.processor_s}
         return max(parts, key=lambda name: parts[name])
+
+
+@formula("schedule", "merging", "s")
+def merging_s(calls_s: float, bytes_s: float, processor_s: float) -> float:
+    return calls_s + bytes_s + processor_s
 
 
 def turns(calls: int, connections: int) -> int:
@@ -91,12 +97,34 @@ def calls_of_merge(learners: int, machine: SyncerMachine) -> int:
 
 
 def merge_time(work: MergeWork, machine: SyncerMachine) -> SlotTime:
-    """One merge, from the first offer that is found to the commit."""
-    read_bytes = work.learners * work.delta_bytes + machine.reads_back * work.version_bytes
-    down = BITS * read_bytes / machine.down_bps if machine.down_bps else 0.0
-    up = BITS * work.version_bytes / machine.up_bps if machine.up_bps else 0.0
-    processor_s = work.learners * work.parameters / machine.parameters_per_s
-    return SlotTime(calls_of_merge(work.learners, machine) * machine.call_s, down + up, processor_s)
+    """One merge, from the first offer that is found to the commit. A rate that is not known costs nothing."""
+    calls = calls_of_merge(work.learners, machine)
+    return SlotTime(
+        calls_s(calls, machine.call_s),
+        bytes_s(
+            work.learners, work.delta_bytes, work.version_bytes, machine.reads_back,
+            machine.down_bps or inf, machine.up_bps or inf,
+        ),
+        processor_s(work.learners, work.parameters, machine.parameters_per_s),
+    )  # fmt: skip
+
+
+@formula("schedule", "calls of a merge", "s")
+def calls_s(calls_in_turn: int, call_s: float) -> float:
+    return calls_in_turn * call_s
+
+
+@formula("schedule", "bytes of a merge", "s")
+def bytes_s(
+    islands: int, delta_bytes: float, version_bytes: float, reads_back: bool, down_bps: float, up_bps: float
+) -> float:
+    read_bytes = islands * delta_bytes + reads_back * version_bytes
+    return BITS * read_bytes / down_bps + BITS * version_bytes / up_bps
+
+
+@formula("schedule", "arithmetic of a merge", "s")
+def processor_s(islands: int, parameters: float, parameters_per_s: float) -> float:
+    return islands * parameters / parameters_per_s
 
 
 def measured_machine(

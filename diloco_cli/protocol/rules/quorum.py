@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import Literal
 
+from diloco_cli.formulas import formula
+
 SMOOTHING = 0.5  # of the moving averages below
 MAX_CHANGE = 4.0
 MIN_ALIVE_S = 15.0
@@ -79,6 +81,7 @@ class Grace:
 MAX_GRACE_SLOTS = 1.0
 
 
+@formula("schedule", "grace", "s")
 def grace_seconds(gamma: float, slack_s: float, slot_s: float) -> float:
     """gamma x slack, at most one slot. The syncer and the plan both use this."""
     return min(max(0.0, gamma * slack_s), MAX_GRACE_SLOTS * slot_s)
