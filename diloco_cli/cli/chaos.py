@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli import complete
+from diloco_cli.cli.arguments import complete_runs, complete_units, find_run
 from diloco_cli.cli.output import print_json, table, talk
-from diloco_cli.cli.run_argument import find_run
 from diloco_cli.errors import TryAgainError
 from diloco_cli.events.bucket import tell_event
 from diloco_cli.units import parse_duration
@@ -19,9 +18,9 @@ if TYPE_CHECKING:
     from diloco_cli.chaos.actions import JournalEntry
     from diloco_cli.chaos.faults import Fault, Target
 
-UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.", autocompletion=complete.units)
+UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.", autocompletion=complete_units)
 RUN = typer.Option(
-    None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete.runs
+    None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete_runs
 )
 JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
 DRY_RUN = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")

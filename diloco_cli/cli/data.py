@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from diloco_cli.cli.arguments import foreground_store
 from diloco_cli.cli.operators import JsonOption
 from diloco_cli.cli.output import ProgressLine, print_json, progress, talk
-from diloco_cli.cli.run_argument import foreground_store
 from diloco_cli.environment import set_environment_default
 from diloco_cli.errors import UsageError
 from diloco_cli.units import format_count, format_size

@@ -1,4 +1,5 @@
-"""`diloco events`: what happened in a run, oldest first: what its processes wrote, and what the log says."""
+"""`diloco events`: what happened in a run, by its processes and by its log; `diloco logs`: what the units of this
+machine printed."""
 
 from __future__ import annotations
 
@@ -8,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli import complete
-from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
-from diloco_cli.cli.watch import riding_out
+from diloco_cli.cli.arguments import LOOK_S, RunArgument, complete_runs, complete_units, find_run, open_run
+from diloco_cli.cli.status import riding_out
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import INTERRUPTED_STATUS, NotFoundError, suggestion
@@ -28,7 +28,7 @@ def events(
     follow: bool = typer.Option(False, "-f", "--follow", help="Go on with what happens, until Ctrl-C."),
     as_json: bool = typer.Option(False, "--json", help="One JSON object a line."),
     since: str | None = typer.Option(None, "--since", metavar="DURATION", help="Only the last 10min, 2h, ..."),
-    unit: str | None = typer.Option(None, "--unit", help="Only this unit.", autocompletion=complete.units),
+    unit: str | None = typer.Option(None, "--unit", help="Only this unit.", autocompletion=complete_units),
 ) -> None:
     """Print what happened: starts, ends and their causes, faults on purpose, refusals, takeovers, joins, merges."""
     from diloco_cli.store.wrappers import Deadline
@@ -80,3 +80,33 @@ def _print(found: list[Event], seen: Seen, as_json: bool) -> None:
         seen.add(key)
         line = f"{date_and_clock(event.time)}  {event.unit:<10} {event.kind:<11} {escaped(event.text)}"
         print(json.dumps(to_plain(event)) if as_json else line, flush=True)
+
+
+def logs(
+    unit: str | None = typer.Argument(
+        None, help="A learner's name, syncer or supervisor; all if none is given.", autocompletion=complete_units
+    ),
+    run: str | None = typer.Option(
+        None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete_runs
+    ),
+    lines: int = typer.Option(20, "--lines", min=0, help="How many last lines of each log."),
+    follow: bool = typer.Option(False, "-f", "--follow", help="Go on with what is added, until Ctrl-C."),
+) -> None:
+    """Print the logs that a run's units and their supervisor wrote on this machine, in the order of time."""
+    from diloco_cli.runtime.logs import Line, by_time, log_files, tail
+    from diloco_cli.runtime.logs import follow as follow_logs
+
+    files = log_files(find_run(run).name, unit)
+    width = max(map(len, files)) if len(files) > 1 else 0
+
+    def show(line: Line) -> None:
+        print(f"{line.unit:<{width}} | {line.text}" if width else line.text, flush=True)
+
+    added = follow_logs(files) if follow else iter(())
+    for line in by_time((Line(name, text) for name, path in files.items() for text in tail(path, lines)), {}):
+        show(line)
+    try:
+        for line in added:
+            show(line)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_STATUS) from None

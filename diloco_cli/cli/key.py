@@ -1,16 +1,24 @@
-"""`diloco key`: an operator's secret; a key that a machine makes for itself, certified by the operator, and revoked."""
+"""`diloco key`: the keys of a signed run; `diloco bucket-policy`: what each role may do in its bucket."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast, get_args
 
 import typer
 
-from diloco_cli.cli.consent import AllowStore, named_here
-from diloco_cli.cli.operators import JsonOption, TimeoutOption, open_unfinished, operator_of
+from diloco_cli.cli.arguments import (
+    AllowStore,
+    OpenRun,
+    find_run,
+    foreground_store,
+    head_of,
+    named_here,
+    open_run,
+    operator_of,
+)
+from diloco_cli.cli.operators import JsonOption, TimeoutOption, open_unfinished
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.cli.run_argument import OpenRun, foreground_store, head_of, open_run
 from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.signing import KEY_FILE_VARIABLE
 
@@ -169,3 +177,19 @@ def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:
         if which in (name, public) and (role == "learner" or public not in found):
             found[public] = name if role == "learner" else None
     return found
+
+
+def bucket_policy(
+    run: str = typer.Argument(..., metavar="RUN", help="The run's bucket URL (it need not exist yet), or its name."),
+    role: str = typer.Argument(..., metavar="ROLE", help="learner, syncer, operator or reader."),
+    name: str = typer.Option("", "--name", help="The learner that the policy is for."),
+    project: str = typer.Option("", "--project", help="gs://: the project that has the custom roles."),
+    member: str = typer.Option("", "--member", help="gs://: who gets the role, such as serviceAccount:NAME."),
+) -> None:
+    """Print what a role may do in a run's bucket, as a policy for the cloud."""
+    from diloco_cli.launch.bucket_policy import Role as PolicyRole
+    from diloco_cli.launch.bucket_policy import policy_of
+
+    if role not in get_args(PolicyRole):
+        raise UsageError(f"no role {role!a}; there are: {', '.join(get_args(PolicyRole))}")
+    print(policy_of(find_run(run).url, cast("PolicyRole", role), name, project, member), end="")

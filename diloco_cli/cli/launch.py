@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from diloco_cli.cli.arguments import OpenRun, foreground_store, open_known_run
 from diloco_cli.cli.hooks import OnEvent, Webhook, hooks_of
 from diloco_cli.cli.output import ProgressLine, progress, talk
-from diloco_cli.cli.run_argument import OpenRun, foreground_store, open_known_run
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:

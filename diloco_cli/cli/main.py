@@ -1,4 +1,4 @@
-"""The `diloco` command: finds one file per command and is the one place where errors become text."""
+"""The `diloco` command: finds the module of a command and is the one place where errors become text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import dropwhile
 from typing import Any, NoReturn
 
@@ -16,9 +17,118 @@ import typer
 from typer.core import TyperGroup
 
 from diloco_cli import __version__
-from diloco_cli.cli.command_list import COMMANDS, EPILOG, GROUPS, HIDDEN, Listed
 from diloco_cli.cli.output import QUIET, report_error, talk, wants_traceback
 from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, NoSpaceError, UsageError, suggestion
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A command in the list of `diloco --help`; its own help ends with the examples. `module`: in cli/, if it is not
+    the command's name."""
+
+    summary: str
+    examples: tuple[str, ...] = ()
+    module: str = ""
+
+
+BEGIN = {
+    "init": Listed(
+        "Write a run that trains on this machine, or files to edit.",
+        ("diloco init", "diloco init fleet --for gcs"),
+    ),
+    "data": Listed(
+        "Token shards of your own text, made and checked.",
+        ("diloco data tokenize 'corpus/**/*.txt' -o tokens", "diloco data show gs://my-bucket/tokens --check"),
+    ),
+    "inventory": Listed("Measure this machine for an inventory.", ("diloco inventory probe -f run.yaml",)),
+    "plan": Listed(
+        "Islands, schedule and predictions for the hardware there is.",
+        ("diloco plan -f run.yaml", "diloco plan inventory.yaml -f run.yaml -o fleet.plan.json"),
+    ),
+    "simulate": Listed(
+        "What would happen, in virtual time.",
+        ("diloco simulate run run.yaml --for 1h", "diloco simulate goodput --chips 300k --learners 4 --days 1"),
+    ),
+    "doctor": Listed("Prove a store before a run trusts it.", ("diloco doctor gs://my-bucket/runs",)),
+}
+TRAIN = {
+    "launch": Listed(
+        "Start a run and its units here, and watch them.",
+        ("diloco launch run.yaml", "diloco launch run.yaml --set train.tokens=2M --detach"),
+    ),
+    "status": Listed("The run at a glance, from the bucket alone.", ("diloco status --watch", "diloco status my-run")),
+    "logs": Listed("What the units of this machine printed.", ("diloco logs syncer --lines 50",), module="events"),
+    "events": Listed("What happened, and by whom.", ("diloco events -f", "diloco events my-run --since 2h --json")),
+    "stop": Listed("Stop a run cleanly, on all machines.", ("diloco stop my-run",), module="operators"),
+    "resume": Listed(
+        "Go on with a run from its bucket alone.", ("diloco resume gs://my-bucket/runs/my-run",), module="operators"
+    ),
+    "runs": Listed("The runs of this directory.", ("diloco runs --json",), module="status"),
+}
+RESULTS = {
+    "export": Listed(
+        "Write the parameters, as safetensors or for transformers.",
+        ("diloco export my-run -o model.safetensors", "diloco export my-run --to hf -o my-model"),
+        module="parameters",
+    ),
+    "generate": Listed(
+        "Write text with the newest parameters.",
+        ('diloco generate my-run --prompt "def main(" --tokens 200',),
+        module="parameters",
+    ),
+    "evaluate": Listed(
+        "The held-out loss of the newest parameters.",
+        ("diloco evaluate my-run",),
+        module="parameters",
+    ),
+    "report": Listed(
+        "A run as a page, a picture or a table to show.",
+        ("diloco report my-run -o my-run.html", "diloco report my-run --format csv"),
+        module="run_data",
+    ),
+    "wandb": Listed("Send a run to Weights & Biases.", ("diloco wandb my-run --project nano",), module="run_data"),
+    "verify": Listed("Replay the log and compare every digest.", ("diloco verify my-run",), module="run_data"),
+}
+OPERATE = {
+    "chaos": Listed(
+        "Break a unit of a run on this machine, and heal it.",
+        ("diloco chaos kill syncer", "diloco chaos pause iowa --for 10s"),
+    ),
+    "rollback": Listed(
+        "Go back to the parameters of an earlier commit.", ("diloco rollback my-run --to 400",), module="operators"
+    ),
+    "gc": Listed("Delete now what only older commits need.", ("diloco gc my-run --dry-run",), module="operators"),
+    "readmit": Listed("End a learner's quarantine.", ("diloco readmit iowa my-run",), module="operators"),
+    "config": Listed(
+        "Settings of a run and their origin; JSON Schemas.",
+        ("diloco config show -f run.yaml --origin", "diloco config schema status"),
+    ),
+    "key": Listed("Keys of a signed run.", ("diloco key new run.key",)),
+    "bucket-policy": Listed(
+        "A bucket policy for one role of a run.",
+        ("diloco bucket-policy gs://my-bucket/runs/my-run learner --name iowa",),
+        module="key",
+    ),
+}
+DAEMONS = {
+    "learner": Listed(
+        "One island's learner.", ("diloco learner --run gs://my-bucket/runs/my-run --name iowa",), module="daemons"
+    ),
+    "syncer": Listed(
+        "The syncer: merges offers and writes the log.", ("diloco syncer gs://my-bucket/runs/my-run",), module="daemons"
+    ),
+}
+GROUPS = {
+    "Begin": BEGIN,
+    "Train": TRAIN,
+    "Results": RESULTS,
+    "Operate": OPERATE,
+    "Daemons, which launch starts": DAEMONS,
+}
+HIDDEN = {"evaluator": Listed("", module="daemons")}
+COMMANDS = {name: listed for group in GROUPS.values() for name, listed in group.items()}
+EPILOG = "\b\nFirst steps: diloco init, then diloco launch run.yaml\nMore of each, with examples: diloco COMMAND -h"
+
 
 BUG_STATUS = 1
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
@@ -29,6 +139,7 @@ RENAMED = {  # names of earlier versions
     ("lift",): "diloco readmit",
     ("access",): "diloco bucket-policy",
     ("plan", "--against"): "diloco plan --diff",
+    ("evaluate", "--tasks"): "diloco export my-run --to hf -o my-model; lm_eval --model hf ... (examples/hugging-face)",
 }
 
 
@@ -81,16 +192,16 @@ def _root(
 
 
 def add_command(to: typer.Typer, name: str) -> None:
-    """The module of this name in `cli/` holds the command, or the group of commands, under the same name; its docstring
-    is its help, REGISTRATION says what else typer has to know, and `command_list` has its line and examples."""
-    module = importlib.import_module(f"diloco_cli.cli.{name.replace('-', '_')}")
+    """Its module in `cli/` holds the command, or the group of commands, under its name. Its docstring is its help;
+    REGISTRATION says what else typer has to know."""
+    listed = {**COMMANDS, **HIDDEN}[name]
+    module = importlib.import_module(f"diloco_cli.cli.{listed.module or name}")
     command = getattr(module, name.replace("-", "_"))
-    listed = COMMANDS.get(name, Listed(""))
     said: dict[str, Any] = {"short_help": listed.summary, "epilog": _examples(listed)}
     if isinstance(command, typer.Typer):
         to.add_typer(command, name=name, **said)
     else:
-        to.command(name, **said, **getattr(module, "REGISTRATION", {}))(command)
+        to.command(name, **said, **getattr(module, "REGISTRATION", {}).get(name, {}))(command)
 
 
 def _examples(listed: Listed) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_cli.cli.run_argument import OpenRun, open_run
+from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.observe.status import rate_between, status_of, wall_seconds
 from diloco_cli.plan.calibrate import MeasuredIsland, MeasuredRun
 from diloco_cli.protocol.log.commit_log import next_commit

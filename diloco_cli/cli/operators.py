@@ -1,20 +1,36 @@
-"""What operators' commands share: their options, the run that they operate on, and a question beforehand."""
+"""Commands of operators: `stop`, `resume`, `rollback`, `gc`, `readmit`."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.output import talk
-from diloco_cli.cli.run_argument import OpenRun, head_of, open_run
-from diloco_cli.errors import RefusedError, TryAgainError
+from diloco_cli.cli.arguments import (
+    AllowCode,
+    AllowStore,
+    OpenRun,
+    RunArgument,
+    complete_units,
+    find_run,
+    head_of,
+    is_run_file,
+    named_here,
+    open_run,
+    operator_of,
+)
+from diloco_cli.cli.hooks import OnEvent, Webhook, hooks_of
+from diloco_cli.cli.output import print_json, progress, talk
+from diloco_cli.errors import RefusedError, TryAgainError, UsageError
+from diloco_cli.units import format_duration, format_size
 
 if TYPE_CHECKING:
+    from diloco_cli.protocol.actors.rollback import Return
     from diloco_cli.protocol.log.records import RequestKind
     from diloco_cli.protocol.log.state import RunState
-    from diloco_cli.syncer.operator import Operator
+    from diloco_cli.store.port import StoreGoneError
 
 TimeoutOption = typer.Option(
     None,
@@ -50,12 +66,235 @@ def confirm(question: str, yes: bool) -> None:
         raise RefusedError("nothing was changed")
 
 
-def operator_of(opened: OpenRun, timeout_s: float | None = None) -> Operator:
-    """Puts requests to the run's syncer."""
-    from diloco_cli.runtime.consent import refused_stores
-    from diloco_cli.syncer.operator import Operator
+def stop(
+    run: str | None = RunArgument,
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Stop a run cleanly, on all machines; `diloco resume` goes on with it. Without its bucket: end what runs here."""
+    from diloco_cli.store.port import StoreGoneError
 
-    regions = opened.format.region_urls
-    refused = refused_stores(opened.format, opened.url, regions)
-    may_write = tuple(url for url in regions if url not in refused)
-    return Operator(opened.format, opened.store, opened.clock, talk, timeout_s, may_write)
+    try:
+        opened = open_run(run)
+    except StoreGoneError as error:
+        _stop_without_bucket(run, error, as_json)
+        return
+    state = head_of(opened)
+    if state.phase == "RUNNING":
+        state = operator_of(opened, timeout_s).stop(state, "diloco stop")
+    else:
+        talk(f"run {opened.name} is {state.phase} already")
+        if state.phase == "STOPPED" and operator_of(opened).keep_stopped(state):
+            talk("a resume that nobody had carried out yet is withdrawn")
+    if as_json:
+        print_json("stop", {"run": opened.name, "state": state.phase, "commit": state.n})
+    elif state.phase == "STOPPED":
+        print(f"run {opened.name} STOPPED at commit {state.n}; go on with: diloco resume {opened.name}")
+
+
+def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) -> None:
+    """End what runs here. Raises the error if nothing does."""
+    from diloco_cli.runtime.supervisor import end_here
+
+    name = find_run(run).name
+    ended = end_here(name)
+    if not ended:
+        raise error
+    talk(f"the bucket of run {name} is gone: {error}")
+    if as_json:
+        print_json("stop", {"run": name, "state": "GONE", "ended": ended})
+    else:
+        print(f"run {name}: ended here: {', '.join(ended)}; if the bucket comes back: diloco resume {name}")
+
+
+def resume(
+    run: str | None = RunArgument,
+    region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
+    detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
+    as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+    on_event: str | None = OnEvent,
+    webhook: str | None = Webhook,
+    allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
+) -> None:
+    """Go on with a run from its bucket alone; living units are adopted. Ctrl-C ends what runs here; the run goes on."""
+    from diloco_cli.cli.supervision import go_on
+    from diloco_cli.runtime.registry import remember_run
+
+    hooks = hooks_of(on_event, webhook)
+    opened = open_run(run, at_home=False)
+    remember_run(opened.name, opened.url)
+    here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
+    sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks))
+
+
+def rollback(
+    run: str | None = RunArgument,
+    to: int = typer.Option(..., "--to", metavar="COMMIT", help="The commit to go back to."),
+    dry_run: bool = DryRunOption,
+    yes: bool = YesOption,
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Go back to how the parameters were after an earlier commit."""
+    opened, state = open_unfinished(run, "rollback")
+    plan = _rollback_plan(opened, state, to)
+    data = _rollback_facts(opened, plan)
+    if not as_json:
+        _show_rollback(opened.name, data)
+    if not dry_run:
+        confirm(f"roll run {opened.name} back to commit {to}?", yes)
+        with progress("asking the syncer"):
+            state = operator_of(opened, timeout_s).request("rollback", to=to)
+        data |= {"commit": state.n, "version": state.base_floor}
+    if as_json:
+        print_json("rollback", data | {"dry_run": dry_run})
+    elif not dry_run:
+        print(f"run {opened.name}: back to commit {to}, as version {state.base_floor} of every fragment")
+        talk(f"hint: to undo it: diloco rollback {opened.name} --to {state.base_floor - 1}")
+
+
+def _rollback_plan(opened: OpenRun, state: RunState, to: int) -> Return:
+    from diloco_cli.protocol.actors.rollback import missing_objects, return_to
+
+    plan = opened.perform(return_to(opened.format, state, to))
+    if isinstance(plan, str):
+        raise UsageError(plan, where=opened.name, hint=f"diloco logs syncer --run {opened.name}")
+    missing = opened.perform(missing_objects(plan.then.outputs))
+    if missing:
+        raise UsageError(f"not there any more: {missing[0]} (and {len(missing) - 1} more)", where=opened.name)
+    return plan
+
+
+def _rollback_facts(opened: OpenRun, plan: Return) -> dict[str, Any]:
+    layout = opened.format.layout
+    changed = sum(o.state_digest != c.state_digest for o, c in zip(plan.then.outputs, plan.now.outputs, strict=True))
+    return {
+        "run": opened.name,
+        "to": plan.then.n,
+        "time": plan.then.metrics.updated_at,
+        "commit": plan.now.n,
+        "merges_left": plan.now.merges - plan.then.merges,
+        "tokens_left": plan.tokens_left(layout),
+        "tokens": plan.then.tokens(layout),
+        "tokens_before": plan.now.tokens(layout),
+        "loss": plan.then.metrics.loss,
+        "loss_before": plan.now.metrics.loss,
+        "fragments_changed": changed,
+        "fragments": len(plan.then.outputs),
+    }
+
+
+def _show_rollback(name: str, data: dict[str, Any]) -> None:
+    def loss(value: float | None) -> str:
+        return "not evaluated" if value is None else f"{value:.4f}"
+
+    print(f"run {name}: from commit {data['commit']} back to commit {data['to']} of {data['time']}")
+    merges = f"{data['merges_left']} merges of commits {data['to'] + 1} to {data['commit']}"
+    print(f"  no longer counts  {merges}, {data['tokens_left']:,} tokens")
+    print(f"  tokens            {data['tokens_before']:,} -> {data['tokens']:,}; the learning rate goes back with them")
+    print(f"  loss              {loss(data['loss_before'])} -> {loss(data['loss'])}")
+    print(f"  fragments         {data['fragments_changed']} of {data['fragments']} change")
+    print("  learners          replace their parameters and go on; their data is not read again")
+
+
+LEFTOVERS_WITHIN_S = 60.0
+SAMPLE = 8  # objects of each kind whose size is requested
+
+
+def gc(
+    run: str | None = RunArgument,
+    dry_run: bool = DryRunOption,
+    yes: bool = YesOption,
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """Delete what only older commits need; the newest stay to verify and to go back to."""
+    opened, state = open_unfinished(run, "gc")
+    floor, found = _survey(opened, state)
+    data = _gc_facts(opened, state, floor, found)
+    if not as_json:
+        _show_gc(data)
+    if not dry_run:
+        confirm(f"delete these objects of run {opened.name}?", yes)
+        grace = format_duration(opened.format.settings.retention.grace_s)
+        talk(f"deletions begin {grace} after the floor is in the log, for readers that are on their way")
+        with progress("asking the syncer"):
+            state = operator_of(opened, timeout_s).request("gc", to=floor)
+        _discard_leftovers(opened.url)
+        data |= {"floor": state.gc_floor, "commit": state.n}
+    if as_json:
+        print_json("gc", data | {"dry_run": dry_run})
+    elif not dry_run:
+        print(f"run {opened.name}: floor at commit {state.gc_floor}")
+        talk("hint: a syncer that serves the run deletes beside its work; diloco verify works all the while")
+
+
+def _discard_leftovers(url: str) -> None:
+    from diloco_cli.store.open import discard_leftovers_at
+    from diloco_cli.store.port import StoreUnavailableError
+    from diloco_cli.store.wrappers import Deadline, call_within
+
+    try:
+        found = call_within(Deadline(LEFTOVERS_WITHIN_S), lambda: discard_leftovers_at(url), url)
+    except StoreUnavailableError as error:
+        talk(f"unfinished objects of killed writers are left to the syncer: {error}")
+        return
+    if found.num_files:
+        talk(f"{found.num_files} unfinished objects of killed writers went: {format_size(found.num_bytes)}")
+
+
+def _survey(opened: OpenRun, state: RunState) -> tuple[int, dict[str, list[str]]]:
+    from diloco_cli.protocol.actors.collection import floor_by_request, survey
+
+    floor = floor_by_request(opened.format, state)
+    if isinstance(floor, str):
+        raise UsageError(floor, where=opened.name)
+    return floor, opened.perform(survey(opened.format, state, floor))
+
+
+def _gc_facts(opened: OpenRun, state: RunState, floor: int, found: dict[str, list[str]]) -> dict[str, Any]:
+    objects = {kind: len(keys) for kind, keys in found.items()}
+    return {
+        "run": opened.name,
+        "commit": state.n,
+        "floor_before": state.gc_floor,
+        "floor": floor,
+        "objects": objects,
+        "bytes_about": sum(_bytes_about(opened, keys) for keys in found.values()),
+    }
+
+
+def _bytes_about(opened: OpenRun, keys: list[str]) -> int:
+    """From the sizes of a few, evenly spread: asking for each would be a request each."""
+    chosen = keys[:: max(1, len(keys) // SAMPLE)][:SAMPLE]
+    sizes = [stat.size_bytes for stat in map(opened.store.stat, chosen) if stat is not None]
+    return round(len(keys) * sum(sizes) / len(sizes)) if sizes else 0
+
+
+def _show_gc(data: dict[str, Any]) -> None:
+    counts = ", ".join(f"{number} {kind}" for kind, number in data["objects"].items() if number)
+    print(f"run {data['run']}: floor from commit {data['floor_before']} to {data['floor']}, of {data['commit']}")
+    print(f"  goes    {counts or 'nothing'}: about {format_size(data['bytes_about'])}")
+    print("  stays   commits, epochs; all that is needed to replay, and to go back to, later commits")
+
+
+def readmit(
+    learner: str = typer.Argument(
+        ..., metavar="LEARNER", help="Its name, as `diloco status` shows it.", autocompletion=complete_units
+    ),
+    run: str | None = RunArgument,
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """End a learner's quarantine: its offers are merged again. What norms of deltas are usual is learned anew."""
+    opened, state = open_unfinished(run, "readmit")
+    kept_out = sorted(name for name, known in state.learners.items() if known.quarantined is not None)
+    if learner not in kept_out:
+        names = ", ".join(kept_out) or "none"
+        raise UsageError(f"{learner!a} is not quarantined in run {opened.name}; quarantined: {names}")
+    state = operator_of(opened, timeout_s).request("readmit", "diloco readmit", learner=learner)
+    if as_json:
+        print_json("readmit", {"run": opened.name, "learner": learner, "commit": state.n})
+    else:
+        print(f"run {opened.name}: {learner} is readmitted, as of commit {state.n}")

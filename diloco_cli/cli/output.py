@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.environment import environment_flag, environment_value
-from diloco_cli.errors import DilocoError
+from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
 from diloco_cli.escaping import escaped
 
 if TYPE_CHECKING:
@@ -125,3 +127,25 @@ def report_error(error: DilocoError) -> None:
 
 def wants_traceback() -> bool:
     return "--debug" in sys.argv or environment_flag("DILOCO_DEBUG")
+
+
+def refuse_place(path: Path, hint: str, overwrite: bool = False) -> None:
+    """Before the work begins: raises UsageError where a user's file could not be written at its end."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint="give a file: -o FILE")
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} exists already", hint=hint)
+    if not path.parent.is_dir():
+        raise UsageError(f"no directory {path.parent}", hint=f"mkdir -p {quote(str(path.parent))}")
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """What goes wrong with a user's file is said as such."""
+    try:
+        yield
+    except OSError as error:
+        from diloco_cli.runtime.files import NO_SPACE_ERRNOS
+
+        kind = NoSpaceError if error.errno in NO_SPACE_ERRNOS else UsageError
+        raise kind(f"cannot write: {error.strerror}", where=str(path)) from error

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from diloco_cli.cli.arguments import open_run
 from diloco_cli.cli.output import print_json, progress, talk
-from diloco_cli.cli.run_argument import open_run
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NotFoundError, UsageError
@@ -20,7 +20,7 @@ from diloco_cli.paths import templates_directory
 from diloco_cli.units import format_duration, parse_count, parse_duration
 
 if TYPE_CHECKING:
-    from diloco_cli.cli.run_argument import OpenRun
+    from diloco_cli.cli.arguments import OpenRun
     from diloco_cli.faults.scenario import Injection, Scenario
     from diloco_cli.forecast.bandwidth import BandwidthRow
     from diloco_cli.forecast.chips import ChipsLearner, Constants

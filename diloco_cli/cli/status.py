@@ -1,9 +1,12 @@
-"""`diloco status`: the run at a glance, from the bucket alone."""
+"""`diloco status`: the run at a glance, from the bucket alone: once, again and again (--watch), or as metrics (--serve,
+--textfile); `diloco runs`: the runs of this directory."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,15 +14,126 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from diloco_cli.cli.output import console, print_json, report_error, screen_width, talk
-from diloco_cli.cli.run_argument import LOOK_S, RunArgument, open_run
-from diloco_cli.cli.watch import read_status
+from diloco_cli.cli.arguments import LOOK_S, OpenRun, RunArgument, boxed, open_known_run, open_run
+from diloco_cli.cli.output import console, print_json, report_error, screen_width, talk, writing_to
+from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, UsageError
+from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, DilocoError, NotFoundError, StoreError, UsageError
+from diloco_cli.runtime.files import write_whole
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status
+    from diloco_cli.protocol.log.metrics import Metrics
+    from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.wrappers import Deadline
+
+BATCHES_A_LOOK = 256  # of events: enough for what is recent
+Tell = Callable[[str], None]
+
+
+def awaited_run(run: str | None, box: Deadline, every_s: float) -> OpenRun:
+    """The run, once it exists. The person may watch before it is launched."""
+    from diloco_cli.runtime.registry import known_runs
+    from diloco_cli.store.port import StoreGoneError
+    from diloco_cli.store.retry import is_retryable
+
+    waits = False
+    while True:
+        box.restart(LOOK_S)
+        try:
+            return open_run(run, box)
+        except (NotFoundError, StoreError) as error:
+            absent = isinstance(error, NotFoundError | StoreGoneError)
+            if not absent and not (waits and isinstance(error, StoreError) and is_retryable(error)):
+                raise
+            if run is None and known_runs():  # the newest one, whose bucket has gone
+                raise
+            if not waits:
+                talk(f"{error}: waiting for it (Ctrl-C ends)")
+            waits = True
+        sleep_s(every_s)
+
+
+def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
+    """`known` is the state returned by the call before: then only what is new is read."""
+    from diloco_cli.observe.status import status_of
+
+    facts = opened.facts(known, BATCHES_A_LOOK)
+    return status_of(facts, opened.local()), facts.state
+
+
+@contextmanager
+def riding_out(what: str, tell: Tell = talk) -> Iterator[None]:
+    """For one look of many: where the store does not answer now, that is told, and the next look may find more. Raises
+    what no later look can mend, such as a bucket that is gone."""
+    from diloco_cli.store.retry import is_retryable
+
+    try:
+        yield
+    except StoreError as error:
+        if not is_retryable(error):
+            raise
+        tell(f"{what}: {error}")
+
+
+class Watcher:
+    """One look after the other, each with a time limit of its own; each reads only what is new. `metrics`: those of the
+    last look that the store answered."""
+
+    metrics: Metrics
+
+    def __init__(self, opened: OpenRun, box: Deadline) -> None:
+        self._opened, self._box = opened, box
+        self._known: RunState | None = None
+
+    def look(self) -> Status:
+        self._box.restart(LOOK_S)
+        current, self._known = read_status(self._opened, self._known)
+        self.metrics = self._known.metrics
+        return current
+
+
+def watch(opened: OpenRun, box: Deadline, every_s: float, as_json: bool) -> Status:
+    """The last status: of a run that has ended. If the store does not answer, the first look ends with an error; a
+    later one keeps the last status and tells why, because the person who watches wants to see when it answers again."""
+    if sys.stdout.isatty() and not as_json:
+        return _watch_live(Watcher(boxed(opened, box), box), every_s)
+    return _watch_lines(Watcher(opened, box), every_s, as_json)
+
+
+def _watch_lines(watcher: Watcher, every_s: float, as_json: bool) -> Status:
+    from diloco_cli.observe.screen import plain_line
+    from diloco_cli.observe.situation import OVER
+
+    current = watcher.look()
+    while True:
+        print_json("status", to_plain(current)) if as_json else print(plain_line(current), flush=True)
+        if current.state in OVER:
+            return current
+        sleep_s(every_s)
+        with riding_out("status"):
+            current = watcher.look()
+
+
+def _watch_live(watcher: Watcher, every_s: float) -> Status:
+    from rich.live import Live
+
+    from diloco_cli.observe.live import Curves, LiveScreen
+    from diloco_cli.observe.situation import OVER
+
+    trouble: list[str] = []
+    current, curves = watcher.look(), Curves()
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
+        while True:
+            curves.add(watcher.metrics)
+            live.update(LiveScreen(current, curves, " ".join(trouble)), refresh=True)
+            if current.state in OVER:
+                return current
+            sleep_s(every_s)
+            trouble.clear()
+            with riding_out("status", trouble.append):
+                current = watcher.look()
+
 
 WATCH_EVERY_S = 1.0
 SHORTEST_WATCH_S = 0.2
@@ -54,7 +168,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-REGISTRATION = {"cls": WatchCommand}
+REGISTRATION = {"status": {"cls": WatchCommand}}
 
 
 def status(
@@ -99,7 +213,6 @@ def status(
 
 def _watched(run: str | None, box: Deadline, every_s: float, as_json: bool) -> Status:
     """The run's last status; its summary is printed where the screen was."""
-    from diloco_cli.cli.watch import awaited_run, watch
 
     opened = awaited_run(run, box, every_s)
     current = watch(opened, box, every_s, as_json)
@@ -112,8 +225,6 @@ def _watched(run: str | None, box: Deadline, every_s: float, as_json: bool) -> S
 
 
 def _metrics(run: str | None, box: Deadline, serve: str | None, textfile: Path | None, every_s: float | None) -> None:
-    from diloco_cli.cli.metrics_out import serve_metrics, write_metrics
-    from diloco_cli.cli.watch import awaited_run
 
     if serve is not None and textfile is not None:
         raise UsageError("--serve and --textfile are two ways", hint="run one command for each")
@@ -149,3 +260,86 @@ def _print(current: Status) -> None:
         print(status_text(current))
     for warning in clock_warnings(current):
         talk(f"warning: {warning}")
+
+
+READABLE = 0o644  # node_exporter is another user
+
+
+def serve_metrics(opened: OpenRun, box: Deadline, address: str) -> None:
+    """Until Ctrl-C, also when the run has ended: what scrapes may come later."""
+    from diloco_cli.metrics.prometheus import MetricsServer, address_of, metrics_text, token_of
+
+    watcher = Watcher(boxed(opened, box), box)
+    host, port = address_of(address)
+    token, path = token_of(opened.name)
+    try:
+        server = MetricsServer((host, port), token, lambda: metrics_text(watcher.look()))
+    except OSError as error:
+        raise UsageError(f"cannot listen: {error.strerror or error}", where=f"{host}:{port}") from error
+    with server:
+        url = f"http://{host}:{server.server_port}/metrics"
+        talk(f"metrics of run {opened.name}: {url}, with the bearer token in {path}")
+        server.serve_forever()
+
+
+def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | None) -> None:
+    """Once, or every so often until the run ends. The file appears whole or not at all."""
+    from diloco_cli.metrics.prometheus import metrics_text
+    from diloco_cli.observe.situation import OVER
+
+    watcher = Watcher(boxed(opened, box), box)
+    while True:
+        with riding_out("status") if every_s is not None else nullcontext():
+            status = watcher.look()
+            _write(path, metrics_text(status))
+            if every_s is None or status.state in OVER:
+                return
+        sleep_s(every_s)
+
+
+def _write(path: Path, text: bytes) -> None:
+    with writing_to(path):
+        write_whole(path, text, READABLE)
+
+
+def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object.")) -> None:
+    """List the runs of this directory."""
+    from diloco_cli.runtime.registry import known_runs
+    from diloco_cli.store.wrappers import Deadline
+
+    rows: list[dict[str, object]] = []
+    warnings: list[str] = []
+    for known in known_runs():
+        try:
+            current, _ = read_status(open_known_run(known, Deadline(LOOK_S)))
+        except DilocoError as error:
+            warnings.append(f"{known.name}: {error}")
+            rows.append({"name": known.name, "url": known.url, "state": "UNREACHABLE"})
+            continue
+        rows.append({
+            "name": known.name, "url": known.url, "state": current.state, "commit": current.commit,
+            "tokens": current.tokens, "loss": current.loss, "age_s": current.age_s,
+        })  # fmt: skip
+    if as_json:
+        print_json("runs", {"runs": rows}, warnings=warnings)
+        return
+    if not rows:
+        talk("no runs here yet; hint: diloco launch RUN.yaml")
+        return
+    _print_table(rows)
+    for warning in warnings:
+        talk(f"warning: {warning}")
+
+
+def _print_table(rows: list[dict[str, object]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("name", "state", "commit", "tokens", "loss", "url"):
+        table.add_column(name.upper())
+    for row in rows:
+        loss = row.get("loss")
+        commit = row.get("commit", -1)
+        cells = [str(row["name"]), str(row["state"]), "" if commit == -1 else str(commit), f"{row.get('tokens', 0):,}"]
+        table.add_row(*cells, f"{loss:.3f}" if isinstance(loss, float) else "", str(row["url"]))
+    console().print(table)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
-from diloco_cli.cli.watch import BATCHES_A_LOOK
+from diloco_cli.cli.status import BATCHES_A_LOOK
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.observe.facts import read_facts

@@ -121,7 +121,7 @@ def test_a_look_at_a_dead_store_ends_when_its_time_is_over(answers: str) -> None
     if answers == "silent":
         listener.listen()  # accepts connections and never says a word
     code = (
-        "import diloco_cli.cli.run_argument as r, sys\n"
+        "import diloco_cli.cli.arguments as r, sys\n"
         "r.LOOK_S = 1.0\n"
         "from diloco_cli.cli.main import main\n"
         "sys.argv = ['diloco', 'status', 'gs://bucket/run']\nmain()"

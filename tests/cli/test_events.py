@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.chaos.actions import record, record_plan
-from diloco_cli.cli.told import UNKNOWN, Teller
+from diloco_cli.cli.supervision import UNKNOWN, Teller
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.events.bucket import EventReader, write_batch
 from diloco_cli.events.cause import Cause

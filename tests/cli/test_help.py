@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from diloco_cli.cli.command_list import COMMANDS, HIDDEN
-from diloco_cli.cli.main import app
+from diloco_cli.cli.main import COMMANDS, HIDDEN, app
 from diloco_cli.runtime.registry import remember_run
 from tests.cli.conftest import Diloco
 from tests.forked import ROOT

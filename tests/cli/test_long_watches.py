@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from diloco_cli.cli import wandb
-from diloco_cli.cli.watch import riding_out
+from diloco_cli.cli import run_data
+from diloco_cli.cli.status import riding_out
 from diloco_cli.errors import StoreError
 from diloco_cli.store.port import StoreGoneError, StoreUnavailableError
 
@@ -16,10 +16,10 @@ from diloco_cli.store.port import StoreGoneError, StoreUnavailableError
 def test_a_feed_goes_on_when_the_store_answers_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(wandb, "sleep_s", lambda seconds: None)
+    monkeypatch.setattr(run_data, "sleep_s", lambda seconds: None)
     feed: Any = Mock()
     feed.send.side_effect = [False, StoreUnavailableError("no answer", where="gs://b"), True]
-    wandb.feed_to_the_end(feed)
+    run_data.feed_to_the_end(feed)
     assert feed.send.call_count == 3 and "wandb: gs://b: no answer" in capsys.readouterr().err
 
 

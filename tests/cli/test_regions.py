@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.cli.arguments import head_of, open_run
 from diloco_cli.cli.operators import operator_of
-from diloco_cli.cli.run_argument import head_of, open_run
-from diloco_cli.cli.told import telling
-from diloco_cli.cli.verify import check_mirrors
+from diloco_cli.cli.run_data import check_mirrors
+from diloco_cli.cli.supervision import telling
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import RegionStore

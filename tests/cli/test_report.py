@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from diloco_cli.cli.report import FORMATS
+from diloco_cli.cli.run_data import FORMATS
 from diloco_cli.launch.new_run import keep_plan
 from diloco_cli.launch.plan_files import read_plan_with_origins
 from diloco_cli.paths import install_hint

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli import watch as watching
-from diloco_cli.cli.run_argument import open_run
-from diloco_cli.cli.status import with_interval
-from diloco_cli.cli.watch import Watcher, riding_out
+from diloco_cli.cli import status as watching
+from diloco_cli.cli.arguments import open_run
+from diloco_cli.cli.status import Watcher, riding_out, with_interval
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.store import open as opening
 from diloco_cli.store.local import LocalStore

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.cli import status as command
-from diloco_cli.cli import watch as watching
-from diloco_cli.cli.run_argument import OpenRun, open_run
+from diloco_cli.cli import status as watching
+from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.observe.status import Status
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.wrappers import Deadline

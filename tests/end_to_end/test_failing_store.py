@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from diloco_cli.cli.run_argument import open_run
-from diloco_cli.cli.watch import read_status
+from diloco_cli.cli.arguments import open_run
+from diloco_cli.cli.status import read_status
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.observe.screen import status_text
 from diloco_cli.observe.status import Status

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.cli.run_argument import OpenRun
+from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.observe.rebuild import lost, newest_whole, rebuilt_state
@@ -195,13 +195,13 @@ def test_json_of_a_failed_verify_is_one_object_with_data_and_error(
     import typer
     from typer.testing import CliRunner
 
-    from diloco_cli.cli import verify
+    from diloco_cli.cli import run_data
 
     store.delete(key_of(store, "delta"))
     opened = OpenRun("tiny", "memory://tiny", store, finished[0], CLOCK)
-    monkeypatch.setattr(verify, "open_run", lambda text: opened)
+    monkeypatch.setattr(run_data, "open_run", lambda text: opened)
     app = typer.Typer()
-    app.command()(verify.verify)
+    app.command()(run_data.verify)
     done = CliRunner().invoke(app, ["--json"])
     body = json.loads(done.stdout)
     assert done.exit_code == 11

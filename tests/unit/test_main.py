@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from diloco_cli.cli import main as boundary
-from diloco_cli.cli.command_list import COMMANDS
+from diloco_cli.cli.main import COMMANDS
 
 Ending = tuple[int, str]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from diloco_cli.cli.export import writing_to
+from diloco_cli.cli.output import writing_to
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
 from diloco_cli.corpus.encoders import tokenizer_digest

@@ -1,21 +1,29 @@
-"""`diloco verify`: replays the log from the bucket and compares every digest; exit 11 if anything differs."""
+"""What a run was: `diloco verify` replays its log, `diloco report` makes a page, a picture or a table of it, and
+`diloco wandb` feeds it to Weights & Biases."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from diloco_cli.cli.consent import AllowStore, named_here
-from diloco_cli.cli.output import print_json, progress, talk
-from diloco_cli.cli.run_argument import OpenRun, RunArgument, foreground_store, head_of, open_run
-from diloco_cli.errors import DataCheckError, StoreError, TryAgainError, UsageError
+from diloco_cli.cli.arguments import AllowStore, OpenRun, RunArgument, foreground_store, head_of, named_here, open_run
+from diloco_cli.cli.output import print_json, progress, refuse_place, talk, writing_to
+from diloco_cli.cli.status import riding_out
+from diloco_cli.clock import sleep_s, utc_now_text
+from diloco_cli.errors import INTERRUPTED_STATUS, DataCheckError, StoreError, TryAgainError, UsageError
+from diloco_cli.paths import wandb_directory
+from diloco_cli.plots import require_matplotlib
 
 if TYPE_CHECKING:
+    from diloco_cli.metrics.wandb_feed import Feed
     from diloco_cli.observe.mirror_check import MirrorCheck
     from diloco_cli.observe.replay import Replay
+    from diloco_cli.report.history import RunHistory
+    from diloco_cli.report.numbers import Report
 
 SHOWN = 5
 
@@ -135,3 +143,121 @@ def disagreement(found: Replay, url: str) -> DataCheckError:
         where=url,
         hint="see them all: diloco verify RUN --json",
     )
+
+
+Format = Literal["html", "svg", "csv"]
+FORMATS: tuple[Format, ...] = ("html", "svg", "csv")
+
+
+def report(
+    run: str | None = RunArgument,
+    output: Path = typer.Option(None, "-o", "--output", metavar="FILE", help="Default: NAME.html, .svg or .csv here."),
+    form: str = typer.Option(None, "--format", help="html, svg or csv. Default: by the file's name, else html."),
+    yes: bool = typer.Option(False, "-y", "--yes", help="Overwrite an existing file."),
+    as_json: bool = typer.Option(
+        False, "--json", help="One JSON object with the report's numbers; no file without -o."
+    ),
+) -> None:
+    """Write what a run was, or is so far, as one HTML file (or pictures, or a table), from the bucket alone.
+
+    HTML and SVG need matplotlib: pip install 'diloco[report]'."""
+    chosen = _format(form, output)
+    if output is not None:
+        refuse_place(output, hint="give another file, or -y to overwrite it", overwrite=yes)
+    if chosen != "csv" and not (as_json and output is None):
+        require_matplotlib()
+    opened = open_run(run)
+    path = output if output is not None or as_json else Path(f"{opened.name}.{chosen}")
+    if path is not None and output is None:
+        refuse_place(path, hint="give another file with -o, or -y to overwrite it", overwrite=yes)
+    found, history = read_report(opened)
+    if path is not None:
+        with writing_to(path):
+            path.write_text(_written(chosen, found, history), encoding="utf-8")
+    if as_json:
+        import msgspec
+
+        print_json("report", msgspec.to_builtins(found) | {"file": None if path is None else str(path)})
+    else:
+        print(f"{path}: run {found.run}, {found.state}, commits {found.first_commit} to {found.last_commit}")
+
+
+def _format(form: str | None, output: Path | None) -> Format:
+    wanted = form or ("html" if output is None else output.suffix.lower().removeprefix("."))
+    chosen = next((known for known in FORMATS if known == wanted), None)
+    if chosen is None:
+        what = f"unknown format {wanted!r}" if wanted else f"no format is known for {output}"
+        raise UsageError(f"{what}; allowed: {', '.join(FORMATS)}", hint="diloco report --format html -o report.html")
+    return chosen
+
+
+def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
+    from diloco_cli.report.history import marks_of, read_history
+    from diloco_cli.report.numbers import read_launch_plan, report_of
+
+    facts = opened.facts()
+    with progress("reading the log") as shown:
+
+        def tell(done: int, of: int) -> None:
+            shown.share = lambda: done / of
+
+        history = read_history(opened.store, opened.format, facts.state, tell)
+    marks = marks_of(history, facts.written)
+    return report_of(facts, history, read_launch_plan(opened.store), marks, opened.local()), history
+
+
+def _written(form: Format, found: Report, history: RunHistory) -> str:
+    if form == "csv":
+        from diloco_cli.report.history import csv_of
+
+        return csv_of(history)
+    from diloco_cli.report.page import charts_of, page_of, poster_svg
+
+    charts = charts_of(found, history)
+    return poster_svg(found, charts) if form == "svg" else page_of(found, charts, utc_now_text())
+
+
+EVERY_S = 5.0
+
+
+def wandb(
+    run: str | None = RunArgument,
+    project: str = typer.Option("diloco", "--project", help="W&B's project."),
+    entity: str | None = typer.Option(None, "--entity", help="W&B's entity; without it, your default."),
+    offline: bool = typer.Option(False, "--offline", help="Only write files here, for `wandb sync`."),
+    once: bool = typer.Option(False, "--once", help="Send what there is, and end; else go on until the run ends."),
+) -> None:
+    """Send a run's loss and pace to Weights & Biases: one W&B run, whose steps are commits, however often this
+    starts."""
+    from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
+
+    opened = open_run(run)
+    folder = wandb_directory(opened.name)
+    started = start_wandb(opened.format, project, entity, offline, folder)
+    first = None if offline else started.step
+    feed = Feed(started, CommitPoints(opened.format, opened.store), folder / "position.json", first)
+    status = 0
+    try:
+        with progress(f"sending run {opened.name} to W&B, until it ends"):
+            if once:
+                feed.send()
+            else:
+                feed_to_the_end(feed)
+    except KeyboardInterrupt:
+        status = INTERRUPTED_STATUS
+    finally:
+        started.finish(exit_code=0)
+    talk(f"run {opened.name}: commits up to {feed.next - 1} are in {'the files here' if offline else 'W&B'}")
+    if offline:
+        talk(f"hint: wandb sync {folder}/wandb/offline-run-*")
+    raise typer.Exit(status)
+
+
+def feed_to_the_end(feed: Feed) -> None:
+    """A run takes days, and its store may be away for minutes of them."""
+    is_over = False
+    while not is_over:
+        with riding_out("wandb"):
+            is_over = feed.send()
+        if not is_over:
+            sleep_s(EVERY_S)

@@ -1,20 +1,22 @@
-"""The RUN argument of every command: a name, a run file, a bucket URL, or nothing (the newest of this directory)."""
+"""What commands share: the RUN argument, options that several have, consent to what a run's format names, and the words
+that the shell completes."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from diloco_cli.cli import complete
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.errors import NotFoundError, RefusedError
+from diloco_cli.errors import NotFoundError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.events.bucket import EventReader
@@ -22,10 +24,43 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.operations import Steps
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.log.state import RunState
+    from diloco_cli.protocol.rules.consent import Allowance
+    from diloco_cli.runtime.consent import NamedHere
     from diloco_cli.runtime.daemon import SystemClock
     from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.store.port import Store, StoreGoneError
     from diloco_cli.store.wrappers import Deadline
+    from diloco_cli.syncer.operator import Operator
+
+DEVICES = ("cpu", "cuda", "cuda:0", "mps")
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Those that this directory knows, newest first."""
+    from diloco_cli.runtime.registry import known_runs
+
+    return _beginning(incomplete, (run.name for run in known_runs()))
+
+
+def complete_units(ctx: Any, incomplete: str) -> list[str]:
+    """Of the run that was named, or else of the newest one."""
+    from diloco_cli.errors import NotFoundError
+    from diloco_cli.runtime.registry import SUPERVISOR, list_units, resolve_run
+
+    try:
+        run = resolve_run(ctx.params.get("run"), lambda line: None)
+    except NotFoundError:
+        return []
+    return _beginning(incomplete, [*(unit.name for unit in list_units(run.name)), SUPERVISOR])
+
+
+def complete_devices(incomplete: str) -> list[str]:
+    return _beginning(incomplete, DEVICES)
+
+
+def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
+
 
 FOREGROUND_DEADLINE_S = 10.0
 LOOK_S = 9.0
@@ -33,7 +68,7 @@ LOOK_S = 9.0
 command it takes about ten seconds at most."""
 RUN_HELP = "A run's name, its run file, or its bucket URL. Default: the newest run of this directory."
 Result = TypeVar("Result")
-RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP, autocompletion=complete.runs)
+RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)
 
 
 @dataclass(frozen=True)
@@ -198,3 +233,56 @@ def _run_of_file(path: Path) -> KnownRun:
         hint = f"diloco launch {shlex.quote(str(path))}"
         raise NotFoundError(f"run {run.name!r} was not launched yet", where=url, hint=hint)
     return KnownRun(run.name, url, 0.0)
+
+
+CODE = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?")
+AllowCode = typer.Option(
+    [], "--allow-code", metavar="MODULE[:FUNCTION]|DIGEST",
+    help="Let code run that the run's format names; or all that the format with this digest names.",
+)  # fmt: skip
+AllowStore = typer.Option([], "--allow-store", metavar="URL", help="Let a bucket be used that the run's format names.")
+
+
+def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path | None = None) -> NamedHere:
+    """What was named on the command line, and in a run file of this machine with its inventory."""
+    from diloco_cli.config.hub import HUB
+    from diloco_cli.digests import is_digest
+    from diloco_cli.protocol.rules.consent import Allowance
+    from diloco_cli.runtime.consent import NamedHere
+    from diloco_cli.store.url import real_url
+
+    for code in codes:
+        if not is_digest(code) and CODE.fullmatch(code) is None:
+            raise UsageError(
+                f"--allow-code {code!r}: must be a module, module:function, or the digest of a run's format",
+                hint="--allow-code package.module:function",
+            )
+    allowance = Allowance(
+        tuple(codes), (), tuple(store if store.startswith(HUB) else real_url(store) for store in stores or ())
+    )
+    command = shlex.join(["diloco", *sys.argv[1:]])
+    if run_file is None:
+        return NamedHere(allowance, None, command)
+    return NamedHere(allowance | _named_by_file(run_file), run_file.parent, command)
+
+
+def _named_by_file(path: Path) -> Allowance:
+    from diloco_cli.config.inventory_file import load_inventory
+    from diloco_cli.config.run_file import inventory_path_of, load_run
+    from diloco_cli.runtime.consent import named_in_files
+
+    run = load_run(path)
+    inventory = inventory_path_of(run, path)
+    return named_in_files(run, None if inventory is None else load_inventory(inventory))
+
+
+def operator_of(opened: OpenRun, timeout_s: float | None = None) -> Operator:
+    """Puts requests to the run's syncer."""
+    from diloco_cli.cli.output import talk
+    from diloco_cli.runtime.consent import refused_stores
+    from diloco_cli.syncer.operator import Operator
+
+    regions = opened.format.region_urls
+    refused = refused_stores(opened.format, opened.url, regions)
+    may_write = tuple(url for url in regions if url not in refused)
+    return Operator(opened.format, opened.store, opened.clock, talk, timeout_s, may_write)

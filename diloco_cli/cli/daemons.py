@@ -1,0 +1,168 @@
+"""The daemons, each of which runs alone on any machine: `diloco learner`, `diloco syncer`, and the syncer's child
+`diloco evaluator`, which is not for people."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from diloco_cli.cli.arguments import AllowCode, AllowStore, complete_devices, named_here
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.environment import DEVICE_VARIABLE, set_environment
+from diloco_cli.errors import UsageError
+from diloco_cli.runtime.units import diloco_command
+from diloco_cli.units import parse_count, parse_duration
+
+if TYPE_CHECKING:
+    from diloco_cli.learner.parent import IslandNode
+    from diloco_cli.learner.place import RankPlace
+    from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+    from diloco_cli.store.port import Store
+
+
+def learner(
+    run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix."),
+    name: str = typer.Option(..., "--name", help="Which island this is."),
+    device: str | None = typer.Option(
+        None, "--device", help="cpu, cuda, cuda:N or mps; default: the island's.", autocompletion=complete_devices
+    ),
+    drain: str = typer.Option("0 s", "--drain", help="After SIGTERM: at most so long to have the last offers merged."),
+    join: bool = typer.Option(False, "--join", help="Ask the run to admit this island, if it does not know it yet."),
+    region: str | None = typer.Option(None, "--region", help="With --join: its region; default: the run's home."),
+    batch_tokens: str | None = typer.Option(None, "--batch-tokens", help="With --join: default: train.batch_tokens."),
+    ranks: int | None = typer.Option(
+        None, "--ranks", min=1, help="Processes of this machine that train together; default: as the run says."
+    ),
+    nodes: int | None = typer.Option(None, "--nodes", min=1, help="Machines of the island; default: as the run says."),
+    node_rank: int = typer.Option(0, "--node-rank", min=0, help="Which of its machines this is; 0 commands."),
+    rendezvous: str | None = typer.Option(
+        None,
+        "--rendezvous",
+        metavar="HOST:PORT",
+        help="Of several machines: the private address on which machine 0 listens.",
+    ),
+    host_syncer: bool = typer.Option(False, "--host-syncer", help="Keep a standby syncer beside it, as a child."),
+    allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
+) -> None:
+    """Run one island's learner: joins the run at URL, trains until it is over."""
+    from diloco_cli.learner.parent import run_ranks
+    from diloco_cli.learner.place import die_with_parent, place_here
+    from diloco_cli.runtime.restart import telling_why
+
+    if not join and (region is not None or batch_tokens is not None):
+        raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
+    batch = None if batch_tokens is None else parse_count(batch_tokens)
+    here, drain_s = named_here(allow_code, allow_store), parse_duration(drain)
+    with telling_why(run, name):
+        place = place_here()
+        node = _node(run, name, place, ranks, nodes, node_rank, rendezvous)
+        if node is not None and node.is_parent:
+            sys.exit(run_ranks(diloco_command(*sys.argv[1:]), run, name, node, drain_s))
+        from diloco_cli.learner.daemon import Newcomer, run_learner
+        from diloco_cli.learner.rank import run_rank
+
+        if place is not None and place.has_parent:
+            die_with_parent()
+        if place is not None and not place.commands:
+            sys.exit(run_rank(place, run, name, device, here))
+        newcomer = Newcomer(region, batch, 1 if place is None else place.world_size) if join else None
+        sys.exit(run_learner(run, name, device, drain_s, newcomer, host_syncer, here, place))
+
+
+def _node(
+    run: str, name: str, place: RankPlace | None, ranks: int | None, nodes: int | None, index: int,
+    rendezvous: str | None,
+) -> IslandNode | None:  # fmt: skip
+    """What this process starts; None: it is one of the ranks. Raises UsageError if it is, and is told what to start."""
+    from diloco_cli.learner.parent import node_here
+    from diloco_cli.learner.place import started_as_rank
+
+    if not started_as_rank():
+        return node_here(run, name, ranks, nodes, index, rendezvous)
+    if not (place and place.has_parent) and (ranks or nodes or rendezvous):
+        raise UsageError(
+            "--ranks, --nodes and --rendezvous say what a process starts; this one was started as a rank",
+            hint="leave them out, or unset RANK and WORLD_SIZE",
+        )
+    return None
+
+
+def syncer(
+    url: str | None = typer.Argument(None, metavar="URL", help="URL of the run's bucket and prefix; or --run URL."),
+    run: str | None = typer.Option(None, "--run", help="The same."),
+    standby: bool = typer.Option(False, "--standby", help="Wait, and take over once no syncer serves the run."),
+    name: str | None = typer.Option(None, "--name", help="With --standby: its name in `status`; default: standby."),
+    instead_of: int | None = typer.Option(None, "--instead-of", hidden=True, help="Pid of its dead predecessor here."),
+    hosted: bool = typer.Option(False, "--hosted", hidden=True, help="Leave when stdin closes, work at low priority."),
+    evaluator_device: str | None = typer.Option(
+        None,
+        "--evaluator-device",
+        metavar="DEVICE",
+        help="Where the held-out loss is computed. Default: DILOCO_EVALUATOR_DEVICE, or cpu.",
+        autocompletion=complete_devices,
+    ),
+    allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
+) -> None:
+    """Run the syncer: merges offers and writes the commit log of the run at URL."""
+    if (url is None) == (run is None):
+        raise UsageError("which run? give its URL once", hint="diloco syncer gs://my-bucket/runs/my-run")
+    place, here = url or run or "", named_here(allow_code, allow_store)
+    if evaluator_device is not None:
+        set_environment(DEVICE_VARIABLE, evaluator_device)
+    from diloco_cli.protocol.log.keys import SYNCER
+    from diloco_cli.runtime.restart import telling_why
+
+    if not standby:
+        if name is not None or hosted or instead_of is not None:
+            raise UsageError("--name, --hosted and --instead-of belong to a standby", hint="add --standby")
+        from diloco_cli.syncer.daemon import run_syncer
+
+        with telling_why(place, SYNCER):
+            sys.exit(run_syncer(place, _rebuilt, here))
+    from diloco_cli.runtime.files import checked_name
+    from diloco_cli.syncer.standby import run_standby
+
+    called = checked_name(name or "standby", "name of a standby")
+    with telling_why(place, called):
+        sys.exit(run_standby(place, called, instead_of, hosted, _rebuilt, here))
+
+
+def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | None:
+    from diloco_cli.observe.rebuild import lost, rebuilt_state  # torch: only where a state is lost
+
+    state = rebuilt_state(run, store, version)
+    if state is None:
+        raise lost(run, store, version)
+    return state
+
+
+REGISTRATION = {"evaluator": {"hidden": True}}
+
+
+def evaluator(
+    run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix."),
+    device: str | None = typer.Option(None, "--device", help="Where. Default: DILOCO_EVALUATOR_DEVICE, cpu."),
+) -> None:
+    """Started by the syncer: evaluates committed versions."""
+    from diloco_cli.environment import DEVICE_VARIABLE, environment_value
+    from diloco_cli.events.bucket import EVALUATOR
+    from diloco_cli.protocol.log.commit_log import read_format
+    from diloco_cli.runtime.consent import NamedHere, consented, signing_secret
+    from diloco_cli.runtime.daemon import SystemClock, perform
+    from diloco_cli.runtime.restart import telling_why
+    from diloco_cli.store.open import open_store
+    from diloco_cli.store.retry import RetryingStore
+    from diloco_cli.syncer.evaluation import requests_until_the_syncer_ends, serve_evaluations, take_stdout
+    from diloco_cli.training.devices import choose_device
+
+    answers, requests = take_stdout(), requests_until_the_syncer_ends(sys.stdin)
+    with telling_why(run, EVALUATOR):
+        where = choose_device(device or environment_value(DEVICE_VARIABLE) or "cpu")
+        store = RetryingStore(open_store(run))
+        read = perform(read_format(run, signing_secret()), store, SystemClock(monotonic_s, sleep_s, lambda: None))
+        run_format = consented(read, run, NamedHere())
+        serve_evaluations(run_format, store, requests, answers, where)
