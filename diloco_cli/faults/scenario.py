@@ -37,20 +37,43 @@ FaultKind = Literal[
     "kill", "pause", "slow", "partition", "flaky", "stale", "corrupt", "poison", "disk-full", "clock-skew",
     "second-syncer",
 ]  # fmt: skip
-KINDS: dict[FaultKind, str] = {
-    "kill": "the process is gone at once; it is started again after `revive_after` (else when its supervisor does)",
-    "pause": "the process stands still for `for`: a straggler, or a zombie that wakes after others took its place",
-    "slow": "its link is `factor` times slower for `for`",
-    "partition": "it cannot reach the store for `for`",
-    "flaky": "a share `factor` of its calls to the store fails for `for`",
-    "stale": "it reads an old state of the store for `for`",
-    "corrupt": "a copy of an object that it wrote has a flipped bit",
-    "poison": "its next delta is far too large",
-    "disk-full": "its disk takes nothing for `for`",
-    "clock-skew": "its clock is wrong by `factor` seconds for `for`",
-    "second-syncer": "another syncer starts beside the one that serves",
+Hits = Literal["units", "learners", "syncer", "none"]
+
+
+@dataclass(frozen=True)
+class FaultRecord:
+    """All facts of a kind of fault. `lasts`, `needs_factor`, `revives`: the keys `for`, `factor`, `revive_after` that a
+    scenario must, must, may give. `simulated`: what it can hit in a simulated run, which has an effect of that name for
+    it (forecast/fleet.py); "none": a simulated run cannot do it."""
+
+    doc: str
+    lasts: bool = False
+    needs_factor: bool = False
+    revives: bool = False
+    simulated: Hits = "none"
+
+
+FAULTS: dict[FaultKind, FaultRecord] = {
+    "kill": FaultRecord(
+        "the process is gone at once; it is started again after `revive_after` (else when its supervisor does)",
+        revives=True,
+        simulated="units",
+    ),
+    "pause": FaultRecord(
+        "the process stands still for `for`: a straggler, or a zombie that wakes after others took its place",
+        lasts=True,
+        simulated="units",
+    ),
+    "slow": FaultRecord("its link is `factor` times slower for `for`", True, needs_factor=True, simulated="learners"),
+    "partition": FaultRecord("it cannot reach the store for `for`", lasts=True, simulated="units"),
+    "flaky": FaultRecord("a share `factor` of its calls to the store fails for `for`", True, needs_factor=True),
+    "stale": FaultRecord("it reads an old state of the store for `for`", lasts=True),
+    "corrupt": FaultRecord("a copy of an object that it wrote has a flipped bit", simulated="learners"),
+    "poison": FaultRecord("its next delta is far too large", simulated="learners"),
+    "disk-full": FaultRecord("its disk takes nothing for `for`", lasts=True),
+    "clock-skew": FaultRecord("its clock is wrong by `factor` seconds for `for`", True, needs_factor=True),
+    "second-syncer": FaultRecord("another syncer starts beside the one that serves", simulated="syncer"),
 }
-LASTING: tuple[FaultKind, ...] = ("pause", "slow", "partition", "flaky", "stale", "disk-full", "clock-skew")
 
 
 @dataclass(frozen=True)
@@ -114,7 +137,7 @@ RULES: Rules = {
         "abort": Rule(_texts),
     },
     FaultRule: {
-        "kind": Rule(one_of(tuple(KINDS))),
+        "kind": Rule(one_of(tuple(FAULTS))),
         "at_s": Rule(DURATION, key="at"),
         "every_s": Rule(LONGER, key="every"),
         "poisson_s": Rule(LONGER, key="poisson"),
@@ -151,14 +174,15 @@ def _problem(rule: FaultRule) -> str | None:
     given = [key for key in ("at", "every", "poisson") if getattr(rule, f"{key}_s") is not None]
     if len(given) != 1:
         return f"give one of at, every, poisson; given: {', '.join(given) or 'none'}"
-    if rule.kind in LASTING and rule.for_s is None:
+    fault = FAULTS[rule.kind]
+    if fault.lasts and rule.for_s is None:
         return f"{rule.kind} needs 'for': how long it lasts"
-    if rule.kind not in LASTING and rule.for_s is not None:
+    if not fault.lasts and rule.for_s is not None:
         return f"{rule.kind} does not last: leave out 'for'"
-    if rule.revive_after_s is not None and rule.kind != "kill":
+    if rule.revive_after_s is not None and not fault.revives:
         return f"{rule.kind} needs no 'revive_after': that is for kill"
-    if rule.kind in ("slow", "flaky", "clock-skew") and rule.factor is None:
-        return f"{rule.kind} needs 'factor': {KINDS[rule.kind]}"
+    if fault.needs_factor and rule.factor is None:
+        return f"{rule.kind} needs 'factor': {fault.doc}"
     return None
 
 
@@ -207,7 +231,7 @@ class Injection:
     @property
     def away_s(self) -> float:
         """How long it disturbs its targets, as known beforehand."""
-        if self.kind == "kill":
+        if FAULTS[self.kind].revives:
             return UNTIL_RESTARTED_S if self.revive_after_s is None else self.revive_after_s
         return self.for_s or 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -10,7 +10,7 @@ from typing import Any
 
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import DilocoError, FencedError, UsageError
-from diloco_cli.faults.scenario import SYNCER, Draws, FaultKind, Injection, Unit
+from diloco_cli.faults.scenario import FAULTS, SYNCER, Draws, Injection, Unit
 from diloco_cli.forecast.stand_ins import (
     Condition,
     NamedPayloads,
@@ -35,8 +35,6 @@ from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: runs in virtual time carry no real date
 RESTART_S = 5.0  # of a process that its supervisor starts again
-CAN: tuple[FaultKind, ...] = ("kill", "pause", "slow", "partition", "corrupt", "poison", "second-syncer")
-OF_LEARNERS: tuple[FaultKind, ...] = ("slow", "corrupt", "poison")  # a simulated syncer has no link and no delta
 
 
 @dataclass(frozen=True)
@@ -159,14 +157,14 @@ class SimulatedFleet:
         """A failure of the hardware, unless this process has ended before."""
         if self.incarnations.get(name) is incarnation:
             self._say(f"{name} fails")
-            self._kill(name, self.hardware[name].restart_s)
+            self._end(name, self.hardware[name].restart_s)
 
     def _living(self, name: str) -> list[Actor]:
         actors = self.syncers if name == SYNCER else self.incarnations.get(name, [])
         return [actor for actor in actors if not actor.ended]
 
-    def _kill(self, name: str, back_after_s: float) -> str | None:
-        """Kill a unit; the reason if that has no effect, because it is down already and will be back."""
+    def _end(self, name: str, back_after_s: float) -> str | None:
+        """End a unit's processes; the reason if that has no effect, because it is down already and will be back."""
         living = self._living(name)
         if not living:
             return "it is down"
@@ -198,25 +196,32 @@ class SimulatedFleet:
 
     def _befall(self, name: str, fault: Injection) -> str | None:
         """Apply a fault to a unit; the reason if that has no effect."""
-        match fault.kind:
-            case "kill":
-                return self._kill(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)
-            case "pause":
-                return self._pause(name, fault.for_s or 0.0)
-            case "second-syncer":
-                self._start_syncer()
-            case "slow":
-                return self._slow(self.conditions[name], fault.for_s or 0.0, fault.factor or 1.0)
-            case "partition":
-                until_s = self.world.now_s + (fault.for_s or 0.0)
-                self._cut_off_until_s[name] = max(self._cut_off_until_s.get(name, 0.0), until_s)
-            case "corrupt":
-                self.conditions[name].corrupt += 1
-            case "poison":
-                self.conditions[name].poison += 1
+        effect: Callable[[str, Injection], str | None] = getattr(self, f"_{fault.kind.replace('-', '_')}")
+        return effect(name, fault)
+
+    # one effect for each fault that faults/scenario.py says can be simulated
+
+    def _kill(self, name: str, fault: Injection) -> str | None:
+        return self._end(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)
+
+    def _second_syncer(self, name: str, fault: Injection) -> str | None:
+        self._start_syncer()
         return None
 
-    def _pause(self, name: str, for_s: float) -> str | None:
+    def _partition(self, name: str, fault: Injection) -> str | None:
+        until_s = self.world.now_s + (fault.for_s or 0.0)
+        self._cut_off_until_s[name] = max(self._cut_off_until_s.get(name, 0.0), until_s)
+        return None
+
+    def _corrupt(self, name: str, fault: Injection) -> str | None:
+        self.conditions[name].corrupt += 1
+        return None
+
+    def _poison(self, name: str, fault: Injection) -> str | None:
+        self.conditions[name].poison += 1
+        return None
+
+    def _pause(self, name: str, fault: Injection) -> str | None:
         frozen = [actor for actor in self._living(name) if not actor.paused]
         if not frozen:
             return "it is paused" if self._living(name) else "it is down"
@@ -230,7 +235,7 @@ class SimulatedFleet:
             if name in self._paused and self._paused[name][1] is frozen:
                 self._book_pause(name)
 
-        self.world.call_at(self.world.now_s + for_s, wake)
+        self.world.call_at(self.world.now_s + (fault.for_s or 0.0), wake)
         return None
 
     def _book_pause(self, name: str) -> None:
@@ -239,7 +244,8 @@ class SimulatedFleet:
         if name != SYNCER:
             self.conditions[name].stalled_s += self.world.now_s - since_s
 
-    def _slow(self, condition: Condition, for_s: float, factor: float) -> str | None:
+    def _slow(self, name: str, fault: Injection) -> str | None:
+        condition, factor = self.conditions[name], fault.factor or 1.0
         link = condition.island.link
         if link.up_bps is None and link.down_bps is None:
             return "the rate of its link is unknown"
@@ -248,7 +254,7 @@ class SimulatedFleet:
             condition.slow /= factor
 
         condition.slow *= factor
-        self.world.call_at(self.world.now_s + for_s, usual)
+        self.world.call_at(self.world.now_s + (fault.for_s or 0.0), usual)
         return None
 
     def _refuse(self, offer: Offer) -> str | None:
@@ -285,18 +291,20 @@ def units_of(run: RunFormat) -> tuple[Unit, ...]:
 
 def refuse_impossible_faults(faults: Sequence[Injection]) -> None:
     """Called before the simulation. Raises UsageError for a fault that cannot be simulated, or not for this unit."""
-    unable = sorted({fault.kind for fault in faults} - set(CAN))
+    able = [kind for kind, record in FAULTS.items() if record.simulated != "none"]
+    unable = sorted({fault.kind for fault in faults} - set(able))
     if unable:
         raise UsageError(
-            f"a simulated run cannot do {', '.join(unable)}; it can do {', '.join(CAN)}",
+            f"a simulated run cannot do {', '.join(unable)}; it can do {', '.join(able)}",
             hint="leave it out of the scenario",
         )
     for fault in faults:
         what = f"#{fault.number} at {format_duration(fault.at_s)}: "
-        if fault.kind in OF_LEARNERS and SYNCER in fault.targets:
+        hits = FAULTS[fault.kind].simulated
+        if hits == "learners" and SYNCER in fault.targets:
             raise UsageError(
                 f"{what}a simulated run cannot do {fault.kind} to the {SYNCER}",
                 hint="target a learner, learners (one of them), regions (one of them) or region:NAME",
             )
-        if fault.kind == "second-syncer" and fault.targets != (SYNCER,):
+        if hits == "syncer" and fault.targets != (SYNCER,):
             raise UsageError(f"{what}{fault.kind} starts a {SYNCER}, and nothing else", hint=f"target: {SYNCER}")

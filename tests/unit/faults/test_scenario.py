@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.errors import UsageError
-from diloco_cli.faults.scenario import KINDS, Constraints, Draws, FaultRule, Scenario, Unit, load_scenario, timetable
+from diloco_cli.faults.scenario import FAULTS, Constraints, Draws, FaultRule, Scenario, Unit, load_scenario, timetable
+from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.paths import templates_directory
 
 UNITS = (Unit("a", "west"), Unit("b", "east"), Unit("c", "east"), Unit("syncer", None))
@@ -128,9 +129,14 @@ def test_the_timetable_depends_on_the_seed_and_on_nothing_else() -> None:
     assert done.stdout.strip() == "\n".join(fault.describe() for fault in timetable(storm, UNITS)).strip()
 
 
+def test_each_fault_that_can_be_simulated_has_an_effect() -> None:
+    for kind, record in FAULTS.items():
+        assert record.doc
+        assert hasattr(SimulatedFleet, f"_{kind.replace('-', '_')}") == (record.simulated != "none")
+
+
 def test_draws_are_uniform() -> None:
     draws = Draws(1, "x")
     drawn = [draws.uniform() for _ in range(4000)]
     assert min(drawn) >= 0 and max(drawn) < 1
     assert sum(drawn) / len(drawn) == pytest.approx(0.5, abs=0.02)
-    assert all(text for text in KINDS.values())
