@@ -20,12 +20,12 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from diloco_cli import clock, randomness
 from diloco_cli.environment import environment_value, set_environment_default
@@ -78,6 +78,20 @@ _DOES_NOT_COMPOSE = (ObjectAbsentError, StoreForbiddenError, StoreBrokenError)
 Answer = tuple[Mapping[str, str], bytes]
 
 
+@dataclass(frozen=True)
+class Upload:
+    """An object to be made. `given`: a checksum for it, or for every part of it, in place of its own."""
+
+    key: str
+    data: bytes
+    exclusive: bool
+    given: str | None = None
+
+    @property
+    def condition(self) -> dict[str, Any]:
+        return {"ifGenerationMatch": "0"} if self.exclusive else {}
+
+
 class GCSStore(BucketStore):
     """Through gcsfs."""
 
@@ -87,7 +101,8 @@ class GCSStore(BucketStore):
         self._prefix = f"{prefix}/" if prefix else ""
         self._lock = threading.Lock()
         self._filesystem: Any = None
-        self._uploads = GCSUploads(bucket, self._prefix, self._ask, lambda: str(self._filesystem.base))
+        self._speed = transfers.UploadSpeed()
+        self._composes_from_s = 0.0
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         page: dict[str, str] = {"prefix": self._prefix + check_prefix(prefix)}
@@ -106,12 +121,10 @@ class GCSStore(BucketStore):
         return found[: max(0, limit)]
 
     async def _remove(self, key: str) -> None:
-        await self._ask("DELETE", "b/{}/o/{}", self._bucket, self._prefix + key, key=key)
+        await self._ask_of("DELETE", key)
 
     async def _describe(self, key: str) -> ObjectStat:
-        names = self._bucket, self._prefix + key
-        _, body = await self._ask("GET", "b/{}/o/{}", *names, key=key, fields="size,updated")
-        answer = self._parsed(body)
+        answer = self._parsed(await self._ask_of("GET", key, fields="size,updated"))
         try:
             return ObjectStat(key, int(answer["size"]), datetime.fromisoformat(answer["updated"]).timestamp())
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -137,7 +150,7 @@ class GCSStore(BucketStore):
 
     @property
     def sends_parts(self) -> bool:  # type: ignore[override]
-        return self._uploads.composes
+        return clock.monotonic_s() >= self._composes_from_s
 
     def prove_uploads(self, key: str) -> bool:
         """Upload a few bytes with a wrong checksum, in one request and in parts: the store must refuse both. What it
@@ -176,7 +189,7 @@ class GCSStore(BucketStore):
     def _send(self, wanted: Upload, in_parts: bool | None = None) -> None:
         """In parts if that pays, or if told so."""
         try:
-            self._run(wanted.key, partial(self._uploads.send, wanted, in_parts), None)
+            self._run(wanted.key, partial(self._sent, wanted, in_parts), None)
         except ObjectAbsentError as error:
             raise missing_bucket(self.url) from error
 
@@ -188,8 +201,14 @@ class GCSStore(BucketStore):
             raise missing_bucket(self.url) from error
         return self._parsed(body)
 
+    async def _ask_of(self, method: str, key: str, action: str = "", num_bytes: int = 0, **parts: Any) -> bytes:
+        """One request about an object."""
+        names = self._bucket, self._prefix + key
+        _, body = await self._ask(method, f"b/{{}}/o/{{}}{action}", *names, key=key, num_bytes=num_bytes, **parts)
+        return body
+
     async def _ask(self, method: str, path: str, *names: str, key: str, num_bytes: int = 0, **parts: Any) -> Answer:
-        """One request that moves `num_bytes`."""
+        """One request that moves `num_bytes`. `path` is below the API's address, or an address."""
         with self._sorted_errors(key):
             call = self._filesystem._call(method, path, *names, **parts)
             headers, body = await transfers.on_time(num_bytes, call)
@@ -222,51 +241,13 @@ class GCSStore(BucketStore):
                 raise StoreBrokenError("a listing holds something without a name", where=self.url)
             yield name
 
-
-class Ask(Protocol):
-    """One request about an object. `path` is below the API's address, or an address. It may take the time of a transfer
-    of `num_bytes`. Raises one of bucket.ANSWERS or an error of the port."""
-
-    def __call__(
-        self, method: str, path: str, *names: str, key: str, num_bytes: int = 0, **parts: Any
-    ) -> Awaitable[Answer]: ...
-
-
-@dataclass(frozen=True)
-class Upload:
-    """An object to be made. `given`: a checksum for it, or for every part of it, in place of its own."""
-
-    key: str
-    data: bytes
-    exclusive: bool
-    given: str | None = None
-
-    @property
-    def condition(self) -> dict[str, Any]:
-        return {"ifGenerationMatch": "0"} if self.exclusive else {}
-
-
-class GCSUploads:
-    """The uploads of one client. It learns how fast they are, and whether it may compose."""
-
-    def __init__(self, bucket: str, prefix: str, ask: Ask, base: Callable[[], str]) -> None:
-        """`base()`: the API's address."""
-        self._bucket, self._prefix, self._ask, self._base = bucket, prefix, ask, base
-        self._speed = transfers.UploadSpeed()
-        self._composes_from_s = 0.0
-
-    @property
-    def composes(self) -> bool:
-        """Whether large objects go up in parts now."""
-        return clock.monotonic_s() >= self._composes_from_s
-
-    async def send(self, wanted: Upload, in_parts: bool | None) -> None:
+    async def _sent(self, wanted: Upload, in_parts: bool | None) -> None:
         """In parts if that pays, or if told so. ConditionFailedError if exclusive and there is an object already."""
         data = wanted.data
         pays = self._speed.pays_in_parts(len(data)) if in_parts is None else in_parts
         started_s = clock.monotonic_s()
         at_once = self._speed.at_once(len(data))
-        if not (pays and self.composes and await self._composed(wanted, at_once)):
+        if not (pays and self.sends_parts and await self._composed(wanted, at_once)):
             at_once, started_s = 1, clock.monotonic_s()
             await self._through_one(wanted, pays or len(data) >= transfers.UPLOAD_IN_PARTS_FROM_BYTES)
         self._speed.note(len(data), clock.monotonic_s() - started_s, at_once)
@@ -315,25 +296,23 @@ class GCSUploads:
     async def _refuse_existing(self, key: str) -> None:
         """Raises ConditionFailedError if there is an object: composing would find it after all parts had gone up."""
         try:
-            await self._ask("GET", "b/{}/o/{}", self._bucket, self._prefix + key, key=key, fields="size")
+            await self._ask_of("GET", key, fields="size")
         except _DOES_NOT_COMPOSE:  # or may not be looked at: composing decides
             return
         raise ConditionFailedError
 
     async def _compose(self, wanted: Upload, sources: list[dict[str, str]]) -> None:
-        key, num_bytes = wanted.key, len(wanted.data)
-        parts = {"destination": {"contentType": _KIND}, "sourceObjects": sources}
-        path, names = "b/{}/o/{}/compose", (self._bucket, self._prefix + key)
-        _, made = await self._ask("POST", path, *names, key=key, num_bytes=num_bytes, json=parts, **wanted.condition)
+        parts = {"json": {"destination": {"contentType": _KIND}, "sourceObjects": sources}, **wanted.condition}
+        made = await self._ask_of("POST", wanted.key, "/compose", len(wanted.data), **parts)
         if _described(made, "crc32c") != await _checksum(wanted.data):
-            raise UploadDamagedError("the parts were composed to another object", where=self._where(key))
+            raise UploadDamagedError("the parts were composed to another object", where=self._where(wanted.key))
 
     async def _discarded(self, name: str, persistently: bool) -> bool:
         """Delete a part; False if that is refused."""
 
         async def delete() -> None:
             with suppress(ObjectAbsentError):
-                await self._ask("DELETE", "b/{}/o/{}", self._bucket, self._prefix + name, key=name)
+                await self._ask_of("DELETE", name)
 
         try:
             await (transfers.persist(delete) if persistently else delete())
@@ -396,10 +375,7 @@ class GCSUploads:
         return sessions[0]
 
     def _upload_path(self) -> str:
-        return self._base().replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
-
-    def _where(self, key: str) -> str:
-        return f"gs://{self._bucket}/{self._prefix}{key}"
+        return str(self._filesystem.base).replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
 
     def _about(self, key: str, checksum: str) -> dict[str, str]:
         return {"name": self._prefix + key, "crc32c": checksum, "contentType": _KIND}
@@ -522,11 +498,7 @@ def sorted_error(error: Exception, where: str) -> Exception:
     if status in RETRYABLE_STATUS or (status is None and isinstance(error, passing)):
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
     if status in {401, 403} or isinstance(error, (GoogleAuthError, PermissionError)):
-        return StoreForbiddenError(
-            f"not allowed: {text}",
-            where=where,
-            hint=KINDS["gs"].login_hint,
-        )
+        return StoreForbiddenError(f"not allowed: {text}", where=where, hint=KINDS["gs"].login_hint)
     return StoreBrokenError(f"the store refused the request: {text}", where=where)
 
 

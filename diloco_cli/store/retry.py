@@ -25,7 +25,8 @@ from typing import Any, Literal, TypeVar
 from diloco_cli import clock, randomness
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, NoSpaceError, StoreError
-from diloco_cli.store.port import Created, Exists, ObjectStat, Store, StoreForbiddenError, StoreGoneError
+from diloco_cli.store.port import Store, StoreForbiddenError, StoreGoneError
+from diloco_cli.store.wrappers import StoreWrapper
 from diloco_cli.units import parse_duration
 
 SHORTEST_PAUSE_S = 0.2
@@ -128,11 +129,14 @@ class Patience:
     """The retry policy for all calls of one client."""
 
     def __init__(
-        self, jitter: Callable[[], float], monotonic: Callable[[], float], in_background: bool = True,
-        budget: RetryBudget | None = None, gone_s: float = GONE_AFTER_S,
-    ) -> None:  # fmt: skip
+        self,
+        jitter: Callable[[], float],
+        monotonic: Callable[[], float],
+        in_background: bool = True,
+        gone_s: float = GONE_AFTER_S,
+    ) -> None:
         self._jitter, self._monotonic, self._in_background = jitter, monotonic, in_background
-        self._budget = budget or RetryBudget()
+        self._budget = RetryBudget()
         self._gone_s = gone_s
         self._has_answered = False
         self._gone_since_s: float | None = None
@@ -174,7 +178,7 @@ class Patience:
             failed = None
 
 
-class RetryingStore:
+class RetryingStore(StoreWrapper):
     """Without a deadline it never gives up (background loops); with one it raises the last error when the
     next pause would end after it (foreground commands). The deadline counts from the start of each call; `left_s`,
     if given, bounds all calls together.
@@ -200,15 +204,13 @@ class RetryingStore:
         on_retry: Callable[[Retrying], None] = lambda retrying: None,
         on_answer: Callable[[Retrying], None] = lambda retrying: None,
         tell_every_s: float = math.inf,
-        budget: RetryBudget | None = None,
         gone_s: float = GONE_AFTER_S,
     ) -> None:
-        self.url = store.url
-        self._store = store
+        super().__init__(store)
         self._deadline_s = deadline_s
         self._sleep = sleep
         self._monotonic = monotonic
-        self._patience = Patience(jitter, monotonic, deadline_s is None, budget, gone_s)
+        self._patience = Patience(jitter, monotonic, deadline_s is None, gone_s)
         self._stop = stop
         self._left_s = left_s
         self._on_retry, self._on_answer, self._tell_every_s = on_retry, on_answer, tell_every_s
@@ -222,17 +224,8 @@ class RetryingStore:
         with self._lock:
             return min(self._failing.values(), key=lambda failing: failing.since_s, default=None)
 
-    def create(self, key: str, data: bytes) -> Created | Exists:
-        return self.persist("create", lambda: self._store.create(key, data))
-
-    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
-        return self.persist("get", lambda: self._store.get(key, max_bytes))
-
-    def get_range(self, key: str, start: int, end: int) -> bytes | None:
-        return self.persist("get_range", lambda: self._store.get_range(key, start, end))
-
-    def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        return self.persist("list", lambda: self._store.list(prefix, after, limit))
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
+        return self.persist(verb, call)
 
     def put(self, key: str, data: bytes) -> None:
         """One try only: a put is a hint, and a hint that cannot be written must not delay the work."""
@@ -242,12 +235,6 @@ class RetryingStore:
         except (StoreError, NoSpaceError) as error:
             if kind_of(error) == "lasting" or self._patience.is_lost(error):
                 raise
-
-    def delete(self, key: str) -> None:
-        self.persist("delete", lambda: self._store.delete(key))
-
-    def stat(self, key: str) -> ObjectStat | None:
-        return self.persist("stat", lambda: self._store.stat(key))
 
     def persist(self, verb: str, call: Callable[[], T]) -> T:
         """Any other call, by the same policy; `verb` names it in reports."""
@@ -386,11 +373,21 @@ def background_store(
 
 
 def store_beside(
-    store: Store, wait: Callable[[float], object], stop: Callable[[], bool], news: RetryNews,
-    on_retry: Callable[[Retrying], None] | None = None, deadline_s: float | None = None,
-) -> RetryingStore:  # fmt: skip
+    store: Store,
+    wait: Callable[[float], object],
+    stop: Callable[[], bool],
+    news: RetryNews,
+    on_retry: Callable[[Retrying], None] | None = None,
+    deadline_s: float | None = None,
+) -> RetryingStore:
     """For other threads of a daemon: its writes wait for the room that the daemon makes, and make none."""
     return RetryingStore(
-        store, deadline_s, sleep=wait, stop=stop, on_retry=on_retry or news.told, on_answer=news.answered,
-        tell_every_s=HEARTBEAT_EVERY_S, gone_s=gone_after_s(),
-    )  # fmt: skip
+        store,
+        deadline_s,
+        sleep=wait,
+        stop=stop,
+        on_retry=on_retry or news.told,
+        on_answer=news.answered,
+        tell_every_s=HEARTBEAT_EVERY_S,
+        gone_s=gone_after_s(),
+    )

@@ -31,7 +31,6 @@ from diloco_cli.store.port import (
     check_key,
     check_prefix,
 )
-from diloco_cli.store.retry import Retrying
 from diloco_cli.units import format_duration
 
 T = TypeVar("T")
@@ -158,12 +157,6 @@ class MeteredStore(StoreWrapper):
         with self._lock:
             requests = MappingProxyType(dict(self._requests))
             return StoreCounts(requests, self._errors, self._up_bytes, self._down_bytes)
-
-    @property
-    def retrying(self) -> Retrying | None:
-        """The call that the RetryingStore below repeats now, if there is such a store."""
-        found = getattr(self._store, "retrying", None)
-        return found if isinstance(found, Retrying) else None
 
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         with self._lock:

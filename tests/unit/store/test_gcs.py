@@ -13,7 +13,7 @@ from diloco_cli.doctor.checks import Place, retention, upload_check
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import gcs, transfers
-from diloco_cli.store.gcs import GCSStore, GCSUploads
+from diloco_cli.store.gcs import GCSStore
 from diloco_cli.store.gcs import sorted_error as error_of_gcs
 from diloco_cli.store.open import checks_uploads, discard_leftovers_at
 from diloco_cli.store.port import Created, Discarded, Exists, StoreForbiddenError, StoreGoneError, StoreUnavailableError
@@ -148,14 +148,14 @@ def test_parts_that_fail_for_good_leave_nothing(gs: FakeGCS, composing: GCSStore
 
 
 def test_a_composition_whose_answer_was_lost_is_found_to_be_ones_own(gs: FakeGCS, composing: GCSStore) -> None:
-    original = GCSUploads._compose
+    original = GCSStore._compose
 
     async def lost(*arguments: Any) -> None:
         await original(*arguments)
         raise StoreUnavailableError("its answer was lost")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(GCSUploads, "_compose", lost)
+        patched.setattr(GCSStore, "_compose", lost)
         assert composing.create("large", DATA) == Created()
     assert names_in(gs) == ["runs/one/large"]
 
@@ -224,7 +224,7 @@ def test_after_a_429_an_object_goes_through_few_connections(
 ) -> None:
     monkeypatch.setattr(transfers, "PROBE_BYTES", 1 << 20)
     composing.create("fast", DATA[::-1])
-    speed = composing._uploads._speed
+    speed = composing._speed
     assert speed.link_bytes_per_s is not None
     gs.inject("429", "PUT")
     composing.create("large", DATA)

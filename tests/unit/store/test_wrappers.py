@@ -143,8 +143,6 @@ def test_it_tells_since_when_and_why_it_is_retrying_and_forgets_it_after_success
         seen.append(wrapped.retrying)
 
     wrapped = RetryingStore(store, sleep=sleep, on_retry=told.append)
-    metered = MeteredStore(wrapped)
-    assert metered.retrying is None
     wrapped.get("k")
     assert [(r.attempts, r.verb, r.last_error) for r in seen if r] == [
         (1, "get", "first"),
@@ -154,7 +152,7 @@ def test_it_tells_since_when_and_why_it_is_retrying_and_forgets_it_after_success
     assert seen[1] is not None
     assert seen[0].since_s == seen[1].since_s
     assert told == seen
-    assert metered.retrying is None
+    assert wrapped.retrying is None
 
 
 def test_a_waiting_call_ends_when_it_is_told_to_stop() -> None:
