@@ -17,11 +17,9 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.errors import StoreError
-from diloco_cli.randomness import nonce
 from diloco_cli.store import port, transfers
-from diloco_cli.store.open import open_store
 from diloco_cli.store.port import BadKeyError, Created, Exists, Store, StoreUnavailableError
-from tests.contract.conftest import IN_PROCESS, REAL_URL_VARIABLES, REMOTE, Backend
+from tests.contract.conftest import IN_PROCESS, REMOTE, Backend
 from tests.contract.racers import race_in_processes
 
 NUM_THREADS = 8
@@ -281,17 +279,6 @@ def test_a_bad_key_is_refused_by_every_verb(store: Store, key: str) -> None:
 def test_a_bad_prefix_is_refused(store: Store, prefix: str) -> None:
     with pytest.raises(BadKeyError):
         store.list(prefix)
-
-
-@pytest.mark.parametrize("variable", REAL_URL_VARIABLES.values())
-def test_a_real_bucket_takes_part_when_its_url_is_given(variable: str) -> None:
-    url = os.environ.get(variable)
-    if not url:
-        pytest.skip(f"{variable} is not set: no real bucket takes part in the contract suite")
-    store = open_store(f"{url.rstrip('/')}/contract-{nonce()}")
-    assert store.create("k", b"x") == Created()
-    assert store.create("k", b"y") == Exists(b"x")
-    store.delete("k")
 
 
 def test_an_object_that_changes_while_its_parts_come_is_never_mixed(

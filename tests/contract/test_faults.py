@@ -22,8 +22,6 @@ from diloco_cli.store.port import (
 )
 from diloco_cli.store.retry import RetryingStore
 from tests.contract.conftest import REMOTE, shared_client
-from tests.contract.emulators import environment
-from tests.contract.fault_proxy import FaultProxy
 from tests.contract.faults import Faults, Kind
 
 
@@ -201,22 +199,3 @@ def test_a_storm_of_everything_loses_nothing_and_invents_nothing(bucket: FaultyB
     assert {key: store.get(key) for key in expected} == expected
     bucket.faults.heal()
     assert bucket.store.list("storm/") == sorted(expected)
-
-
-def test_a_proxy_gives_every_connection_its_own_trouble(s3: FaultProxy) -> None:
-    """The proxy itself: counts, and faults by chance that are the same for the same seed."""
-    draws = []
-    for _ in range(2):
-        with FaultProxy(s3.url, seed=7) as proxy, environment({"AWS_ENDPOINT_URL": proxy.url}):
-            proxy.faults.set_rates({"503": 0.5})
-            store, outcomes = open_store("s3://bucket/proxy"), []
-            for _ in range(12):
-                try:
-                    store.stat("k")
-                    outcomes.append("fine")
-                except StoreUnavailableError:
-                    outcomes.append("503")
-            assert proxy.faults.struck["503"] == outcomes.count("503")
-            draws.append(outcomes)
-    assert draws[0] == draws[1]
-    assert set(draws[0]) == {"fine", "503"}

@@ -139,14 +139,6 @@ def test_a_part_that_failed_is_sent_again_alone(gs: FakeGCS, composing: GCSStore
     assert composing.get("large") == DATA and names_in(gs) == ["runs/one/large"]
 
 
-def test_parts_that_fail_for_good_leave_nothing(gs: FakeGCS, composing: GCSStore) -> None:
-    gs.inject("503", "PUT", times=1000)
-    with pytest.raises(StoreUnavailableError):
-        composing.create("large", DATA)
-    gs.heal()
-    assert names_in(gs) == []
-
-
 def test_a_composition_whose_answer_was_lost_is_found_to_be_ones_own(gs: FakeGCS, composing: GCSStore) -> None:
     original = GCSStore._compose
 
@@ -204,21 +196,6 @@ def test_a_token_that_was_refused_once_does_not_end_composing(
     assert gs.num_composed == 1 and len(names_in(gs)) == 3
 
 
-def test_a_part_is_deleted_although_the_store_was_away_for_a_moment(gs: FakeGCS, composing: GCSStore) -> None:
-    gs.inject("503", "DELETE", times=3)
-    assert composing.create("large", DATA) == Created()
-    assert names_in(gs) == ["runs/one/large"]
-
-
-def test_parts_of_a_store_that_does_not_answer_are_tried_as_often_as_chunks(gs: FakeGCS, composing: GCSStore) -> None:
-    """Not each of the tries of a chunk as often again."""
-    gs.inject("503", "PUT", times=1000)
-    before = gs.requests
-    with pytest.raises(StoreUnavailableError):
-        composing.create("large", DATA)
-    assert gs.requests - before <= 1 + 6 * (1 + transfers.PART_TRIES + 1) + 1
-
-
 def test_after_a_429_an_object_goes_through_few_connections(
     gs: FakeGCS, composing: GCSStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,11 +247,6 @@ def test_parts_of_a_killed_writer_go_after_a_day(gs: FakeGCS, store: GCSStore, m
     assert discard_leftovers_at(store.url) == Discarded(1, 5)
     left = names_in(gs)
     assert f"runs/one/{part}" not in left and {strange, *(f"runs/one/{key}" for key in others)} <= set(left)
-
-
-def test_leftovers_that_may_not_be_looked_for_are_no_error(gs: FakeGCS, store: GCSStore) -> None:
-    gs.inject("403", "GET")
-    assert discard_leftovers_at(store.url) == Discarded()
 
 
 def test_an_emulator_that_is_not_on_this_machine_needs_tls(gs: FakeGCS, monkeypatch: pytest.MonkeyPatch) -> None:

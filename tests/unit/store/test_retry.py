@@ -5,6 +5,8 @@ What people hear of a failing store: not every hiccup, not every retry, and when
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from diloco_cli.clock import wall_s
@@ -19,18 +21,120 @@ from diloco_cli.store.port import (
 )
 from diloco_cli.store.retry import (
     BUDGET_BURST,
-    MAX_REASON,
+    MAX_PAUSE_S,
+    SHORTEST_PAUSE_S,
     RetryBudget,
     Retrying,
     RetryingStore,
     RetryNews,
-    failing_text,
     is_worth_repeating,
     kind_of,
     pause_s,
     store_beside,
 )
-from tests.unit.store.test_wrappers import FailingStore, VirtualClock
+
+
+class VirtualClock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.pauses: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now_s += seconds
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class FailingStore(MemoryStore):
+    """Raises the given errors first, one a call."""
+
+    def __init__(self, *errors: Exception, always: bool = False) -> None:
+        super().__init__()
+        self.errors = list(errors)
+        self.always = always
+
+    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
+        if self.errors:
+            raise self.errors[0] if self.always else self.errors.pop(0)
+        return super().get(key, max_bytes)
+
+
+@pytest.fixture
+def time() -> VirtualClock:
+    return VirtualClock()
+
+
+def retrying(store: MemoryStore, time: VirtualClock, deadline_s: float | None = None) -> RetryingStore:
+    return RetryingStore(store, deadline_s, sleep=time.sleep, monotonic=time.monotonic, jitter=lambda: 0.5)
+
+
+def test_passing_errors_are_repeated_with_growing_bounded_pauses(time: VirtualClock) -> None:
+    store = FailingStore(*[StoreUnavailableError("busy")] * 12)
+    assert retrying(store, time).get("k") is None
+    assert len(time.pauses) == 12
+    assert time.pauses == sorted(time.pauses)
+    assert SHORTEST_PAUSE_S <= time.pauses[0] < 0.5
+    assert time.pauses[-1] <= MAX_PAUSE_S
+
+
+@pytest.mark.parametrize("error", [StoreUnavailableError("busy"), StoreForbiddenError("no"), NoSpaceError("full")])
+def test_a_hint_that_cannot_be_written_does_not_hold_up_the_work(time: VirtualClock, error: Exception) -> None:
+    class NoHints(MemoryStore):
+        def put(self, key: str, data: bytes) -> None:
+            raise error
+
+    retrying(NoHints(), time).put("heartbeat/iowa.json", b"{}")
+    assert time.pauses == []
+
+
+def test_a_deadline_ends_with_the_last_error_and_is_not_overstepped(time: VirtualClock) -> None:
+    store = FailingStore(StoreUnavailableError("busy"), always=True)
+    with pytest.raises(StoreUnavailableError, match="busy"):
+        retrying(store, time, deadline_s=30).get("k")
+    assert 100 + 10 < time.now_s <= 100 + 30
+
+
+def test_without_a_deadline_it_outlives_an_outage_of_hours(time: VirtualClock) -> None:
+    store = FailingStore(StoreUnavailableError("down"), always=True)
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if time.now_s > 8 * 3600:
+            store.errors.clear()
+
+    assert RetryingStore(store, sleep=sleep, monotonic=time.monotonic).get("k") is None
+    assert time.now_s > 8 * 3600
+
+
+def test_it_tells_since_when_and_why_it_is_retrying_and_forgets_it_after_success() -> None:
+    store = FailingStore(StoreUnavailableError("first"), StoreUnavailableError("second"))
+    seen: list[Retrying | None] = []
+    told: list[Retrying] = []
+
+    def sleep(seconds: float) -> None:
+        seen.append(wrapped.retrying)
+
+    wrapped = RetryingStore(store, sleep=sleep, on_retry=told.append)
+    wrapped.get("k")
+    assert [(r.attempts, r.verb, r.last_error) for r in seen if r] == [
+        (1, "get", "first"),
+        (2, "get", "second"),
+    ]
+    assert seen[0] is not None
+    assert seen[1] is not None
+    assert seen[0].since_s == seen[1].since_s
+    assert told == seen
+    assert wrapped.retrying is None
+
+
+def test_a_waiting_call_ends_when_it_is_told_to_stop() -> None:
+    stop = threading.Event()
+    store = FailingStore(StoreForbiddenError("no"), always=True)
+    wrapped = RetryingStore(store, sleep=stop.wait, stop=stop.is_set, on_retry=lambda retrying: stop.set())
+    with pytest.raises(StoreForbiddenError):
+        wrapped.get("k")
 
 
 @pytest.mark.parametrize(
@@ -159,11 +263,6 @@ def test_a_bucket_that_came_back_has_ten_minutes_again_and_finding_nothing_is_no
     time.sleep(20.0)
     with pytest.raises(StoreGoneError):
         retrying.put("k", b"")
-
-
-def test_a_long_reason_is_cut_to_fit_a_screen() -> None:
-    text = failing_text(Retrying(0.0, 1, "get", "x" * 1000))
-    assert text.endswith("xxx...") and len(text) < MAX_REASON + 50
 
 
 class Listener:

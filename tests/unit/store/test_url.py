@@ -1,0 +1,53 @@
+"""URLs of stores: what is allowed, what is refused and with what advice."""
+
+from __future__ import annotations
+
+import pytest
+
+from diloco_cli.errors import UsageError
+from diloco_cli.store.open import open_store
+from diloco_cli.store.url import join_url, parse_url, split_url
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "http://169.254.169.254/x", "https://x/y", "ftp://x", "simplecache::gs://b/x", "memory://a::gs://bucket/x",
+     "gs://", "gs:///x", "gs://UPPER/x", "gs://bucket/../x", "gs://bucket/a b", "gs://bucket/a?x=1", "gs://u:p@bucket/x",
+     "file://host/dir", "file://", "gs://buc\nket/x", "memory://", "gs://bucket/x#frag", "zip://a", "github://a:b@/",
+     "gs://user:secret@bucket/x", "gs://bucket/x?token=secret", "gs://b/../../x", "gs://[::1", "s3://B A/x", "a\x00b",
+     "~nobody-here/x"],
+)  # fmt: skip
+def test_other_urls_are_refused_with_what_is_allowed(url: str) -> None:
+    """Row 22 of tests/security: URL schemes allow-listed."""
+    with pytest.raises(UsageError) as refused:
+        open_store(url)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "joined"),
+    [("gs://bucket", "gs://bucket/run"), ("gs://bucket/a/b/", "gs://bucket/a/b/run"), ("memory://m", "memory://m/run"),
+     ("s3://bucket/x", "s3://bucket/x/run"), ("/data/store/", "file:///data/store/run"),
+     ("file:///data/a%20b", "file:///data/a%20b/run")],
+)  # fmt: skip
+def test_join_and_split_are_inverse(url: str, joined: str) -> None:
+    assert join_url(url, "run") == joined
+    outer, name = split_url(joined)
+    assert (parse_url(outer), name) == (parse_url(url), "run")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("https://acct.blob.core.windows.net/data/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
+        ("wasbs://data@acct.blob.core.windows.net/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
+        ("abfs://data@acct.dfs.core.windows.net/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
+        ("https://me.r2.cloudflarestorage.com/b", "s3://BUCKET/PREFIX with AWS_ENDPOINT_URL"),
+        ("hf://buckets/me", "services that speak S3"),
+        ("S3://b/x", "small letters"),
+    ],
+)
+def test_what_other_tools_call_a_store_is_answered_with_what_to_write(url: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_url(url)
+    assert said in (refused.value.hint or "")
