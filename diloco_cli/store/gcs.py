@@ -20,7 +20,7 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -301,7 +301,7 @@ class GCSStore(BucketStore):
             return
         raise ConditionFailedError
 
-    async def _compose(self, wanted: Upload, sources: list[dict[str, str]]) -> None:
+    async def _compose(self, wanted: Upload, sources: Sequence[dict[str, str]]) -> None:
         parts = {"json": {"destination": {"contentType": _KIND}, "sourceObjects": sources}, **wanted.condition}
         made = await self._ask_of("POST", wanted.key, "/compose", len(wanted.data), **parts)
         if _described(made, "crc32c") != await _checksum(wanted.data):
