@@ -98,6 +98,7 @@ OPERATE = {
         "Go back to the parameters of an earlier commit.", ("diloco rollback my-run --to 400",), module="operators"
     ),
     "gc": Listed("Delete now what only older commits need.", ("diloco gc my-run --dry-run",), module="operators"),
+    "quarantine": Listed("Keep a learner out of a run.", ("diloco quarantine iowa my-run",), module="operators"),
     "readmit": Listed("End a learner's quarantine.", ("diloco readmit iowa my-run",), module="operators"),
     "config": Listed(
         "Settings of a run and their origin; JSON Schemas.",

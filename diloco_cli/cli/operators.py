@@ -1,4 +1,4 @@
-"""Commands of operators: `stop`, `resume`, `rollback`, `gc`, `readmit`."""
+"""Commands of operators: `stop`, `resume`, `rollback`, `gc`, `quarantine`, `readmit`."""
 
 from __future__ import annotations
 
@@ -279,15 +279,38 @@ def _show_gc(data: dict[str, Any]) -> None:
     print("  stays   commits, epochs; all that is needed to replay, and to go back to, later commits")
 
 
-def readmit(
-    learner: str = typer.Argument(
-        ..., metavar="LEARNER", help="Its name, as `diloco status` shows it.", autocompletion=complete_units
-    ),
+LearnerArgument = typer.Argument(
+    ..., metavar="LEARNER", help="Its name, as `diloco status` shows it.", autocompletion=complete_units
+)
+
+
+def quarantine(
+    learner: str = LearnerArgument,
     run: str | None = RunArgument,
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """End a learner's quarantine: its offers are merged again. What norms of deltas are usual is learned anew."""
+    """Keep a learner out: its offers are refused until `diloco readmit`. What it has merged stays: diloco rollback."""
+    from diloco_cli.protocol.rules.eligibility import why_not_quarantined
+
+    opened, state = open_unfinished(run, "quarantine")
+    refused = why_not_quarantined(learner, state, opened.format)
+    if refused:
+        raise UsageError(refused, where=opened.name)
+    state = operator_of(opened, timeout_s).request("quarantine", "diloco quarantine", learner=learner)
+    if as_json:
+        print_json("quarantine", {"run": opened.name, "learner": learner, "commit": state.n})
+    else:
+        print(f"run {opened.name}: {learner} is kept out, as of commit {state.n}")
+
+
+def readmit(
+    learner: str = LearnerArgument,
+    run: str | None = RunArgument,
+    timeout_s: float | None = TimeoutOption,
+    as_json: bool = JsonOption,
+) -> None:
+    """End a learner's quarantine: its offers are merged again."""
     opened, state = open_unfinished(run, "readmit")
     kept_out = sorted(name for name, known in state.learners.items() if known.quarantined is not None)
     if learner not in kept_out:

@@ -39,6 +39,7 @@ SHAPES: dict[str, Shape] = {
     "rollback": {"run": str, "commit": int, **DRY},
     "gc": {"run": str, "commit": int, "floor_before": int, "floor": int, "objects": dict[str, int],
            "bytes_about": int, **DRY},
+    "quarantine": {"run": str, "learner": str, "commit": int},
     "readmit": {"run": str, "learner": str, "commit": int},
     "chaos kill": FAULT,
     "chaos pause": FAULT,

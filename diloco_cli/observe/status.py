@@ -18,7 +18,7 @@ from diloco_cli.observe.unit_states import LOST, SUSPECT_S, aged, syncer_lost_af
 from diloco_cli.protocol.actors.backlog import NOT_KNOWN
 from diloco_cli.protocol.actors.collection import kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.log.metrics import MergeNote
+from diloco_cli.protocol.log.metrics import LastDelta, MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import LearnerState, RunPhase
@@ -82,7 +82,20 @@ class OneLearner:
         data = data_class_of(self.island.infra)
         own = "" if data is None else f"own loop, {data} data"
         own = "own loop, positions not checked" if data == "external" else own
-        return "; ".join(filter(None, (own, self._said)))
+        return "; ".join(filter(None, (own, self._said, self._delta_note)))
+
+    @property
+    def delta(self) -> LastDelta | None:
+        """What is known of its newest merged delta."""
+        return self.facts.state.metrics.deltas.get(self.island.name)
+
+    @property
+    def _delta_note(self) -> str:
+        """For a person who looks for the cause of a jump of the loss."""
+        stability, delta = self.facts.state.stability, self.delta
+        if delta is None or not (stability.paused or stability.jump or stability.recovers_beyond is not None):
+            return ""
+        return f"newest delta {delta.times_usual:.3g} times as long as usual, cosine to the merge {delta.cosine:+.2f}"
 
     @property
     def _said(self) -> str:
@@ -357,6 +370,16 @@ class LearnerStatus:
         lambda it: it.heartbeat.data_percent,
         "Of its steps' time, what they waited for data; null: not known.",
         gauge="diloco_learner_data_percent",
+    )
+    times_usual: float | None = of_learner(
+        lambda it: None if it.delta is None else it.delta.times_usual,
+        "The norm of its newest merged delta, before clipping, over what is usual; 0: nothing to compare it with.",
+        gauge="diloco_learner_delta_times_usual",
+    )
+    cosine: float | None = of_learner(
+        lambda it: None if it.delta is None else it.delta.cosine,
+        "Between its newest merged delta and the merged one.",
+        gauge="diloco_learner_delta_cosine",
     )
 
 

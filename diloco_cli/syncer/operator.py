@@ -38,13 +38,15 @@ REGIONS_WITHIN_S = 10.0
 ANSWERED_BY: dict[RequestKind, str] = {
     "rollback": "rollback",
     "gc": "gc_floor",
+    "quarantine": "quarantine",
     "readmit": "readmit",
     "revoke": "revoke",
 }
 NAMES: dict[RequestKind, str] = {
     "rollback": "a rollback",
     "gc": "garbage collection",
-    "readmit": "a quarantine",
+    "quarantine": "a quarantine",
+    "readmit": "the end of a quarantine",
     "revoke": "revoking a key",
 }
 Result = TypeVar("Result")

@@ -178,6 +178,18 @@ def test_readmit_of_one_who_is_not_kept_out_is_refused(diloco: Diloco, bucket: B
     assert done.returncode == 2 and words in done.stderr and not store.list("request/")
 
 
+def test_quarantine_keeps_a_learner_out_also_of_a_stopped_run(diloco: Diloco, bucket: Bucket) -> None:
+    store, url = bucket
+    end(store, Stop)
+    done = diloco("quarantine", "l1", url, "--json", *QUICKLY)
+    assert done.returncode == 0, done.stderr
+    assert head(store).learner("l1").quarantined is not None and head(store).phase == "STOPPED"
+    again = diloco("quarantine", "l1", url, *QUICKLY)
+    assert again.returncode == 2 and "'l1' is quarantined already" in again.stderr
+    last = diloco("quarantine", "l0", url, *QUICKLY)
+    assert last.returncode == 2 and "the quorum is 1" in last.stderr
+
+
 def end(store: LocalStore, kind: type[Stop | Finish] = Finish) -> None:
     state = head(store)
     perform(append(RUN, state, kind(epoch=state.epoch, time=TIME, reason="enough")), store, CLOCK)
@@ -204,7 +216,9 @@ def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Buck
         Operator(RUN, CommandEnding(store.root), CLOCK, str, timeout_s=0.0).request("gc")
 
 
-@pytest.mark.parametrize("words", [("rollback", "--to", "3", "-y"), ("gc", "-y"), ("readmit", "l1")])
+@pytest.mark.parametrize(
+    "words", [("rollback", "--to", "3", "-y"), ("gc", "-y"), ("readmit", "l1"), ("quarantine", "l1")]
+)
 def test_a_finished_run_is_left_alone(diloco: Diloco, bucket: Bucket, words: tuple[str, ...]) -> None:
     store, url = bucket
     end(store)

@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.metrics import Metrics
 URL = "gs://north-sea/runs/nano-1b"
 IOWA = LearnerStatus(
     "iowa", "us-central1", "TRAINING", 1, 3.2, 0, 41_200, 9_640_000_000, 465_060.0, 10, "##########", 2.912,
-    142_000_000_000, 140_000_000_000, "", 0.3,
+    142_000_000_000, 140_000_000_000, "", 0.3, 1.0, 0.5,
 )  # fmt: skip
 RHINE = replace(
     IOWA, name="rhine", region="europe-west4", state="UPLOADING", step=39_870, tokens=9_100_000_000,
