@@ -1,9 +1,13 @@
 """s3:// and az:// through obstore, a client written in Rust that moves bytes outside of Python's interpreter lock.
 
-An upload is one request, because only such a one carries the condition that makes a create exclusive. The client sends
-no checksum of ours that the service could compare, so a run reads its versions back; the checksum of a small object
-stands in the object's metadata and is compared when it is read. A larger object is a payload, whose digest its record
-names.
+An upload is one request, because only such a one carries the condition that makes a create exclusive. Objects of 256 MB
+and more go up in parts through several connections, after a look whether the key is free: one request carries 5 GB at
+most, and the keys of such objects end with their digest, so that whoever writes the same key writes the same bytes.
+Where a bucket's policy demands the condition, parts are refused and one request carries what it can.
+
+The client sends no checksum of ours that the service could compare, so a run reads its versions back; the checksum of a
+small object stands in the object's metadata and is compared when it is read. A larger object is a payload, whose digest
+its record names.
 
 obstore reads the usual variables of both clouds itself (web identity, container and instance roles, service
 principals). Read here: addresses, because they must be checked; profiles of ~/.aws, which obstore does not know; and
@@ -30,6 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from diloco_cli import clock
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
@@ -70,6 +75,7 @@ _LOOKUP_S = 10.0  # for a bucket's region, and for a command that prints credent
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
+_SAID = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<\n]*)")
 _MACHINE_ROLE = "169.254.169.254"  # asked for credentials when nothing else gives any
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound"}
 _THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "ServerBusy"}
@@ -99,7 +105,9 @@ class ObstoreStore(BucketStore):
         self._scheme, self._place, self._prefix = scheme, place, prefix
         self._access = access
         self._lock = threading.Lock()
-        self._clients: tuple[Any, Any] | None = None
+        self._clients: tuple[Any, Any, Any] | None = None
+        self._speed = transfers.UploadSpeed()
+        self._takes_parts = True
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         check_prefix(prefix)
@@ -132,9 +140,28 @@ class ObstoreStore(BucketStore):
 
     def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
         try:
+            if self._takes_parts and len(data) >= transfers.ALWAYS_IN_PARTS_FROM_BYTES:
+                try:
+                    return self._upload_parts(key, data, exclusive)
+                except StoreForbiddenError:
+                    self._takes_parts = False
             self._run(key, partial(self._put, key, data, exclusive), len(data))
         except ObjectAbsentError as error:
             raise missing_bucket(self.url) from error
+
+    def _upload_parts(self, key: str, data: bytes, exclusive: bool) -> None:
+        if exclusive and self.stat(key) is not None:
+            raise ConditionFailedError
+        at_once, started_s = self._speed.at_once(len(data)), clock.monotonic_s()
+        self._run(key, partial(self._put_parts, key, data, at_once), len(data))
+        self._speed.note(len(data), clock.monotonic_s() - started_s, at_once)
+
+    async def _put_parts(self, key: str, data: bytes, at_once: int) -> Any:
+        import obstore
+
+        part_bytes = max(transfers.PART_BYTES, -(-len(data) // transfers.MOST_PARTS))
+        sizes: Any = {"chunk_size": part_bytes, "max_concurrency": at_once}
+        return await obstore.put_async(self._client()[2], key, data, use_multipart=True, **sizes)
 
     async def _put(self, key: str, data: bytes, exclusive: bool) -> Any:
         import obstore
@@ -180,17 +207,18 @@ class ObstoreStore(BucketStore):
     def _writer(self) -> Any:
         return self._client()[1]
 
-    def _client(self) -> tuple[Any, Any]:
-        """Two clients: that of downloads gives up after a silence, a limit that would also count the time in which a
-        body is uploaded."""
+    def _client(self) -> tuple[Any, Any, Any]:
+        """A client for downloads, which gives up after a silence, a limit that would also count the time in which a
+        body is uploaded; one for uploads; and one for uploads in parts, which repeats a part that failed."""
         with self._lock:
             if self._clients is None:
                 access = self._access(self._place)
-                self._clients = self._started(access, transfers.SILENCE_TIMEOUT_S), self._started(access, None)
+                reader = self._started(access, transfers.SILENCE_TIMEOUT_S)
+                self._clients = reader, self._started(access), self._started(access, tries=transfers.PART_TRIES)
             return self._clients
 
-    def _started(self, access: Access, silence_s: float | None) -> Any:
-        """A store of obstore, which tries each request once; its calls are bounded by transfers.on_time."""
+    def _started(self, access: Access, silence_s: float | None = None, tries: int = 1) -> Any:
+        """A store of obstore; its calls are bounded by transfers.on_time."""
         from obstore.store import AzureStore, S3Store
 
         options: dict[str, Any] = {
@@ -211,7 +239,7 @@ class ObstoreStore(BucketStore):
                 prefix=self._prefix or None,
                 config=access.config,
                 client_options=options,
-                retry_config={"max_retries": 0},
+                retry_config={"max_retries": tries - 1},
                 **more,
             )
         except Exception as error:  # such as a key that is none
@@ -399,8 +427,10 @@ def _forbidden(scheme: str, text: str, where: str) -> StoreForbiddenError:
 
 
 def _text(error: Exception) -> str:
-    """The error's text without the debug output that obstore adds."""
-    return short_text(str(error).partition("Debug source")[0]) or type(error).__name__
+    """What the service said; else the error's text without the debug output that obstore adds."""
+    full = str(error).partition("Debug source")[0]
+    said = _SAID.search(full)
+    return short_text(f"{said[1]}: {said[2]}" if said else full) or type(error).__name__
 
 
 def _is_key(path: str) -> bool:

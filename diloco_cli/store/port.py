@@ -110,7 +110,8 @@ class Store(Protocol):
     def create(self, key: str, data: bytes) -> Created | Exists:
         """Atomic, whole, exclusive, durable on return. Same bytes under the same key count as this call's
         success (a lost answer must not turn a success into a failure): callers put a nonce into records that
-        must differ between writers."""
+        must differ between writers. Of 256 MB and more a store may only look before whether the key is free: keys of
+        such objects name their digest."""
         ...
 
     def get(self, key: str, max_bytes: int | None = None) -> bytes | None:

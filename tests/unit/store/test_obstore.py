@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,14 @@ import pytest
 from fsspec.exceptions import FSTimeoutError
 
 from diloco_cli.errors import NoSpaceError
-from diloco_cli.store import obstore
+from diloco_cli.randomness import nonce
+from diloco_cli.store import obstore, transfers
 from diloco_cli.store.bucket import ConditionFailedError, ObjectAbsentError, RangeBehindEndError, Retention
 from diloco_cli.store.obstore import azure_access, azure_store, s3_access, s3_store, sorted_error
+from diloco_cli.store.open import open_store
 from diloco_cli.store.port import (
+    Created,
+    Exists,
     StoreBrokenError,
     StoreForbiddenError,
     StoreGoneError,
@@ -33,8 +38,6 @@ CLOUD_VARIABLES = ("AWS_", "AZURE_")
 @pytest.fixture(autouse=True)
 def nothing_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No variables, and a home without files of credentials."""
-    import os
-
     for name in list(os.environ):
         if name.startswith(CLOUD_VARIABLES):
             monkeypatch.delenv(name)
@@ -269,3 +272,28 @@ def test_a_bucket_that_keeps_versions_is_told_by_the_version_of_an_upload(
         found = store.retention("k")
         assert found is not None and found.kept_s == kept_s
         assert "Status=Suspended" in found.turn_off or kept_s == 0
+
+
+@pytest.mark.parametrize("scheme", ["s3", "az"])
+def test_a_large_object_goes_up_in_parts_of_which_a_failed_one_is_sent_again(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    proxy: FaultProxy = request.getfixturevalue(scheme)
+    monkeypatch.setattr(transfers, "ALWAYS_IN_PARTS_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(transfers, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    store, data = open_store(f"{scheme}://bucket/parts-{nonce()}"), os.urandom((10 << 20) + 123)
+    proxy.faults.inject("503", "PUT", times=2)
+    assert store.create("large", data) == Created() and store.get("large") == data
+    assert proxy.faults.num_pending() == 0
+    before = proxy.faults.requests
+    assert store.create("large", data[::-1]) == Exists(data)
+    assert proxy.faults.requests - before < 10, "no part goes up where an object is seen"
+
+
+def test_where_a_policy_refuses_parts_one_request_carries_all(s3: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "ALWAYS_IN_PARTS_FROM_BYTES", 1 << 10)
+    store = open_store(f"s3://bucket/refused-{nonce()}")
+    s3.faults.inject("403", "POST")
+    assert store.create("large", b"x" * 5000) == Created()
+    before = s3.faults.requests
+    assert store.create("larger", b"x" * 9000) == Created() and s3.faults.requests - before == 1
