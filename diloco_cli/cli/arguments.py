@@ -245,7 +245,7 @@ AllowStore = typer.Option([], "--allow-store", metavar="URL", help="Let a bucket
 
 def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path | None = None) -> NamedHere:
     """What was named on the command line, and in a run file of this machine with its inventory."""
-    from diloco_cli.config.hub import HUB
+    from diloco_cli.config.huggingface import HUB
     from diloco_cli.digests import is_digest
     from diloco_cli.protocol.rules.consent import Allowance
     from diloco_cli.runtime.consent import NamedHere

@@ -9,7 +9,7 @@ import typer
 
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import to_plain
-from diloco_cli.config.origins import leaves, origin_of
+from diloco_cli.config.fields import origin_of, values_of
 from diloco_cli.errors import UsageError, suggestion
 
 config = typer.Typer(help="Settings of a run.", no_args_is_help=True, rich_markup_mode=None)
@@ -29,7 +29,7 @@ def show(
     if json:
         print_json("config", {"settings": to_plain(run), "origins": origins})
         return
-    for key, value in leaves(to_plain(run)):
+    for key, value in values_of(run):
         source = f"  # {origin_of(origins, key)}" if origin else ""
         print(f"{key} = {dumps(value)}{source}")
 

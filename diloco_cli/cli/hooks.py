@@ -63,7 +63,7 @@ def check_hooks(hooks: Hooks, where: str) -> Hooks:
 
 def hooks_of(on_event: str | None, webhook: str | None) -> Hooks:
     """From the flags, else DILOCO_ON_EVENT and DILOCO_WEBHOOK, else the user's own file. Raises UsageError."""
-    from diloco_cli.config.layers import read_user_text
+    from diloco_cli.config.run_file import read_user_text
 
     command = (on_event, "--on-event") if on_event is not None else read_user_text("on_event")
     address = (webhook, "--webhook") if webhook is not None else read_user_text("webhook")

@@ -84,7 +84,7 @@ def _of_templates(place: FirstPlace) -> list[str]:
 
 
 def _for_this_machine() -> list[str]:
-    from diloco_cli.config.inventory_text import inventory_to_text
+    from diloco_cli.config.inventory_file import inventory_to_text
     from diloco_cli.probe.entry import first_inventory, first_run
     from diloco_cli.probe.measure import machine_facts, matrix_tflops, training_types
 

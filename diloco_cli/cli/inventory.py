@@ -80,7 +80,7 @@ def _entry(
 
 
 def _text(entry: MachineEntry, found: Measurements) -> str:
-    from diloco_cli.config.inventory_text import inventory_to_text
+    from diloco_cli.config.inventory_file import inventory_to_text
     from diloco_cli.probe.entry import figures
 
     head = f"Measured by `diloco inventory probe` at {utc_now_text()[:16]}Z on {socket.gethostname()}:"

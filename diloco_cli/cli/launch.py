@@ -218,7 +218,7 @@ def _created(
 
 def _try_task(plan: Plan, fresh: RunFormat, shown: ProgressLine) -> None:
     """What is wrong with the model and its data is said here, before anything is written."""
-    from diloco_cli.config.own_loops import data_class_of
+    from diloco_cli.config.hardware import data_class_of
     from diloco_cli.tasks.build import check_own_data, check_task
 
     batches = [island.batch_tokens for island in fresh.islands if data_class_of(island.infra) is None]

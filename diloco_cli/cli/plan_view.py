@@ -19,7 +19,7 @@ from textwrap import wrap
 from typing import Any
 
 from diloco_cli.cli.output import table
-from diloco_cli.config.hostlist import compress_hostlist
+from diloco_cli.config.hardware import compress_hostlist
 from diloco_cli.environment import environment_value
 from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.plan.memory import host_bytes

@@ -35,7 +35,7 @@ def verify(
     as_json: bool = typer.Option(False, "--json", help="One JSON object."),
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
-    from diloco_cli.config.own_loops import MEANS, data_class_of
+    from diloco_cli.config.hardware import MEANS, data_class_of
     from diloco_cli.runtime.consent import consented, trust_of
 
     if allow_store and not mirrors:

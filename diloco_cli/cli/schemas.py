@@ -68,14 +68,12 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def _of_file(name: str) -> dict[str, Any]:
-    from diloco_cli.config.build import Builder
-    from diloco_cli.config.inventory_file import inventory_rules
-    from diloco_cli.config.run_file import RULES
+    from diloco_cli.config.fields import schema_of
     from diloco_cli.config.settings import Inventory, RunSettings
 
     if name == "run":
-        return Builder(RULES).schema(RunSettings)
-    found = Builder(inventory_rules()).schema(Inventory)
+        return schema_of(RunSettings)
+    found = schema_of(Inventory)
     machine = found["properties"]["machines"]["items"]["properties"]
     machine["host"] = machine["hosts"]  # another spelling
     return found

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from msgspec import structs
 
-from diloco_cli.config.build import Builder
 from diloco_cli.config.codec import replace
+from diloco_cli.config.fields import Settings, SettingsReader
 from diloco_cli.config.settings import Accelerators, Device
 from diloco_cli.config.yaml_tree import parse_yaml
 from diloco_cli.errors import UsageError, similar_names
@@ -27,16 +26,14 @@ HOST_DEVICES = {  # their speed depends on the machine: `plan` guesses it and sa
 SLICE = re.compile(r"(.+)-([1-9]\d{0,5})")
 
 
-@dataclass(frozen=True)
-class Alias:
+class Alias(Settings, frozen=True):
     """Another spelling of one device, and the device that it means."""
 
     device: str
     meaning: str
 
 
-@dataclass(frozen=True)
-class Slice:
+class Slice(Settings, frozen=True):
     """A family of names `NAME-N`, each a whole slice; `per_chip` of what N counts are on one chip."""
 
     device: str
@@ -44,8 +41,7 @@ class Slice:
     meaning: str
 
 
-@dataclass(frozen=True)
-class Catalogue:
+class Catalogue(Settings, frozen=True):
     """The packaged file."""
 
     devices: dict[str, Device]
@@ -90,7 +86,7 @@ def resolve(accelerators: Accelerators, own: Mapping[str, Device]) -> Accelerato
 def catalogue() -> Catalogue:
     """Every device and spelling of the packaged file."""
     tree = parse_yaml(FILE.read_text(encoding="utf-8"), FILE.name)
-    return Builder({}).build(Catalogue, tree)
+    return SettingsReader(FILE.parent).read(Catalogue, tree)
 
 
 def in_catalogue(name: str) -> Device | None:

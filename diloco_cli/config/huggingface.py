@@ -1,18 +1,22 @@
-"""A Hugging Face model's size from its config.json alone: no torch, no transformers, no network.
+"""Names on the Hugging Face Hub, and a model's size from its config.json alone: no torch, no transformers, no network.
+
+A name is OWNER/NAME or OWNER/NAME@REVISION, with hf:// before it or not. One without an owner needs that: a word alone
+is a folder, which may be mistyped. Models and tokenizers are found in the cache of the Hub's downloads.
 
 The counts follow the architectures' published definitions; each is checked against a known model's total in the tests.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from diloco_cli.config.codec import parse_object
-from diloco_cli.config.hub import snapshot
 from diloco_cli.config.settings import ModelSettings
+from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError, suggestion
 
 CONFIG = "config.json"
@@ -21,6 +25,9 @@ INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 MAX_INDEX_BYTES = 64_000_000
 MAX_CONFIG_BYTES = 1_000_000
 MAX_DEFAULT_SEQUENCE = 1024  # tokens; many models allow 100 times more, which is too much for a default
+_PART = r"[A-Za-z0-9_][\w.-]*"
+HUB = "hf://"
+_NAME = re.compile(rf"({HUB}({_PART}/)?|{_PART}/){_PART}(@{_PART}(/{_PART})*)?", re.ASCII)
 Config = dict[str, Any]
 
 
@@ -240,3 +247,43 @@ ARCHITECTURES: dict[str, Callable[[_Numbers], HuggingFaceFacts]] = {
     "qwen3": lambda n: _llama(n, head_width=128, qk_norm=True),
     "gemma": lambda n: _llama(n, tied=True, head_width=256),
 }
+
+
+def is_hub_name(text: str) -> bool:
+    return _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def parted(name: str) -> tuple[str, str | None]:
+    """NAME@REVISION -> both, without hf://; a revision is a branch, a tag or a commit."""
+    bare, _, revision = name.removeprefix(HUB).partition("@")
+    return bare, revision or None
+
+
+def is_known_to_lack(folder: Path, file: str) -> bool:
+    """Whether the Hub has said before that the repository of this snapshot has no such file."""
+    return (folder.parents[1] / ".no_exist" / folder.name / file).is_file()
+
+
+def snapshot(name: str, revision: str | None, file: str) -> Path | None:
+    """The folder of a model or tokenizer in the Hub's cache, if it has this file: of `revision`, or else the newest of
+    main that was downloaded."""
+    cached = hub_cache() / f"models--{name.replace('/', '--')}"
+    try:
+        commit = (cached / "refs" / (revision or "main")).read_text().strip()
+    except OSError:
+        commit = revision or ""
+    found = cached / "snapshots" / commit
+    return found if commit and (found / file).is_file() else None
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit of a snapshot in the Hub's cache; None for any other folder."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def hub_cache() -> Path:
+    """The folder of huggingface_hub's downloads."""
+    if (cache := environment_value("HF_HUB_CACHE")) is not None:
+        return Path(cache)
+    home = environment_value("HF_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"

@@ -1,53 +1,45 @@
-"""inventory.yaml -> Inventory: islands and machines, their links to their buckets, their prices."""
+"""inventory.yaml -> Inventory, and back to text: islands and machines, their links to their buckets, their prices."""
 
 from __future__ import annotations
 
+import json
 import re
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config import readers
-from diloco_cli.config.build import Builder, Rule, Rules
+from msgspec import structs
+
 from diloco_cli.config.codec import replace
-from diloco_cli.config.devices import with_catalogue_facts
-from diloco_cli.config.file_kinds import refuse_other_file
-from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
-from diloco_cli.config.inventory_checks import Places, check_inventory, with_own_names, with_whole_hosts
-from diloco_cli.config.own_loops import LOOP, data_class, infra_of
-from diloco_cli.config.readers import Reader, above, at_least, between, inside, integer, number, quantity
-from diloco_cli.config.run_file import COUNT, refuse_newer
+from diloco_cli.config.devices import CPU, in_catalogue, resolve, with_catalogue_facts
+from diloco_cli.config.fields import Origins, SettingsReader
+from diloco_cli.config.hardware import compress_hostlist
 from diloco_cli.config.settings import (
+    RESERVED_NAMES,
     Accelerators,
     Device,
     Inventory,
     IslandSettings,
     Link,
-    LocalMachine,
     MachineSettings,
-    RegionSettings,
-    StoreSettings,
 )
-from diloco_cli.config.yaml_tree import Node, read_yaml_file
+from diloco_cli.config.yaml_tree import Node, read_yaml_file, refuse_newer, refuse_other_file, resolve_scalar
 from diloco_cli.errors import UsageError, suggestion
-from diloco_cli.store.port import MAX_CONNECTIONS
-from diloco_cli.store.url import normalise_store_url
-from diloco_cli.units import parse_bandwidth, parse_duration, parse_egress, parse_price
+from diloco_cli.units import parse_bandwidth, parse_duration
 
 INVENTORY_VERSION = 1
-MAX_NODES = 100_000
-MAX_ACCELERATORS = 100_000
-MAX_CORES = 4096
-MAX_RANKS = 1024  # of one node
-LOCAL_INFRA = ("local", "ssh")
-NAMED_INFRA = {"slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD", LOOP: "addressed"}
-INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
-ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::([1-9]\d{0,5}))?")
-FABRIC = re.compile(r"[\w.-]{1,63}")
-DURATION = above(0, quantity(parse_duration))
-BANDWIDTH = quantity(parse_bandwidth)
-POSITIVE = above(0, number)
 COMMENTED_EXAMPLE = "an inventory.yaml that explains every key: diloco init DIR --for several"
+MAX_ISLANDS = 10_000
+MAX_MACHINES = 100_000
+PEAKS = ("bf16_tflops", "fp16_tflops", "fp32_tflops")
+PLAIN = re.compile(r"[A-Za-z0-9_][\w./:%@ -]*")
+COMMENT_COLUMN = 48
+BANDWIDTHS = ((1e9, "Gbps"), (1e6, "Mbps"), (1e3, "kbps"), (1.0, "bps"))
+DURATIONS = ((86_400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
+Entry = tuple[str, str]  # key and value as they are written
+
+Hardware = IslandSettings | MachineSettings
 
 
 def load_inventory(path: Path | str) -> Inventory:
@@ -58,19 +50,14 @@ def load_inventory(path: Path | str) -> Inventory:
         raise UsageError(error.message, where=error.where, hint=error.hint or COMMENTED_EXAMPLE) from None
 
 
-def inventory_rules() -> Rules:
-    """For a schema, which reads no paths."""
-    return _rules(Path())
-
-
 def _load(path: Path) -> Inventory:
     tree = read_yaml_file(path)
     refuse_other_file(tree, "inventory", path)
     refuse_newer(tree, INVENTORY_VERSION)
     _read_host_as_hosts(tree)
-    builder = Builder(_rules(path.parent))
-    inventory = builder.build(Inventory, tree)
-    places = Places(tree, builder.origins)
+    reader = SettingsReader(path.parent)
+    inventory = reader.read(Inventory, tree)
+    places = Places(tree, reader.origins)
     places.require_facts_of_own_devices(inventory)
     inventory = replace(inventory, devices=with_catalogue_facts(inventory.devices))
     inventory = with_whole_hosts(with_own_names(inventory, places), places)
@@ -86,136 +73,305 @@ def _read_host_as_hosts(tree: Node) -> None:
             entry.value["hosts"] = entry.value.pop("host")
 
 
-def _rules(folder: Path) -> Rules:
-    store_url = partial(_store_url, folder=folder)
-    hosts = partial(_hosts, folder=folder)
-    of_hardware = {
-        "name": Rule(readers.name),
-        "region": Rule(readers.name),
-        "accelerators": Rule(_accelerators),
-        "infra": Rule(_infra),
-        "hosts": Rule(hosts),
-        "nodes": Rule(between(1, MAX_NODES, integer)),
-        "mtbf_s": Rule(DURATION, key="mtbf"),
-        "restart_s": Rule(DURATION, key="restart"),
-        "price_per_h": Rule(quantity(parse_price), key="price"),
-        "egress_per_gb": Rule(quantity(parse_egress), key="egress"),
-        "slowdown": Rule(_slowdown, key="emulate"),
-        "batch_tokens": Rule(COUNT),
-        "mfu": Rule(inside(0, 1, number)),
-        "tokens_per_s": Rule(POSITIVE),
-    }
-    return {
-        StoreSettings: {
-            "url": Rule(store_url),
-            "region": Rule(readers.name),
-            "connections": Rule(between(1, MAX_CONNECTIONS, integer)),
-        },
-        RegionSettings: {
-            "store": Rule(store_url),
-            "egress_per_gb": Rule(quantity(parse_egress), key="egress"),
-        },
-        IslandSettings: of_hardware | {"ranks": Rule(between(1, MAX_RANKS, integer))},
-        MachineSettings: of_hardware | {"fabric": Rule(_fabric)},
-        LocalMachine: {"cores": Rule(between(1, MAX_CORES, integer)), "crowding": Rule(_crowding)},
-        Link: {
-            "up_bps": Rule(BANDWIDTH, key="up"),
-            "down_bps": Rule(BANDWIDTH, key="down"),
-            "rtt_s": Rule(at_least(0, quantity(parse_duration)), key="rtt"),
-        },
-        Device: {
-            "memory_gb": Rule(POSITIVE),
-            "bf16_tflops": Rule(POSITIVE),
-            "fp16_tflops": Rule(POSITIVE),
-            "fp32_tflops": Rule(POSITIVE),
-            "gbps": Rule(POSITIVE),
-            "achievable": Rule(between(0.01, 1, number)),
-        },
-    }
+@dataclass(frozen=True)
+class Places:
+    """The place of each key of the inventory."""
+
+    tree: Node
+    origins: Origins
+
+    def of(self, path: str, default: str) -> str:
+        return self.origins.get(path, default)
+
+    def entries(self, key: str) -> list[Node]:
+        """The items of a list at the top."""
+        found = self.tree.value.get(key) if isinstance(self.tree.value, dict) else None
+        return found.value if found is not None and isinstance(found.value, list) else []
+
+    def paths(self, inventory: Inventory) -> Iterator[tuple[str, Node, Hardware]]:
+        """`islands.iowa` or `machines[2]`, its entry, its settings."""
+        for island, entry in zip(inventory.islands, self.entries("islands"), strict=True):
+            yield f"islands.{island.name}", entry, island
+        yield from self.machines(inventory)
+
+    def machines(self, inventory: Inventory) -> Iterator[tuple[str, Node, MachineSettings]]:
+        for index, (machine, entry) in enumerate(zip(inventory.machines, self.entries("machines"), strict=True)):
+            yield f"machines.{machine.name}" if machine.name else f"machines[{index}]", entry, machine
+
+    def require_facts_of_own_devices(self, inventory: Inventory) -> None:
+        """A device that the catalogue does not know needs its memory and a peak; any other is only corrected."""
+        for name, device in inventory.devices.items():
+            if in_catalogue(name) is not None:
+                continue
+            entry = self._device(name)
+            what = "describe a device that the catalogue does not know as: {bf16_tflops: 120, memory_gb: 24}"
+            if "memory_gb" not in (entry.value if isinstance(entry.value, dict) else {}):
+                raise UsageError(f"devices.{name}: the key 'memory_gb' is missing", where=entry.where, hint=what)
+            if not any(getattr(device, peak) for peak in PEAKS):
+                raise UsageError(f"devices.{name}: needs one of {', '.join(PEAKS)}", where=entry.where, hint=what)
+
+    def _device(self, name: str) -> Node:
+        devices = self.tree.value["devices"].value if isinstance(self.tree.value, dict) else None
+        return devices[name] if isinstance(devices, dict) else self.tree
 
 
-@readers.described(type="string")
-def _store_url(node: Node, folder: Path) -> str:
+def with_own_names(inventory: Inventory, places: Places) -> Inventory:
+    """Accelerators by the names of their devices. Raises UsageError for a device that is not known."""
+    known: dict[Accelerators, Accelerators] = {}
+    found: list[Hardware] = []
+    for path, entry, hardware in places.paths(inventory):
+        written = hardware.accelerators
+        if written not in known:
+            place = places.of(f"{path}.accelerators", entry.where)
+            known[written] = _resolved(written, inventory.devices, f"{path}.accelerators", place)
+        found.append(replace(hardware, accelerators=known[written]))
+    return _with_hardware(inventory, found)
+
+
+def _resolved(written: Accelerators, own: dict[str, Device], path: str, place: str) -> Accelerators:
     try:
-        return normalise_store_url(readers.text(node), folder)
+        return resolve(written, own)
     except UsageError as error:
-        raise UsageError(error.message, where=node.where, hint=error.hint) from None
+        raise UsageError(f"{path}: {error.message}", where=place, hint=error.hint) from None
 
 
-@readers.described(type="string", pattern=f"^{ACCELERATORS.pattern}$")
-def _accelerators(node: Node) -> Accelerators:
-    match = ACCELERATORS.fullmatch(node.text) if isinstance(node.value, str) else None
-    if match is None or int(match[2] or 1) > MAX_ACCELERATORS:
-        raise UsageError(f"must be NAME:COUNT such as H100-SXM:8 or cpu:1, not {readers.shown(node)}", where=node.where)
-    return Accelerators(match[1], int(match[2] or 1))
+def with_whole_hosts(inventory: Inventory, places: Places) -> Inventory:
+    """Hosts without `nodes`: one node a host. With both, they must agree."""
+    found = [_with_nodes(hardware, path, entry, places) for path, entry, hardware in places.paths(inventory)]
+    return _with_hardware(inventory, found)
 
 
-@readers.described(type="string")
-def _infra(node: Node) -> str:
-    kind, slash, target = readers.text(node).partition("/")
-    if kind == LOOP and target:
-        return infra_of(data_class(target, node.where))
-    if (kind in LOCAL_INFRA and not slash) or (kind in NAMED_INFRA and target):
-        return node.text
-    likely = "" if kind in NAMED_INFRA else suggestion(kind, [*LOCAL_INFRA, *NAMED_INFRA])
-    hint = f"say which: infra: {kind}/{NAMED_INFRA[kind]}" if kind in NAMED_INFRA else None
-    raise UsageError(f"must be one of {INFRA_FORMS}, not '{node.text}'{likely}", where=node.where, hint=hint)
-
-
-@readers.described(type=["string", "integer"])
-def _fabric(node: Node) -> str:
-    if FABRIC.fullmatch(readers.text(node)) is None:
-        raise UsageError(f"must be one word for an interconnect, such as pod-a, not '{node.text}'", where=node.where)
-    return node.text
-
-
-@readers.described(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
-def _hosts(node: Node, folder: Path) -> tuple[str, ...]:
-    """A hostlist, `@FILE` (a hostfile beside the inventory), or a list of these."""
-    entries = node.value if isinstance(node.value, list) else [node]
-    found: list[str] = []
-    for entry in entries:
-        written = readers.text(entry)
-        if written.startswith("@"):
-            found += _of_hostfile(folder / written[1:], entry.where)
-            continue
-        try:
-            found += expand_hostlist(written)
-        except UsageError as error:
-            raise UsageError(error.message, where=entry.where) from None
-    twice = next((host for host in found if found.count(host) > 1), None) if len(set(found)) < len(found) else None
-    if twice is not None:
-        raise UsageError(f"the host '{twice}' is named twice", where=node.where)
-    return tuple(found)
-
-
-def _of_hostfile(path: Path, where: str) -> tuple[str, ...]:
-    hint = "a hostfile has one host a line; its path is relative to the inventory's folder"
-    try:
-        return read_hostfile(path)
-    except UsageError as error:
-        raise UsageError(error.message, where=error.where or where, hint=hint) from None
-
-
-@readers.described(type="object", properties={"slowdown": {"type": "number", "minimum": 1}}, required=["slowdown"])
-def _slowdown(node: Node) -> float:
-    """`emulate: {slowdown: 2.0}`: this island takes twice as long for every step."""
-    read: Reader = between(1, 1000, number)
-    entries = node.value
-    if not isinstance(entries, dict) or set(entries) != {"slowdown"}:
-        written = f"a mapping of {', '.join(entries)}" if isinstance(entries, dict) and entries else readers.shown(node)
-        raise UsageError(f"must be {{slowdown: NUMBER}}, not {written}", where=node.where)
-    return float(read(entries["slowdown"]))
-
-
-@readers.described(type="array", items={"type": "number"})
-def _crowding(node: Node) -> tuple[float, ...]:
-    """Shares from 1 downwards: of one process, of each of two at once, and so on."""
-    read: Reader = between(0.001, 1, number)
-    entries: Any = node.value if isinstance(node.value, list) and len(node.value) <= MAX_CORES else []
-    shares = tuple(float(read(entry)) for entry in entries)
-    if not shares or shares[0] != 1.0 or list(shares) != sorted(shares, reverse=True):
+def _with_nodes(hardware: Hardware, path: str, entry: Node, places: Places) -> Hardware:
+    if not hardware.hosts:
+        return hardware
+    if f"{path}.nodes" in places.origins and hardware.nodes != len(hardware.hosts):
         raise UsageError(
-            "must be a list of shares that begins with 1 and never rises, such as [1, 0.97, 0.66]", where=node.where
+            f"{path}.nodes: {hardware.nodes}, but hosts names {len(hardware.hosts)}",
+            where=places.of(f"{path}.nodes", entry.where),
+            hint="leave `nodes` out: every host is one node",
         )
-    return shares
+    return replace(hardware, nodes=len(hardware.hosts))
+
+
+def _with_hardware(inventory: Inventory, found: list[Hardware]) -> Inventory:
+    islands = tuple(item for item in found if isinstance(item, IslandSettings))
+    machines = tuple(item for item in found if isinstance(item, MachineSettings))
+    return replace(inventory, islands=islands, machines=machines)
+
+
+def check_inventory(inventory: Inventory, places: Places) -> None:
+    """All checks that need more than one key. Raises UsageError at the first error."""
+    _check_sizes(inventory, places.tree.where)
+    _check_islands(inventory, places)
+    _check_machines(inventory, places)
+    _check_regions(inventory, places)
+    if inventory.store.link.emulate:
+        raise UsageError(
+            "store.link is the syncer's own link, which is not emulated",
+            where=places.of("store.link.emulate", places.tree.where),
+            hint="leave `emulate` out of it; the link of an island can be emulated",
+        )
+
+
+def _check_sizes(inventory: Inventory, where: str) -> None:
+    num_islands, num_machines = len(inventory.islands), sum(machine.nodes for machine in inventory.machines)
+    if not inventory.islands and not inventory.machines:
+        raise UsageError("the file lists no hardware: give islands, machines or both", where=where)
+    if num_islands > MAX_ISLANDS:
+        raise UsageError(f"islands: at most {MAX_ISLANDS} islands, not {num_islands}", where=where)
+    if num_machines > MAX_MACHINES:
+        raise UsageError(f"machines: at most {MAX_MACHINES} machines, not {num_machines}", where=where)
+
+
+def _check_islands(inventory: Inventory, places: Places) -> None:
+    seen: dict[str, str] = {}
+    for island, entry in zip(inventory.islands, places.entries("islands"), strict=True):
+        if island.name in RESERVED_NAMES:
+            raise UsageError(
+                f"islands.{island.name}: no island can be called so; reserved are {' and '.join(RESERVED_NAMES)}",
+                where=entry.where,
+                hint="give it another name, for example that of its place",
+            )
+        if island.name in seen:
+            raise UsageError(
+                f"two islands are called '{island.name}' (the other: {seen[island.name]})",
+                where=entry.where,
+                hint="an island's name is its learner's: give each its own",
+            )
+        seen[island.name] = entry.where
+        on_cpu, count = island.accelerators.name.lower() == CPU, island.accelerators.count
+        if island.ranks not in (None, count) and not on_cpu:
+            raise UsageError(
+                f"islands.{island.name}.ranks: {island.ranks}, but each of its {count} {island.accelerators.name}"
+                " has one rank",
+                where=places.of(f"islands.{island.name}.ranks", entry.where),
+                hint=f"leave `ranks` out, or list fewer: accelerators: {island.accelerators.name}:{island.ranks}",
+            )
+
+
+def _check_machines(inventory: Inventory, places: Places) -> None:
+    """Each machine has one name and lies once in the list; an interconnect joins machines of one region."""
+    seen: dict[str, str] = {}
+    regions: dict[str, tuple[str, str]] = {}
+    for path, entry, machine in places.machines(inventory):
+        if bool(machine.hosts) == bool(machine.name):
+            has = "has both hosts and a name, and needs one of them" if machine.name else "has neither hosts nor a name"
+            raise UsageError(
+                f"{path}: {has}",
+                where=entry.where,
+                hint="hosts: box[1-4] where you know them; name: rack and nodes: 4 where a scheduler picks them",
+            )
+        for name in machine.hosts or (machine.name or "",):
+            if name in seen:
+                raise UsageError(
+                    f"{path}: '{name}' is listed twice (before: {seen[name]})",
+                    where=entry.where,
+                    hint="list each machine once, with all its accelerators",
+                )
+            seen[name] = entry.where
+        if machine.fabric:
+            region, place = regions.setdefault(machine.fabric, (machine.region, entry.where))
+            if region != machine.region:
+                raise UsageError(
+                    f"{path}.fabric: '{machine.fabric}' lies in {region} already ({place}), and here"
+                    f" in {machine.region}",
+                    where=places.of(f"{path}.fabric", entry.where),
+                    hint="an interconnect joins machines of one region; give the other one another name",
+                )
+
+
+def _check_regions(inventory: Inventory, places: Places) -> None:
+    """If `regions` is given, every region must be in it, so that a mistyped region is an error."""
+    regions = inventory.regions
+    if not regions:
+        return
+    listed = ", ".join(regions)
+    named = [(f"{path}.region", hardware.region, entry.where) for path, entry, hardware in places.paths(inventory)]
+    if inventory.store.region is not None:
+        named.append(("store.region", inventory.store.region, places.tree.where))
+    for key, region, where in named:
+        if region not in regions:
+            raise UsageError(
+                f"{key}: '{region}' is not in regions ({listed}){suggestion(region, regions)}",
+                where=places.of(key, where),
+                hint=f"list it too: regions: {{{region}: {{}}}}",
+            )
+
+
+def inventory_to_text(inventory: Inventory, comments: Mapping[str, str], head: str = "") -> str:
+    """`comments` by the path of a key: {"islands.iowa.tokens_per_s": "measured"}; `head`: the comment at the top."""
+    lines = [f"# {line}" for line in head.splitlines()]
+    store = _commented(f"store: {_flow(_given(inventory.store))}", comments.get("store"))
+    lines += [f"version: {inventory.version}", store]
+    if inventory.regions:
+        lines.append("regions:")
+        lines += [f"  {name}: {_flow(_given(region))}" for name, region in inventory.regions.items()]
+    lists: dict[str, Sequence[IslandSettings | MachineSettings]] = {
+        "islands": inventory.islands,
+        "machines": inventory.machines,
+    }
+    for key, items in lists.items():
+        if items:
+            lines.append(f"{key}:")
+        for index, item in enumerate(items):
+            path = f"{key}.{item.name}" if item.name else f"{key}[{index}]"
+            lines += _item(_hardware(item), path, comments)
+    if inventory.devices:
+        lines.append("devices:")
+        for name, device in inventory.devices.items():
+            lines.append(_commented(f"  {name}: {_flow(_device(device))}", comments.get(f"devices.{name}")))
+    if inventory.local:
+        lines.append("local:")
+        for entry, value in _given(inventory.local):
+            lines.append(_commented(f"  {entry}: {value}", comments.get(f"local.{entry}")))
+    return "\n".join(lines) + "\n"
+
+
+def _item(entries: list[Entry], path: str, comments: Mapping[str, str]) -> Iterator[str]:
+    for index, (key, value) in enumerate(entries):
+        yield _commented(f"  {' ' if index else '-'} {key}: {value}", comments.get(f"{path}.{key}"))
+
+
+def _commented(line: str, comment: str | None) -> str:
+    return line if comment is None else f"{line:<{COMMENT_COLUMN}}  # {comment}"
+
+
+def _hardware(item: IslandSettings | MachineSettings) -> list[Entry]:
+    """The values that differ from the defaults, under the keys of the file."""
+    entries = [entry for entry in _given(item) if not (entry[0] == "nodes" and item.hosts)]  # derived from the hosts
+    return sorted(entries, key=lambda pair: FIRST.get(pair[0], len(FIRST)))
+
+
+def _given(item: Any) -> list[Entry]:
+    """The fields that are not at their defaults, as they are spelt."""
+    entries = []
+    for entry in structs.fields(item):
+        value = getattr(item, entry.name)
+        if value not in (entry.default, (), Link()):
+            key, write = SPELLING.get(entry.name, (entry.name, _scalar))
+            entries.append((key, write(value)))
+    return entries
+
+
+def _device(device: Device) -> list[Entry]:
+    """A device that is not in the catalogue needs its memory stated, also if that is the host's."""
+    given = [entry for entry in _given(device) if entry[0] != "name"]
+    said = device.memory_gb is not None or in_catalogue(device.name) is not None
+    return given if said else [("memory_gb", "null"), *given]
+
+
+def _flow(entries: list[Entry]) -> str:
+    return "{" + ", ".join(f"{key}: {value}" for key, value in entries) + "}"
+
+
+def _list(values: tuple[float, ...]) -> str:
+    return "[" + ", ".join(_number(value) for value in values) + "]"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, (int, float)):
+        return _number(value)
+    plain = PLAIN.fullmatch(value) and isinstance(resolve_scalar(value), str) and ": " not in value
+    return value if plain and value == value.strip() and not value.endswith(":") else json.dumps(value)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
+
+
+def _bandwidth(bps: float) -> str:
+    return _quantity(bps, BANDWIDTHS, parse_bandwidth)
+
+
+def _duration(seconds: float) -> str:
+    return _quantity(seconds, DURATIONS, parse_duration)
+
+
+def _quantity(value: float, units: tuple[tuple[float, str], ...], parse: Callable[[str], float]) -> str:
+    """The value in the largest unit that gives a short text which reads back as exactly the same value."""
+    for scale, unit in units:
+        text = f"{value / scale:.6g} {unit}"
+        if (value >= scale or scale < 1) and "e" not in text and parse(text) == value:
+            return text
+    scale, unit = next(pair for pair in units if pair[0] == 1.0)
+    return f"{value!r} {unit}"
+
+
+SPELLING: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "accelerators": ("accelerators", lambda each: f"{each.name}:{each.count}"),
+    "hosts": ("hosts", lambda hosts: json.dumps(compress_hostlist(hosts))),
+    "crowding": ("crowding", _list),
+    "link": ("link", lambda link: _flow(_given(link))),
+    "up_bps": ("up", _bandwidth),
+    "down_bps": ("down", _bandwidth),
+    "rtt_s": ("rtt", _duration),
+    "mtbf_s": ("mtbf", _duration),
+    "restart_s": ("restart", _duration),
+    "price_per_h": ("price", lambda price: f"{_number(price)}/h"),
+    "egress_per_gb": ("egress", lambda price: f"{_number(price)}/GB"),
+    "slowdown": ("emulate", lambda factor: f"{{slowdown: {_number(factor)}}}"),
+}
+FIRST_KEYS = ("name", "hosts", "region", "infra", "fabric", "accelerators", "nodes")
+FIRST = {key: index for index, key in enumerate(FIRST_KEYS)}

@@ -1,45 +1,85 @@
-"""The typed form of run.yaml and inventory.yaml. Units are last in the names; defaults are the paper's values
-(arXiv 2604.21428) where it states them."""
+"""The typed form of run.yaml and inventory.yaml: a line is a setting's type, bounds, unit, default and documentation.
+
+Units are last in the names. Defaults are the paper's values (arXiv 2604.21428) where it states them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from msgspec import Struct, field, structs
+from msgspec import Meta, field, structs
 
-from diloco_cli.methods import CodecName, InnerName, OuterName
+from diloco_cli.config import hardware
+from diloco_cli.config.fields import (
+    Bandwidth,
+    BelowOne,
+    Count,
+    CountOrNone,
+    Digest,
+    Duration,
+    Egress,
+    Entrypoint,
+    LongDuration,
+    Name,
+    NotNegative,
+    Positive,
+    Price,
+    Settings,
+    Share,
+    Size,
+    Text,
+    Whole,
+    doc,
+    form,
+    matching,
+    one_of,
+)
+from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS
+from diloco_cli.methods import CODECS, INNER_OPTIMIZERS, OUTER_OPTIMIZERS, CodecName, InnerName, OuterName, choices_text
+from diloco_cli.store.port import MAX_CONNECTIONS
 
 Arguments = dict[str, Any]
 RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
-
-
-class Settings(Struct, frozen=True, forbid_unknown_fields=True):
-    """The base of all settings: immutable values, whose unknown keys are errors."""
+MAX_FRAGMENTS = 4096
+MAX_THREADS = 1024
+MAX_SHARDS = 1 << 20
+MAX_STANDBYS = 16
+MAX_VOCABULARY = 1 << 24
+MAX_NODES = 100_000
+MAX_CORES = 4096
+MAX_RANKS = 1024  # of one node
 
 
 class ModelSettings(Settings, frozen=True):
-    """A preset, a user's `module:function`, a Hugging Face name or folder, or (for `plan` and `simulate` alone) plain
-    numbers. `sequence` may stand beside `huggingface` and `entrypoint`: tokens in a training sequence. `args` are an
-    entrypoint's; in the format of a run with a Hugging Face model, the content of its config.json. `vocabulary`: of a
-    preset that reads text; None: the 256 bytes. `weights`: of `huggingface`, whether the run begins with those beside
-    the config; `revision`: of a name from the Hub, in its cache. `initial`: a safetensors file with whose values the
-    run begins. `weights_digest` and `frozen_digest`: of the values with which the run begins, and of the parameters
-    that are not trained; `launch` writes them into the run's format."""
+    """One of `preset`, `entrypoint`, `huggingface`, or (for `plan` and `simulate` alone) plain numbers."""
 
-    preset: str | None = None
-    entrypoint: str | None = None
-    huggingface: str | None = None
-    weights: Literal["pretrained", "random"] | None = None
-    revision: str | None = None
-    initial: str | None = None
-    weights_digest: str | None = None
-    frozen_digest: str | None = None
-    args: Arguments = field(default_factory=dict)
-    parameters: int | None = None
-    layers: int | None = None
-    width: int | None = None
-    sequence: int | None = None
-    vocabulary: int | None = None
+    HINT = (
+        f"a model is one of: preset: {' | '.join(MODEL_PRESETS)}; entrypoint: module:function (and args);"
+        " huggingface: NAME or folder; or parameters, layers, width, sequence (for `plan` and `simulate` alone)"
+    )
+
+    preset: Annotated[Annotated[str, one_of(MODEL_PRESETS)] | None, doc("a built-in model")] = None
+    entrypoint: Annotated[Entrypoint | None, doc("a function of yours that builds the model")] = None
+    huggingface: Annotated[Text | None, doc("a causal language model: a folder, or a name on the Hub")] = None
+    weights: Annotated[
+        Literal["pretrained", "random"] | None, doc("of huggingface: whether the run begins with its weights")
+    ] = None
+    revision: Annotated[Text | None, doc("of a name on the Hub: a branch, a tag or a commit in its cache")] = None
+    initial: Annotated[Text | None, doc("a safetensors file with whose values the run begins")] = None
+    weights_digest: Annotated[Digest | None, doc("of the values that the run begins with; launch writes it")] = None
+    frozen_digest: Annotated[Digest | None, doc("of the parameters that are not trained; launch writes it")] = None
+    args: Annotated[Arguments, doc("of the entrypoint; in a run with a Hugging Face model, its config.json")] = field(
+        default_factory=dict
+    )
+    parameters: Annotated[Count | None, doc("plain numbers, for plan and simulate alone")] = None
+    layers: Annotated[Whole | None, doc("plain numbers, for plan and simulate alone")] = None
+    width: Annotated[Count | None, doc("plain numbers, for plan and simulate alone")] = None
+    sequence: Annotated[Count | None, doc("tokens of a training sequence; beside huggingface and entrypoint, too")] = (
+        None
+    )
+    vocabulary: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_VOCABULARY)] | None, doc("of a preset that reads text; null: the 256 bytes")
+    ] = None
 
     @property
     def is_built(self) -> bool:
@@ -54,22 +94,27 @@ class ModelSettings(Settings, frozen=True):
 
 
 class DataSettings(Settings, frozen=True):
-    """A preset, a user's `module:function`, token shards at a URL (`tokens`), or text files (`text`: a path or pattern)
-    as bytes or by the `tokenizer` in a folder, or of a name on the Hub. `shards`: into how many streams it is divided
-    for good; None: one for each island of the launch. Islands that are to join later need a stream of their own each.
-    `held_out`: the share of own tokens that is never trained on. `cache_bytes`: of a bucket's shards, on this machine's
-    disk. `args` are an entrypoint's; in the format of a run with own tokens, what their index says
-    (tasks/data.py)."""
+    """One of `preset`, `entrypoint`, `tokens` and `text`."""
 
-    preset: str | None = None
-    entrypoint: str | None = None
-    tokens: str | None = None
-    text: str | None = None
-    tokenizer: str | None = None
-    args: Arguments = field(default_factory=dict)
-    shards: int | None = None
-    held_out: float = 0.01
-    cache_bytes: int = 4_000_000_000
+    HINT = (
+        f"data are one of: preset: {' | '.join(DATA_PRESETS)}; entrypoint: module:function (and args);"
+        " tokens: URL or folder of token shards; text: 'FOLDER/**/*.txt' (and tokenizer: FOLDER or NAME)"
+    )
+
+    preset: Annotated[Annotated[str, one_of(DATA_PRESETS)] | None, doc("built-in data")] = None
+    entrypoint: Annotated[Entrypoint | None, doc("a function of yours that builds the data")] = None
+    tokens: Annotated[Text | None, doc("the URL or folder of token shards")] = None
+    text: Annotated[Text | None, doc("a path or a pattern of text files")] = None
+    tokenizer: Annotated[Text | None, doc("of text: a folder, or a name on the Hub; null: bytes")] = None
+    args: Annotated[Arguments, doc("of the entrypoint; in a run with own tokens, what their index says")] = field(
+        default_factory=dict
+    )
+    shards: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_SHARDS)] | None,
+        doc("streams into which the data are divided for good; null: one for each island of the launch"),
+    ] = None
+    held_out: Annotated[Share, doc("share of own tokens that is never trained on")] = 0.01
+    cache_bytes: Annotated[Size, doc("of a bucket's token shards, on this machine's disk")] = 4_000_000_000
 
     @property
     def is_own(self) -> bool:
@@ -78,103 +123,134 @@ class DataSettings(Settings, frozen=True):
 
 
 class InnerSettings(Settings, frozen=True):
-    """The optimizer inside a learner. `schedule`: of the learning rate over the run, after `warmup_steps` from zero:
-    a cosine or a line to a tenth of the peak; constant; or wsd, constant but for the last `decay` of the run, a line to
-    a tenth. `save_every` is in rounds: how often its moments go to the store."""
+    """The optimizer inside a learner."""
 
-    name: InnerName = "adamw"
-    lr: float = 3e-4
-    warmup_steps: int = 100
-    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
-    decay: float = 0.2
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip_norm: float = 1.0
-    save_every: int = 20
+    name: Annotated[InnerName, doc(choices_text(INNER_OPTIMIZERS))] = "adamw"
+    lr: Annotated[Positive, doc("the largest learning rate")] = 3e-4
+    warmup_steps: Annotated[CountOrNone, doc("steps in which the learning rate grows from zero")] = 100
+    schedule: Annotated[
+        Literal["cosine", "linear", "wsd", "constant"],
+        doc(
+            "of the learning rate: cosine | linear, to a tenth | constant | wsd: constant, then a fall to a tenth over"
+            " the last share of the run, decay: 0.2"
+        ),
+    ] = "cosine"
+    decay: Annotated[Share, doc("of wsd: the share of the run in which the learning rate falls")] = 0.2
+    weight_decay: Annotated[NotNegative, doc("of adamw and sgd")] = 0.1
+    beta1: Annotated[BelowOne, doc("of adamw; of sgd, the momentum")] = 0.9
+    beta2: Annotated[BelowOne, doc("of adamw")] = 0.95
+    clip_norm: Annotated[NotNegative, doc("the longest that the gradients of one step count; 0: any length")] = 1.0
+    save_every: Annotated[Whole, doc("rounds between two saves of the optimizer's state")] = 20
 
 
 class TrainSettings(Settings, frozen=True):
-    """`tokens`: merged tokens at which the run ends. `batch_tokens`: of one inner step of one learner.
-    `micro_batch_tokens`: of one forward and backward pass on one device; the gradients of a batch's passes are added
-    up. `auto`: what the device holds. `precision`: of the forward pass; `auto` is bf16 on CUDA devices that have it,
-    else fp32. Parameters and moments stay float32. `sharding`: of an island's model over its ranks: a copy on each, or
-    each tensor divided; `auto`: copies where they fit, as planned. `checkpointing`: of activations, which the backward
-    pass computes again, block by block. `compile`: the model, by torch.compile."""
+    """Parameters and moments are float32, whatever the precision."""
 
-    tokens: int = 20_000_000_000
-    batch_tokens: int = 524_288
-    micro_batch_tokens: int | Literal["auto"] = "auto"
-    seed: int = 0
-    threads: int = 1
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    sharding: Literal["auto", "ddp", "fsdp"] = "auto"
-    checkpointing: bool = False
-    compile: bool = False
-    inner: InnerSettings = field(default_factory=InnerSettings)
+    tokens: Annotated[Count, doc("merged tokens at which the run ends")] = 20_000_000_000
+    batch_tokens: Annotated[Count, doc("of one inner step of one island, unless the inventory says otherwise")] = (
+        524_288
+    )
+    micro_batch_tokens: Annotated[
+        Count | Literal["auto"],
+        doc(
+            "of one forward and backward pass on one device; gradients are added up. auto: what its memory holds, or"
+            " whole sequences: 65536"
+        ),
+    ] = "auto"
+    seed: Annotated[Annotated[int, Meta(ge=0, le=2**32 - 1)], doc("of the initial values and the data's order")] = 0
+    threads: Annotated[Annotated[int, Meta(ge=1, le=MAX_THREADS)], doc("per learner on CPUs")] = 1
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"], doc("of the forward pass: auto | fp32 | bf16; auto: bf16 on CUDA, else fp32")
+    ] = "auto"
+    sharding: Annotated[
+        Literal["auto", "ddp", "fsdp"],
+        doc("of the model over an island's ranks: auto | ddp (a copy on each) | fsdp (each tensor divided)"),
+    ] = "auto"
+    checkpointing: Annotated[bool, doc("true: the backward pass computes activations again, block by block")] = False
+    compile: Annotated[bool, doc("true: by torch.compile")] = False
+    inner: InnerSettings = InnerSettings()
 
 
 class GraceSettings(Settings, frozen=True):
-    """gamma < 1: the share of the slack that the grace window may use (the paper's adaptive window)."""
+    """The paper's adaptive grace window."""
 
-    gamma: float = 0.5
+    gamma: Annotated[Share, doc("share of the slack that a merge waits for the others, at most one slot; below 1")] = (
+        0.5
+    )
 
 
 class AgreementSettings(Settings, frozen=True):
     """For `mixing: adaptive`, mean cosines between the learners' deltas in one merge: from `rebase_from` on learners
     keep their progress in flight, below `replace_below` they drop it; in between they do as before."""
 
-    rebase_from: float = 0.3
-    replace_below: float = 0.2
+    rebase_from: Annotated[float, Meta(ge=-1, le=1)] = 0.3
+    replace_below: Annotated[float, Meta(ge=-1, le=1)] = 0.2
 
 
 class SyncSettings(Settings, frozen=True):
-    """How fragments are exchanged. `every`: H, in steps of the fastest island; `overlap`: tau, in slots.
+    """How fragments are exchanged."""
 
-    `layout`: how tensors are dealt to fragments; `split_rows`: whether tensors larger than the ideal fragment are cut;
-    `head_is_embedding`: whether an untied output head counts as one. `granularity`: what one norm of `rda` covers.
-    `clip`: a delta longer than so many times what is usual (protocol/rules/norms.py) is scaled down to that.
-    `max_share`: the most that one learner's tokens weigh, of 1.
-    `mixing`: how a merged fragment that arrives replaces a learner's own parameters: `replace` drops them (the paper's
-    alpha = 0), `blend` keeps a share of `blend` (alpha) of them, `rebase` puts the progress made in flight on top of
-    the new version, `adaptive` rebases while the learners' deltas agree and replaces while they do not.
-    `error_feedback`: the codec's rounding error is added to the next delta. `local_steps`: H_i by measured speed, or as
-    planned.
-    """
+    GONE: ClassVar = {
+        "broadcast": "it is called weights_codec now",
+        "max_step": "clip bounds every delta, and with it every merge",
+    }
 
-    every: int = 24
-    fragments: int = 24
-    overlap: int | Literal["auto"] = "auto"
-    quorum: int = 1
-    grace: GraceSettings = field(default_factory=GraceSettings)
+    every: Annotated[Count, doc("H: steps of the fastest island between two exchanges of a fragment")] = 24
+    fragments: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_FRAGMENTS)], doc("P: parts of the model that travel one after the other")
+    ] = 24
+    overlap: Annotated[
+        Annotated[int, Meta(ge=0)] | Literal["auto"],
+        doc("tau: slots that an exchange may take; auto: from the links"),
+    ] = "auto"
+    quorum: Annotated[Whole, doc("K: islands that must have come before a merge")] = 1
+    grace: GraceSettings = GraceSettings()
     layout: Literal["balanced", "layers", "strided"] = "balanced"
-    split_rows: bool = False
+    split_rows: Annotated[bool, doc("true: tensors larger than an even part are cut by rows")] = False
     head_is_embedding: bool = False
-    merge: Literal["rda", "avg"] = "rda"
+    merge: Annotated[
+        Literal["rda", "avg"], doc("rda (radial-directional averaging, of the paper) | avg (weighted mean)")
+    ] = "rda"
     embedding_merge: Literal["rda", "avg"] = "avg"
     granularity: Literal["fragment", "tensor", "row"] = "tensor"
     weight: Literal["tokens2/steps", "tokens"] = "tokens2/steps"
-    clip: float | Literal["none"] = 2.0
-    max_share: float | Literal["none"] = "none"
-    codec: CodecName = "bf16"
-    weights_codec: CodecName = "bf16"
+    clip: Annotated[
+        Annotated[float, Meta(ge=1)] | Literal["none"],
+        doc("or none: a delta longer than so many times what is usual is scaled down to that"),
+    ] = 2.0
+    max_share: Annotated[float, Meta(ge=0, le=1)] | Literal["none"] = "none"
+    codec: Annotated[CodecName, doc(f"of what is sent up; {choices_text(CODECS)}")] = "bf16"
+    weights_codec: Annotated[CodecName, doc("of what comes back; the same codecs")] = "bf16"
     adoption: Literal["on_arrival", "at_tau"] = "on_arrival"
-    mixing: Literal["replace", "blend", "rebase", "adaptive"] = "replace"
-    blend: float = 0.5
-    agreement: AgreementSettings = field(default_factory=AgreementSettings)
-    error_feedback: bool = False
-    local_steps: Literal["measured", "planned"] = "measured"
-    staleness_rounds: int = 2
-    drift_rounds: int = 4
-    skip_after_s: float = 60.0
+    mixing: Annotated[
+        Literal["replace", "blend", "rebase", "adaptive"],
+        doc(
+            "when a merged fragment comes back: replace (drop what was learned while it was in flight) | rebase (keep"
+            " that)"
+        ),
+    ] = "replace"
+    blend: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    agreement: AgreementSettings = AgreementSettings()
+    error_feedback: Annotated[bool, doc("true: what codec rounds away is added to the next delta; for int8, int4")] = (
+        False
+    )
+    local_steps: Annotated[
+        Literal["measured", "planned"], doc("steps of each island in a round, by its speed: measured | planned")
+    ] = "measured"
+    staleness_rounds: Annotated[Whole, doc("an offer is refused if its base was replaced more rounds ago")] = 2
+    drift_rounds: Annotated[Whole, doc("a learner pauses after so many rounds without a merge")] = 4
+    skip_after_s: Annotated[
+        LongDuration,
+        doc("a slot without a quorum is skipped after this long, or after four slots, where these take longer"),
+    ] = 60.0
 
 
 class OuterSettings(Settings, frozen=True):
     """The optimizer on the syncer: SGD, or SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105)."""
 
-    name: OuterName = "nesterov"
-    lr: float = 0.7
-    momentum: float = 0.9
+    name: Annotated[OuterName, doc(choices_text(OUTER_OPTIMIZERS))] = "nesterov"
+    lr: Annotated[Positive, doc("share of the mean delta that a merge applies")] = 0.7
+    momentum: Annotated[BelowOne, doc("of nesterov; short runs want less, for example 0.5")] = 0.9
 
 
 class ColdStartSettings(Settings, frozen=True):
@@ -182,58 +258,98 @@ class ColdStartSettings(Settings, frozen=True):
     in them, and the others join later. `every`: H in them. `outer_lr`, `outer_momentum`: values of the first round,
     which move to those of `outer` in even steps. None: as in all other rounds."""
 
-    rounds: int = 0
-    learners: int | None = None
-    every: int | None = None
-    outer_lr: float | None = None
-    outer_momentum: float | None = None
+    rounds: Annotated[
+        Annotated[int, Meta(ge=0)], doc("so many first rounds are special, by what of this is not null:")
+    ] = 0
+    learners: Annotated[Whole | None, doc("1: the fastest island trains alone, the others join later")] = None
+    every: Whole | None = None
+    outer_lr: NotNegative | None = None
+    outer_momentum: BelowOne | None = None
 
 
 class SyncerSettings(Settings, frozen=True):
-    """Standbys, which replace a syncer that falls silent. `standbys`: how many `launch` starts beside the syncer.
-    `on_learners`: every learner's process hosts a standby, and no separate syncer is started. `takeover_s`: the silence
-    before a takeover; `auto`: four planned slots, at least 15 s, and what a state of the largest fragment takes at
-    50 MB/s, which the syncer moves in silence. Each standby waits up to half as long again."""
+    """Standbys, which replace a syncer that falls silent. Each waits up to half as long again as `takeover_s`."""
 
-    standbys: int = 0
-    on_learners: bool = False
-    takeover_s: float | Literal["auto"] = "auto"
+    standbys: Annotated[
+        Annotated[int, Meta(ge=0, le=MAX_STANDBYS)],
+        doc("further syncers that launch starts; they wait, and take over from a silent one"),
+    ] = 0
+    on_learners: Annotated[bool, doc("true: every learner hosts a standby, and launch starts no syncer of its own")] = (
+        False
+    )
+    takeover_s: Annotated[
+        LongDuration | Literal["auto"],
+        doc(
+            "how long a silence is: 6 s and more, or auto (four planned slots, at least 15 s, and what the largest"
+            " fragment takes at 50 MB/s)"
+        ),
+    ] = "auto"
 
 
 class RetentionSettings(Settings, frozen=True):
-    """How much of the past stays in the bucket: the newest `rounds` can be replayed and rolled back to; older objects
-    that nothing needs are deleted. `grace_s`: from that decision to the first deletion."""
+    """How much of the past stays in the bucket."""
 
-    rounds: int | Literal["all"] = 64
-    grace_s: float = 60.0
+    rounds: Annotated[
+        Whole | Literal["all"], doc("so much of the past stays to go back to and to verify; all: everything")
+    ] = 64
+    grace_s: Annotated[Duration, doc("for readers on their way, before what lies behind is deleted")] = 60.0
 
 
 class EvaluationSettings(Settings, frozen=True):
-    """The OUTER parameters are evaluated every `every` rounds, on a number of held-out sequences. `on_divergence`: what
-    follows when that loss has jumped by more than `jump` (and by more than protocol/rules/divergence.py allows)."""
+    """Of the merged model, on held-out sequences."""
 
-    every: int = 5
-    sequences: int = 64
-    on_divergence: Literal["rollback", "pause", "warn"] = "rollback"
-    jump: float = 0.25
+    every: Annotated[Whole, doc("rounds between two evaluations of the merged model")] = 5
+    sequences: Annotated[Whole, doc("held-out sequences of one evaluation")] = 64
+    on_divergence: Annotated[
+        Literal["rollback", "pause", "warn"],
+        doc(
+            "when the loss jumps: rollback (to the last good commit; a learner that alone caused it is held back; if"
+            " none did, the run pauses) | pause (the run stops and says how to go on) | warn (status and the syncer's"
+            " log say it)"
+        ),
+    ] = "rollback"
+    jump: Annotated[
+        Positive,
+        doc("nats above the best of the last 5; always allowed: 10 %, and three times their usual change"),
+    ] = 0.25
 
 
 class RunSettings(Settings, frozen=True, eq=False):  # noqa: PLW1641 - no hash: `args` is a dict
-    """run.yaml. `inventory` is a path relative to the run file. `consented`: this machine lets the code run that they
-    name. It is a fact about this process and no setting: it is never written, never read, and never compared."""
+    """run.yaml. `consented`: this machine lets the code run that they name. It is a fact about this process and no
+    setting: it is never written, never read, and never compared."""
 
-    name: str
-    version: int = 1
-    inventory: str | None = None
-    model: ModelSettings = field(default_factory=ModelSettings)
-    data: DataSettings = field(default_factory=DataSettings)
-    train: TrainSettings = field(default_factory=TrainSettings)
-    sync: SyncSettings = field(default_factory=SyncSettings)
-    outer: OuterSettings = field(default_factory=OuterSettings)
-    cold_start: ColdStartSettings = field(default_factory=ColdStartSettings)
-    syncer: SyncerSettings = field(default_factory=SyncerSettings)
-    retention: RetentionSettings = field(default_factory=RetentionSettings)
-    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    name: Annotated[Name, doc("becomes part of the bucket's keys")]
+    version: Annotated[int, doc("of this file's format")] = 1
+    inventory: Annotated[Text | None, doc("a path, relative to this file")] = None
+    model: Annotated[
+        ModelSettings,
+        doc(
+            f"A preset: {', '.join(MODEL_PRESETS)}. Those that read text take vocabulary: 50257 (without it, 256: the"
+            " bytes). Your own: {entrypoint: my_package.model:build, args: {depth: 12}}. A causal language model of"
+            " Hugging Face: {huggingface: NAME_OR_FOLDER, weights: pretrained, sequence: 1024} (or random), with pip"
+            " install 'diloco[hf]'. `initial: FILE.safetensors` beside any of these: the run begins with what `diloco"
+            " export` wrote. For `plan` alone, plain numbers: {parameters: 1.0B, layers: 16, width: 2048, sequence:"
+            " 2048}."
+        ),
+    ] = ModelSettings()
+    data: Annotated[
+        DataSettings,
+        doc(
+            "python-stdlib: the source of Python's standard library as bytes, on every machine without a download."
+            " digits: scikit-learn's images, for vit-nano, with pip install 'diloco[vision]'. Your own text: {text:"
+            ' "corpus/**/*.txt"} as bytes, or with tokenizer: FOLDER; token shards that `diloco data tokenize` made:'
+            " {tokens: gs://my-bucket/tokens, held_out: 0.01, cache: 4 GB}. Anything else: {entrypoint:"
+            " my_package.data:build}. Islands that are to join while the run goes need data of their own: {preset: ...,"
+            " shards: 16} is for 16 in all."
+        ),
+    ] = DataSettings()
+    train: TrainSettings = TrainSettings()
+    sync: SyncSettings = SyncSettings()
+    outer: OuterSettings = OuterSettings()
+    cold_start: ColdStartSettings = ColdStartSettings()
+    syncer: SyncerSettings = SyncerSettings()
+    retention: RetentionSettings = RetentionSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
     consented: ClassVar[bool] = True
 
     def __eq__(self, other: object) -> bool:
@@ -252,12 +368,12 @@ class ForeignRunSettings(RunSettings, frozen=True, eq=False):
 
 
 class Link(Settings, frozen=True):
-    """An island's link to its bucket, in bits per second and seconds; None is unknown."""
+    """Of an island to its bucket; None is unknown."""
 
-    up_bps: float | None = None
-    down_bps: float | None = None
-    rtt_s: float | None = None
-    emulate: bool = False
+    up_bps: Annotated[Bandwidth | None, doc("from the island to its bucket")] = None
+    down_bps: Annotated[Bandwidth | None, doc("from its bucket to the island")] = None
+    rtt_s: Annotated[Duration | None, doc("of one request")] = None
+    emulate: Annotated[bool, doc("true: the island's processes are slowed to this link")] = False
 
 
 class Accelerators(Settings, frozen=True):
@@ -272,26 +388,38 @@ class Accelerators(Settings, frozen=True):
         return 1 if self.name.lower() == "cpu" else self.count
 
 
-class IslandSettings(Settings, frozen=True):
-    """One island: accelerators with fast links inside, and so one learner. `ranks`: its processes on each node; None:
-    one for each accelerator, and one for all cores of a CPU."""
+Hosts = Annotated[tuple[str, ...], form(hardware.read_hosts, hardware.HOSTS)]
+Installed = Annotated[Accelerators, form(hardware.read_accelerators, hardware.ACCELERATORS)]
+Infra = Annotated[str, form(hardware.read_infra, {"type": "string"})]
+Slowdown = Annotated[float, form(hardware.read_slowdown, hardware.EMULATE, key="emulate")]
+Fabric = Annotated[str, matching(hardware.FABRIC, "one word for an interconnect, such as pod-a", ["string", "integer"])]
+StoreURL = Annotated[str, form(hardware.read_store_url, {"type": "string"})]
+Nodes = Annotated[int, Meta(ge=1, le=MAX_NODES)]
 
-    name: str
-    region: str
-    accelerators: Accelerators
-    infra: str = "local"
-    hosts: tuple[str, ...] = ()
-    nodes: int = 1
-    link: Link = field(default_factory=Link)
-    mtbf_s: float | None = None
-    restart_s: float | None = None
-    price_per_h: float = 0.0
-    egress_per_gb: float = 0.0
-    slowdown: float = 1.0
-    batch_tokens: int | None = None
-    mfu: float | None = None
-    tokens_per_s: float | None = None
-    ranks: int | None = None
+
+class IslandSettings(Settings, frozen=True):
+    """One island: accelerators with fast links inside, and so one learner. Prices and failures are the whole
+    island's."""
+
+    name: Annotated[Name, doc("the island's, and its learner's")]
+    region: Annotated[Name, doc("whose bucket it uses")]
+    accelerators: Annotated[Installed, doc("NAME:COUNT of each node")]
+    infra: Annotated[Infra, doc("what starts its processes")] = "local"
+    hosts: Annotated[Hosts, doc("one node each")] = ()
+    nodes: Annotated[Nodes, doc("how many nodes it has, all alike")] = 1
+    link: Link = Link()
+    mtbf_s: Annotated[LongDuration | None, doc("mean time between its failures")] = None
+    restart_s: Annotated[LongDuration | None, doc("from a failure to its next useful step")] = None
+    price_per_h: Annotated[Price, doc("of an hour")] = 0.0
+    egress_per_gb: Annotated[Egress, doc("of what leaves its region")] = 0.0
+    slowdown: Annotated[Slowdown, doc("its steps take so many times longer, to try things out")] = 1.0
+    batch_tokens: Annotated[Count | None, doc("of one of its steps; null: train.batch_tokens")] = None
+    mfu: Annotated[Share | None, doc("share of the peak that training reaches")] = None
+    tokens_per_s: Annotated[Positive | None, doc("measured; replaces mfu")] = None
+    ranks: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_RANKS)] | None,
+        doc("its processes on each node; null: one for each accelerator, and one for all cores of a CPU"),
+    ] = None
 
     @property
     def num_ranks(self) -> int:
@@ -302,77 +430,79 @@ class IslandSettings(Settings, frozen=True):
 class MachineSettings(Settings, frozen=True):
     """One entry of `machines:`: machines that are alike, not yet grouped into islands; `plan` forms those.
 
-    Named by `hosts`, or (where a scheduler picks them) by `name` and how many: `nodes`. Accelerators, link, price
-    (per hour), MTBF, restart and `tokens_per_s` are of ONE machine. `fabric`: machines that name the same one have
-    fast links to one another and may become one island.
+    Named by `hosts`, or (where a scheduler picks them) by `name` and how many: `nodes`. Accelerators, link, price,
+    MTBF, restart and `tokens_per_s` are of ONE machine.
     """
 
-    region: str
-    accelerators: Accelerators
-    hosts: tuple[str, ...] = ()
-    name: str | None = None
-    nodes: int = 1
-    fabric: str | None = None
-    infra: str = "local"
-    link: Link = field(default_factory=Link)
-    mtbf_s: float | None = None
-    restart_s: float | None = None
-    price_per_h: float = 0.0
-    egress_per_gb: float = 0.0
-    slowdown: float = 1.0
-    batch_tokens: int | None = None
-    mfu: float | None = None
-    tokens_per_s: float | None = None
+    region: Annotated[Name, doc("whose bucket they use")]
+    accelerators: Annotated[Installed, doc("NAME:COUNT of each machine")]
+    hosts: Annotated[Hosts, doc("one machine each")] = ()
+    name: Annotated[Name | None, doc("where a scheduler picks the machines")] = None
+    nodes: Annotated[Nodes, doc("how many machines")] = 1
+    fabric: Annotated[Fabric | None, doc("machines that name the same one may become one island")] = None
+    infra: Annotated[Infra, doc("what starts their processes")] = "local"
+    link: Link = Link()
+    mtbf_s: Annotated[LongDuration | None, doc("mean time between failures of one machine")] = None
+    restart_s: Annotated[LongDuration | None, doc("from a failure to its next useful step")] = None
+    price_per_h: Annotated[Price, doc("of an hour of one machine")] = 0.0
+    egress_per_gb: Annotated[Egress, doc("of what leaves its region")] = 0.0
+    slowdown: Annotated[Slowdown, doc("its steps take so many times longer, to try things out")] = 1.0
+    batch_tokens: Annotated[Count | None, doc("of one step of its island; null: train.batch_tokens")] = None
+    mfu: Annotated[Share | None, doc("share of the peak that training reaches")] = None
+    tokens_per_s: Annotated[Positive | None, doc("measured, of one machine; replaces mfu")] = None
 
 
 class LocalMachine(Settings, frozen=True):
-    """The machine that every island with `infra: local` on `cpu` shares.
+    """The machine that every island with `infra: local` on `cpu` shares; `diloco inventory probe` measures it."""
 
-    `crowding[k - 1]`: the speed of each of k processes that train at once, as a share of one's speed alone;
-    measured by `diloco inventory probe`, empty if it never was. It never rises.
-    """
-
-    cores: int
-    crowding: tuple[float, ...] = ()
+    cores: Annotated[int, Meta(ge=1, le=MAX_CORES)]
+    crowding: Annotated[
+        tuple[float, ...],
+        form(hardware.read_crowding, {"type": "array", "items": {"type": "number"}}),
+        doc("speed of each of 1, 2, 3, ... processes that train at once, as a share of one's alone; it never rises"),
+    ] = ()
 
 
 class RegionSettings(Settings, frozen=True):
-    """`store` is the bucket that learners of this region use; None is the home bucket. `egress_per_gb`: the price of a
-    GB that leaves this region's bucket."""
+    """A region in which islands lie."""
 
-    store: str | None = None
-    egress_per_gb: float | None = None
+    store: Annotated[StoreURL | None, doc("the bucket of its learners; null: the home bucket")] = None
+    egress_per_gb: Annotated[Egress | None, doc("of what leaves this bucket's region")] = None
 
 
 class StoreSettings(Settings, frozen=True):
-    """The home bucket and prefix: it holds the commit log. `link`: that of the syncer's machine to it;
-    `connections`: how many calls the syncer makes at a time (None: as many as it may)."""
+    """The home bucket and prefix: it holds the commit log."""
 
-    url: str
-    region: str | None = None
-    link: Link = field(default_factory=Link)
-    connections: int | None = None
+    GONE: ClassVar = {"checks_uploads": "the syncer tries at its start whether the store refuses damaged uploads"}
+
+    url: StoreURL
+    region: Annotated[Name | None, doc("in which the bucket lies")] = None
+    link: Annotated[Link, doc("of the syncer's machine to the bucket")] = Link()
+    connections: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CONNECTIONS)] | None,
+        doc("calls of the syncer at a time; null: as many as it may"),
+    ] = None
 
 
 class Device(Settings, frozen=True):
-    """One accelerator: peak dense TFLOP/s (bf16, or fp16/fp32 where there is no bf16) and memory in GB.
-
-    `memory_gb` None: shared with the host. `achievable`: share of the peak that large matrix products reach.
-    `unit`: what one entry counts (chip, gpu, device). `check`: the figure is not from a primary source. `backend`: what
-    torch calls devices of this kind; None: not known. Learners train on cpu, cuda and mps.
-    """
+    """One accelerator. Peaks are dense TFLOP/s: bf16, or fp16 and fp32 where there is no bf16."""
 
     name: str
-    memory_gb: float | None = None
-    bf16_tflops: float | None = None
-    fp16_tflops: float | None = None
-    fp32_tflops: float | None = None
-    gbps: float | None = None
-    achievable: float | None = None
-    unit: str | None = None
-    check: bool = False
-    note: str | None = None
-    backend: Literal["cpu", "cuda", "mps", "xla", "neuron", "hpu"] | None = None
+    memory_gb: Annotated[Positive | None, doc("null: shared with the host")] = None
+    bf16_tflops: Positive | None = None
+    fp16_tflops: Positive | None = None
+    fp32_tflops: Positive | None = None
+    gbps: Annotated[Positive | None, doc("memory bandwidth in GB/s")] = None
+    achievable: Annotated[
+        Annotated[float, Meta(ge=0.01, le=1)] | None, doc("share of the peak that large matrix products reach")
+    ] = None
+    unit: Annotated[Text | None, doc("what one entry counts: chip, gpu, device")] = None
+    check: Annotated[bool, doc("the figures are not from a primary source")] = False
+    note: Text | None = None
+    backend: Annotated[
+        Literal["cpu", "cuda", "mps", "xla", "neuron", "hpu"] | None,
+        doc("torch's name for devices of this kind; learners train on cpu, cuda and mps"),
+    ] = None
 
 
 class Inventory(Settings, frozen=True):

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from diloco_cli.config.build import Origins
-from diloco_cli.config.own_loops import data_class_of
-from diloco_cli.config.presets import MODEL_PRESETS
-from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.config.fields import Origins
+from diloco_cli.config.hardware import data_class_of
+from diloco_cli.config.presets import BYTE_VOCABULARY, DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, ViTShape, data_of
+from diloco_cli.config.settings import DataSettings, Inventory, ModelSettings, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.methods import CODECS
 from diloco_cli.units import format_count
+
+SMALLEST_CACHE = 64_000_000  # bytes: the blocks that one reader uses at a time
+SHORTEST_TAKEOVER_S = 6.0  # two heartbeats of a syncer that only waits
 
 
 def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) -> None:
@@ -24,6 +27,11 @@ def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) ->
     _check_length(run, place)
     _check_decay(run, origins, place)
     _check_cold_start(run, place)
+    if run.data.cache_bytes < SMALLEST_CACHE:
+        place.refuse("data.cache", f"must be at least {SMALLEST_CACHE / 1e6:g} MB, not {run.data.cache_bytes}", "4 GB")
+    if run.syncer.takeover_s != "auto" and run.syncer.takeover_s < SHORTEST_TAKEOVER_S:
+        problem = f"must be at least {SHORTEST_TAKEOVER_S:g} s, not {run.syncer.takeover_s:g} s; 'auto' is allowed too"
+        place.refuse("syncer.takeover", problem, "--set syncer.takeover=auto")
     preset = MODEL_PRESETS.get(run.model.preset or "")
     _check_micro_batch(run, (preset.sequence if preset else run.model.sequence) or 1, place)
 
@@ -188,3 +196,68 @@ def _check_micro_batch(run: RunSettings, sequence: int, place: _Places) -> None:
         f"{tokens} tokens are no whole number of sequences of {sequence}; allowed: multiples of {sequence}, or auto",
         f"--set train.micro_batch_tokens={whole}, or --set train.micro_batch_tokens=auto",
     )
+
+
+def check_model(model: ModelSettings, where: str) -> None:
+    kinds = [kind for kind in ("preset", "entrypoint", "huggingface") if getattr(model, kind)]
+    if len(kinds) > 1:
+        raise UsageError(f"model: give one of {' and '.join(kinds)}, not both", where=where)
+    numbers = {key: getattr(model, key) for key in ("parameters", "layers", "width", "sequence")}
+    given = [key for key, value in numbers.items() if value is not None]
+    if model.preset and given:
+        raise UsageError(f"model: the preset already says '{given[0]}'; remove one of the two", where=where)
+    missing = [key for key, value in numbers.items() if value is None]
+    if given and missing and not ((model.huggingface or model.entrypoint) and given == ["sequence"]):
+        raise UsageError(f"model: plain numbers need all four; missing: {', '.join(missing)}", where=where)
+    if not (kinds or given):
+        presets = f"a preset ({', '.join(MODEL_PRESETS)}), an entrypoint, a huggingface name or folder"
+        allowed = f"{presets}, or parameters, layers, width and sequence"
+        raise UsageError(f"model: nothing says which model; give {allowed}", where=where)
+    if model.vocabulary and (not model.preset or isinstance(MODEL_PRESETS[model.preset], ViTShape)):
+        raise UsageError("model: vocabulary belongs to a preset that reads text", where=where)
+    if model.args and not model.entrypoint:
+        raise UsageError("model: args belong to an entrypoint, and there is none", where=where)
+    _check_weights(model, where)
+
+
+def _check_weights(model: ModelSettings, where: str) -> None:
+    strays = [key for key in ("weights", "revision") if getattr(model, key) and not model.huggingface]
+    if strays:
+        hint = "a file of weights, for any kind of model: model.initial: FILE.safetensors"
+        raise UsageError(f"model: {strays[0]} belongs to huggingface, and there is none", where=where, hint=hint)
+    if model.initial and model.weights == "pretrained":
+        raise UsageError("model: give initial or weights: pretrained, not both", where=where)
+
+
+def check_data(run: RunSettings, where: str) -> None:
+    data = run.data
+    kinds = [kind for kind in ("preset", "entrypoint", "tokens", "text") if getattr(data, kind)]
+    if len(kinds) > 1:
+        raise UsageError(f"data: give one of {' and '.join(kinds)}, not both", where=where)
+    trainable = run.model.preset or run.model.entrypoint or run.model.huggingface
+    if trainable and not kinds:
+        allowed = f"a preset ({', '.join(DATA_PRESETS)}), an entrypoint, tokens or text"
+        raise UsageError(f"data: nothing says which data; give {allowed}", where=where)
+    _check_own_data(run, where)
+    if data.preset and (run.model.vocabulary or BYTE_VOCABULARY) < BYTE_VOCABULARY:
+        message = f"model.vocabulary: {run.model.vocabulary} is too small: {data.preset} has {BYTE_VOCABULARY} bytes"
+        raise UsageError(message, where=where, hint=f"--set model.vocabulary={BYTE_VOCABULARY}")
+    fitting = data_of(MODEL_PRESETS[run.model.preset]) if run.model.preset else run.model.huggingface and TEXT_DATA
+    if fitting and run.data.preset and run.data.preset != fitting:
+        message = f"data.preset: {run.model.preset or run.model.huggingface} reads {fitting}, not {run.data.preset}"
+        raise UsageError(message, where=where, hint=f"--set data.preset={fitting}")
+
+
+def _check_own_data(run: RunSettings, where: str) -> None:
+    """Raises UsageError for keys that have no effect, and for a model that reads no text."""
+    data, usual = run.data, DataSettings()
+    if data.args and not data.entrypoint:
+        raise UsageError("data: args belong to an entrypoint, and there is none", where=where)
+    if data.is_own:
+        if run.model.preset and isinstance(MODEL_PRESETS[run.model.preset], ViTShape):
+            raise UsageError(f"data: {run.model.preset} reads images, not tokens", where=where)
+        return
+    idle = [key for key in ("tokenizer", "held_out", "cache_bytes") if getattr(data, key) != getattr(usual, key)]
+    if idle:
+        key = idle[0].removesuffix("_bytes")
+        raise UsageError(f"data.{key}: it has an effect on tokens and text alone", where=where)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -20,6 +20,7 @@ from diloco_cli.errors import UsageError
 MAX_FILE_BYTES = 8_000_000
 DEEPEST_NESTING = 12
 MAX_SCALAR = 4096
+MAX_SHOWN = 60  # characters of a value in an error
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where libyaml is there
 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
@@ -27,6 +28,19 @@ FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 NUMBERS_BEGIN_WITH = frozenset("+-.0123456789")
 CONSTANTS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+Kind = Literal["run file", "inventory", "plan"]
+ONLY_IN: dict[Kind, frozenset[str]] = {
+    "run file": frozenset({"model", "data", "train", "sync", "outer", "inventory"}),
+    "inventory": frozenset({"store", "islands", "machines", "regions"}),
+    "plan": frozenset({"format", "plan", "digest"}),
+}
+HINTS: dict[tuple[str, Kind], str] = {  # (what was given, what it was given as)
+    ("inventory", "run file"): "diloco plan {path} -f RUN plans it; a run file names it: inventory: {name}",
+    ("run file", "inventory"): "diloco plan -f {path}, which takes the inventory that this run file names",
+    ("plan", "run file"): "diloco launch {path}",
+    ("plan", "inventory"): "diloco launch {path}",
+}
 
 Value = str | int | float | bool | None | list["Node"] | dict[str, "Node"]
 
@@ -158,3 +172,40 @@ def resolve_scalar(text: str) -> str | int | float | bool | None:
     if NOT_FINITE.fullmatch(text):
         return float(text.replace(".", ""))
     return text
+
+
+def shown(node: Node) -> str:
+    """A value for an error: its text, or its kind."""
+    if isinstance(node.value, (dict, list)) or node.value is None:
+        return node.kind
+    written = node.text if len(node.text) <= MAX_SHOWN else node.text[: MAX_SHOWN - 3] + "..."
+    return f"'{written}'" if isinstance(node.value, str) else written
+
+
+def refuse_other_file(tree: Node, wanted: Kind, path: Path) -> None:
+    """Raises UsageError for a file that has keys of another kind alone."""
+    keys = set(tree.value) if isinstance(tree.value, dict) else set()
+    if keys & ONLY_IN[wanted]:
+        return
+    for kind, own in ONLY_IN.items():
+        if kind != wanted and keys & own:
+            hint = HINTS[kind, wanted].format(path=path, name=path.name)
+            raise UsageError(f"this is {_one(kind)}, not {_one(wanted)}", where=str(path), hint=hint)
+
+
+def _one(kind: Kind) -> str:
+    return f"an {kind}" if kind == "inventory" else f"a {kind}"
+
+
+def refuse_newer(tree: Node, version: int) -> None:
+    """Refuse a file of a newer format, before any of its keys is read."""
+    found = tree.value.get("version") if isinstance(tree.value, dict) else None
+    if found is None or found.value == version:
+        return
+    if not isinstance(found.value, int) or isinstance(found.value, bool) or found.value < 1:
+        raise UsageError(f"version: must be {version}, not {shown(found)}", where=found.where)
+    raise UsageError(
+        f"version: {found.value} is newer than this diloco reads ({version})",
+        where=found.where,
+        hint="pip install --upgrade diloco",
+    )

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from diloco_cli.config.hub import is_hub_name, is_known_to_lack, parted, snapshot
+from diloco_cli.config.huggingface import is_hub_name, is_known_to_lack, parted, snapshot
 from diloco_cli.config.presets import BYTE_VOCABULARY
 from diloco_cli.digests import digest
 from diloco_cli.environment import environment_flag

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config.hub import HUB, is_hub_name, parted
+from diloco_cli.config.huggingface import HUB, is_hub_name, parted
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.digests import digest
 from diloco_cli.environment import environment_flag, environment_value

@@ -15,15 +15,15 @@ hypotheses: ["goodput >= 0.9"]"""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import log
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from diloco_cli.config.build import Builder, Rule, Rules
-from diloco_cli.config.readers import above, at_least, between, integer, number, one_of, quantity, shown, text
-from diloco_cli.config.run_file import refuse_newer
-from diloco_cli.config.yaml_tree import Node, read_yaml_file
+from msgspec import Meta
+
+from diloco_cli.config.fields import Positive, Settings, SettingsReader, Text, Whole, unit
+from diloco_cli.config.yaml_tree import Node, read_yaml_file, refuse_newer
 from diloco_cli.digests import ALGORITHM, digest
 from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_duration
@@ -76,89 +76,54 @@ FAULTS: dict[FaultKind, FaultRecord] = {
 }
 
 
-@dataclass(frozen=True)
-class FaultRule:
+Moment = Annotated[float, unit(parse_duration, "_s", ge=0, le=MAX_S)]
+Longer = Annotated[float, unit(parse_duration, "_s", gt=0, le=MAX_S)]
+
+
+class FaultRule(Settings, frozen=True):
     """One line of a scenario. Exactly one of `at_s` (once), `every_s` and `poisson_s` (mean distance) says when.
     `target`: a unit's name, `syncer`, `learners` (one of them), `region:NAME` (all in it), `regions` (all in one of
     them), `all`."""
 
     kind: FaultKind
-    target: str
-    at_s: float | None = None
-    every_s: float | None = None
-    poisson_s: float | None = None
-    for_s: float | None = None
-    revive_after_s: float | None = None
-    factor: float | None = None
+    target: Text
+    at_s: Moment | None = None
+    every_s: Longer | None = None
+    poisson_s: Longer | None = None
+    for_s: Longer | None = None
+    revive_after_s: Moment | None = None
+    factor: Positive | None = None
 
 
-@dataclass(frozen=True)
-class Constraints:
+class Constraints(Settings, frozen=True):
     """What a timetable never does: fewer learners alive than `min_alive`, more units disturbed at once than
     `max_concurrent` (None: no limit), anything to `protect`, two faults of one unit closer than `cooldown_s`."""
 
-    min_alive: int = 0
-    max_concurrent: int | None = None
-    protect: tuple[str, ...] = ()
-    cooldown_s: float = 0.0
+    min_alive: Annotated[int, Meta(ge=0)] = 0
+    max_concurrent: Whole | None = None
+    protect: tuple[Text, ...] = ()
+    cooldown_s: Moment = 0.0
 
 
-@dataclass(frozen=True)
-class Scenario:
+class Scenario(Settings, frozen=True):
     """Times count from the scenario's start; nothing happens during the warm-up."""
 
-    name: str
-    duration_s: float
+    name: Text
+    duration_s: Longer
     faults: tuple[FaultRule, ...]
     version: int = SCENARIO_VERSION
-    seed: int = 0
-    warm_up_s: float = 0.0
-    constraints: Constraints = field(default_factory=Constraints)
-    hypotheses: tuple[str, ...] = ()
-    abort: tuple[str, ...] = ()
-
-
-DURATION = between(0, MAX_S, quantity(parse_duration))
-LONGER = above(0, DURATION)
-
-
-def _texts(node: Node) -> tuple[str, ...]:
-    if not isinstance(node.value, list):
-        raise UsageError(f"must be a list, not {shown(node)}", where=node.where)
-    return tuple(text(child) for child in node.value)
-
-
-RULES: Rules = {
-    Scenario: {
-        "duration_s": Rule(LONGER, key="duration"),
-        "warm_up_s": Rule(DURATION, key="warm_up"),
-        "seed": Rule(at_least(0, integer)),
-        "hypotheses": Rule(_texts),
-        "abort": Rule(_texts),
-    },
-    FaultRule: {
-        "kind": Rule(one_of(tuple(FAULTS))),
-        "at_s": Rule(DURATION, key="at"),
-        "every_s": Rule(LONGER, key="every"),
-        "poisson_s": Rule(LONGER, key="poisson"),
-        "for_s": Rule(LONGER, key="for"),
-        "revive_after_s": Rule(DURATION, key="revive_after"),
-        "factor": Rule(above(0, number)),
-    },
-    Constraints: {
-        "min_alive": Rule(at_least(0, integer)),
-        "max_concurrent": Rule(at_least(1, integer)),
-        "protect": Rule(_texts),
-        "cooldown_s": Rule(DURATION, key="cooldown"),
-    },
-}
+    seed: Annotated[int, Meta(ge=0)] = 0
+    warm_up_s: Moment = 0.0
+    constraints: Constraints = Constraints()
+    hypotheses: tuple[Text, ...] = ()
+    abort: tuple[Text, ...] = ()
 
 
 def load_scenario(path: Path | str) -> Scenario:
     """Raises UsageError with file and line for anything that is no scenario of this version."""
     tree = read_yaml_file(Path(path))
     refuse_newer(tree, SCENARIO_VERSION)
-    scenario = Builder(RULES).build(Scenario, tree)
+    scenario = SettingsReader(Path(path).parent).read(Scenario, tree)
     if len(scenario.faults) > MAX_FAULTS:
         raise UsageError(f"more than {MAX_FAULTS} faults", where=tree.where)
     if scenario.warm_up_s >= scenario.duration_s:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from diloco_cli.config.own_loops import data_class_of
+from diloco_cli.config.hardware import data_class_of
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.commit_log import require_keys

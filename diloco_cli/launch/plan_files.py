@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config.build import Origins
 from diloco_cli.config.codec import from_plain, replace, to_plain
+from diloco_cli.config.fields import Origins
 from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import inventory_path_of, load_run, load_run_with_origins

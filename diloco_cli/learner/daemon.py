@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.config.own_loops import data_class_of
+from diloco_cli.config.hardware import data_class_of
 from diloco_cli.errors import DilocoError, NoSpaceError, StoreError, UsageError
 from diloco_cli.events.cause import note_position
 from diloco_cli.learner.attended import AttendedStore

@@ -17,7 +17,7 @@ from diloco_cli.loop.sampler import ShardSampler
 from diloco_cli.protocol.actors.ports import Stepped
 
 if TYPE_CHECKING:
-    from diloco_cli.config.own_loops import DataClass
+    from diloco_cli.config.hardware import DataClass
 
 DRAIN_S = 30.0
 

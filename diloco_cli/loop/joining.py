@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
-from diloco_cli.config.own_loops import DataClass, data_class, data_class_of, infra_of
+from diloco_cli.config.hardware import DataClass, data_class, data_class_of, infra_of
 from diloco_cli.errors import DilocoError, NotFoundError, UsageError
 from diloco_cli.learner.daemon import refuse_another_regions_bucket, region_here
 from diloco_cli.loop.exchange import LOG, LoopExchange

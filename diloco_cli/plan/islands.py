@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.hostlist import compress_hostlist
+from diloco_cli.config.hardware import compress_hostlist
 from diloco_cli.config.settings import RESERVED_NAMES, Inventory, IslandSettings, Link, MachineSettings, RunSettings
 from diloco_cli.plan.goodput import availability
 from diloco_cli.plan.link import load_of_round, reached

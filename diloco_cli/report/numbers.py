@@ -9,8 +9,7 @@ from operator import mul
 
 import msgspec
 
-from diloco_cli.config.codec import to_plain
-from diloco_cli.config.origins import leaves, origin_of
+from diloco_cli.config.fields import origin_of, values_of
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.observe.facts import Local, RunFacts
 from diloco_cli.observe.fields import Fields, made
@@ -282,7 +281,7 @@ def settings_of(settings: RunSettings, plan: LaunchPlan | None) -> list[SettingR
     """Every setting with its value, and where that came from, by the plan; without one nobody knows."""
     return [
         SettingRow(key, dumps(value), "unknown" if plan is None else plan.origin(key))
-        for key, value in leaves(to_plain(settings))
+        for key, value in values_of(settings)
     ]
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diloco_cli.config.hub import commit_of
-from diloco_cli.config.huggingface import check_weights, find_folder, sequence_of
+from diloco_cli.config.huggingface import check_weights, commit_of, find_folder, sequence_of
 from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError

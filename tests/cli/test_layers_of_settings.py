@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.layers import PREFIX, keys_of
-from diloco_cli.config.run_file import RULES
-from diloco_cli.config.settings import RunSettings
+from diloco_cli.config.run_file import PREFIX, variables
 from tests.cli.conftest import Diloco
 
 
@@ -87,7 +85,7 @@ def test_a_wrong_key_of_the_own_file_is_named(diloco: Diloco, own_file: Path, te
 
 
 def test_every_setting_has_a_variable_of_its_own() -> None:
-    keys = list(keys_of(RunSettings, RULES))
-    variables = {PREFIX + key.upper().replace(".", "_") for key in keys}
+    keys = variables()
+    names = {PREFIX + key.upper().replace(".", "_") for key in keys}
     assert {"train.tokens", "train.inner.lr", "sync.skip_after", "model.preset"} <= set(keys)
-    assert len(variables) == len(keys) and "DILOCO_HOME" not in variables
+    assert len(names) == len(keys) and "DILOCO_HOME" not in names

@@ -12,8 +12,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from diloco_cli.cli.schemas import FILES, NAMES, schema
+from diloco_cli.config.fields import plain
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.readers import plain
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.yaml_tree import read_yaml_file
 from diloco_cli.errors import UsageError

@@ -18,7 +18,7 @@ import torch
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import replace, to_plain
-from diloco_cli.config.hostlist import expand_hostlist, read_hostfile
+from diloco_cli.config.hardware import expand_hostlist, read_hostfile
 from diloco_cli.config.huggingface import facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import apply_overrides, load_run

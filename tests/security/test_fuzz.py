@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.config.codec import parse_object
-from diloco_cli.config.hostlist import compress_hostlist, expand_hostlist
+from diloco_cli.config.hardware import compress_hostlist, expand_hostlist
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.records import Offer

@@ -14,7 +14,7 @@ from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import parse_object
-from diloco_cli.config.hostlist import expand_hostlist
+from diloco_cli.config.hardware import expand_hostlist
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.yaml_tree import parse_yaml

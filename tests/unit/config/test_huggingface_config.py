@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.hub import commit_of
 from diloco_cli.config.huggingface import (
     ARCHITECTURES,
+    commit_of,
     facts_of_config,
     find_folder,
     read_config,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.inventory_text import inventory_to_text
+from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.config.settings import (
     Accelerators,
     Device,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.hardware import DATA_CLASSES, data_class_of, infra_of
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.own_loops import DATA_CLASSES, data_class_of, infra_of
 from diloco_cli.errors import UsageError
 
 TEXT = "version: 1\nstore: {{url: bucket}}\nislands:\n  - {{name: a, region: here, accelerators: 'cpu:1', infra: {}}}\n"

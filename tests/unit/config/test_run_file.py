@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from diloco_cli.config import settings
-from diloco_cli.config.run_file import RULES, inventory_path_of, load_run, load_run_with_origins
+from diloco_cli.config.run_file import inventory_path_of, load_run, load_run_with_origins
 from diloco_cli.errors import UsageError
 
 GOOD = """\
@@ -120,8 +120,3 @@ def test_errors_in_the_file_name_its_line(tmp_path):
 def test_a_missing_name_is_named(tmp_path):
     with pytest.raises(UsageError, match="the key 'name' is missing"):
         load_run(write(tmp_path, GOOD.replace("name: nano\n", "")))
-
-
-def test_rules_name_only_fields_that_exist():
-    for cls, rules in RULES.items():
-        assert set(rules) <= set(cls.__struct_fields__)

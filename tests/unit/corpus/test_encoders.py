@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.hub import is_hub_name
+from diloco_cli.config.huggingface import is_hub_name
 from diloco_cli.corpus import encoders
 from diloco_cli.corpus.encoders import FolderEncoder, encoder_of, tokenizer_digest, tokenizer_folder
 from diloco_cli.errors import NotFoundError, UsageError

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.inventory_text import inventory_to_text
+from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.local_units import units_here
 from diloco_cli.launch.new_run import create_in_region, differences, refuse_another_run, region_fields

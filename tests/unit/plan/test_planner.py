@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.config.build import type_hints
 from diloco_cli.config.codec import replace
+from diloco_cli.config.fields import fields_of
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Accelerators, IslandSettings, Link, ModelSettings, SyncSettings, TrainSettings
@@ -205,7 +203,7 @@ def test_the_presets_on_one_core_are_predicted_as_measured():
 def test_every_codec_of_the_settings_has_its_bits():
     for codec in CODEC_BITS:
         plan(fleet(), with_sync(codec=codec, weights_codec=codec))
-    assert set(CODEC_BITS) == set(get_args(type_hints(SyncSettings)["codec"]))
+    assert set(CODEC_BITS) == set(fields_of(SyncSettings)["codec"].words)
 
 
 def test_the_templates_can_be_planned():

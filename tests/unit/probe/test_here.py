@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.inventory_text import inventory_to_text
+from diloco_cli.config.inventory_file import inventory_to_text
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Accelerators
 from diloco_cli.launch.plan_files import read_plan

@@ -8,8 +8,7 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.devices import in_catalogue
-from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.inventory_text import inventory_to_text
+from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, LocalMachine, StoreSettings
 from diloco_cli.errors import RunFailedError

@@ -1,0 +1,379 @@
+"""How settings are declared, and read from a YAML tree.
+
+A setting is one line: `every: Annotated[Count, doc("H: steps between two exchanges of a fragment")] = 24`. The type
+has its kind, bounds and unit; `doc` says what it means. Readers, JSON Schemas and templates/run.yaml are made of these
+lines. A key of a file is the field's name without the unit: `skip_after: 60 s` is `skip_after_s`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, structs
+
+from diloco_cli.config.yaml_tree import Node, shown
+from diloco_cli.digests import DIGEST
+from diloco_cli.errors import UsageError, suggestion
+from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price, parse_size
+
+T = TypeVar("T", bound="Settings")
+Origins = dict[str, str]
+"""The place where each setting was given: {"sync.every": "run.yaml:12"}."""
+Read = Callable[[Node, Path], Any]
+"""Reads a value with a form of its own; the path is the folder of the file. Raises UsageError."""
+
+MAX_REMEMBERED = 4096  # quantities: a list of a thousand machines writes the same few
+NAME = r"^[a-z0-9][a-z0-9-]{0,62}$"
+NAME_RULE = "lower-case letters, digits and '-', at most 63, beginning with a letter or digit"
+KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    dict: "a mapping",
+    tuple: "a list of text",
+}
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """The base of all settings: immutable values; unknown keys are errors."""
+
+    HINT: ClassVar[str | None] = None  # what to say of an unknown key
+    GONE: ClassVar[Mapping[str, str]] = {}  # keys of earlier versions, and what happens now
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """How a quantity is written, and the suffix that a field's name has for it."""
+
+    parse: Callable[[str], float]
+    suffix: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parse", lru_cache(maxsize=MAX_REMEMBERED)(self.parse))
+
+
+def doc(text: str) -> Meta:
+    """What a setting means: in its JSON Schema, and as the comment in templates/run.yaml."""
+    return Meta(description=text)
+
+
+def unit(parse: Callable[[str], float], suffix: str = "", **bounds: float) -> Meta:
+    """A quantity with a unit."""
+    bounded: Any = Meta  # whose overloads know no ** of numbers
+    return cast("Meta", bounded(extra={"unit": Quantity(parse, suffix)}, **bounds))
+
+
+def form(read: Read, schema: Mapping[str, Any], key: str | None = None) -> Meta:
+    """A value with a form of its own, which `read` reads; `schema`: of what may be written; `key`: in the file."""
+    return Meta(extra={"read": read, "schema": schema, "key": key})
+
+
+def one_of(names: Iterable[str]) -> Meta:
+    """One of the names of a table."""
+    words = tuple(names)
+    pattern = "^(" + "|".join(map(re.escape, words)) + ")$"
+    return Meta(pattern=pattern, extra={"words": words, "schema": {"enum": list(words)}})
+
+
+def matching(pattern: str, what: str, written: str | list[str] = "string") -> Meta:
+    """Text of a pattern; `what`: the pattern in words."""
+    return Meta(pattern=pattern, extra={"what": what, "schema": {"type": written, "pattern": pattern}})
+
+
+Whole = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, unit(parse_count, ge=1)]
+CountOrNone = Annotated[int, unit(parse_count, ge=0)]
+Size = Annotated[int, unit(parse_size, "_bytes", ge=1)]
+Duration = Annotated[float, unit(parse_duration, "_s", ge=0)]
+LongDuration = Annotated[float, unit(parse_duration, "_s", gt=0)]
+Bandwidth = Annotated[float, unit(parse_bandwidth, "_bps", gt=0)]
+Price = Annotated[float, unit(parse_price, "_per_h", ge=0)]
+Egress = Annotated[float, unit(parse_egress, "_per_gb", ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(gt=0, lt=1)]
+BelowOne = Annotated[float, Meta(ge=0, lt=1)]
+Text = Annotated[str, matching(r"\S", "text")]
+Name = Annotated[str, matching(NAME, f"a name ({NAME_RULE})", ["string", "integer"])]
+Entrypoint = Annotated[str, matching(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "package.module:function")]
+Digest = Annotated[str, matching(f"^{DIGEST.pattern}$", f"a digest, {DIGEST.pattern}")]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting, as its line declares it. `kind`: its type without bounds, None and words; `words`: those that may
+    stand for a value, as `auto`."""
+
+    name: str
+    hint: Any
+    kind: Any
+    required: bool
+    default: Any
+    optional: bool
+    words: tuple[str, ...]
+    meta: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The field's name in a file."""
+        unit: Quantity | None = self.meta.get("unit")
+        return self.meta.get("key") or (self.name.removesuffix(unit.suffix) if unit else self.name)
+
+    @property
+    def item(self) -> type[Settings] | None:
+        """The type of settings that it is, or has many of."""
+        kind = self.kind if get_origin(self.kind) is None else get_args(self.kind)[-1]
+        kind = get_args(self.kind)[0] if get_origin(self.kind) is tuple else kind
+        is_nested = isinstance(kind, type) and issubclass(kind, Settings) and "read" not in self.meta
+        return cast("type[Settings]", kind) if is_nested else None
+
+    def read(self, node: Node, folder: Path) -> Any:
+        """The value. Raises UsageError that says what is allowed."""
+        if node.value in self.words and isinstance(node.value, str):
+            return node.value
+        try:
+            return self._value(node, folder)
+        except UsageError as error:
+            also = f"; '{self.words[0]}' is allowed too" if self.words and self.kind is not None else ""
+            raise UsageError(f"{error.message}{also}", where=error.where, hint=error.hint) from None
+
+    def _value(self, node: Node, folder: Path) -> Any:
+        written = self.meta["read"](node, folder) if "read" in self.meta else self._written(node)
+        try:
+            return msgspec.convert(written, self.hint)
+        except msgspec.ValidationError:
+            near = suggestion(node.text, self.meta.get("words", self.words))
+            problem = f"must be {self._allowed(written)}, not {shown(node)}{near}"
+            raise UsageError(problem, where=node.where) from None
+
+    def _written(self, node: Node) -> Any:
+        """The value of the node, before its type and its bounds are checked."""
+        unit: Quantity | None = self.meta.get("unit")
+        if unit is not None:
+            if isinstance(node.value, (dict, list, bool, type(None))):
+                raise UsageError(f"must be a quantity with a unit, not {shown(node)}", where=node.where)
+            try:
+                return unit.parse(node.text)
+            except UsageError as error:
+                raise UsageError(error.message, where=node.where) from None
+        if isinstance(node.value, int) and "integer" in self.meta.get("schema", {}).get("type", ""):
+            return node.text  # a name such as 7 is the word that it looks like
+        return plain(node)
+
+    def _allowed(self, written: Any) -> str:
+        """What is allowed, in words: the kind if that is wrong, else the bounds."""
+        if "what" in self.meta:
+            return str(self.meta["what"])
+        words = self.meta.get("words", self.words if self.kind is None else ())
+        if words:
+            return f"one of {', '.join(words)}"
+        try:
+            msgspec.convert(written, self.kind)
+        except msgspec.ValidationError:
+            return KINDS[get_origin(self.kind) or self.kind]
+        return bounds_in_words(self.meta)
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON Schema of what a file may say."""
+        if self.item is not None:
+            found = self._nested_schema(self.item)
+        elif "schema" in self.meta:
+            found = dict(self.meta["schema"])
+        elif "unit" in self.meta:
+            found = {"type": ["string", "number"]}
+        elif self.kind is None:
+            found = {"enum": list(self.words)}
+        else:
+            bounds = {key: self.meta[key] for key in ("ge", "gt", "le", "lt") if key in self.meta}
+            found = msgspec.json.schema(Annotated[self.kind, Meta(**bounds)])
+        if self.words and self.kind is not None:
+            found = {"anyOf": [found, {"enum": list(self.words)}]}
+        if self.optional:
+            found = {"anyOf": [found, {"type": "null"}]}
+        return found | ({"description": self.meta["description"]} if "description" in self.meta else {})
+
+    def _nested_schema(self, item: type[Settings]) -> dict[str, Any]:
+        found, origin = schema_of(item), get_origin(self.kind)
+        if origin is tuple:
+            return {"type": "array", "items": found}
+        if origin is not dict:
+            return found
+        found["properties"].pop("name", None)
+        found["required"] = [key for key in found["required"] if key != "name"]
+        return {"type": "object", "additionalProperties": {"anyOf": [found, {"type": "null"}]}}
+
+
+def bounds_in_words(bounds: Mapping[str, Any]) -> str:
+    ge, gt, le, lt = (bounds.get(key) for key in ("ge", "gt", "le", "lt"))
+    if ge is not None and le is not None:
+        return f"from {ge:g} to {le:g}"
+    low = f"at least {ge:g}" if ge is not None else f"above {gt:g}"
+    high = f" and below {lt:g}" if lt is not None else f" and at most {le:g}" if le is not None else ""
+    return low + high
+
+
+@cache
+def fields_of(cls: type[Settings]) -> dict[str, Field]:
+    """The settings of a class by their keys in a file, in their order."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = [_field(each, hints[each.name]) for each in structs.fields(cls)]
+    return {each.key: each for each in found}
+
+
+def _field(info: structs.FieldInfo, hint: Any) -> Field:
+    meta: dict[str, Any] = {}
+    words: tuple[str, ...] = ()
+    optional, kind = False, None
+    for member in _members(hint, meta):
+        if get_origin(member) is Literal:
+            words += get_args(member)
+        elif member is type(None):
+            optional = True
+        else:
+            kind = member
+    return Field(info.name, hint, kind, info.required, info.default, optional, words, meta)
+
+
+def _members(hint: Any, meta: dict[str, Any]) -> Iterator[Any]:
+    """The types that a value may have, without what is said of them, which goes into `meta`."""
+    if get_origin(hint) is Annotated:
+        for said in hint.__metadata__:
+            named = {key: getattr(said, key) for key in ("ge", "gt", "le", "lt", "description")}
+            meta.update({key: value for key, value in named.items() if value is not None} | (said.extra or {}))
+        hint = hint.__origin__
+    if get_origin(hint) in (Union, UnionType):
+        for member in get_args(hint):
+            yield from _members(member, meta)
+    else:
+        yield hint
+
+
+@dataclass
+class SettingsReader:
+    """Reads settings from a tree and remembers where each was given. `folder`: that of the file."""
+
+    folder: Path
+    origins: Origins = field(default_factory=dict)
+
+    def read(self, cls: type[T], node: Node, path: str = "") -> T:
+        """One mapping. Unknown and missing keys are errors; a missing key with a default keeps it."""
+        at, known = f"{path}: " if path else "", fields_of(cls)
+        if not isinstance(node.value, dict):
+            raise UsageError(f"{at}must be a mapping, not {shown(node)}", where=node.where)
+        for key, child in node.value.items():
+            if key in cls.GONE:
+                raise UsageError(f"{at}the key '{key}' is gone: {cls.GONE[key]}", where=child.where)
+            if key not in known:
+                allowed = f"{suggestion(key, known)}; allowed: {', '.join(known)}"
+                raise UsageError(f"{at}unknown key '{key}'{allowed}", where=child.where, hint=cls.HINT)
+        written = [(known[key], child) for key, child in node.value.items()]
+        values = {each.name: self._value(each, child, _join(path, each.key)) for each, child in written}
+        for key, each in known.items():
+            if each.required and key not in node.value:
+                raise UsageError(f"{at}the key '{key}' is missing", where=node.where)
+        return cls(**values)
+
+    def _value(self, field: Field, node: Node, path: str) -> Any:
+        if node.value is None and field.optional:
+            return None
+        if field.item is not None:
+            return self._nested(field.item, get_origin(field.kind), node, path)
+        self.origins[path] = node.where
+        try:
+            return field.read(node, self.folder)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error.message}", where=error.where, hint=error.hint) from None
+
+    def _nested(self, cls: type[T], many: Any, node: Node, path: str) -> T | tuple[T, ...] | dict[str, T]:
+        """Settings, a list of them, or a mapping of names to them; a class with a field `name` gets the key as name."""
+        if many is tuple:
+            if not isinstance(node.value, list):
+                raise UsageError(f"{path}: must be a list, not {shown(node)}", where=node.where)
+            return tuple(self.read(cls, child, _item(path, index, child)) for index, child in enumerate(node.value))
+        if many is None:
+            return self.read(cls, node, path)
+        if not isinstance(node.value, dict):
+            raise UsageError(f"{path}: must be a mapping of names, not {shown(node)}", where=node.where)
+        return {key: self.read(cls, _with_name(cls, key, child), _join(path, key)) for key, child in node.value.items()}
+
+
+def _with_name(cls: type[Settings], key: str, node: Node) -> Node:
+    if "name" not in fields_of(cls) or not isinstance(node.value, dict):
+        return Node({}, node.where) if node.value is None else node
+    if "name" in node.value:
+        raise UsageError(f"{key}: unknown key 'name'; the key '{key}' is the name", where=node.value["name"].where)
+    return Node({"name": Node(key, node.where, key), **node.value}, node.where)
+
+
+def _item(path: str, index: int, node: Node) -> str:
+    """`islands.iowa` where the item has a name, else `islands[2]`."""
+    named = node.value.get("name") if isinstance(node.value, dict) else None
+    return f"{path}.{named.text}" if named is not None and named.text else f"{path}[{index}]"
+
+
+def _join(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key
+
+
+def schema_of(cls: type[Settings]) -> dict[str, Any]:
+    """The JSON Schema of a file of these settings."""
+    known = fields_of(cls)
+    return {
+        "type": "object",
+        "properties": {key: each.schema() for key, each in known.items()},
+        "required": [key for key, each in known.items() if each.required],
+        "additionalProperties": False,
+    }
+
+
+def keys_of(cls: type[Settings], path: str = "") -> Iterator[tuple[str, Field]]:
+    """`train.inner.lr` and all others, as a file names them."""
+    for key, each in fields_of(cls).items():
+        if each.item is not None and get_origin(each.kind) is None:
+            yield from keys_of(each.item, _join(path, key))
+        else:
+            yield _join(path, key), each
+
+
+def origin_of(origins: Mapping[str, str], key: str) -> str:
+    """The place of a setting, or of the mapping that it was given in; `default` if it was not given."""
+    while key not in origins and "." in key:
+        key = key.rpartition(".")[0]
+    return origins.get(key, "default")
+
+
+def values_of(settings: Settings, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(key as in the file, value as plain data) of every setting, in their order."""
+    for key, each in fields_of(type(settings)).items():
+        value = getattr(settings, each.name)
+        if isinstance(value, Settings):
+            yield from values_of(value, _join(path, key))
+        else:
+            yield _join(path, key), msgspec.to_builtins(value)
+
+
+def plain(node: Node) -> Any:
+    """The node as plain data. Raises UsageError for a number that is not finite."""
+    if isinstance(node.value, dict):
+        return {key: plain(child) for key, child in node.value.items()}
+    if isinstance(node.value, list):
+        return [plain(child) for child in node.value]
+    if isinstance(node.value, float) and not math.isfinite(node.value):
+        raise UsageError(f"must be a finite number, not {shown(node)}", where=node.where)
+    return node.value
+
+
+def text(node: Node) -> str:
+    """A word or a quoted text. A bare number or `true` is refused: it must be quoted to be a text."""
+    if not isinstance(node.value, str) or not node.value.strip():
+        raise UsageError(f"must be text, not {shown(node)}", where=node.where)
+    return node.value

@@ -1,0 +1,273 @@
+"""How an inventory writes hardware: accelerators, what starts the processes, hosts; and stores.
+
+Hosts are Slurm's hostlists: `box[1-2,7],login` is box1, box2, box7, login; leading zeros are kept (`n[08-10]`).
+Hostfiles are those of MPI and DeepSpeed: one host a line, words such as `slots=8` behind it, `#` for comments.
+
+`infra: loop/DATA` is an island that its owner trains with a loop of his own (`from diloco_cli import join`). DATA says
+what the island's positions mean. It stands in the run's format, or in the log of an island that joined later, so that
+`status` and `verify` can say it without asking the island.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from diloco_cli.config.fields import plain, text
+from diloco_cli.config.yaml_tree import Node, shown
+from diloco_cli.errors import UsageError, suggestion
+from diloco_cli.store.url import normalise_store_url
+
+LOOP = "loop"
+DataClass = Literal["addressed", "stateful", "external"]
+DATA_CLASSES: dict[str, DataClass] = {"addressed": "addressed", "stateful": "stateful", "external": "external"}
+MEANS: dict[DataClass, str] = {
+    "addressed": "its loop draws each position of its shard once",
+    "stateful": "its loader goes on from a saved state, and skips what was offered since",
+    "external": "positions not checked: its loader may repeat samples",
+}
+LOCAL_INFRA = ("local", "ssh")
+NAMED_INFRA = {"slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD", LOOP: "addressed"}
+INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
+FABRIC = r"^[\w.-]{1,63}$"
+MAX_ACCELERATORS = 100_000
+WRITTEN_ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::([1-9]\d{0,5}))?")
+MAX_SLOWDOWN = 1000
+MAX_CORES = 4096
+SMALLEST_CROWDING = 0.001
+ACCELERATORS = {"type": "string", "pattern": f"^{WRITTEN_ACCELERATORS.pattern}$"}
+HOSTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+EMULATE = {
+    "type": "object", "properties": {"slowdown": {"type": "number", "minimum": 1}}, "required": ["slowdown"],
+}  # fmt: skip
+MAX_HOSTS = 10_000
+MAX_HOST = 253  # characters: the domain name system allows no more
+MAX_SHOWN = 200
+ENTRY = re.compile(r"([A-Za-z0-9_.@:-]*)(?:\[([0-9,-]+)\]([A-Za-z0-9_.:-]*))?")
+RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+COUNTED = re.compile(r"(.*?)(\d{1,9})(\D*)")
+WORD_OF_HOSTFILE = re.compile(r"[A-Za-z_-]+=\S*")
+MAX_HOSTFILE_BYTES = 1_000_000
+FORM = "write for example box[1-4], n[08-10,12] or a,b"
+
+
+def data_class_of(infra: str) -> DataClass | None:
+    """How an own loop reads its data; None for an island that `diloco learner` trains."""
+    kind, _, data = infra.partition("/")
+    return DATA_CLASSES.get(data) if kind == LOOP else None
+
+
+def infra_of(data: DataClass) -> str:
+    return f"{LOOP}/{data}"
+
+
+def data_class(text: str, where: str) -> DataClass:
+    """Raises UsageError for another word."""
+    if text not in DATA_CLASSES:
+        raise UsageError(
+            f"must be one of {', '.join(DATA_CLASSES)}, not {text!r}{suggestion(text, DATA_CLASSES)}", where=where
+        )
+    return DATA_CLASSES[text]
+
+
+def read_infra(node: Node, folder: Path) -> str:
+    kind, slash, target = text(node).partition("/")
+    if kind == LOOP and target:
+        return infra_of(data_class(target, node.where))
+    if (kind in LOCAL_INFRA and not slash) or (kind in NAMED_INFRA and target):
+        return node.text
+    likely = "" if kind in NAMED_INFRA else suggestion(kind, [*LOCAL_INFRA, *NAMED_INFRA])
+    hint = f"say which: infra: {kind}/{NAMED_INFRA[kind]}" if kind in NAMED_INFRA else None
+    raise UsageError(f"must be one of {INFRA_FORMS}, not '{node.text}'{likely}", where=node.where, hint=hint)
+
+
+def read_accelerators(node: Node, folder: Path) -> dict[str, Any]:
+    """NAME:COUNT."""
+    match = WRITTEN_ACCELERATORS.fullmatch(node.text) if isinstance(node.value, str) else None
+    if match is None or int(match[2] or 1) > MAX_ACCELERATORS:
+        raise UsageError(f"must be NAME:COUNT such as H100-SXM:8 or cpu:1, not {shown(node)}", where=node.where)
+    return {"name": match[1], "count": int(match[2] or 1)}
+
+
+def read_store_url(node: Node, folder: Path) -> str:
+    """A store URL of a file in `folder`."""
+    try:
+        return normalise_store_url(text(node), folder)
+    except UsageError as error:
+        raise UsageError(error.message, where=node.where, hint=error.hint) from None
+
+
+def read_slowdown(node: Node, folder: Path) -> float:
+    """`emulate: {slowdown: 2.0}`: this island takes twice as long for every step."""
+    found = plain(node)
+    if not isinstance(found, dict) or set(found) != {"slowdown"}:
+        written = f"a mapping of {', '.join(found)}" if isinstance(found, dict) and found else shown(node)
+        raise UsageError(f"must be {{slowdown: NUMBER}}, not {written}", where=node.where)
+    factor = found["slowdown"]
+    if type(factor) not in (int, float) or not 1 <= factor <= MAX_SLOWDOWN:
+        raise UsageError(f"slowdown must be from 1 to {MAX_SLOWDOWN}, not {factor}", where=node.where)
+    return float(factor)
+
+
+def read_crowding(node: Node, folder: Path) -> list[float]:
+    """Shares from 1 downwards: of one process, of each of two at once, and so on."""
+    shares = plain(node)
+    numbers = isinstance(shares, list) and all(type(share) in (int, float) for share in shares)
+    falls = numbers and bool(shares) and shares[0] == 1 and shares == sorted(shares, reverse=True)
+    if not falls or len(shares) > MAX_CORES or shares[-1] < SMALLEST_CROWDING:
+        raise UsageError(
+            "must be a list of shares that begins with 1 and never rises, such as [1, 0.97, 0.66]", where=node.where
+        )
+    return [float(share) for share in shares]
+
+
+def read_hosts(node: Node, folder: Path) -> list[str]:
+    """A hostlist, `@FILE` (a hostfile in the folder), or a list of these."""
+    found: list[str] = []
+    for entry in node.value if isinstance(node.value, list) else [node]:
+        written = text(entry)
+        if written.startswith("@"):
+            found += _of_hostfile(folder / written[1:], entry.where)
+            continue
+        try:
+            found += expand_hostlist(written)
+        except UsageError as error:
+            raise UsageError(error.message, where=entry.where) from None
+    twice = next((host for host in found if found.count(host) > 1), None) if len(set(found)) < len(found) else None
+    if twice is not None:
+        raise UsageError(f"the host '{twice}' is named twice", where=node.where)
+    return found
+
+
+def _of_hostfile(path: Path, where: str) -> tuple[str, ...]:
+    hint = "a hostfile has one host a line; its path is relative to the inventory's folder"
+    try:
+        return read_hostfile(path)
+    except UsageError as error:
+        raise UsageError(error.message, where=error.where or where, hint=hint) from None
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """Every host once, in the order written."""
+    hosts: list[str] = []
+    for entry in _entries(text):
+        hosts += _expand(entry.strip(), _shortened(text), MAX_HOSTS - len(hosts))
+    if len(set(hosts)) < len(hosts):
+        raise UsageError(f"the hostlist '{_shortened(text)}' names a host twice")
+    return tuple(hosts)
+
+
+def _entries(text: str) -> Iterator[str]:
+    """The entries between commas outside of brackets."""
+    start, inside = 0, False
+    for at, character in enumerate(text):
+        inside = character == "[" or (inside and character != "]")
+        if character == "," and not inside:
+            yield text[start:at]
+            start = at + 1
+    yield text[start:]
+
+
+def _shortened(text: str) -> str:
+    """The text for an error, cut to a line."""
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _expand(entry: str, text: str, room: int) -> list[str]:
+    match = ENTRY.fullmatch(entry)
+    if not entry or entry.startswith("-") or match is None:
+        raise UsageError(f"the hostlist '{text}' cannot be read at '{_shortened(entry)}'; {FORM}")
+    prefix, ranges, suffix = match.groups()
+    if len(prefix) + len(suffix or "") > MAX_HOST:
+        raise UsageError(f"the hostlist '{text}' holds a name longer than {MAX_HOST} characters")
+    if ranges is None:
+        if room < 1:
+            raise UsageError(f"the hostlist '{text}' names more than {MAX_HOSTS} hosts")
+        return [entry]
+    numbers: list[str] = []
+    for part in ranges.split(","):
+        numbers += _numbers(part, text, room - len(numbers))
+    return [f"{prefix}{number}{suffix}" for number in numbers]
+
+
+def _numbers(part: str, text: str, room: int) -> list[str]:
+    match = RANGE.fullmatch(part)
+    if match is None:
+        raise UsageError(f"the hostlist '{text}' cannot be read at '[{part}]'; {FORM}")
+    first, last = match[1], match[2] or match[1]
+    count = int(last) - int(first) + 1
+    if count < 1:
+        raise UsageError(f"the hostlist '{text}' counts backwards at '[{part}]'; {FORM}")
+    if count > room:
+        raise UsageError(f"the hostlist '{text}' names more than {MAX_HOSTS} hosts")
+    return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+
+
+def read_hostfile(path: Path) -> tuple[str, ...]:
+    """Every host once, in the order of the lines. Words behind a host (`slots=8`) are ignored, because the inventory
+    gives a host's accelerators. Raises UsageError: with the file's line, or without a place if there is no such
+    file."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_HOSTFILE_BYTES + 1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"cannot read the hostfile {path}: {reason}") from None
+    if len(raw) > MAX_HOSTFILE_BYTES:
+        raise UsageError(f"the hostfile is larger than {MAX_HOSTFILE_BYTES // 10**6} MB", where=str(path))
+    seen: dict[str, str] = {}
+    for place, line in _lines_of_hosts(raw.decode("utf-8", errors="replace"), path):
+        for host in _hosts_of_line(line, place):
+            if host in seen:
+                raise UsageError(f"the host '{host}' is named twice (before: {seen[host]})", where=place)
+            seen[host] = place
+    if not 1 <= len(seen) <= MAX_HOSTS:
+        raise UsageError(f"a hostfile names 1 to {MAX_HOSTS} hosts, not {len(seen)}", where=str(path))
+    return tuple(seen)
+
+
+def _lines_of_hosts(text: str, path: Path) -> Iterator[tuple[str, str]]:
+    """(place, line) without comments and empty lines."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        content = line.partition("#")[0].strip()
+        if content:
+            yield f"{path}:{number}", content
+
+
+def _hosts_of_line(line: str, place: str) -> tuple[str, ...]:
+    host, *words = line.split()
+    strange = [word for word in words if WORD_OF_HOSTFILE.fullmatch(word) is None]
+    if strange:
+        raise UsageError(
+            f"'{strange[0]}' behind the host '{host}' cannot be read; allowed: words such as slots=8", where=place
+        )
+    try:
+        return expand_hostlist(host)
+    except UsageError as error:
+        raise UsageError(error.message, where=place) from None
+
+
+def compress_hostlist(hosts: Iterable[str]) -> str:
+    """The short form of many hosts, in their order: box1, box2, box3, login is `box[1-3],login`."""
+    pieces = []
+    for _, run in groupby(enumerate(hosts), key=_place_in_a_run):
+        names = [host for _, host in run]
+        match = COUNTED.fullmatch(names[0])
+        if match is None or len(names) == 1:
+            pieces += names
+        else:
+            last = COUNTED.fullmatch(names[-1])
+            pieces.append(f"{match[1]}[{match[2]}-{last[2] if last else ''}]{match[3]}")
+    return ",".join(pieces)
+
+
+def _place_in_a_run(item: tuple[int, str]) -> tuple[str, ...]:
+    """A key that is equal for hosts with consecutive numbers: the text around the number, its digits, its distance."""
+    index, host = item
+    match = COUNTED.fullmatch(host)
+    if match is None:
+        return (host, str(index))
+    return (match[1], match[3], str(int(match[2]) - index), str(len(match[2])) if match[2].startswith("0") else "")
