@@ -7,7 +7,8 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import is_dataclass
+from typing import Any, get_args, get_type_hints
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 FILES = ("run", "inventory")
@@ -23,7 +24,7 @@ SHAPES: dict[str, Shape] = {
     "launch": "diloco_cli.observe.summary:Summary",
     "resume": "diloco_cli.observe.summary:Summary",
     "report": "diloco_cli.report.numbers:Report",
-    "doctor": "diloco_cli.doctor.verdicts:Examination",
+    "doctor": "diloco_cli.doctor.examine:Examination",
     "simulate run": "diloco_cli.forecast.run:RunForecast",
     "simulate goodput": {"rows": list[dict[str, Any]], "constants": dict[str, Any], "fitted": list[Any], "seed": int,
                          "wall_s": float},
@@ -117,12 +118,27 @@ def _of_type(place: str) -> dict[str, Any]:
     import msgspec
 
     module, _, name = place.partition(":")
-    found: dict[str, Any] = msgspec.json.schema(getattr(importlib.import_module(module), name))
+    kind = getattr(importlib.import_module(module), name)
+    found: dict[str, Any] = msgspec.json.schema(kind)
     _sort(found)
     for each in found.get("$defs", {}).values():
         if "properties" in each:
             each["required"] = list(each["properties"])
+    if isinstance(kind, type) and is_dataclass(kind):
+        _describe(kind, found["$defs"])
     return found
+
+
+def _describe(section: type, definitions: dict[str, Any]) -> None:
+    """What the fields mean, as they and those of their sections are declared."""
+    from diloco_cli.observe.fields import declared
+
+    for name, each in declared(section):
+        definitions[section.__name__]["properties"][name]["description"] = each.doc
+    for hint in get_type_hints(section).values():
+        for part in (hint, *get_args(hint)):
+            if isinstance(part, type) and is_dataclass(part):
+                _describe(part, definitions)
 
 
 def _sort(node: Any) -> None:

@@ -110,9 +110,6 @@ def test_export_and_verify_need_a_run_and_export_never_overwrites(diloco: Diloco
         ("generate --temperature nan", "--temperature"),
         ("generate --device abacus", "no device 'abacus'"),
         ("generate --tokens 0", "--tokens"),
-        ("evaluate --include-path .", "add --tasks"),
-        ("evaluate --tasks ,", "names no task"),
-        ("evaluate --tasks x --include-path nowhere", "no folder nowhere"),
     ],
 )
 def test_wrong_words_about_results_are_refused(diloco: Diloco, tmp_path: Path, words: str, said: str) -> None:
@@ -130,6 +127,7 @@ def test_wrong_words_about_results_are_refused(diloco: Diloco, tmp_path: Path, w
         (("access", "URL", "learner"), "diloco bucket-policy"),
         (("plan", "inventory.yaml", "--against", "plan.json"), "diloco plan --diff"),
         (("plan", "--against=plan.json"), "diloco plan --diff"),
+        (("evaluate", "--tasks", "hellaswag"), "diloco export my-run --to hf"),
     ],
 )
 def test_old_names_answer_with_those_of_today(diloco: Diloco, words: tuple[str, ...], now: str) -> None:

@@ -2,8 +2,7 @@
 
 After a change that is meant, write them anew, and read the difference:
 
-    python -m tests.unit.observe.test_screens
-"""
+    python -m tests.unit.observe.test_screen"""
 
 from __future__ import annotations
 
