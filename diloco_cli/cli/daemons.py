@@ -16,8 +16,7 @@ from diloco_cli.runtime.units import diloco_command
 from diloco_cli.units import parse_count, parse_duration
 
 if TYPE_CHECKING:
-    from diloco_cli.learner.parent import IslandNode
-    from diloco_cli.learner.place import RankPlace
+    from diloco_cli.learner.parent import IslandNode, RankPlace
     from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
     from diloco_cli.store.port import Store
 
@@ -48,8 +47,7 @@ def learner(
     allow_store: list[str] = AllowStore,
 ) -> None:
     """Run one island's learner: joins the run at URL, trains until it is over."""
-    from diloco_cli.learner.parent import run_ranks
-    from diloco_cli.learner.place import die_with_parent, place_here
+    from diloco_cli.learner.parent import die_with_parent, place_here, run_ranks
     from diloco_cli.runtime.restart import telling_why
 
     if not join and (region is not None or batch_tokens is not None):
@@ -62,7 +60,7 @@ def learner(
         if node is not None and node.is_parent:
             sys.exit(run_ranks(diloco_command(*sys.argv[1:]), run, name, node, drain_s))
         from diloco_cli.learner.daemon import Newcomer, run_learner
-        from diloco_cli.learner.rank import run_rank
+        from diloco_cli.learner.group import run_rank
 
         if place is not None and place.has_parent:
             die_with_parent()
@@ -77,8 +75,7 @@ def _node(
     rendezvous: str | None,
 ) -> IslandNode | None:  # fmt: skip
     """What this process starts; None: it is one of the ranks. Raises UsageError if it is, and is told what to start."""
-    from diloco_cli.learner.parent import node_here
-    from diloco_cli.learner.place import started_as_rank
+    from diloco_cli.learner.parent import node_here, started_as_rank
 
     if not started_as_rank():
         return node_here(run, name, ranks, nodes, index, rendezvous)

@@ -120,7 +120,7 @@ def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> 
     from diloco_cli.clock import utc_now_text
     from diloco_cli.randomness import nonce
     from diloco_cli.runtime.daemon import own_claim
-    from diloco_cli.syncer.first_commit import MAX_EVALUATED, begin, first_loss, first_versions
+    from diloco_cli.syncer.daemon import MAX_EVALUATED, begin, first_loss, first_versions
 
     def loss() -> float | None:
         small = opened.format.layout.num_parameters <= MAX_EVALUATED and _is_tried_here(plan, opened.format)

@@ -22,7 +22,7 @@ from diloco_cli.export.naming import TOKENIZER_FILES, Described, Naming, spec_of
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.versions import committed, read_parameters
+from diloco_cli.syncer.arithmetic import committed, read_parameters
 from diloco_cli.tensors.payload import Spec, header_bytes
 
 MODEL = "model.safetensors"

@@ -23,7 +23,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import build_model, build_model_on_meta, shape_of
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.names import bare_model, bare_name
+from diloco_cli.tensors.flat import bare_model, bare_name
 from diloco_cli.tensors.payload import Spec
 
 TOKENIZER_FILES = (

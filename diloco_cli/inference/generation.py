@@ -15,11 +15,11 @@ from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.versions import committed, load_versions
+from diloco_cli.syncer.arithmetic import committed, load_versions
 from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import DEFAULT_SEQUENCE, build_model, shape_of
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.names import bare_model, bare_parameters
+from diloco_cli.tensors.flat import bare_model, bare_parameters
 
 LOGITS = "logits(tokens): [batch, length] int64 -> [batch, length, vocabulary]"
 

@@ -1,54 +1,73 @@
-"""`diloco learner`: joins a run by its URL and a name, trains until the log says that the run is over."""
+"""`diloco learner`: joins a run by its URL and a name, trains until the log says that the run is over.
+
+Beside the training: its first and last heartbeats, the figures of heartbeats (`Facts`), a store whose slow calls show
+that the process lives (`AttendedStore`), and a standby syncer as a child process (`HostedSyncer`)."""
 
 from __future__ import annotations
 
+import subprocess
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
-from diloco_cli.clock import monotonic_s, utc_now_text
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.hardware import data_class_of
-from diloco_cli.errors import DilocoError, NoSpaceError, StoreError, UsageError
+from diloco_cli.environment import DEVICE_VARIABLE, environment_with
+from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, UsageError
 from diloco_cli.events.cause import note_position
-from diloco_cli.learner.attended import AttendedStore
-from diloco_cli.learner.beats import RankBeats, own_beats
-from diloco_cli.learner.facts import Facts
-from diloco_cli.learner.group import MEET_S, join_group
-from diloco_cli.learner.hosting import HostedSyncer, standby_command
-from diloco_cli.learner.place import RankPlace
-from diloco_cli.learner.presence import (
-    CLEAN_STOP_S,
-    behind_its_link,
-    depart,
-    earlier_heartbeat,
-    heartbeat_unless_it_fails,
-    traffic,
-)
-from diloco_cli.learner.resize import as_resized, at_ranks, part_of
+from diloco_cli.learner.group import MEET_S, as_resized, at_ranks, device_here, join_group, part_of, threads_of
+from diloco_cli.learner.parent import RankBeats, RankPlace, own_beats
+from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
+from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
 from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform, say
+from diloco_cli.runtime.units import diloco_command
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
-from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
+from diloco_cli.store.retry import RetryingStore, RetryNews, background_store, retrying_text
 from diloco_cli.store.url import parse_url
-from diloco_cli.store.wrappers import MeteredStore
+from diloco_cli.store.wrappers import EmulatedLink, MeteredStore, StoreWrapper
 from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.training.devices import choose_device, host_threads
-from diloco_cli.training.micro_batch import micro_batch_here, parameters_of
-from diloco_cli.training.prefetch import Prefetched
+from diloco_cli.training.devices import choose_device
 from diloco_cli.training.ranks import RankedTraining, build_rank
-from diloco_cli.training.replica import DeviceTraining, Replica, check_layout
+from diloco_cli.training.replica import (
+    DeviceTraining,
+    Prefetched,
+    Replica,
+    check_layout,
+    micro_batch_here,
+    parameters_of,
+)
 from diloco_cli.training.wire import TensorWire
 
 HOSTED_LEAVE_S = 3.0
+CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 8 s after SIGTERM
+RATE_SMOOTHING = 0.05
+RECENT_S, MOST_MARKS = 60.0, 64  # of busy time: what shares of time are of; and heartbeats to reckon them from
+BEHIND_THE_LOOP: tuple[Phase, ...] = ("hear", "offer", "wait", "save")  # phases that training alone would not have
+T = TypeVar("T")
+ATTEND_S, MOST_S = 2.0, 3600.0
+FIRST_PAUSE_S = 0.5
+MAX_PAUSE_S = 60.0
+SHORT_LIFE_S = 60.0
+ONE_CORE_NO_DEVICE = {
+    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", DEVICE_VARIABLE: "cpu",
+}  # fmt: skip
+KILLED_AFTER_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -215,7 +234,7 @@ def _ports(
     data = Prefetched(build_data(run.settings), device)
     wire = TensorWire(run)
     if device.type == "cuda":
-        from diloco_cli.training.cuda import CudaTraining, CudaWire
+        from diloco_cli.training.devices import CudaTraining, CudaWire
 
         wire = CudaWire(run, device)
     if place is not None:
@@ -300,33 +319,241 @@ def check_batch(run: RunFormat, batch_tokens: int) -> None:
         )
 
 
-def device_here(accelerator: str, place: RankPlace | None) -> torch.device:
-    """The device of this rank. Raises UsageError if its machine has fewer than it has ranks."""
-    device = choose_device(accelerator)
-    if place is None or device.type != "cuda":
-        return device
-    there = torch.cuda.device_count()
-    if there == 1 and not place.has_parent:  # as Slurm may show each of its tasks a device of its own
-        return torch.device("cuda", 0)
-    if place.guessed and there > 1:
-        raise UsageError(
-            f"which of this machine's {there} devices is this rank's?", hint="set LOCAL_RANK for each rank"
-        )
-    if place.local_world_size > there:
-        raise UsageError(
-            f"{place.local_world_size} ranks on this machine need as many devices; torch sees {there}",
-            hint="start fewer ranks here, or run the island where its accelerators are",
-        )
-    return torch.device("cuda", place.local_rank)
-
-
-def threads_of(run: RunFormat, island: Island, place: RankPlace | None) -> int:
-    """Of one rank: an island on CPUs has as many cores as accelerators, and its ranks divide them."""
-    if island.accelerator != "cpu":
-        return max(run.settings.train.threads, host_threads())
-    ranks = 1 if place is None else place.world_size
-    return max(1, max(run.settings.train.threads, island.num_accelerators) // ranks)
-
-
 def _log_of(name: str) -> Callable[[str], None]:
     return lambda line: say(f"{utc_now_text()} {name}: {line}")
+
+
+def behind_its_link(store: Store, island: Island) -> Store:
+    link = island.link
+    if not link.emulate:
+        return store
+    return EmulatedLink(store, link.up_bps, link.down_bps, link.rtt_s or 0.0)
+
+
+def depart(learner: Learner, lanes: Lanes, store: Store) -> None:
+    """End the lanes, then write the last heartbeat; a successor's must stay."""
+    learner.follower.leaves = True
+    lanes.close(CLEAN_STOP_S)
+    has_successor = isinstance(lanes.failure, FencedError)
+    if hasattr(learner, "progress") and not has_successor:
+        with suppress(DilocoError):  # nothing depends on it
+            perform(learner.follower.send_heartbeat(), store, SystemClock(monotonic_s, sleep_s, lambda: None))
+
+
+def heartbeat_unless_it_fails(store: Store, learner: Learner) -> None:
+    """Write a heartbeat while a call is repeated: the follower, which usually does so, may be waiting for the call."""
+    with suppress(StoreError, NoSpaceError):
+        store.put(heartbeat_key(learner.name), learner.follower.heartbeat_record())
+
+
+def earlier_heartbeat(run: RunFormat, store: Store, name: str) -> LearnerHeartbeat | None:
+    key = heartbeat_key(name)
+    data = genuine(run.keyring, learner_signer(name), key, store.get(key, MAX_HEARTBEAT_BYTES))
+    try:
+        return decode(LearnerHeartbeat, data, heartbeat_key(name)) if data is not None else None
+    except RecordError:
+        return None
+
+
+def traffic(meter: MeteredStore, store: RetryingStore, earlier: LearnerHeartbeat | None) -> dict[str, Any]:
+    """Byte and request counts of this process and of the incarnations before it."""
+    counts = meter.counts
+    return {
+        "up_bytes": counts.up_bytes + (earlier.up_bytes if earlier else 0),
+        "down_bytes": counts.down_bytes + (earlier.down_bytes if earlier else 0),
+        "requests": counts.num_requests + (earlier.requests if earlier else 0),
+        "writes": counts.num_writes + (earlier.writes if earlier else 0),
+        "retrying": retrying_text(store),
+    }
+
+
+@dataclass(frozen=True)
+class TimeSpent:
+    """Seconds so far: of busy time, of it what the exchange took, and what steps took; of these, waiting for data."""
+
+    busy_s: float = 0.0
+    blocked_s: float = 0.0
+    step_s: float = 0.0
+    data_s: float = 0.0
+
+
+class Facts(Observer):
+    """`blocked_s`: the part of its busy time that the exchange took; `step_s`: what its steps took after the first,
+    which opens the data. Tokens per second: recent, and since it began. Shares of time are of the last minute.
+    `tell`: takes what there is to say; default: this process's log."""
+
+    def __init__(self, name: str, tell: Callable[[str], None] | None = None) -> None:
+        self.say = tell or (lambda text: say(f"{utc_now_text()} {name}: {text}"))
+        self._step_tokens = self.tokens = 0
+        self.tokens_per_s = self.blocked_s = self.step_s = self.busy_s = 0.0
+        self._stepped_s = monotonic_s()
+        self._has_stepped = False
+        self._marks = deque([TimeSpent()], maxlen=MOST_MARKS)
+
+    def began(self, learner: Incarnation) -> None:
+        joined, self._stepped_s = learner.joined, monotonic_s()
+        moments = "new"
+        if learner.moments_lost:
+            moments = "lost, warming up anew" if joined.data_start > 0 else "none yet, warming up"
+        elif not INNER_OPTIMIZERS[learner.run.settings.train.inner.name].moments:
+            moments = "none"
+        elif learner.saves.newest is not None:
+            moments = "restored"
+        self.say(
+            f"incarnation {joined.incarnation} of run {learner.run.name} joins at commit {joined.state.n}, data from "
+            f"token {joined.data_start:,}, inner moments {moments}"
+        )
+
+    def stepped(self, position: int, tokens: int) -> None:
+        if not self.tokens:
+            self.say("made its first step")
+        self._step_tokens, self._stepped_s = tokens, monotonic_s()
+        self.tokens += tokens
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        self.busy_s += seconds
+        if phase in BEHIND_THE_LOOP:
+            self.blocked_s += seconds
+        else:
+            self.step_s += seconds if self._has_stepped else 0.0
+            self._has_stepped = True
+            rate = self._step_tokens / max(seconds, 1e-9)
+            self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_SMOOTHING if self.tokens_per_s else 1.0)
+
+    def rolled_back(self, learner: Incarnation, to: int) -> None:
+        since = "new" if learner.saves.newest is None else "from before"
+        self.say(f"the run went back to commit {to}, inner moments {since}")
+
+    def missed(self, text: str) -> None:
+        self.say(f"{text}; waits for its successor")
+
+    def heartbeat(self, passed: float, data_s: float | None = None) -> dict[str, Any]:
+        """`passed`: the share of the present batch that was computed; `data_s`: how long steps waited for their data.
+        The first step may take minutes, and until it ends there is nothing else to tell."""
+        now = TimeSpent(self.busy_s, self.blocked_s, self.step_s, data_s or 0.0)
+        since = self._since(now)
+        return ({} if self.tokens else {"note": f"in its first step: {passed:.0%} of the batch"}) | {
+            "tokens_per_s": round(self.tokens_per_s, 1),
+            "mean_tokens_per_s": round(self.tokens / (self.busy_s or 1.0), 1),
+            "blocked_percent": _percent(now.blocked_s - since.blocked_s, now.busy_s - since.busy_s) or 0.0,
+            "last_step_s": round(monotonic_s() - self._stepped_s, 1),
+            "data_percent": None if data_s is None else _percent(now.data_s - since.data_s, now.step_s - since.step_s),
+        }
+
+    def _since(self, now: TimeSpent) -> TimeSpent:
+        """What had been spent at the newest heartbeat that lies RECENT_S back, or at the oldest that is kept."""
+        while len(self._marks) > 1 and now.busy_s - self._marks[1].busy_s >= RECENT_S:
+            self._marks.popleft()
+        since = self._marks[0]
+        if now.busy_s > self._marks[-1].busy_s:
+            self._marks.append(now)
+        return since
+
+
+def _percent(part_s: float, of_s: float) -> float | None:
+    """None of no time; of a step that has not ended only the wait is known, so that it may seem to be more than all."""
+    return round(min(100.0, 100 * part_s / of_s), 3) if of_s > 0.0 else None
+
+
+class AttendedStore(StoreWrapper):
+    """Each call is made in a thread of its own, and the calling thread calls `attend` every few seconds meanwhile: the
+    saved moments of a large model take minutes, and an island's other ranks take silence for a hang. After `most_s` it
+    is silent, because a call may hang itself (a network file system): then a watchdog may end the process. Only the
+    thread that made this object attends: an island's ranks are told by one thread alone."""
+
+    def __init__(
+        self, store: Store, attend: Callable[[], object], every_s: float = ATTEND_S, most_s: float = MOST_S
+    ) -> None:
+        super().__init__(store)
+        self._attend, self._every_s, self._most_s = attend, every_s, most_s
+        self._owner = threading.get_ident()
+
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
+        if threading.get_ident() != self._owner:  # one of several calls: the owner waits for them, and attends itself
+            return call()
+        found: list[T] = []
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                found.append(call())
+            except BaseException as error:  # the calling thread raises it
+                failed.append(error)
+
+        thread = threading.Thread(target=work, name=f"store {verb}", daemon=True)
+        thread.start()
+        until_s = monotonic_s() + self._most_s
+        while thread.is_alive():
+            thread.join(self._every_s)
+            if thread.is_alive() and monotonic_s() < until_s:
+                self._attend()
+        if failed:
+            raise failed[0]
+        return found[0]
+
+
+def standby_command(url: str, name: str, dead_pid: int | None) -> list[str]:
+    words = [*diloco_command("syncer", f"--run={url}", "--standby", f"--name={name}", "--hosted")]
+    return words if dead_pid is None else [*words, f"--instead-of={dead_pid}"]
+
+
+class HostedSyncer:
+    """Keeps one standby alive as long as this process lives, or until the run is over. `say`: a line for the log."""
+
+    def __init__(self, command: Callable[[int | None], list[str]], say: Callable[[str], None]) -> None:
+        self._command, self._say = command, say
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep, name="hosted-syncer", daemon=True)
+        self._thread.start()
+
+    def close(self, leave_s: float) -> None:
+        """Wait `leave_s` for the child to leave (it reads in the log that the run is over), then end it."""
+        self._thread.join(max(0.0, leave_s))
+        with self._lock:
+            self._closing.set()
+            child = self._child
+        if child is None or child.poll() is not None:
+            return
+        if child.stdin is not None:
+            with suppress(OSError):
+                child.stdin.close()
+        try:
+            child.wait(KILLED_AFTER_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+    def _keep(self) -> None:
+        dead_pid, wait_s, pause_s = None, 0.0, FIRST_PAUSE_S
+        while not self._closing.wait(wait_s):
+            since_s = monotonic_s()
+            try:
+                child = self._start(dead_pid)
+            except OSError as error:  # no memory, too many processes: this may be temporary
+                problem = f"cannot be started: {error.strerror}"
+            else:
+                if child is None:
+                    return
+                status, dead_pid = child.wait(), child.pid
+                if status == 0 or self._closing.is_set():
+                    return
+                problem = f"ended with status {status}"
+            pause_s = FIRST_PAUSE_S if monotonic_s() - since_s >= SHORT_LIFE_S else min(2 * pause_s, MAX_PAUSE_S)
+            wait_s = pause_s
+            self._say(f"the hosted syncer {problem}; another one stands by in {wait_s:g} s")
+
+    def _start(self, dead_pid: int | None) -> subprocess.Popen[bytes] | None:
+        """The next child; None once this is closed. It has its own process group, so that Ctrl-C ends the learner
+        alone: the child may still have to merge the learner's last offers."""
+        with self._lock:
+            if self._closing.is_set():
+                return None
+            self._child = subprocess.Popen(
+                self._command(dead_pid),
+                stdin=subprocess.PIPE,
+                env=environment_with(**ONE_CORE_NO_DEVICE),
+                process_group=0,
+            )
+            return self._child

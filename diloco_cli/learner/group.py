@@ -1,19 +1,27 @@
-"""The process group of an island's ranks: they meet, compare their versions, and form it.
+"""An island of several ranks: their process group, an island with another number of ranks than planned, and the process
+of a rank that does what rank 0 does.
 
-Nothing that a rank sends is unpickled: what they state of themselves is JSON, the rest are tensors. A file joins the
-ranks of one node; over several, rank 0 listens on the address that the user named and on no other.
+Ranks meet, compare their versions, and form the group. Nothing that a rank sends is unpickled: what they state of
+themselves is JSON, the rest are tensors. A file joins the ranks of one node; over several, rank 0 listens on the
+address that the user named and on no other. A store may outlive ranks (torchrun's does), and then holds what dead ones
+stated: so rank 0 names each meeting anew, ranks state themselves for that meeting, and rank 0 calls those processes
+once all are there.
 
-A store may outlive ranks (torchrun's does), and then holds what dead ones stated. So rank 0 names each meeting anew,
-ranks state themselves for that meeting, and rank 0 calls those very processes once all are there.
+With another number of ranks the batch stays, and the moments, which any number of ranks restores; each rank computes
+more or fewer micro-batches, by the plan's own rule. A rank reads the run's format from the bucket, as any learner does,
+and nothing else: parameters and moments come from rank 0.
 """
 
 from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
+import signal
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -23,10 +31,28 @@ from torch.distributed.rendezvous import rendezvous
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.errors import TryAgainError, UsageError
-from diloco_cli.learner.place import RankPlace
+from diloco_cli.errors import (
+    InfeasibleError,
+    TryAgainError,
+    UsageError,
+)
+from diloco_cli.learner.parent import RankPlace, own_beats
+from diloco_cli.plan.memory import USABLE, Fit
+from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
-from diloco_cli.training.faults import with_others
+from diloco_cli.runtime.consent import NamedHere, consented, signing_secret
+from diloco_cli.runtime.daemon import StopSignal, opened, perform
+from diloco_cli.signing import learner_signer
+from diloco_cli.tasks.build import build_data
+from diloco_cli.training.devices import choose_device, host_threads
+from diloco_cli.training.ranks import build_rank, follow
+from diloco_cli.training.replica import (
+    Prefetched,
+    micro_batch_here,
+    parameters_of,
+    with_others,
+)
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 MEET_S = 120.0
@@ -197,3 +223,92 @@ def _compare(stated: Mapping[int, Mapping[str, str]]) -> None:
 
 def _ranks(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def at_ranks(run: RunFormat, island: Island, ranks: int, device: torch.device) -> Island:
+    """The island as `ranks` ranks, each with such a `device`, train it. Raises InfeasibleError if they cannot, before
+    anything is built."""
+    if ranks == island.ranks:
+        return island
+    tensors, batch_tokens = parameters_of(run.layout), island.batch_tokens
+    tokens, fit = micro_batch_here(run.settings, tensors, run.num_fragments, batch_tokens, device, ranks)
+    if not fit.fits:
+        raise InfeasibleError(_too_large(island.name, ranks, fit), hint=_what_fits(fit))
+    return replace(island, ranks=ranks, micro_batch_tokens=tokens, sharding=fit.sharding)
+
+
+def part_of(island: Island | None) -> str:
+    """How each rank does its part, which all must do alike; empty: of an island that has yet to join."""
+    return "" if island is None else f"micro-batches of {island.micro_batch_tokens} tokens ({island.sharding})"
+
+
+def as_resized(island: Island, planned: Island) -> str:
+    return (
+        f"ranks {island.ranks}, planned were {planned.ranks}: batches of {island.batch_tokens:,} tokens as planned, in"
+        f" micro-batches of {island.micro_batch_tokens:,}"
+    )
+
+
+def _too_large(name: str, ranks: int, fit: Fit) -> str:
+    have = f"{fit.available_gb:.3g} GB, of which {100 * USABLE:.0f} % are usable"
+    return f"{name} does not fit {ranks} ranks: each needs {fit.needed_gb:.3g} GB ({fit.shards}), and has {have}"
+
+
+def _what_fits(fit: Fit) -> str:
+    larger = f"devices with at least {math.ceil(fit.needed_gb / USABLE)} GB"
+    return f"--ranks {fit.devices_needed}, or {larger}" if fit.devices_needed else larger
+
+
+def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: NamedHere) -> int:
+    """Exit status: that of rank 0, once it has told this one to end. From the meeting on it hears no signals: rank 0
+    does, and may drain."""
+    beats = own_beats(place)
+    _, store, _, clock = opened(url, StopSignal(), f"{name}, rank {place.rank}: ", beats.beat)
+    run = perform(read_format(store.url, signing_secret(), (learner_signer(name),)), store, clock)
+    run = consented(run, url, here, ())
+    run = run if run.island(name) else perform(read_log(run), store, clock).with_members(run)
+    island = run.island(name)
+    on = device_here(device or ("cpu" if island is None else island.accelerator), place)
+    island = island and at_ranks(run, island, place.world_size, on)
+    if on.type == "cuda":
+        torch.cuda.set_device(on)
+    join_group(place, on, MEET_S if island is not None else ADMITTED_S, beats.beat, part_of(island))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    if island is None:  # rank 0 comes to the group once the run has admitted the island
+        run = perform(read_log(run), store, clock).with_members(run)
+        island = run.island(name)
+    if island is None:
+        raise UsageError(f"run {run.name} has no island {name!r}", hint="rank 0 says more")
+    island = at_ranks(run, island, place.world_size, on)
+    torch.set_num_threads(threads_of(run, island, place))
+    data = Prefetched(build_data(run.settings), on)
+    return follow(build_rank(run, island, data, on, beats))
+
+
+def device_here(accelerator: str, place: RankPlace | None) -> torch.device:
+    """The device of this rank. Raises UsageError if its machine has fewer than it has ranks."""
+    device = choose_device(accelerator)
+    if place is None or device.type != "cuda":
+        return device
+    there = torch.cuda.device_count()
+    if there == 1 and not place.has_parent:  # as Slurm may show each of its tasks a device of its own
+        return torch.device("cuda", 0)
+    if place.guessed and there > 1:
+        raise UsageError(
+            f"which of this machine's {there} devices is this rank's?", hint="set LOCAL_RANK for each rank"
+        )
+    if place.local_world_size > there:
+        raise UsageError(
+            f"{place.local_world_size} ranks on this machine need as many devices; torch sees {there}",
+            hint="start fewer ranks here, or run the island where its accelerators are",
+        )
+    return torch.device("cuda", place.local_rank)
+
+
+def threads_of(run: RunFormat, island: Island, place: RankPlace | None) -> int:
+    """Of one rank: an island on CPUs has as many cores as accelerators, and its ranks divide them."""
+    if island.accelerator != "cpu":
+        return max(run.settings.train.threads, host_threads())
+    ranks = 1 if place is None else place.world_size
+    return max(1, max(run.settings.train.threads, island.num_accelerators) // ranks)

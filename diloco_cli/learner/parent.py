@@ -1,37 +1,45 @@
 """The parent of an island's ranks on one node: starts them, ends all when one is lost, and ends those that hang.
 
-Each rank is one more process of the same command (place.py). The parent imports no torch and touches no device, so it
+Each rank is one more process of the same command. The parent imports no torch and touches no device, so it
 cannot hang with them. An incarnation ends as a whole: whatever started this process begins the next one.
 
     a rank ends by itself     the others have END_S to end, then SIGKILL; the parent ends as that rank did
-    a rank hangs              all are killed (watchdog.py), and the parent says STUCK
+    a rank hangs              all are killed (`Watchdog`), and the parent says STUCK
     SIGTERM, SIGINT           rank 0 is told, drains, and ends the others, those of other nodes too; where it does not
                               drain, as its node was not told, a node's ranks are killed once a drain would be over
     the parent dies           the kernel kills its ranks
+
+A rank's environment has torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, and MASTER_ADDR and
+MASTER_PORT where torchrun, Slurm or Kubernetes started it, or DILOCO_RENDEZVOUS where this parent did (`RankPlace`).
+Ranks show that they live in a small file that they share with their parent (`RankBeats`): no device and no collective
+is needed to write or to read it, so it also works where those hang. Which ranks hang is a pure function of what they
+have counted and when (`Watchdog`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import mmap
 import os
 import re
 import shutil
 import signal
 import socket
+import struct
 import subprocess
+import sys
 import tempfile
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.environment import environment_value, environment_with
 from diloco_cli.errors import DilocoError, FencedError, TryAgainError, UsageError
 from diloco_cli.events.cause import Cause
-from diloco_cli.learner.beats import make_beats, read_beats
-from diloco_cli.learner.place import BEATS_VARIABLE, RankPlace
-from diloco_cli.learner.watchdog import Watchdog
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.runtime.consent import signing_secret
@@ -47,6 +55,18 @@ END_S = 5.0
 ASKED_TO_END = {-signal.SIGTERM: 143, -signal.SIGINT: 130}
 LOOPBACK = "127.0.0.1"
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+RENDEZVOUS_VARIABLE = "DILOCO_RENDEZVOUS"
+BEATS_VARIABLE = "DILOCO_BEATS"
+PARENT_VARIABLE = "DILOCO_PARENT"  # its pid
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
+PR_SET_PDEATHSIG = 1
+_NUMBERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+_SLOT = struct.Struct("<qq")
+STEP_TIMES = 10
+LEAST_S = 30.0
+FIRST_S = 900.0  # building, the newest versions, and the first step, which may compile
+SEEN = 16
+PAUSED_S = 5.0  # a look that comes so late: this process was paused itself
 
 
 class RankLostError(DilocoError):
@@ -302,3 +322,164 @@ def leave_as(status: int) -> int:
 def _is_paused(pid: int) -> bool:
     facts = read_process(pid)
     return facts is not None and facts.state == STOPPED
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Rank `rank` of `world_size`; `local_rank` of `local_world_size` on its node, which is device `local_rank` there.
+
+    `guessed`: nothing says which of its node it is, so it is taken for the only one.
+
+    `rendezvous`: file:///PATH for the ranks of one node, tcp://HOST:PORT where rank 0 listens on HOST and on no other
+    address, or env:// for a store that torchrun or the like has opened. `has_parent`: a process of its island started
+    it, and watches over it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    rendezvous: str = "env://"
+    guessed: bool = False
+
+    @property
+    def has_parent(self) -> bool:
+        return not self.rendezvous.startswith("env:")
+
+    @property
+    def commands(self) -> bool:
+        """Whether this rank takes part in the run for all others."""
+        return self.rank == 0
+
+    def environment(self) -> dict[str, str]:
+        """For the process of this place, which this process starts."""
+        numbers = (self.rank, self.world_size, self.local_rank, self.local_world_size)
+        return {
+            **dict(zip(_NUMBERS, map(str, numbers), strict=True)),
+            RENDEZVOUS_VARIABLE: self.rendezvous,
+            PARENT_VARIABLE: str(os.getpid()),
+        }
+
+
+def started_as_rank() -> bool:
+    """Whether something has started this process as a rank: torchrun also as the only one. (Containers of one process
+    have RANK and WORLD_SIZE, too, and may start ranks of their own.)"""
+    named = all(environment_value(name) is not None for name in ("RANK", "WORLD_SIZE"))
+    return named and (environment_value("WORLD_SIZE") != "1" or environment_value(TORCHRUN_VARIABLE) is not None)
+
+
+def place_here() -> RankPlace | None:
+    """This process's place; None: it is no rank of several. Raises UsageError for numbers that make no sense."""
+    texts = {name: environment_value(name) for name in _NUMBERS}
+    if not started_as_rank():
+        return None
+    guessed = texts["LOCAL_RANK"] is None
+    if guessed:  # as of a Kubernetes pod: one process a machine
+        texts |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    texts["LOCAL_WORLD_SIZE"] = texts["LOCAL_WORLD_SIZE"] or texts["WORLD_SIZE"]
+    try:
+        rank, world, local_rank, local_world = (int(texts[name] or "") for name in _NUMBERS)
+    except ValueError:
+        rank = world = local_rank = local_world = -1
+    if not (0 <= rank < world and 0 <= local_rank < local_world <= world):
+        told = ", ".join(f"{name}={value}" for name, value in texts.items())
+        raise UsageError(f"the environment names no rank of several: {told}", hint="unset RANK and WORLD_SIZE")
+    rendezvous = environment_value(RENDEZVOUS_VARIABLE) or "env://"
+    return RankPlace(rank, world, local_rank, local_world, rendezvous, guessed) if world > 1 else None
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when its parent dies, also if it is paused then. Linux alone: elsewhere a rank
+    that has lost its parent ends with the group, and its successor fences it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if environment_value(PARENT_VARIABLE) != str(os.getppid()):  # it died before
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class RankCount:
+    """What one rank has done: commands, waits and steps together, and steps alone."""
+
+    beats: int = 0
+    steps: int = 0
+
+
+class RankBeats:
+    """One rank's own counters. Without a file nobody reads them, and they go nowhere."""
+
+    def __init__(self, path: Path | None, slot: int) -> None:
+        self._at, self._beats, self._steps = slot * _SLOT.size, 0, 0
+        self._map: mmap.mmap | None = None
+        if path is not None:
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), 0)
+
+    def beat(self) -> None:
+        """Of the thread that trains, and of no other: a thread beside it lives on where it hangs."""
+        self._beats += 1
+        if self._map is not None:
+            _SLOT.pack_into(self._map, self._at, self._beats, self._steps)
+
+    def stepped(self) -> None:
+        self._steps += 1
+        self.beat()
+
+
+def own_beats(place: RankPlace | None) -> RankBeats:
+    path = environment_value(BEATS_VARIABLE)
+    if place is None or not path or not place.has_parent:
+        return RankBeats(None, 0)
+    return RankBeats(Path(path), place.local_rank)
+
+
+def make_beats(path: Path, ranks: int) -> None:
+    path.write_bytes(bytes(ranks * _SLOT.size))
+
+
+def read_beats(path: Path) -> list[RankCount]:
+    """Of each rank of this node, in their order."""
+    return [RankCount(beats, steps) for beats, steps in _SLOT.iter_unpack(path.read_bytes())]
+
+
+@dataclass
+class _WatchedRank:
+    since_s: float
+    count: RankCount = field(default_factory=RankCount)
+    steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=SEEN))
+
+    @property
+    def patience_s(self) -> float:
+        """STEP_TIMES of the longest recent step; waits in between, which have signs of life of their own, are none."""
+        if self.count.steps < 2:
+            return FIRST_S
+        return max(LEAST_S, STEP_TIMES * max(self.steps_s, default=0.0))
+
+
+class Watchdog:
+    """Of the ranks on one node. Ranks step together: where one hangs, the others wait for it, and soon all are silent.
+
+    A rank is silent if it has given no sign of life for STEP_TIMES step times, and LEAST_S at the least; FIRST_S before
+    its second step."""
+
+    def __init__(self, ranks: int, now_s: float) -> None:
+        self._ranks = [_WatchedRank(now_s) for _ in range(ranks)]
+        self._looked_s = now_s
+
+    def silent(self, counts: Sequence[RankCount], now_s: float) -> dict[int, float]:
+        """The silent ranks, and since when, in seconds."""
+        if now_s - self._looked_s > PAUSED_S:
+            for rank in self._ranks:
+                rank.since_s = now_s
+        self._looked_s = now_s
+        for rank, count in zip(self._ranks, counts, strict=True):
+            if count != rank.count:
+                if 0 < rank.count.steps < count.steps:
+                    rank.steps_s.append(now_s - rank.since_s)
+                rank.count, rank.since_s = count, now_s
+        ages = {number: now_s - rank.since_s for number, rank in enumerate(self._ranks)}
+        return {number: age for number, age in ages.items() if age > self._ranks[number].patience_s}
+
+    def behind(self) -> list[int]:
+        """The ranks that have stepped least, if others have stepped more."""
+        steps = [rank.count.steps for rank in self._ranks]
+        return [number for number, count in enumerate(steps) if count == min(steps) < max(steps)]

@@ -1,25 +1,236 @@
-"""What a user's loop holds of its island: where its data begins, and one call after each optimizer step."""
+"""`join`: a user's own loop becomes an island of a run, and the object that the loop calls after each optimizer step.
+
+The learner's actor runs beside the loop: on its thread between two steps, and on lanes beside it. It stops where it
+wants a step, and goes on when the user's loop has made it:
+
+    until_wanted(train, None)      ... hear, offer, adopt ...  -> Wanted: the user's loop trains
+    until_wanted(train, Stepped)   ... hear, offer, adopt ...  -> Wanted, or None: the run is over
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import isfinite
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from diloco_cli.errors import DilocoError, FencedError, RunFailedError, TryAgainError, UsageError
-from diloco_cli.loop.exchange import LoopExchange
-from diloco_cli.loop.loader_state import StatefulLoader
-from diloco_cli.loop.sampler import ShardSampler
-from diloco_cli.protocol.actors.ports import Stepped
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.config.hardware import DataClass, data_class, data_class_of, infra_of
+from diloco_cli.errors import (
+    DilocoError,
+    FencedError,
+    NotFoundError,
+    RunFailedError,
+    TerminatedError,
+    TryAgainError,
+    UsageError,
+)
+from diloco_cli.learner.daemon import (
+    CLEAN_STOP_S,
+    Facts,
+    behind_its_link,
+    depart,
+    earlier_heartbeat,
+    heartbeat_unless_it_fails,
+    refuse_another_regions_bucket,
+    region_here,
+    traffic,
+)
+from diloco_cli.loop.data import SavedLoader, ShardSampler, StatefulLoader, encoded, joined, parted
+from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.membership import enter
+from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
+from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.protocol.log.operations import Operation, Steps
+from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.states import LearnerState
+from diloco_cli.randomness import nonce
+from diloco_cli.runtime.consent import check_operator, signing_secret
+from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform
+from diloco_cli.signing import learner_signer
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store, StoreGoneError
+from diloco_cli.store.retry import background_store
+from diloco_cli.store.url import parse_url
+from diloco_cli.store.wrappers import MeteredStore
+from diloco_cli.tasks.weights import check_frozen, unchecked_frozen
+from diloco_cli.tensors.flat import bare_parameters, flatten, unflatten
+from diloco_cli.training.inner import restore_inner_state, saved_moments
+from diloco_cli.training.replica import check_layout
+from diloco_cli.training.wire import TensorWire
 
 if TYPE_CHECKING:
     from diloco_cli.config.hardware import DataClass
 
+
+LOG = logging.getLogger("diloco")
+TELLS_AFTER_S = 10.0  # of waiting in one call, and again after as long
 DRAIN_S = 30.0
+
+
+@dataclass
+class LoopWait:
+    """Tells the user's log why a call of his loop waits."""
+
+    learner: Learner
+    lanes: Lanes
+    since_s: float = 0.0
+
+    def sleep_s(self, seconds: float) -> None:
+        self.lanes.sleep_s(seconds)
+        now_s = monotonic_s()
+        if now_s - self.since_s >= TELLS_AFTER_S:
+            LOG.warning("%s waits: %s", self.learner.name, self.learner.note or "for the log")
+            self.since_s = now_s
+
+
+class LoopExchange:
+    """One incarnation of one island's learner. `go_on` and `leave` are called by the thread of the user's loop."""
+
+    def __init__(self, run: RunFormat, island: Island, bare: Store, training: LentTraining) -> None:
+        self.run, self.island, self.training = run, island, training
+        self._stop = stop = StopSignal()
+        meter = MeteredStore(behind_its_link(bare, island))
+        self._store, news = background_store(meter, stop.wait, stop.is_due, self._warn)
+        facts, earlier = Facts(island.name, self._tell), earlier_heartbeat(run, self._store, island.name)
+        self._lanes = lanes = Lanes(self._store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
+        self.learner = learner = Learner(
+            run, island.name, own_claim(island.ranks), training, TensorWire(run), nonce, lanes.start, facts,
+            stop.is_set, lambda: not stop.is_due(),
+            lambda: _said(facts) | traffic(meter, self._store, earlier), lanes.news.set,
+        )  # fmt: skip
+        news.heartbeat = lambda: heartbeat_unless_it_fails(meter, learner)
+        self._waits = LoopWait(learner, lanes)
+        self._clock = SystemClock(monotonic_s, self._waits.sleep_s, lanes.check)
+        self._train = learner.train()
+
+    def go_on(self, stepped: Stepped | None) -> Wanted | None:
+        """From one step of the loop to the next that is wanted; None: the run is over. Waits where a learner would."""
+        self._waits.since_s = monotonic_s()
+        return perform(until_wanted(self._train, stepped), self._store, self._clock)
+
+    def leave(self, drain_s: float) -> None:
+        """Leave before the run's end, in order."""
+        self._stop.patience_s = drain_s
+        self._stop.ask()
+        self._train.close()  # at the step that is wanted: there will be none
+        perform(self.learner.drain(), self._store, self._clock)
+        self.learner.go(LearnerState.DONE)
+
+    def fail(self, error: BaseException) -> None:
+        """The last heartbeat will state what ended the loop. One that its user stops has not failed."""
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit)
+        self.learner.ended_by(TerminatedError("stopped by its user") if stopped else error)
+
+    def close(self) -> None:
+        """End the threads, and write the last heartbeat."""
+        depart(self.learner, self._lanes, self._store)
+        self._stop.ask()  # what is still being repeated to a store that fails
+
+    def _tell(self, text: str) -> None:
+        LOG.info("%s: %s", self.island.name, text)
+
+    def _warn(self, line: str) -> None:
+        LOG.warning("%s: %s", self.island.name, line)
+
+
+def _said(facts: Facts) -> dict[str, Any]:
+    """For the heartbeat. Only the loop knows how far it is in its first batch."""
+    found = facts.heartbeat(0.0)
+    return found if facts.tokens else found | {"note": "before its first step"}
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The step that the actor waits for: at `position`, in tokens into the island's shard, `at` that place of the
+    run."""
+
+    position: int
+    at: Progression
+
+
+def until_wanted(train: Generator[Any, Any, Any], stepped: Stepped | None) -> Steps[Wanted | None]:
+    """Go on with `Learner.train` until it wants its next step; None once it has ended."""
+    answer: Any = stepped
+    while True:
+        try:
+            operation: Operation | Wanted = train.send(answer)
+        except StopIteration:
+            return None
+        if isinstance(operation, Wanted):
+            return operation
+        answer = yield operation
+
+
+class LentTraining:
+    """The training port over a model and an optimizer that belong to the user's loop. Only between two steps of it does
+    the actor read and write them.
+
+    `loader`: one whose state is saved with the optimizer's, `saved_loader`: the state that was restored last.
+    `keeps_loader`: there will be such a loader."""
+
+    def __init__(
+        self, run: RunFormat, model: nn.Module, optimizer: torch.optim.Optimizer, keeps_loader: bool = False
+    ) -> None:
+        self._layout, self._model, self._optimizer = run.layout, model, optimizer
+        self._tensors = bare_parameters(model)
+        self.keeps_loader = keeps_loader
+        self.loader: StatefulLoader | None = None
+        self.saved_loader: SavedLoader | None = None
+        self._steps = self._position = 0
+
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Generator[Any, Any, Stepped]:
+        stepped: Stepped = yield Wanted(position, at)
+        self._steps, self._position = self._steps + 1, position + stepped.tokens
+        return stepped
+
+    def read(self, fragment: int) -> torch.Tensor:
+        """[n] float32 on the CPU."""
+        return flatten(self._layout.fragments[fragment], self._tensors)
+
+    def write(self, fragment: int, values: torch.Tensor) -> None:
+        """[n] float32."""
+        unflatten(self._layout.fragments[fragment], values, self._tensors)
+
+    def save(self) -> Moments | None:
+        """Raises UsageError if the loader's state cannot be saved."""
+        moments = saved_moments(self._model, self._optimizer) if saves_moments(self._optimizer) else None
+        if self.loader is None:
+            return moments
+        loader = encoded(self.loader, self._position)
+        step, own = (self._steps, b"") if moments is None else (moments.step, moments.encode())
+        return Moments(step, lambda: joined(own, loader))
+
+    def restore(self, moments: bytes) -> bool:
+        own = moments
+        if self.keeps_loader:
+            own, self.saved_loader = parted(moments)
+        if not saves_moments(self._optimizer):
+            return keeps_nothing(self._optimizer)
+        return restore_inner_state(self._model, self._optimizer, own)
+
+    def reset(self) -> bool:
+        if keeps_nothing(self._optimizer):
+            return self.keeps_loader
+        self._optimizer.state.clear()
+        return True
+
+
+def saves_moments(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its moments can be saved: those of Adam and AdamW, in their usual form, can."""
+    usual = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
+    return usual and not any(group["amsgrad"] or group["capturable"] for group in optimizer.param_groups)
+
+
+def keeps_nothing(optimizer: torch.optim.Optimizer) -> bool:
+    """Plain SGD has no state to lose."""
+    return isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
 class LoopIsland:
@@ -205,3 +416,130 @@ class LoopIsland:
         self.over = True
         self._hook.remove()
         self._exchange.close()
+
+
+def join(
+    run: str,
+    *,
+    name: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: DataClass | None = None,
+    batch_tokens: int | None = None,
+) -> LoopIsland:
+    """Join the run at the URL `run` as the island `name`, and give `model` the newest committed parameters, and
+    `optimizer` its saved moments. Call it before the data loader is built: it says where the data begins.
+
+    An island that the run does not know asks to be admitted, with `data` ("external" if nothing is said) and
+    `batch_tokens` (the run's) as it describes itself; of a known one, both are as the run says. Raises UsageError if
+    the model is another one than the run's, or the island is trained by `diloco learner`; NotFoundError if there is no
+    such run; StoreError if its bucket cannot be opened.
+    """
+    with _hinted():
+        _refuse_several_ranks()
+        _refuse_foreign(model, optimizer)
+        bare, given = _bucket_of(run), None if data is None else data_class(data, "join(data=...)")
+        store, _ = background_store(bare, sleep_s, lambda: False, LOG.warning)
+        clock = SystemClock(monotonic_s, sleep_s, lambda: None)
+        secret = signing_secret()
+        format_ = perform(read_format(bare.url, secret, (learner_signer(name),)), store, clock)
+        check_operator(format_, bare.url, secret, LOG.warning)
+        check_layout(format_, model)
+        check_frozen(format_.settings, model)
+        if (unchecked := unchecked_frozen(format_.settings, model)) is not None:
+            LOG.warning("%s: %s", name, unchecked)
+        known = _with_island(format_, store, clock, _newcomer(format_, run, name, model, given, batch_tokens))
+        island = known.island(name)
+        assert island is not None
+        declared = _declared(known, island, given)
+        refuse_another_regions_bucket(known, island, run)
+        if not (saves_moments(optimizer) or keeps_nothing(optimizer)):
+            kind = type(optimizer).__name__
+            LOG.warning("%s: the state of %s is not saved; after a restart it begins anew", name, kind)
+        training = LentTraining(known, model, optimizer, keeps_loader=declared == "stateful")
+        return LoopIsland(LoopExchange(known, island, bare, training), optimizer, declared)
+
+
+def _bucket_of(run: str) -> Store:
+    try:
+        return open_store(run)
+    except StoreGoneError as error:
+        raise NotFoundError(
+            f"no run at {run}: {error}",
+            where="join(run)",
+            hint="a run's URL is what diloco launch prints, and diloco runs",
+        ) from error
+
+
+def _newcomer(
+    run: RunFormat, url: str, name: str, model: nn.Module, data: DataClass | None, batch_tokens: int | None
+) -> Island:
+    """The island as it describes itself, if the run should not know it."""
+    return Island(
+        name=name,
+        region=region_here(run, str(parse_url(url))),
+        batch_tokens=batch_tokens or run.settings.train.batch_tokens,
+        local_steps=run.settings.sync.every,
+        tokens_per_s=0.0,
+        step_s=0.0,
+        accelerator=next(model.parameters()).device.type,
+        infra=infra_of(data or "external"),
+    )
+
+
+def _with_island(run: RunFormat, store: Store, clock: SystemClock, island: Island) -> RunFormat:
+    if run.island(island.name) is not None:
+        return run
+    known = perform(read_log(run), store, clock).with_members(run)
+    if known.island(island.name) is not None:
+        return known
+    LOG.info("%s asks to join run %s", island.name, run.name)
+    refuse_another_regions_bucket(run, island, store.url)
+    return perform(enter(run, island, nonce(), utc_now_text()), store, clock)
+
+
+def _declared(run: RunFormat, island: Island, given: DataClass | None) -> DataClass:
+    """The island's class of data in the run. Raises UsageError if it is no own loop's, or the loop says otherwise."""
+    declared = data_class_of(island.infra)
+    if declared is None:
+        raise UsageError(
+            f"island {island.name} of run {run.name} is trained by diloco learner (infra: {island.infra})",
+            hint="in the inventory of a new run: infra: loop/addressed, or join under another name",
+        )
+    if given is not None and given != declared:
+        raise UsageError(
+            f"island {island.name} has data={declared!r} in run {run.name}, not {given!r}", where="join(data=...)"
+        )
+    return declared
+
+
+def _refuse_several_ranks() -> None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        ranks = torch.distributed.get_world_size()
+        if ranks > 1:
+            raise UsageError(
+                f"this is one of {ranks} processes that train together; a loop that joins a run is one process",
+                hint="train such an island with: diloco learner --ranks N",
+            )
+
+
+def _refuse_foreign(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if left:
+        raise UsageError(
+            f"the optimizer does not hold {len(left)} of the model's parameters, among them {left[0]}",
+            where="join(optimizer=...)",
+            hint="build the optimizer from this model, after it was moved to its device",
+        )
+
+
+@contextmanager
+def _hinted() -> Iterator[None]:
+    """The hint of an error stands under Python's traceback."""
+    try:
+        yield
+    except DilocoError as error:
+        if error.hint and f"hint: {error.hint}" not in getattr(error, "__notes__", ()):
+            error.add_note(f"hint: {error.hint}")
+        raise

@@ -46,9 +46,9 @@ from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import LOG, NOBODY, SignatureError, learner_signer
 from diloco_cli.store.port import BadKeyError, Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.tensors.codecs import use_threads
 from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.payload import PayloadError
-from diloco_cli.tensors.stripes import use_threads
 
 TOLERANCE = 1e-6  # relative, of a norm
 COSINE_TOLERANCE = 2e-4  # the log has four digits

@@ -23,8 +23,7 @@ from diloco_cli.errors import DilocoError
 from diloco_cli.runtime.consent import search_last
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import parameter_facts
-from diloco_cli.training.micro_batch import micro_batch_here
-from diloco_cli.training.replica import Replica
+from diloco_cli.training.replica import Replica, micro_batch_here
 
 WARM_UP_STEPS = 3
 

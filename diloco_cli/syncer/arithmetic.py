@@ -5,6 +5,8 @@ bytes as in the bucket. During a merge it also holds the fragment's next version
 where the store does not check uploads. Encoded payloads of deltas wait on disk if there is a spool; beyond that a merge
 needs memory for the payloads that are being fetched (at most 400 MB, or one) and three blocks of at most 4 MiB a
 thread, for any number of learners and parameters.
+
+Beside it: committed versions, from the bucket into tensors and into a safetensors file.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import mmap
 import os
 import resource
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -22,26 +24,81 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import RefusedError, UsageError
-from diloco_cli.layout import make_layout
+from diloco_cli.errors import DataCheckError, RefusedError, TryAgainError, UsageError
+from diloco_cli.layout import Fragment, make_layout
+from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.protocol.actors.ports import Merged, Refused
-from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.schedule import outer_at
-from diloco_cli.syncer.versions import first_state, state_spec
+from diloco_cli.store.port import Store
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.codecs import codec
-from diloco_cli.tensors.delta import anchored_anew, delta_formats
-from diloco_cli.tensors.flat import parameter_facts
-from diloco_cli.tensors.merge import DeltaSource, Merging, apply_merge, rule_of
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters, flatten, parameter_facts, unflatten
+from diloco_cli.tensors.merge import (
+    DeltaSource,
+    Merging,
+    anchored_anew,
+    apply_merge,
+    delta_formats,
+    rule_of,
+)
 from diloco_cli.tensors.norms import measured_norms
-from diloco_cli.tensors.payload import Blank, PayloadError, views
+from diloco_cli.tensors.payload import Blank, PayloadError, Spec, views
 
 SMALLEST_BYTES = 1 << 18  # smaller payloads stay in memory
 MOST_FILES = 1 << 16  # that this process asks to hold open at a time
+
+
+def state_spec(num_parameters: int, outer: str) -> Spec:
+    """What a state object holds: float32 parameters and the outer optimizer's buffers, [n] each."""
+    names = ("parameters", *OUTER_OPTIMIZERS[outer].buffers)
+    return dict.fromkeys(names, (torch.float32, (num_parameters,)))
+
+
+def first_state(fragment: Fragment, tensors: Mapping[str, torch.Tensor], outer: str) -> Blank:
+    """A fragment's first version: these values, in float32, and buffers of zeros."""
+    blank = Blank(state_spec(fragment.num_parameters, outer))
+    blank.tensors["parameters"].copy_(flatten(fragment, tensors))
+    return blank
+
+
+def load_versions(
+    run: RunFormat, outputs: Iterable[FragmentVersion], store: Store, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Copy the named versions into `tensors`. Raises DataCheckError if one is missing or damaged."""
+    for output in outputs:
+        unflatten(run.layout.fragments[output.fragment], read_parameters(run, output, store), tensors)
+
+
+def read_parameters(run: RunFormat, output: FragmentVersion, store: Store) -> torch.Tensor:
+    """One version's parameters, [n] float32, read-only. Raises DataCheckError if it is missing or damaged."""
+    key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
+    data = store.get(key, max_fragment_bytes(run.layout, output.fragment))
+    if data is None or digest(data) != output.state_digest:
+        raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
+    spec = state_spec(run.layout.fragments[output.fragment].num_parameters, run.settings.outer.name)
+    return views(data, spec)["parameters"]
+
+
+def committed(run: RunFormat, state: RunState) -> tuple[FragmentVersion, ...]:
+    """The newest version of every fragment. Raises TryAgainError before there is one."""
+    if not state.outputs:
+        raise TryAgainError(f"run {run.name} has no committed version yet", hint="diloco status")
+    return state.outputs
+
+
+def save_parameters(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> int:
+    """Tensors by name as one safetensors file, which appears whole or not at all; returns its size in bytes."""
+    temporary = path.with_name(f".{path.name}.partial")
+    save_file(tensors, temporary, metadata=metadata)
+    temporary.replace(path)
+    return path.stat().st_size
 
 
 class Spool:

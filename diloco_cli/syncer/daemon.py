@@ -1,30 +1,56 @@
-"""`diloco syncer`: serves one run until it is over."""
+"""`diloco syncer`: begins a run whose values are brought, and serves one run until it is over."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import psutil
 import torch
+from msgspec import structs
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.codec import to_plain
+from diloco_cli.config.settings import RunSettings
 from diloco_cli.corpus.sources import data_places
-from diloco_cli.errors import DataCheckError, FencedError, NoSpaceError, RefusedError, StoreError, TerminatedError
+from diloco_cli.digests import digest
+from diloco_cli.errors import (
+    DataCheckError,
+    FencedError,
+    NoSpaceError,
+    RefusedError,
+    StoreError,
+    TerminatedError,
+)
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.paths import run_directory
-from diloco_cli.protocol.actors.evaluating import NoEvaluator, reading_s
+from diloco_cli.protocol.actors.evaluating import Evaluations, NoEvaluator, reading_s
+from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.actors.room import make_room
 from diloco_cli.protocol.actors.serving import DisplacedError, serving
 from diloco_cli.protocol.actors.standby import counts_of
 from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.protocol.log.commit_log import read_format
-from diloco_cli.protocol.log.commits import Commit, Evaluation, Finish, Merge, Skip
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, MirrorHeartbeat, SyncerHeartbeat, of_syncer
-from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key, upload_trial_key
+from diloco_cli.protocol.log.commit_log import append, read_format, read_log
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Finish, Merge, Skip
+from diloco_cli.protocol.log.epochs import claim_epoch
+from diloco_cli.protocol.log.heartbeats import (
+    MAX_HEARTBEAT_BYTES,
+    MirrorHeartbeat,
+    SyncerHeartbeat,
+    of_syncer,
+)
+from diloco_cli.protocol.log.keys import (
+    SYNCER,
+    commit_key,
+    heartbeat_key,
+    state_key,
+    upload_trial_key,
+    weights_key,
+)
+from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
@@ -32,23 +58,41 @@ from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.regional import home_of, read_after_relays
 from diloco_cli.protocol.rules.consent import code_of
+from diloco_cli.protocol.rules.divergence import evaluates_every
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, consented, format_digest, signing_secret, stores_of
-from diloco_cli.runtime.daemon import Connections, Spending, StopSignal, SystemClock, opened, own_claim, perform, say
+from diloco_cli.runtime.daemon import (
+    Connections,
+    Spending,
+    StopSignal,
+    SystemClock,
+    opened,
+    own_claim,
+    perform,
+    say,
+)
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import LOG
 from diloco_cli.store.open import checks_uploads, connections_here, discarding_leftovers, open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, retrying_text, store_beside
 from diloco_cli.store.wrappers import ThrottledStore
-from diloco_cli.syncer.arithmetic import Spool, TorchArithmetic
-from diloco_cli.syncer.evaluation import EvaluatorProcess
-from diloco_cli.syncer.first_commit import FromTheStart
+from diloco_cli.syncer.arithmetic import (
+    Spool,
+    TorchArithmetic,
+    first_state,
+)
+from diloco_cli.syncer.evaluation import EvaluatorProcess, held_out_loss
 from diloco_cli.syncer.regions import RegionServices, said_as_events
-from diloco_cli.tensors.stripes import use_threads
+from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tasks.weights import Values
+from diloco_cli.tensors.codecs import codec, use_threads
+from diloco_cli.tensors.flat import bare_parameters
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 """The bytes of a damaged or lost state, made anew from the log (observe/rebuild.py); None where that cannot be done."""
+MAX_EVALUATED = 20_000_000  # parameters: the loss of more takes minutes on a CPU, and the syncer's evaluator has time
+Version = tuple[bytes, bytes]  # state and weights
 
 
 def run_syncer(url: str, rebuild: Rebuild, here: NamedHere = NamedHere()) -> int:
@@ -246,3 +290,74 @@ def _log_commit(run: RunFormat, state: RunState, commit: Commit) -> None:
 
 def _loss_text(commit: Evaluation) -> str:
     return "loss not finite" if commit.loss is None else f"loss {commit.loss:.4f}"
+
+
+def begin(
+    run: RunFormat, versions: Iterable[Version], claim: ProcessClaim, time_text: Callable[[], str],
+    nonce: Callable[[], str], loss: Callable[[], float | None] = lambda: None,
+) -> Steps[RunState]:  # fmt: skip
+    """Commit 0 with these versions, one of each fragment, and a commit with their `loss`, unless that is None. Nothing
+    if the log has begun. `versions` are made one by one, as they are written."""
+    state: RunState = yield from read_log(run)
+    if state.n >= 0:
+        return state
+    try:
+        epoch = yield from claim_epoch(run, claim, state)
+        outputs = []
+        for fragment, version in enumerate(versions):
+            outputs.append((yield from _published(fragment, version, epoch)))
+        reason = f"{claim.host} pid {claim.pid}, with {run.settings.model.brought or 'the values of the seed'}"
+        drafts: list[Callable[[], Commit | None]] = [
+            lambda: EpochStart(outputs=tuple(outputs), reason=reason, serves=False),
+            lambda: _evaluation(loss()),
+        ]
+        for draft in drafts:
+            made = draft()
+            if made is not None:
+                mine = structs.replace(made, epoch=epoch, nonce=nonce(), time=time_text(), software=claim.software)
+                state, appended = yield from append(run, state, mine)
+                if not appended:
+                    break  # another process was faster: what it has begun with need not have this loss
+        return state
+    except FencedError:  # the same, or a syncer has begun to serve already
+        return (yield from read_log(run, state))
+
+
+def _evaluation(loss: float | None) -> Commit | None:
+    return None if loss is None else Evaluation(evaluated=0, loss=loss if isfinite(loss) else None, tokens=0)
+
+
+def first_versions(run: RunFormat, values: Values) -> Iterator[Version]:
+    """(state, weights) of one fragment after the other."""
+    for fragment in run.layout.fragments:
+        blank = first_state(fragment, values, run.settings.outer.name)
+        weights = codec(run.settings.sync.weights_codec).to_bytes(blank.tensors["parameters"])
+        yield blank.seal(), weights
+
+
+def first_loss(settings: RunSettings, values: Values) -> float:
+    """The held-out loss of these values, as the evaluator computes it. The code that the settings name is run."""
+    model = build_model(settings).eval()
+    with torch.no_grad():
+        for name, parameter in bare_parameters(model).items():
+            parameter.copy_(values.get(name, parameter))
+    return held_out_loss(model, build_data(settings, ("held_out",)), settings.evaluation.sequences)
+
+
+def _published(fragment: int, version: Version, epoch: int) -> Steps[FragmentVersion]:
+    """Version 0 of a fragment, in the bucket before a commit names it."""
+    state, weights = version
+    output = FragmentVersion(fragment, 0, -1, epoch, digest(state), digest(weights))
+    yield from write_surely(state_key(fragment, 0, epoch, output.state_digest), state)
+    yield from write_surely(weights_key(fragment, 0, epoch, output.weights_digest), weights)
+    return output
+
+
+class FromTheStart(Evaluations):
+    """First of all evaluates what the run was begun with, if whoever began it has not: a jump from there is found."""
+
+    def begin(self, state: RunState) -> None:
+        super().begin(state)
+        brought = self.run.settings.model.brought is not None
+        if brought and state.slot == 0 and not state.stability.good:
+            self.last_slot = state.slot - evaluates_every(self.run)

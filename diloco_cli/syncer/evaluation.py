@@ -26,10 +26,10 @@ from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.runtime.daemon import say
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.versions import load_versions
+from diloco_cli.syncer.arithmetic import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters
 from diloco_cli.units import format_duration
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences

@@ -14,26 +14,49 @@ from dataclasses import dataclass
 from functools import partial
 
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.errors import DataCheckError, DilocoError, NoSpaceError, StoreError, TerminatedError
+from diloco_cli.errors import (
+    DataCheckError,
+    DilocoError,
+    NoSpaceError,
+    StoreError,
+    TerminatedError,
+)
 from diloco_cli.events.bucket import WRITE_EVERY_S, EventCarrier, EventWriter
 from diloco_cli.events.cause import safe
-from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat, moving_s
+from diloco_cli.protocol.log.heartbeats import (
+    MirrorHeartbeat,
+    moving_s,
+)
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.regions.mirrors import RegionStoppedError
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, Home, RegionLink
 from diloco_cli.protocol.regions.relays import Tell
-from diloco_cli.runtime.daemon import Connections, Side, SystemClock, perform, say
+from diloco_cli.runtime.daemon import (
+    Connections,
+    Side,
+    SystemClock,
+    perform,
+    say,
+)
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, background_store, retrying_text, store_beside
 from diloco_cli.store.wrappers import MeteredStore
 
 PROVEN_S = 2 * TRIES_AGAIN_S
+
+
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region
+
+
 LEAVES_WITHIN_S = 1.0
+
+
 LINE_EVERY_S = 60.0
+
+
 MAX_UNHEARD = 16  # of a region, told in a heartbeat: heartbeats are small
 
 

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from diloco_cli.config.presets import GPTShape, MoEShape, Shape, ViTShape
 from diloco_cli.config.settings import TrainSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.tensors.names import bare_model
+from diloco_cli.tensors.flat import bare_model
 
 INTO_RESIDUAL = ("attention_out.weight", "mlp_out.weight")  # projections that add to the residual stream
 BALANCE_COEFFICIENT = 0.01  # alpha of the Switch Transformer (arXiv 2101.03961)

@@ -23,8 +23,7 @@ from diloco_cli.layout import ParameterFact
 from diloco_cli.tasks import data, huggingface
 from diloco_cli.tasks.build import build_model, build_model_on_meta, open_own_data
 from diloco_cli.tasks.huggingface import misshapen, refuse_other_model
-from diloco_cli.tensors.flat import parameter_facts
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters, parameter_facts
 
 Values = Mapping[str, torch.Tensor]
 EMBEDDING = re.compile(r"emb|position|(^|\.)w[tp]e\.", re.I)

@@ -19,13 +19,17 @@ int4 keeps two's complement nibbles in pages of 4096 elements: a byte's low nibb
 high nibble to the second, so that both halves are decoded as contiguous runs. A nibble is decoded as 16 times its value
 (which needs no sign extension), and the scale is a 16th.
 
-Encoding and decoding go through a block of elements at a time (stripes.py), in buffers of that size: temporaries of a
-fragment's size would cost more than the arithmetic. Several threads can do it, each with buffers of its own.
+Encoding and decoding go through a block of elements at a time, in buffers of that size: temporaries of a fragment's
+size would cost more than the arithmetic. Several threads can do it (`over_blocks`), each with buffers of its own.
+Torch's own threads wait for each other in every operation: on a busy machine that costs more than it gains. Here each
+thread takes whole stripes of blocks, and waits for Python's lock alone. A block's values and the pieces of its sums do
+not depend on the number of threads, so neither do the results.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +37,13 @@ import torch
 from diloco_cli.errors import UsageError
 from diloco_cli.methods import CODECS, arithmetic_of
 from diloco_cli.tensors.payload import Blank, Spec, views
-from diloco_cli.tensors.stripes import BLOCK, over_blocks
 
+CHUNK = 1 << 16  # elements that are added up in one sum: a multiple of every codec's block and page
+BLOCK = 2 * CHUNK  # elements that a thread works on at a time; float32, it fits twice into an L2 cache
+MOST_MERGED = 16 * CHUNK  # the same of a merge, at most: threads wait for Python's lock after each operation
+SHARES = 16  # so many blocks a fragment that is merged has at least, unless they were shorter than BLOCK
+STRIPES_A_THREAD = 4  # a thread that is late holds up the others for a fraction of the work
+FEWEST = 1 << 20  # elements; fewer are done sooner than threads are started
 INT8_BLOCK = 256
 INT4_BLOCK = 64
 PAGE = 4096
@@ -42,6 +51,35 @@ NORMAL = torch.finfo(torch.float32).tiny
 LOW, HIGH = 0x0F, -16  # nibble masks of an int8
 Tensors = dict[str, torch.Tensor]
 Read = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+class _Process:
+    threads = 1
+
+
+def use_threads(count: int) -> None:
+    """How many threads work on a vector in this process, from now on; 1 at first. More than one need a process in
+    which torch has one thread: sums on several of torch's threads depend on their number."""
+    _Process.threads = max(1, count)
+
+
+def merged_block(size: int) -> int:
+    """How many elements a merge of `size` works on at a time. Results may depend on it, so it knows no threads."""
+    return min(MOST_MERGED, max(BLOCK, size // SHARES // CHUNK * CHUNK))
+
+
+def over_blocks(size: int, work: Callable[[range], None], block: int = BLOCK) -> None:
+    """Call work(starts of blocks) for stripes that cover `size` elements, each block once, several at the same time."""
+    blocks = -(-size // block)
+    threads = _Process.threads
+    if threads == 1 or size <= FEWEST:
+        work(range(0, size, block))
+        return
+    stripe = -(-blocks // (threads * STRIPES_A_THREAD)) * block
+    with ThreadPoolExecutor(threads, initializer=torch.get_num_threads) as pool:  # else its BLAS takes all cores
+        stripes = [range(start, min(start + stripe, size), block) for start in range(0, size, stripe)]
+        for _ in pool.map(work, stripes):
+            pass  # an error of one of them is raised here
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,12 @@ Nesterov (DiLoCo, arXiv 2311.08105; torch.optim.SGD with nesterov=True):
     buffer = momentum * buffer + delta;  parameters -= lr * (delta + momentum * buffer)
 SGD:
     parameters -= lr * delta
+
+A delta's payload: the delta in the upload codec, and the norms of the decoded delta.
+
+The norms (float32, one per fragment, tensor or row, as the merge needs them) let a syncer merge by RDA in one pass over
+the payloads. They count only for a delta against the current version, and a syncer checks them while it merges. A
+payload without them is complete too: then the syncer measures them.
 """
 
 from __future__ import annotations
@@ -31,9 +37,9 @@ import numpy as np
 import torch
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
-from diloco_cli.layout import Fragment
+from diloco_cli.layout import Fragment, Layout
 from diloco_cli.methods import OUTER_OPTIMIZERS, arithmetic_of
-from diloco_cli.tensors.codecs import Read
+from diloco_cli.tensors.codecs import CHUNK, Codec, Read, codec, over_blocks, reader_of
 from diloco_cli.tensors.norms import (
     PRECISE,
     QUICK,
@@ -45,12 +51,17 @@ from diloco_cli.tensors.norms import (
     measured_norms,
     spans,
 )
-from diloco_cli.tensors.stripes import CHUNK, over_blocks
+from diloco_cli.tensors.payload import Blank, PayloadError, Spec, views
 
 MergeRule = Literal["rda", "avg"]
 TINY = float(torch.finfo(torch.float32).tiny)  # shorter deltas count as zero: 1 / norm would not be finite
 SAMPLED_CHUNKS = 16  # of a fragment, for cosines
 CANCELLED = 1e-6  # a mean of unit directions shorter than this has no direction
+Use = Callable[[int, torch.Tensor], None]
+Tensors = Mapping[str, torch.Tensor]
+OuterStep = Callable[[OuterSettings, Tensors, torch.Tensor, Tensors], None]
+"""(settings, version, delta, next version): writes the next version's `parameters` and buffers, [n] each, without
+temporaries; `delta` may be overwritten."""
 
 
 def rule_of(fragment: Fragment, sync: SyncSettings) -> MergeRule:
@@ -81,9 +92,6 @@ class DeltaSource:
     def norm(self) -> float:
         """Of the whole delta as its learner made it, not scaled."""
         return float(np.linalg.norm(self.norms)) if self.made is None else self.made
-
-
-Use = Callable[[int, torch.Tensor], None]
 
 
 class _Rooms:
@@ -264,12 +272,6 @@ def why_unsound(cut: Cut, source: DeltaSource) -> str | None:
     return None if agree(found, source.norms, PRECISE) else "bad_norms"
 
 
-Tensors = Mapping[str, torch.Tensor]
-OuterStep = Callable[[OuterSettings, Tensors, torch.Tensor, Tensors], None]
-"""(settings, version, delta, next version): writes the next version's `parameters` and buffers, [n] each, without
-temporaries; `delta` may be overwritten."""
-
-
 def nesterov(settings: OuterSettings, before: Tensors, delta: torch.Tensor, after: Tensors) -> None:
     torch.mul(before["momentum"], settings.momentum, out=after["momentum"]).add_(delta)
     delta.add_(after["momentum"], alpha=settings.momentum)
@@ -303,3 +305,58 @@ def apply_merge(settings: OuterSettings, merging: Merging, before: Tensors, afte
 def _finite(block: torch.Tensor) -> bool:
     """By its sum: much faster than looking at each value. A float32 sum may overflow, so then again in float64."""
     return isfinite(float(block.sum())) or isfinite(float(block.sum(dtype=torch.float64)))
+
+
+class DeltaFormat:
+    """The payloads of one fragment's deltas."""
+
+    def __init__(self, codec: Codec, fragment: Fragment, sync: SyncSettings) -> None:
+        self.codec, self.cut = codec, cut_of(fragment, sync)
+        self._with_norms: Spec = {
+            "norms": (torch.float32, (self.cut.num_norms,)),
+            **codec.spec(self.cut.size),
+        }
+
+    def encode(self, delta: torch.Tensor) -> bytes:
+        """[n] float32 -> payload."""
+        return self.encode_blocks(reader_of(delta))
+
+    def encode_blocks(self, read: Read) -> bytes:
+        """The payload of a delta that is read block by block, and never whole in memory."""
+        blank = Blank(self._with_norms)
+        self.codec.encode_into(self.cut.size, read, blank.tensors)
+        norms = torch.from_numpy(measured_norms(self.cut, self.codec.reader(blank.tensors)))
+        blank.tensors["norms"].copy_(norms)
+        return blank.seal()
+
+    def open(self, payload: bytes | memoryview) -> tuple[Read, Norms | None]:
+        """A function that reads the delta chunk by chunk, and the norms that the payload claims. Raises PayloadError if
+        it is not a payload of this codec and fragment."""
+        try:
+            tensors = views(payload, self._with_norms)
+        except PayloadError:
+            return self.codec.reader(views(payload, self.codec.spec(self.cut.size))), None
+        return self.codec.reader(tensors), tensors["norms"].numpy().astype(np.float64)
+
+
+def difference(base: torch.Tensor, values: torch.Tensor) -> Read:
+    """base - values, both [n] float32, chunk by chunk."""
+    return lambda start, room: torch.sub(
+        base[start : start + room.numel()], values[start : start + room.numel()], out=room
+    )
+
+
+def delta_formats(layout: Layout, sync: SyncSettings) -> list[DeltaFormat]:
+    """One per fragment."""
+    return [DeltaFormat(codec(sync.codec), fragment, sync) for fragment in layout.fragments]
+
+
+def anchored_anew(delta: Read, base: Read, current: torch.Tensor) -> Read:
+    """A delta from an older base, relative to the current version: delta + (current - base), chunk by chunk."""
+
+    def read(start: int, room: torch.Tensor) -> torch.Tensor:
+        own = torch.empty_like(room)
+        moved = torch.sub(current[start : start + room.numel()], base(start, own), out=own)
+        return torch.add(delta(start, room), moved, out=room)
+
+    return read

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import torch
 
 from diloco_cli.layout import Fragment
-from diloco_cli.tensors.codecs import Read
-from diloco_cli.tensors.stripes import BLOCK, CHUNK, merged_block, over_blocks
+from diloco_cli.tensors.codecs import BLOCK, CHUNK, Read, merged_block, over_blocks
 
 Granularity = Literal["fragment", "tensor", "row"]
 Norms = npt.NDArray[np.float64]

@@ -22,7 +22,7 @@ from diloco_cli.errors import RunFailedError
 from diloco_cli.methods import INNER_OPTIMIZERS, arithmetic_of
 from diloco_cli.protocol.actors.ports import Moments
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters
 from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes, to_bytes
 
 FLOOR = 0.1  # what falls ends at this share of the peak

@@ -1,29 +1,41 @@
-"""One model replica and its inner step, used by the training loop and by baselines; and the training
-port of an island with one device (protocol/actors/ports.py, `Training`), a replica in this process.
+"""One model replica: its inner step, its micro-batches, batches built ahead; and the training port of an island with
+one device (protocol/actors/ports.py, `Training`), a replica in this process.
+
+`Prefetched` builds the next batch while the current step runs, if building takes long enough to be worth a thread. The
+batch after (position, n) is most likely (position + n, n). At most one batch is built ahead, by a thread that ends with
+it; a request for another batch waits for that thread and builds its own. Timing decides which batches are built ahead,
+never what is in them. A batch for a CUDA device is put into pinned memory, and the device fetches it from there while
+the training thread goes on. Each rank of an island builds the whole batch and computes its rows of it: a source knows
+no ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from diloco_cli.clock import monotonic_s
+from diloco_cli.config.presets import MODEL_PRESETS
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.errors import RunFailedError, UsageError
-from diloco_cli.layout import ParameterFact, make_layout
+from diloco_cli.errors import DilocoError, InfeasibleError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.layout import Layout, ParameterFact, make_layout
+from diloco_cli.plan.memory import Fit, computing, fit_with_micro_batch
+from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.tasks.build import Batch, Data, losses_of
-from diloco_cli.tasks.models import prepare
+from diloco_cli.tasks.build import Batch, Data, build_data, build_model_on_meta, losses_of
+from diloco_cli.tasks.models import divides, prepare
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.flat import flatten, parameter_facts, unflatten
-from diloco_cli.tensors.names import bare_parameters
-from diloco_cli.training.faults import enough_memory
+from diloco_cli.tensors.flat import bare_parameters, flatten, parameter_facts, unflatten
 from diloco_cli.training.inner import (
     autocast,
     build_optimizer,
@@ -32,13 +44,19 @@ from diloco_cli.training.inner import (
     keeps_moments,
     make_step,
     restore_inner_state,
+    runs_in_bf16,
     saved_moments,
     set_learning_rate,
     step_learning_rate,
 )
-from diloco_cli.training.micro_batch import micro_batches
 
 CPU = torch.device("cpu")
+GB = 1e9
+LEAST_S = 0.001  # a thread costs 0.2 to 0.5 ms of CPU on two busy cores
+WORTH_ON_CPU, WORTH_BESIDE_ACCELERATOR = 0.2, 0.02  # of a step
+WATCHED = 3  # batches during which it is checked whether the source draws from the process's random generators
+Request = tuple[int, int, int, int]  # shard, num_shards, position, batch_tokens
+Rule = Callable[[float, float, torch.device], bool]
 
 
 @dataclass
@@ -225,3 +243,216 @@ class DeviceTraining:
 
     def close(self, status: int) -> None:
         """To be called at the end, however it came; `status`: this process's exit status."""
+
+
+def micro_batches(batch: Batch, batch_tokens: int, micro_batch_tokens: int | None) -> Iterator[tuple[Batch, float]]:
+    """Parts of whole examples, each with its share of the batch's targets; the last may be smaller. One part if that
+    is as large as the batch, or None.
+
+    Raises UsageError for a batch that cannot be divided by examples.
+    """
+    if micro_batch_tokens is None or micro_batch_tokens >= batch_tokens:
+        yield batch, 1.0
+        return
+    inputs, targets = batch
+    examples, at_once = examples_at_once(batch, batch_tokens, micro_batch_tokens)
+    if at_once >= examples:
+        yield batch, 1.0
+        return
+    for start in range(0, examples, at_once):
+        part = inputs[start : start + at_once], targets[start : start + at_once]
+        yield part, part[1].numel() / targets.numel()
+
+
+def examples_at_once(batch: Batch, batch_tokens: int, micro_batch_tokens: int | None) -> tuple[int, int]:
+    """How many examples the batch has, and a micro-batch of it. Raises UsageError if it cannot be divided by them."""
+    inputs, targets = batch
+    if not inputs.dim() or not targets.dim() or len(inputs) != len(targets):
+        raise UsageError(
+            f"data: a batch of {list(inputs.shape)} and {list(targets.shape)} cannot be divided into micro-batches: "
+            "the first dimension must count examples, as many of both",
+            where="data",
+            hint=f"--set train.micro_batch_tokens={batch_tokens} takes whole batches",
+        )
+    return len(inputs), max(1, len(inputs) * (micro_batch_tokens or batch_tokens) // batch_tokens)
+
+
+def micro_batch_here(
+    settings: RunSettings,
+    parameters: Iterable[ParameterFact],
+    num_fragments: int,
+    batch_tokens: int,
+    device: torch.device,
+    ranks: int = 1,
+) -> tuple[int, Fit]:
+    """Tokens of a micro-batch on this `device`, one of `ranks` that are alike, and what it holds: by the plan's rule,
+    for a machine that is in no plan. Raises InfeasibleError for a batch of fewer sequences than ranks."""
+    if settings.model.preset in MODEL_PRESETS:
+        model = model_facts(settings.model)
+    else:
+        sequence = getattr(build_data(settings), "sequence", None)
+        found = sequence if isinstance(sequence, int) else 1
+        model = facts_from_parameters(list(parameters), found, ranks == 1 or divides(build_model_on_meta(settings)))
+    if ranks > max(1, sequences := batch_tokens // model.sequence):
+        raise InfeasibleError(
+            f"a batch of {sequences} sequences cannot be divided over {ranks} ranks",
+            hint=f"--ranks {max(1, sequences)} at most, or another run with larger batches",
+        )
+    memory_gb = torch.cuda.get_device_properties(device).total_memory / GB if device.type == "cuda" else None
+    half = runs_in_bf16(settings.train.precision, device)
+    how = computing(settings, half, num_fragments, own_memory=device.type == "cuda")
+    fit = fit_with_micro_batch(settings.train, model, batch_tokens, how, ranks, memory_gb)
+    return min(fit.sequences * model.sequence, batch_tokens), fit
+
+
+def parameters_of(layout: Layout) -> list[ParameterFact]:
+    """The tensors of a run's model, from its layout, without building the model; each once, also if split by rows."""
+    facts = {
+        slot.name: ParameterFact(slot.name, slot.shape, fragment.embedding, slot.dtype)
+        for fragment in layout.fragments
+        for slot in fragment.tensors
+    }
+    return list(facts.values())
+
+
+def pays(build_s: float, step_s: float, device: torch.device) -> bool:
+    """Whether a batch that takes `build_s` should be built ahead, during a step of `step_s` on `device`.
+
+    Beside an accelerator, CPU cores are idle. If training uses the cores, building a computed batch ahead gains
+    nothing, and a batch of 10 % of a step made steps 2 to 7 % slower; with batches that wait (for a disk) for half a
+    step, training was 1.1 to 1.4 times as fast. Presets' batches take up to 1 % of it (tests/benchmarks/prefetch.py).
+    """
+    worth = WORTH_ON_CPU if device.type == "cpu" else WORTH_BESIDE_ACCELERATOR
+    return build_s > max(LEAST_S, worth * step_s)
+
+
+class Prefetched:
+    """`data`, with the probable next batch built ahead. Errors are raised when the batch is asked for, as without it.
+
+    A source that draws from one of the process's own random generators is never asked ahead: the model may draw from
+    it too (dropout), and the order of draws must not depend on timing. For one calling thread only."""
+
+    def __init__(
+        self, data: Data, device: torch.device, clock_s: Callable[[], float] = monotonic_s, pays: Rule = pays
+    ) -> None:
+        self._device = device
+        self.data: Data = Pinned(data) if device.type == "cuda" and torch.cuda.is_available() else data
+        self._clock_s, self._pays = clock_s, pays
+        self._ahead: _Build | None = None
+        self._may_build_ahead, self._watched = True, WATCHED
+        self._build_s = 0.0
+        self._left_s: float | None = None
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
+        step_s = None if self._left_s is None else self._clock_s() - self._left_s
+        batch = self._batch((shard, num_shards, position, batch_tokens))
+        if self._may_build_ahead and step_s is not None and self._pays(self._build_s, step_s, self._device):
+            self._ahead = _Build(self.data, (shard, num_shards, position + batch_tokens, batch_tokens), self._clock_s)
+        self._left_s = self._clock_s()
+        return batch
+
+    def held_out(self, num_sequences: int) -> Iterator[Batch]:
+        return self.data.held_out(num_sequences)
+
+    def _batch(self, request: Request) -> Batch:
+        """The requested batch, built ahead if possible. Two are never built at once: data need not be thread-safe."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.join()
+            self._build_s = ahead.took_s
+            if ahead.request == request:
+                return ahead.outcome.result()
+        before, started_s = _random_states() if self._watched else {}, self._clock_s()
+        batch = self.data.batch(*request)
+        self._build_s = self._clock_s() - started_s
+        if self._watched:
+            self._watched -= 1
+            after = _random_states()
+            self._may_build_ahead &= all(after[name] == state for name, state in before.items())
+        return batch
+
+
+class Pinned:
+    """`data`, whose batches lie in pinned memory; torch uses that again."""
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
+        inputs, targets = self.data.batch(shard, num_shards, position, batch_tokens)
+        return _pinned(inputs), _pinned(targets)
+
+    def held_out(self, num_sequences: int) -> Iterator[Batch]:
+        return self.data.held_out(num_sequences)
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+
+class _Build(threading.Thread):
+    """The thread that builds one batch."""
+
+    def __init__(self, data: Data, request: Request, clock_s: Callable[[], float]) -> None:
+        super().__init__(name="prefetch", daemon=True)
+        self.request, self.took_s = request, 0.0
+        self._data, self._clock_s = data, clock_s
+        self.outcome: Future[Batch] = Future()
+        self.start()
+
+    def run(self) -> None:
+        started_s = self._clock_s()
+        try:
+            self.outcome.set_result(self._data.batch(*self.request))
+        except BaseException as error:  # raised where the batch is asked for
+            self.outcome.set_exception(error)
+        self.took_s = self._clock_s() - started_s
+
+
+def _random_states() -> dict[str, object]:
+    """The states of the process-wide random generators whose modules are loaded."""
+    states: dict[str, object] = {"torch": torch.get_rng_state().numpy().tobytes()}
+    if "random" in sys.modules:
+        states["random"] = sys.modules["random"].getstate()
+    if "numpy" in sys.modules:
+        name, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = (name, keys.tobytes(), *rest)
+    return states
+
+
+class OutOfMemoryError(DilocoError):
+    """The device has too little memory for what this process does."""
+
+    code = "out_of_memory"
+
+
+class OtherRankLostError(TryAgainError):
+    """Nothing is wrong with this rank: the one that is lost says what ended it."""
+
+    code = "rank_lost"
+
+
+@contextmanager
+def enough_memory(called: str, micro_batch_tokens: int | None = None) -> Iterator[None]:
+    """`micro_batch_tokens`: what this process computes at once."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        smaller = "a small train.micro_batch_tokens"
+        if micro_batch_tokens is not None:
+            smaller = f"train.micro_batch_tokens below {micro_batch_tokens}"
+        raise OutOfMemoryError(
+            f"{called} is out of memory: {str(error).partition('. ')[0]}",
+            hint=f"more ranks (--ranks), or a run with {smaller} or train.checkpointing=true",
+        ) from error
+
+
+@contextmanager
+def with_others(doing: str) -> Iterator[None]:
+    """Around what all ranks do together."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, distributed.DistError) or "gloo" in str(error):
+            raise OtherRankLostError(f"another rank of the island was lost during {doing}") from error
+        raise

@@ -8,9 +8,8 @@ import torch
 
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
-from diloco_cli.tensors.codecs import Read, blocks_of, codec, read_all
-from diloco_cli.tensors.delta import DeltaFormat, delta_formats, difference
-from diloco_cli.tensors.stripes import BLOCK, over_blocks
+from diloco_cli.tensors.codecs import BLOCK, Read, blocks_of, codec, over_blocks, read_all
+from diloco_cli.tensors.merge import DeltaFormat, delta_formats, difference
 
 
 class TensorWire:

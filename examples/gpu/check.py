@@ -24,8 +24,7 @@ from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.log.records import FragmentVersion, Island, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import parameter_facts
-from diloco_cli.training.prefetch import Prefetched
-from diloco_cli.training.replica import Replica
+from diloco_cli.training.replica import Prefetched, Replica
 
 ROOT = Path(__file__).resolve().parents[2]
 PRESET, SEQUENCES, STEPS = "gpt-small", 8, 12
@@ -88,7 +87,7 @@ def one_wait() -> str:
 
 def blocked() -> str:
     """The share of the time in which the training thread sends and adopts instead of ordering steps."""
-    from diloco_cli.training.cuda import CudaTraining, CudaWire
+    from diloco_cli.training.devices import CudaTraining, CudaWire
 
     replica = replica_of()
     layout = make_layout(parameter_facts(replica.model), replica.settings.sync)

@@ -17,9 +17,8 @@ from diloco_cli.protocol.actors.ports import Merged
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.versions import state_spec
-from diloco_cli.tensors.delta import delta_formats
+from diloco_cli.syncer.arithmetic import TorchArithmetic, state_spec
+from diloco_cli.tensors.merge import delta_formats
 from diloco_cli.tensors.payload import Blank
 from tests.benchmarks.measure import interleaved, ratios, row
 

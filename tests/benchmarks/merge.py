@@ -24,8 +24,7 @@ import torch
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.layout import Fragment, TensorSlot
 from diloco_cli.tensors.codecs import codec
-from diloco_cli.tensors.delta import DeltaFormat
-from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging, apply_merge
+from diloco_cli.tensors.merge import DeltaFormat, DeltaSource, MergeRule, Merging, apply_merge
 from diloco_cli.tensors.payload import from_bytes
 from tests.benchmarks import durable
 from tests.benchmarks.measure import interleaved, machine, ratios, row

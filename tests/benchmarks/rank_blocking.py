@@ -25,15 +25,14 @@ from statistics import median
 import torch
 from torch import distributed
 
-from diloco_cli.learner.beats import own_beats
 from diloco_cli.learner.group import join_group
-from diloco_cli.learner.place import place_here
+from diloco_cli.learner.parent import own_beats, place_here
 from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.ports import Progression, Values
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.tasks.build import build_data
 from diloco_cli.tensors.codecs import codec
-from diloco_cli.training.cuda import CudaWire
+from diloco_cli.training.devices import CudaWire
 from diloco_cli.training.ranks import RankedTraining, build_rank, follow
 from diloco_cli.training.replica import CPU
 from diloco_cli.training.wire import TensorWire

@@ -34,9 +34,8 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.environment import environment_with
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.learner.beats import own_beats
 from diloco_cli.learner.group import join_group
-from diloco_cli.learner.place import RankPlace, place_here
+from diloco_cli.learner.parent import RankPlace, own_beats, place_here
 from diloco_cli.plan.memory import Computing, host_memory_gb, memory_parts
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.protocol.actors.ports import Progression

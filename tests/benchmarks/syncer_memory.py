@@ -31,8 +31,8 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
-from diloco_cli.tensors.delta import delta_formats
 from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.tensors.merge import delta_formats
 from tests.benchmarks.measure import machine, row
 
 BATCH = 8

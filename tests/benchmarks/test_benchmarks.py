@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diloco_cli.learner.facts import Facts
+from diloco_cli.learner.daemon import Facts
 from diloco_cli.protocol.log.commit_log import parse_format
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import commit_key

@@ -26,10 +26,10 @@ from diloco_cli.export.naming import own_names
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.runtime.daemon import perform
-from diloco_cli.syncer.first_commit import first_loss
+from diloco_cli.syncer.daemon import first_loss
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import carried
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters
 from diloco_cli.training.replica import check_layout
 from tests.end_to_end.conftest import EXAMPLES, Playground, playing
 from tests.numerics.harness import CLOCK, make_run, outer_parameters, run_to_end

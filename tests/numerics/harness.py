@@ -34,8 +34,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Lanes, SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.versions import load_versions, state_spec
+from diloco_cli.syncer.arithmetic import TorchArithmetic, load_versions, state_spec
 from diloco_cli.tasks.build import Data, build_data, build_model
 from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes

@@ -26,15 +26,14 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.environment import environment_with
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.learner.beats import own_beats
 from diloco_cli.learner.group import join_group
-from diloco_cli.learner.place import RankPlace, place_here
+from diloco_cli.learner.parent import RankPlace, own_beats, place_here
 from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tasks import huggingface, models
 from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.tensors.delta import delta_formats
 from diloco_cli.tensors.flat import flatten
+from diloco_cli.tensors.merge import delta_formats
 from diloco_cli.training.ranks import Rank, RankedTraining, build_rank, follow
 from diloco_cli.training.replica import CPU, DeviceTraining, Replica
 from diloco_cli.training.wire import TensorWire

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, delta_key
 from diloco_cli.protocol.log.records import Offer, OfferId, RunFormat
 from diloco_cli.protocol.log.wire import decode
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.syncer.versions import state_spec
+from diloco_cli.syncer.arithmetic import state_spec
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes

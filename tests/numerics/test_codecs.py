@@ -12,9 +12,8 @@ from hypothesis.extra.numpy import arrays
 from diloco_cli.errors import UsageError
 from diloco_cli.methods import CODECS
 from diloco_cli.plan.link import CODEC_BITS
-from diloco_cli.tensors.codecs import INT4_BLOCK, INT8_BLOCK, PAGE, Tensors, codec
+from diloco_cli.tensors.codecs import CHUNK, INT4_BLOCK, INT8_BLOCK, PAGE, Tensors, codec
 from diloco_cli.tensors.payload import PayloadError, header_bytes, views
-from diloco_cli.tensors.stripes import CHUNK
 
 SIZES = [1, 2, 63, 64, 65, 255, 256, 257, 1000, PAGE - 1, PAGE, PAGE + 1, PAGE + 3, CHUNK, CHUNK + 1, CHUNK + PAGE + 5]
 

@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.versions import state_spec
+from diloco_cli.syncer.arithmetic import state_spec
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.bucket import begun_run

@@ -12,7 +12,7 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.environment import environment_with
-from diloco_cli.learner.place import RankPlace
+from diloco_cli.learner.parent import RankPlace
 from diloco_cli.observe.replay import verified
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import ProcessClaim

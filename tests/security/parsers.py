@@ -46,11 +46,10 @@ from diloco_cli.signing import Secret
 from diloco_cli.store.gcs import GCSStore
 from diloco_cli.store.port import check_key, check_prefix
 from diloco_cli.store.url import normalise_store_url, parse_url
-from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.syncer.arithmetic import TorchArithmetic, state_spec
 from diloco_cli.syncer.evaluation import read_answer
-from diloco_cli.syncer.versions import state_spec
 from diloco_cli.tensors.codecs import codec
-from diloco_cli.tensors.delta import delta_formats
+from diloco_cli.tensors.merge import delta_formats
 from diloco_cli.training.inner import restore_inner_state
 from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, fleet

@@ -45,7 +45,7 @@ from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import verified
 from diloco_cli.plan.link import CODEC_BITS, moment_bytes
-from diloco_cli.syncer.versions import state_spec
+from diloco_cli.syncer.arithmetic import state_spec
 from diloco_cli.tasks.build import build_model
 from tests.numerics.harness import make_run, merges, outer_parameters, run_to_end
 

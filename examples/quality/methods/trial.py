@@ -15,12 +15,10 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.layout import make_layout
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.syncer.arithmetic import TorchArithmetic
+from diloco_cli.syncer.arithmetic import TorchArithmetic, load_versions
 from diloco_cli.syncer.evaluation import held_out_loss
-from diloco_cli.syncer.versions import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, build_model_on_meta
-from diloco_cli.tensors.flat import parameter_facts
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters, parameter_facts
 from diloco_cli.training.replica import DeviceTraining, Replica
 from diloco_cli.training.wire import TensorWire
 

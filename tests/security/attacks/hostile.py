@@ -22,7 +22,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, encode
 from diloco_cli.protocol.rules.eligibility import max_steps
 from diloco_cli.signing import learner_signer
-from diloco_cli.tensors.delta import delta_formats
+from diloco_cli.tensors.merge import delta_formats
 
 Direction = Literal["flipped", "random", "aligned", "nan"]
 PAUSES_A_SLOT = 8

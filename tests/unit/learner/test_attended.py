@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from diloco_cli.errors import StoreError
-from diloco_cli.learner.attended import AttendedStore
+from diloco_cli.learner.daemon import AttendedStore
 from diloco_cli.store.memory import MemoryStore
 
 

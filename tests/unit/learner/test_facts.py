@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.learner.facts import Facts
+from diloco_cli.learner.daemon import Facts
 from diloco_cli.protocol.log.records import RunFormat
 from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living

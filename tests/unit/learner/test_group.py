@@ -14,7 +14,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import UsageError
 from diloco_cli.learner.group import _compare, _listening, join_group
-from diloco_cli.learner.place import RankPlace
+from diloco_cli.learner.parent import RankPlace
 from tests.unit.learner.test_parent import free_port
 from tests.waiting import wait_until
 
@@ -24,7 +24,7 @@ import os, torch
 torch.__version__ = os.environ.get("ANOTHER_TORCH") or torch.__version__
 from diloco_cli.errors import DilocoError
 from diloco_cli.learner.group import join_group
-from diloco_cli.learner.place import place_here
+from diloco_cli.learner.parent import place_here
 try:
     join_group(place_here(), torch.device("cpu"), float(os.environ.get("MEET_S", "1")))
 except DilocoError as error:

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from diloco_cli.learner import hosting
-from diloco_cli.learner.hosting import HostedSyncer, standby_command
+from diloco_cli.learner import daemon as hosting
+from diloco_cli.learner.daemon import HostedSyncer, standby_command
 
 Eventually = Callable[[Callable[[], bool]], None]
 # What a hosted syncer does: note that it began, and for whom; leave when its host closes stdin.
@@ -21,7 +21,7 @@ NOTE = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()} {sys.
 CHILD, STUBBORN, DONE = NOTE + "sys.stdin.read(); sys.exit(143)", NOTE + "time.sleep(60)", NOTE + "sys.exit(0)"
 HOST = """
 import sys, time
-from diloco_cli.learner.hosting import HostedSyncer
+from diloco_cli.learner.daemon import HostedSyncer
 child, noted = sys.argv[1:]
 HostedSyncer(lambda dead_pid: [sys.executable, "-S", "-c", child, noted, str(dead_pid)], print)
 time.sleep(60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.place import RankPlace, place_here, started_as_rank
+from diloco_cli.learner.parent import RankPlace, place_here, started_as_rank
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 

@@ -10,9 +10,8 @@ import torch
 
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.learner.daemon import device_here
-from diloco_cli.learner.place import RankPlace
-from diloco_cli.learner.resize import as_resized, at_ranks
+from diloco_cli.learner.group import as_resized, at_ranks, device_here
+from diloco_cli.learner.parent import RankPlace
 from diloco_cli.protocol.log.records import RunFormat
 from tests.numerics.ranked import RankedCase
 from tests.unit.training.test_micro_batch import settings_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diloco_cli.learner.beats import RankCount
-from diloco_cli.learner.watchdog import FIRST_S, LEAST_S, STEP_TIMES, Watchdog
+from diloco_cli.learner.parent import FIRST_S, LEAST_S, STEP_TIMES, RankCount, Watchdog
 
 
 def seen(watchdog: Watchdog, counts: Sequence[RankCount], from_s: float, to_s: float) -> dict[int, float]:

@@ -12,9 +12,8 @@ import sys
 import torch
 from torch import distributed
 
-from diloco_cli.learner.beats import own_beats
 from diloco_cli.learner.group import join_group
-from diloco_cli.learner.place import die_with_parent, place_here
+from diloco_cli.learner.parent import die_with_parent, own_beats, place_here
 
 MEET_S = 20.0
 STEPS = 40

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from diloco_cli.loop.handover import Wanted, keeps_nothing, saves_moments, until_wanted
+from diloco_cli.loop.island import Wanted, keeps_nothing, saves_moments, until_wanted
 from diloco_cli.protocol.actors.ports import Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep
 

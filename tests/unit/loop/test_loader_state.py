@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_cli.errors import UsageError
-from diloco_cli.loop.loader_state import MAX_STATE_BYTES, encoded, joined, parted
+from diloco_cli.loop.data import MAX_STATE_BYTES, encoded, joined, parted
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from diloco_cli.errors import UsageError
-from diloco_cli.loop.sampler import ShardSampler
+from diloco_cli.loop.data import ShardSampler
 
 
 @dataclass

@@ -15,8 +15,7 @@ from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.tensors.delta import delta_formats
-from diloco_cli.tensors.merge import DeltaSource
+from diloco_cli.tensors.merge import DeltaSource, delta_formats
 from diloco_cli.tensors.payload import to_bytes
 from tests.numerics.harness import make_run
 

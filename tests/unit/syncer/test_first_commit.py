@@ -19,10 +19,10 @@ from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.first_commit import FromTheStart, begin, first_loss, first_versions
+from diloco_cli.syncer.daemon import FromTheStart, begin, first_loss, first_versions
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import Values
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters
 from tests.numerics.harness import CLOCK, claim, commits, make_run, outer_parameters, run_to_end
 
 

@@ -26,7 +26,7 @@ from diloco_cli.tasks.weights import (
     frozen_digest_of,
     unchecked_frozen,
 )
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters
 from tests.tokenizer import write_tokenizer
 from tests.unit.tasks.test_huggingface import CONFIGS, needs_transformers
 

@@ -16,8 +16,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.layout import make_layout
-from diloco_cli.tensors.flat import parameter_facts
-from diloco_cli.tensors.names import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters, parameter_facts
 from diloco_cli.training.inner import build_optimizer, restore_inner_state, saved_moments
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import Regression

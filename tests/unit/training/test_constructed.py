@@ -13,9 +13,8 @@ from torch import nn
 
 from diloco_cli.config.settings import ModelSettings, RunSettings, TrainSettings
 from diloco_cli.tasks.build import build_model, build_model_on_meta
-from diloco_cli.training import constructed as module
-from diloco_cli.training.constructed import constructed
-from diloco_cli.training.ranked_model import _without_values
+from diloco_cli.training import sharding as module
+from diloco_cli.training.sharding import _without_values, constructed
 from tests.unit.tasks.test_huggingface import CONFIGS, needs_transformers, run_in
 
 

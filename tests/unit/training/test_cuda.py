@@ -21,11 +21,9 @@ from diloco_cli.protocol.actors.fragments import Fragments
 from diloco_cli.protocol.actors.ports import Progression
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.training.cuda import CudaTraining, CudaWire, Placed
+from diloco_cli.training.devices import Copies, CudaTraining, CudaWire, Placed
 from diloco_cli.training.inner import moments_of
-from diloco_cli.training.prefetch import Pinned
-from diloco_cli.training.replica import DeviceTraining, Replica
-from diloco_cli.training.streams import Copies
+from diloco_cli.training.replica import DeviceTraining, Pinned, Replica
 from diloco_cli.training.wire import TensorWire
 from tests.numerics.harness import make_run
 from tests.numerics.tiny import ROWS

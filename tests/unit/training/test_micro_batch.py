@@ -36,8 +36,7 @@ from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, build_data, build_model
 from diloco_cli.training.inner import clip_gradients, set_learning_rate
-from diloco_cli.training.micro_batch import micro_batch_here, micro_batches, parameters_of
-from diloco_cli.training.replica import CPU, Replica
+from diloco_cli.training.replica import CPU, Replica, micro_batch_here, micro_batches, parameters_of
 from tests.unit.protocol.records import RUN
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.tasks.build import Batch, build_data, build_model
-from diloco_cli.training.prefetch import LEAST_S, WORTH_BESIDE_ACCELERATOR, WORTH_ON_CPU, Prefetched, pays
-from diloco_cli.training.replica import CPU, Replica
+from diloco_cli.training.replica import CPU, LEAST_S, WORTH_BESIDE_ACCELERATOR, WORTH_ON_CPU, Prefetched, Replica, pays
 
 BATCH = 8
 STEP_S = 1.0

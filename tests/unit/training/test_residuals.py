@@ -7,9 +7,8 @@ import torch
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import Fragment, TensorSlot
-from diloco_cli.tensors.codecs import codec, reader_of
-from diloco_cli.tensors.delta import DeltaFormat, difference
-from diloco_cli.tensors.stripes import BLOCK
+from diloco_cli.tensors.codecs import BLOCK, codec, reader_of
+from diloco_cli.tensors.merge import DeltaFormat, difference
 from diloco_cli.training.wire import Residuals
 
 ROUNDS = 6

@@ -7,10 +7,10 @@ import torch
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import Layout, ParameterFact, make_layout
-from diloco_cli.tensors.delta import delta_formats
 from diloco_cli.tensors.flat import flatten
-from diloco_cli.training.ranked_replica import rank_batches
-from diloco_cli.training.shards import extents_of, rows_of
+from diloco_cli.tensors.merge import delta_formats
+from diloco_cli.training.ranks import rank_batches
+from diloco_cli.training.sharding import extents_of, rows_of
 
 SHAPES = {"embedding": (37, 6), "a": (5, 4, 3), "norm": (3,), "b": (18, 7), "one": (1, 9), "none": (0, 4)}
 SYNC = SyncSettings(fragments=4, split_rows=True, codec="int4")

@@ -1,4 +1,6 @@
-"""The state of a user's data loader, saved behind the optimizer's moments: plain values and tensors, as JSON.
+"""A user's data in the user's own loop: a sampler that draws the island's samples, and the loader's state.
+
+The state is saved behind the optimizer's moments, plain values and tensors as JSON:
 
     the optimizer's moments, perhaps none | {"position": tokens, "state": ...} | length of the JSON, 8 bytes
 
@@ -9,17 +11,21 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils.data import Sampler
 
+from diloco_cli.corpus.shuffle import BlockShuffle
 from diloco_cli.errors import UsageError
 from diloco_cli.tensors.payload import DTYPES
 
 MAX_STATE_BYTES = 1 << 20
 LENGTH_BYTES = 8
 _DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+AT_ONCE = 256  # samples whose places are computed together
 
 
 class StatefulLoader(Protocol):
@@ -97,3 +103,48 @@ def _read(value: Any) -> Any:
         return data
     dtype = _DTYPES[value["dtype"]]
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(value["shape"]) if data else torch.empty(0).to(dtype)
+
+
+class Reader(Protocol):
+    """Where an island's reading stands."""
+
+    shard: int
+    num_shards: int
+    position: int
+    over: bool
+
+
+class ShardSampler(Sampler[int]):
+    """Indices below `size`, shuffled anew each epoch in constant memory; each shard draws its part of an epoch's order.
+    Sample n of the shard begins at token n * tokens_each.
+
+    A new iteration begins at the island's position of then: what a loader had fetched ahead for an iteration that was
+    left is drawn again. It ends with the run.
+    """
+
+    def __init__(self, reader: Reader, size: int, tokens_each: int, seed: int) -> None:
+        if size < 1 or tokens_each < 1:
+            raise UsageError(f"{size} samples of {tokens_each} tokens: both must be at least 1", where="island.sampler")
+        if size < reader.num_shards:
+            raise UsageError(
+                f"{size} samples are fewer than the run's {reader.num_shards} shards",
+                where="island.sampler",
+                hint=f"allowed: {reader.num_shards} or more; or a run of fewer: diloco launch --set data.shards=N",
+            )
+        self._reader, self._tokens_each, self._order = reader, tokens_each, BlockShuffle(size, 1, seed)
+
+    def __iter__(self) -> Iterator[int]:
+        reader = self._reader
+        number, rest = divmod(reader.position, self._tokens_each)
+        if rest:
+            raise UsageError(
+                f"position {reader.position} lies inside a sample of {self._tokens_each} tokens",
+                where="island.sampler",
+                hint="count every sample as tokens_each tokens in island.step(tokens=...)",
+            )
+        while not reader.over:
+            for index in self._order.shard(reader.shard, reader.num_shards, number, AT_ONCE).tolist():
+                if reader.over:
+                    return
+                yield index
+            number += AT_ONCE
