@@ -12,7 +12,7 @@ from diloco_cli.config.settings import Inventory, IslandSettings, Link, RunSetti
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.plan.candidates import Candidate
-from diloco_cli.plan.flow import KEEPS_IN_FLIGHT, MAX_EVERY, Fleet, run_fleet
+from diloco_cli.plan.flow import MAX_EVERY, Fleet, run_fleet
 from diloco_cli.plan.link import (
     CLIENT_BPS,
     CODEC_BITS,
@@ -26,6 +26,7 @@ from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs
 from diloco_cli.plan.plan import Alternative, Excluded, Goal, Plan, Sensitivity
 from diloco_cli.plan.search import score
+from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.units import format_bandwidth, format_duration
 
 HARDLY = 0.1  # of the delta's bits: the most that moments saved seldom enough add
@@ -227,7 +228,7 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
         changes.append((f"sync.codec={codec}", other, COARSER if coarser else "and they are rounded less"))
     if 2 * sync.every <= MAX_EVERY:
         changes.insert(1, (f"sync.every={2 * sync.every}", replace(sync, every=2 * sync.every), MORE_OFTEN))
-    if sync.mixing not in KEEPS_IN_FLIGHT:
+    if not keeps_progress(sync):
         how = "it keeps what is learned while a fragment is in flight, which the paper gives up"
         changes.append(("sync.mixing=rebase", replace(sync, mixing="rebase"), how))
     mean = plan.model.parameters / plan.schedule.fragments

@@ -1,13 +1,7 @@
 """How much a fleet trains under given settings: the one evaluation that search, plan and alternatives share.
 
-For island i with step t_i, in a round T = H x fastest step:
-
-    after idle       r_i x min(1, H_i t_i / T)                   H_i = round(T / t_i)
-    after link       x slot' / (slot' + the part of exchange_i that overlap x slot' does not hide)
-                     x (1 - in flight_i / T')                    except with `mixing: rebase`, which keeps it
-                     x what can be merged at the syncer's pace   T', slot': as served, see plan/syncer_pace.py
-    after failures   x availability x MTBF / (MTBF + at risk)    at risk = T' / 2 + overlap x slot'
-                     x share in which it need not stand still    see goodput.waiting
+The formulas below go from an island's own rate to its predicted one: what idle steps, the link and failures leave.
+Where the syncer cannot hold the planned slots, rounds and slots are those that it serves (syncer_pace.py).
 
 While a quorum is missing nothing is merged, also after a skipped slot: learners step on up to the drift bound and then
 stand still. Their steps until then are assumed to be merged later, because a learner's next offer of a fragment holds
@@ -15,7 +9,6 @@ all progress since its last adoption (the progress that an adoption by replaceme
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import log2
@@ -30,7 +23,8 @@ from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Schedule
 from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, kept_at_pace, spent_a_slot, syncer_s, waiting_s
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine
-from diloco_cli.protocol.rules.quorum import grace_seconds
+from diloco_cli.protocol.rules.merging import keeps_progress
+from diloco_cli.protocol.rules.quorum import covering_slots, grace_seconds
 
 
 @formula("island", "H_i", "steps")
@@ -55,7 +49,7 @@ def make_schedule(
     waiting_s = quorum_s(sync.quorum, step_s)
     exchange_s = slowest_exchange_s(max(transfer_s), waiting_s, merging_s)
     if sync.overlap == "auto":
-        overlap = hiding_overlap(exchange_s, slot_s, fragments.count)
+        overlap = hiding_overlap(covering_slots(exchange_s, slot_s), fragments.count)
     else:
         overlap = sync.overlap
     slack_s = slack_of(overlap, slot_s, exchange_s)
@@ -93,9 +87,9 @@ def slowest_exchange_s(slowest_transfer_s: float, quorum_s: float, merging_s: fl
 
 
 @formula("schedule", "overlap", "slots")
-def hiding_overlap(exchange_s: float, slot_s: float, fragments: int) -> int:
-    """One slot more than hides the exchange, but a fragment must be back before it is sent again."""
-    return min(max(1, math.ceil(exchange_s / slot_s)) + 1, max(1, fragments - 1))
+def hiding_overlap(covering_the_exchange: int, fragments: int) -> int:
+    """A fragment must be back before it is sent again."""
+    return min(covering_the_exchange, max(1, fragments - 1))
 
 
 @formula("schedule", "slack", "s")
@@ -108,11 +102,6 @@ def fragment_offsets(every: int, num_fragments: int) -> tuple[int, ...]:
     return tuple(max(1, round((index + 1) * every / num_fragments)) for index in range(num_fragments))
 
 
-def slots_to_hide(exchange_s: float, slot_s: float) -> int:
-    """The smallest tau with tau x slot >= exchange, and at least 1."""
-    return max(1, math.ceil(exchange_s / slot_s))
-
-
 def max_overlap(num_fragments: int) -> int:
     """A fragment must be back before it is sent again, one round of slots later."""
     return max(1, num_fragments - 1)
@@ -123,7 +112,6 @@ def quorum_s(quorum: int, step_s: Sequence[float]) -> float:
     return 0.0 if quorum == 1 else sorted(step_s)[quorum - 1]
 
 
-KEEPS_IN_FLIGHT = ("rebase", "adaptive")  # modes of `sync.mixing` that keep the progress made during an exchange
 MAX_IN_FLIGHT = 0.75  # of a round
 
 # The cost of coarser exchanges in quality: guesses from published comparisons, used by the search alone.
@@ -246,11 +234,10 @@ def flow_of(
     in_flight_s = in_flight(mean_s, schedule.quorum_s, at_syncer.seconds)
     if sync.adoption == "at_tau":
         in_flight_s = hidden_s
-    keeps = sync.mixing in KEEPS_IN_FLIGHT
-    not_in_flight = 1.0 if keeps else kept_in_flight(in_flight_share(in_flight_s, late * schedule.round_s))
+    dropped = 0.0 if keeps_progress(sync) else in_flight_share(in_flight_s, late * schedule.round_s)
     after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
     busy = busy_share(served_s, hidden_s, exchange_s)
-    after_link = rate_after_link(after_idle, busy, not_in_flight, kept_at_pace(sync, late))
+    after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late))
     kept = goodput.kept_work(candidate.island, late * schedule.round_s / 2 + hidden_s)
     return Flow(
         local_steps=steps,

@@ -1,28 +1,11 @@
 """Does the model fit an island's accelerators? A copy on each rank (DDP) if possible, else sharded over all (FSDP).
 
-Per rank, in bytes, with N parameters, E of them embeddings, L layers of width d, n ranks, and a micro-batch of B
-sequences of S tokens:
+The formulas below give each part per rank: weights, gradients and moments in float32, divided when sharded; casts of
+the weights that autocast keeps in bf16 from a forward pass to its backward pass; activations and logits of a
+micro-batch; when sharded, parameters that are gathered; on the rank that commands, fragments that are exchanged.
 
-    weights 4 N, gradients 4 N, AdamW's moments 8 N        float32; each divided by n when sharded
-    casts 2 N                                              only when not sharded: autocast keeps the weights in bf16
-                                                           from a forward pass to its backward pass, beside gradients
-                                                           that are being accumulated
-    activations a B S d (L + 1/2), logits 12 B S V         a = 20 + 4 h in bf16, 32 + 8 h in fp32, where a token meets
-                                                           an MLP of h d values a layer; of experts a half more of the
-                                                           rest; half a layer for its gradients
-    the same, checkpointed: 4 L B S d + r                  each layer's input, and, when the logits are gone, one layer
-                                                           computed again: r = max(0, 3/2 a d - 12 V) B S beside them
-    gathered 4 E + max(0, 4 E + g (N - E) / L - 12 S V)    only when sharded: embeddings; their gradient, a layer with
-                                                           its own, the next layer and buffers (g: 12 in bf16, 20 in
-                                                           fp32), when the logits are gone (checkpointed: a layer is
-                                                           computed again in their place)
-    exchange 4 (m + o min(m, N / P)) + 4 m (+ 4 m)         on the rank that commands: what was sent of each of o + 1
-                                                           fragments whose outcome is to come (o: `sync.overlap`; m: the
-                                                           largest), what has arrived, and its base where that is copied
-                                                           to a device (`mixing: rebase`, `adaptive`)
-
-B is `train.micro_batch_tokens`; with `auto` the rank's whole part of a batch, else the largest power of two of
-sequences, at least one, such that
+The micro-batch is `train.micro_batch_tokens`; with `auto` the rank's whole part of a batch, else the largest power of
+two of sequences, at least one, such that
 
     state + 1.4 B x (activations + logits of one sequence) <= 90 % of its memory      of an accelerator
             B x (activations + logits of one sequence)     <= 256 MB                  on the host's memory

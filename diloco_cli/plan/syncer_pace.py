@@ -33,6 +33,7 @@ from diloco_cli.protocol.rules.capacity import (
     merge_time,
     shortest_slot,
 )
+from diloco_cli.protocol.rules.eligibility import max_rounds
 from diloco_cli.store.url import parse_url
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 
@@ -116,11 +117,6 @@ def waiting_s(slot_s: float, spent_s: float) -> float:
     return min(1.0, spent_s / slot_s) * max(slot_s, spent_s)
 
 
-def most_rounds(sync: SyncSettings) -> int:
-    """How many rounds of progress an offer may hold (eligibility.max_steps)."""
-    return sync.drift_rounds + sync.staleness_rounds + 2
-
-
 def kept_at_pace(sync: SyncSettings, load: float) -> float:
     """The share of the progress that can be merged where slots are served `load` times as slowly as planned. With
     `adoption: at_tau` islands wait. Else they give a fragment's progress up each time it is more than an offer may
@@ -135,4 +131,4 @@ def merged_share(merged_rounds: float, syncer_load: float) -> float:
 
 def merged_rounds(sync: SyncSettings) -> float:
     """How many planned rounds of progress are merged between two merges of a fragment, at most."""
-    return 1.0 if sync.adoption == "at_tau" else MERGED_SHARE * most_rounds(sync)
+    return 1.0 if sync.adoption == "at_tau" else MERGED_SHARE * max_rounds(sync)

@@ -10,7 +10,7 @@ from diloco_cli.config.devices import HOST_DEVICES, find_device
 from diloco_cli.config.settings import Device, Inventory, IslandSettings, Link, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.candidates import Candidate, not_launched
-from diloco_cli.plan.flow import MAX_EVERY, Fleet, max_overlap, slots_to_hide
+from diloco_cli.plan.flow import MAX_EVERY, Fleet, max_overlap
 from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, Need, load_of_round
 from diloco_cli.plan.memory import Fit
 from diloco_cli.plan.model_facts import ModelFacts
@@ -18,6 +18,7 @@ from diloco_cli.plan.plan import Schedule, SyncerNeeds
 from diloco_cli.plan.speed import TERA, Precision, num_devices, peak_tflops
 from diloco_cli.plan.syncer_pace import spent_a_slot, work_of
 from diloco_cli.protocol.rules.capacity import SlotTime, most_learners
+from diloco_cli.protocol.rules.quorum import covering_slots
 from diloco_cli.units import format_count, format_duration
 
 YEAR_D = 365.0
@@ -64,7 +65,7 @@ def rounded_down(value: float) -> int:
 def schedule_warnings(schedule: Schedule) -> list[str]:
     if schedule.slack_s > 0:
         return []
-    needed = slots_to_hide(schedule.exchange_s, schedule.slot_s) + 1
+    needed = covering_slots(schedule.exchange_s, schedule.slot_s)
     have = f"the overlap of {schedule.overlap} slots of {schedule.slot_s:.3g} s"
     head = f"{have} does not hide an exchange of {schedule.exchange_s:.3g} s, so there is no grace window"
     if needed <= max_overlap(schedule.fragments):

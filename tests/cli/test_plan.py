@@ -66,10 +66,6 @@ def test_json_is_one_object_in_the_envelope(diloco):
     assert [i["local_steps"] for i in body["data"]["islands"]] == [40, 40, 20]
 
 
-def test_the_run_file_names_its_inventory(diloco):
-    assert "feasible" in diloco("plan", "-f", QUICKSTART / "run.yaml")
-
-
 def test_a_saved_plan_is_compared_and_a_difference_exits_10(diloco, tmp_path):
     plan = tmp_path / "plan.json"
     diloco(*quickstart("-o", plan))

@@ -62,31 +62,11 @@ def test_goodput_says_what_was_fitted_and_compares_the_three_methods() -> None:
     assert (data["days"], data["seed"]) == (0.5, 7) and data["wall_s"] > 0
 
 
-def test_the_same_seed_gives_the_same_rows_whatever_the_hash_seed() -> None:
-    first, second = (hashed(seed, "goodput", *SMALL) for seed in ("1", "2"))
-    other = data_of("goodput", *SMALL, "--seed", "1")
-    assert first["rows"] == second["rows"] != other["rows"]
-
-
 def test_the_published_table_stands_beside_ours_in_eighty_columns() -> None:
     done = diloco("goodput", "--days", "0.05", "--seeds", "2")
     assert done.returncode == 0, done.stderr
     assert "decoupled M=16" in done.stdout and "Fitted, one set for all cells" in done.stdout.replace("\n", " ")
     assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-def test_fewer_interrupts_and_quicker_repairs_help() -> None:
-    usual, rare, quick = (
-        data_of("goodput", *SMALL, *extra)["rows"][2]["goodput_percent"]
-        for extra in ([], ["--mtbi", "3650 d"], ["--repair", "1 s"])
-    )
-    assert usual < rare and usual < quick
-
-
-def test_a_users_own_plan_is_simulated(tmp_path: Path) -> None:
-    assert run_diloco("plan", "templates/inventory.yaml", "-o", str(tmp_path / "p.json")).returncode == 0
-    found = data_of("goodput", "--plan", str(tmp_path / "p.json"), "--days", "20")
-    assert found["rows"][2]["method"] == "decoupled" and 80 < found["rows"][2]["goodput_percent"] < 100
 
 
 def test_plots_are_whole_pictures(tmp_path: Path) -> None:
@@ -237,18 +217,6 @@ def test_what_cannot_be_simulated_says_why(words: list[str], message: str, tmp_p
     assert message in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        ["--chips", "1.2M", "--learners", "8", "--mtbi", "2 h"],
-        ["--chips", "10M", "--learners", "8", "--stragglers", "1", "--slowdown", "1000"],
-    ],
-)
-def test_fleets_that_hardly_get_through_a_step_have_a_closed_form_too(extra: list[str]) -> None:
-    for row in data_of("goodput", "--days", "0.01", *extra)["rows"]:
-        assert 0 <= row["closed_form_goodput_percent"] <= row["closed_form_uptime_percent"] <= 100
-
-
 def test_what_the_user_sets_is_neither_fitted_nor_compared_with_what_was_published_for_another() -> None:
     text = diloco("goodput", "--days", "0.02", "--seeds", "1", "--mtbi", "30 d").stdout
     assert "difference to" not in text and "largest difference" not in text and "one interrupt per chip" in text
@@ -260,11 +228,6 @@ def test_what_the_user_sets_is_neither_fitted_nor_compared_with_what_was_publish
     )
     assert data["constants"]["repair_mean_s"] == pytest.approx(300) and "repair_shape" in data["fitted"]
     assert "chip time" in data["goodput_meaning"] and data["rows"][0]["goodput_sd"] is None
-
-
-def test_slices_are_said_to_be_as_large_as_they_are() -> None:
-    few = diloco("goodput", "--chips", "8", "--learners", "8", "--days", "0.01").stdout.replace("\n", " ")
-    assert "each learner is one slice, of 1)" in few and "% of chip time" in few
 
 
 def test_a_quorum_that_is_missing_is_paid_for_in_the_plans_goodput(tmp_path: Path) -> None:

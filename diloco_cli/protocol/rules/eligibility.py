@@ -4,6 +4,7 @@ A refusal is one of the words in REASONS (protocol/log/refusals.py)."""
 
 from __future__ import annotations
 
+from diloco_cli.config.settings import SyncSettings
 from diloco_cli.digests import is_digest
 from diloco_cli.protocol.log.keys import max_fragment_bytes
 from diloco_cli.protocol.log.records import (
@@ -117,9 +118,12 @@ def max_ahead(run: RunFormat) -> int:
 
 def max_steps(run: RunFormat) -> int:
     """The most inner steps that an offer can hold: the drift bound limits the steps, staleness the age of the base."""
-    sync = run.settings.sync
-    longest = max(sync.every, run.most_local_steps)
-    return (sync.drift_rounds + sync.staleness_rounds + 2) * longest
+    return max_rounds(run.settings.sync) * max(run.settings.sync.every, run.most_local_steps)
+
+
+def max_rounds(sync: SyncSettings) -> int:
+    """How many rounds of progress an offer can hold."""
+    return sync.drift_rounds + sync.staleness_rounds + 2
 
 
 def round_steps(run: RunFormat, learner: str) -> int:

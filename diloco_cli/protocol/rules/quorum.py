@@ -67,7 +67,12 @@ def overlap_slots(setting: int | Literal["auto"], pace: Pace) -> int:
         return setting
     if pace.slot_s <= 0:
         return 1
-    return ceil((pace.quorum_s + pace.sync_s) / pace.slot_s) + 1
+    return covering_slots(pace.quorum_s + pace.sync_s, pace.slot_s)
+
+
+@formula("schedule", "slots that cover an exchange", "slots")
+def covering_slots(exchange_s: float, slot_s: float) -> int:
+    return ceil(exchange_s / slot_s) + 1
 
 
 @dataclass(frozen=True)

@@ -91,11 +91,8 @@ FEW_SLICES = replace(PUBLISHED, mtbi_s=2048 * 200.0, repair=Repair(200.0))
     ("method", "chips", "learners", "constants"),
     [
         ("decoupled", 1_200_000, 8, PUBLISHED),
-        ("decoupled", 2_400_000, 2, PUBLISHED),
-        ("decoupled", 20_000, 2, PUBLISHED),
         ("decoupled", 4 * 3 * 2048, 4, FEW_SLICES),
         ("data_parallel_elastic", 1_200_000, 8, PUBLISHED),
-        ("data_parallel_no_elasticity", 150_000, 2, PUBLISHED),
         ("data_parallel_no_elasticity", 2_400_000, 2, PUBLISHED),
     ],
 )
@@ -134,12 +131,6 @@ def test_goodput_falls_with_chips_and_rises_with_learners() -> None:
             assert values[0] > values[1] > values[2]
     for values in zip(*(of_fleet(1_200_000, learners) for learners in (1, 4, 16)), strict=True):
         assert values[0] < values[1] < values[2]
-
-
-def test_goodput_depends_on_chips_per_learner() -> None:
-    small, large = of_fleet(300_000, 2), of_fleet(1_200_000, 8)
-    assert small[0] == pytest.approx(large[0], abs=0.01)
-    assert small[1] == pytest.approx(large[1])
 
 
 def test_a_straggler_slows_data_parallel_down_and_only_itself_when_decoupled() -> None:

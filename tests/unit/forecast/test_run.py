@@ -138,14 +138,6 @@ def test_a_dead_syncer_stops_nobody_up_to_the_drift_bound_and_the_next_one_goes_
     assert all(island.stalled_s == pytest.approx(20.4, abs=1.5) for island in long.islands)
 
 
-def test_a_blackout_loses_no_commit() -> None:
-    names = ("l0", "l1", "l2", "syncer")
-    found, fleet = play(make_run(), Injection(0, 10.0, "kill", names, revive_after_s=5.0))
-    assert found.finished and found.epochs == 2
-    assert [island.incarnations for island in found.islands] == [2, 2, 2]
-    assert fleet.state.n + 1 == found.commits
-
-
 def test_a_partitioned_learner_steps_on_and_resumes_by_itself() -> None:
     """It loses what it trained meanwhile, for the others went on without it; and is in the next merge."""
     found, fleet = play(make_run(), Injection(0, 10.0, "partition", ("l2",), for_s=5.0))

@@ -19,14 +19,12 @@ from diloco_cli.probe.contention import (
     counts_to_measure,
     measure_alone,
     relative_to_alone,
-    spread_of,
 )
-from diloco_cli.probe.entry import Measurements, figures, island_name, measured, new_inventory
+from diloco_cli.probe.entry import Measurements, figures, measured, new_inventory
 from diloco_cli.probe.measure import (
     MachineFacts,
     StoreSpeed,
     device_name,
-    machine_facts,
     matrix_tflops,
     measure_store,
     training_types,
@@ -167,15 +165,6 @@ def test_figures_say_every_spread_and_a_busy_machine():
     assert "the machine was busy: speeds are per second of a core, of which 50 % was to be had" in said
 
 
-def test_names_of_machines_become_names_of_islands():
-    assert [island_name(text) for text in ("Box_1.lan", "-", "a" * 70)] == ["box-1-lan", "island", "a" * 63]
-
-
-def test_spreads_hold_the_median_and_the_ends():
-    assert spread_of([3.0, 1.0, 2.0, 10.0]) == Spread(2.5, 1.0, 10.0, 4)
-    assert spread_of([4.0, 5.0, 6.0]).relative == pytest.approx(0.4)
-
-
 class CountingStore(MemoryStore):
     """Knows what was written."""
 
@@ -193,11 +182,6 @@ def test_a_store_is_measured_and_left_as_it_was():
     assert store.list("") == ["before"]
     assert store.num_created == 1 + 3 + 1  # three payloads at least, one small object
     assert min(speed.up_bps.low, speed.down_bps.low, speed.rtt_s.low) > 0 and speed.rtt_s.num == 10
-
-
-def test_this_machine_has_cores_and_memory():
-    facts = machine_facts()
-    assert facts.cores >= 1 and facts.host_memory_gb > 0.1 and facts.accelerators.count >= 1
 
 
 def test_a_matrix_product_is_measured_in_types_that_the_device_has():

@@ -1,4 +1,4 @@
-"""The files of `diloco init` for the machines that there are."""
+"""The first run of a machine."""
 
 from __future__ import annotations
 

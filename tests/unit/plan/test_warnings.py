@@ -1,4 +1,4 @@
-"""What works on paper alone is said, with what to change."""
+"""Plans that work on paper alone are warned of, with what to change."""
 
 from __future__ import annotations
 
