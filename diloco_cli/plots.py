@@ -31,15 +31,38 @@ ALONE = (  # with a ground of its own: the page around a picture may be light wh
     " --faint: #9da7b3; --grid: #3d444d}}</style>"
 )
 STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "diloco", "text.parse_math": False, "font.size": 10,
-    "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"],
-    "figure.facecolor": "none", "axes.facecolor": "none", "legend.frameon": False, "legend.fontsize": 9,
-    "text.color": INK, "axes.labelcolor": FAINT, "axes.titlecolor": INK, "xtick.color": FAINT, "ytick.color": FAINT,
-    "axes.edgecolor": GRID, "grid.color": GRID, "axes.grid": True, "axes.axisbelow": True, "grid.linewidth": 0.7,
-    "axes.titlesize": 11, "axes.titleweight": "bold", "axes.titlelocation": "left", "axes.titlepad": 10,
-    "axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0,
-    "lines.linewidth": 1.6, "figure.constrained_layout.use": True, "axes.formatter.useoffset": False,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "diloco",
+    "text.parse_math": False,
+    "font.size": 10,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "text.color": INK,
+    "axes.labelcolor": FAINT,
+    "axes.titlecolor": INK,
+    "xtick.color": FAINT,
+    "ytick.color": FAINT,
+    "axes.edgecolor": GRID,
+    "grid.color": GRID,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.7,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "lines.linewidth": 1.6,
+    "figure.constrained_layout.use": True,
+    "axes.formatter.useoffset": False,
+}
 _FONT = "font-family: 'DejaVu Sans', sans-serif"
 _GROUP = re.compile(r'<g id="[^"]*"')
 

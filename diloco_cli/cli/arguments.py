@@ -44,7 +44,6 @@ def complete_runs(incomplete: str) -> list[str]:
 
 def complete_units(ctx: Any, incomplete: str) -> list[str]:
     """Of the run that was named, or else of the newest one."""
-    from diloco_cli.errors import NotFoundError
     from diloco_cli.runtime.registry import SUPERVISOR, list_units, resolve_run
 
     try:
@@ -69,6 +68,19 @@ command it takes about ten seconds at most."""
 RUN_HELP = "A run's name, its run file, or its bucket URL. Default: the newest run of this directory."
 Result = TypeVar("Result")
 RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)
+RunOption = typer.Option(
+    None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete_runs
+)
+TimeoutOption = typer.Option(
+    None,
+    "--timeout",
+    metavar="S",
+    help="Seconds of the syncer's silence before this command answers.  [default: 10, more with large fragments, or "
+    "twice its longest so far]",
+)
+YesOption = typer.Option(False, "-y", "--yes", help="Do not ask.")
+DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
+JsonOption = typer.Option(False, "--json", help="One JSON object.")
 
 
 @dataclass(frozen=True)
@@ -237,9 +249,11 @@ def _run_of_file(path: Path) -> KnownRun:
 
 CODE = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?")
 AllowCode = typer.Option(
-    [], "--allow-code", metavar="MODULE[:FUNCTION]|DIGEST",
+    [],
+    "--allow-code",
+    metavar="MODULE[:FUNCTION]|DIGEST",
     help="Let code run that the run's format names; or all that the format with this digest names.",
-)  # fmt: skip
+)
 AllowStore = typer.Option([], "--allow-store", metavar="URL", help="Let a bucket be used that the run's format names.")
 
 

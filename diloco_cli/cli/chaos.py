@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.arguments import complete_runs, complete_units, find_run
+from diloco_cli.cli.arguments import DryRunOption, JsonOption, RunOption, complete_units, find_run
 from diloco_cli.cli.output import print_json, table, talk
 from diloco_cli.errors import TryAgainError
 from diloco_cli.events.bucket import tell_event
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from diloco_cli.chaos.faults import Fault, Target
 
 UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.", autocompletion=complete_units)
-RUN = typer.Option(
-    None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete_runs
-)
-JSON = typer.Option(False, "--json", help="One JSON object on stdout.")
-DRY_RUN = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
 
 chaos = typer.Typer(
     help="Break a unit of a run on this machine: only own units, on the record, and healed.",
@@ -35,10 +30,10 @@ chaos = typer.Typer(
 @chaos.command("kill")
 def kill(
     unit: str = UNIT,
-    run: str | None = RUN,
+    run: str | None = RunOption,
     hold: bool = typer.Option(False, "--hold", help="Keep it down until `diloco chaos revive`."),
-    json_output: bool = JSON,
-    dry_run: bool = DRY_RUN,
+    json_output: bool = JsonOption,
+    dry_run: bool = DryRunOption,
 ) -> None:
     """Kill a unit with SIGKILL; its supervisor restarts it unless --hold is given."""
     from diloco_cli.chaos.actions import execute, plan_kill
@@ -51,10 +46,10 @@ def kill(
 @chaos.command("pause")
 def pause(
     unit: str = UNIT,
-    run: str | None = RUN,
+    run: str | None = RunOption,
     duration: str | None = typer.Option(None, "--for", help="Such as 10 s or 2 min; waits, and ends the pause."),
-    json_output: bool = JSON,
-    dry_run: bool = DRY_RUN,
+    json_output: bool = JsonOption,
+    dry_run: bool = DryRunOption,
 ) -> None:
     """Pause a unit with SIGSTOP until --for is over (Ctrl-C: earlier), or until `diloco chaos revive`."""
     from diloco_cli.chaos.actions import execute_pause, plan_pause
@@ -74,7 +69,9 @@ def pause(
 
 
 @chaos.command("revive")
-def revive(unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dry_run: bool = DRY_RUN) -> None:
+def revive(
+    unit: str = UNIT, run: str | None = RunOption, json_output: bool = JsonOption, dry_run: bool = DryRunOption
+) -> None:
     """Take back a pause or a hold: the unit goes on, or its supervisor starts it again."""
     from diloco_cli.chaos.actions import plan_revive
     from diloco_cli.chaos.actions import revive as do_revive
@@ -101,7 +98,7 @@ def revive(unit: str = UNIT, run: str | None = RUN, json_output: bool = JSON, dr
 
 
 @chaos.command("list")
-def list_(run: str | None = RUN, json_output: bool = JSON) -> None:
+def list_(run: str | None = RunOption, json_output: bool = JsonOption) -> None:
     """List the units of a run on this machine: how they are, and what was last done to them."""
     from diloco_cli.chaos.actions import overview
 

@@ -1,9 +1,15 @@
-"""`diloco config show`: every setting of a run as it will be used, and where it came from."""
+"""`diloco config`: every setting of a run as it will be used, and where it came from; JSON Schemas, made of the types
+themselves: of run.yaml, of inventory.yaml, and of what `--json` prints. Those of the files lie in templates/schemas."""
 
 from __future__ import annotations
 
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import is_dataclass
 from json import dumps
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import typer
 
@@ -35,13 +41,195 @@ def show(
 
 
 @config.command("schema")
-def schema(
+def print_schema(
     name: str = typer.Argument(..., metavar="NAME", help="run, inventory, or a command with --json, such as status."),
 ) -> None:
     """Print the JSON Schema of run.yaml, of inventory.yaml, or of what a command's --json prints."""
-    from diloco_cli.cli import schemas
+    if name not in NAMES:
+        names = ", ".join(NAMES)
+        raise UsageError(f"no schema '{name}'{suggestion(name, NAMES)}; allowed: {names}")
+    print(dumps(schema(name), indent=1))
 
-    if name not in schemas.NAMES:
-        names = ", ".join(schemas.NAMES)
-        raise UsageError(f"no schema '{name}'{suggestion(name, schemas.NAMES)}; allowed: {names}")
-    print(dumps(schemas.schema(name), indent=1))
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+FILES = ("run", "inventory")
+Shape = str | dict[str, Any]  # the place of a dataclass, or the types of keys
+
+DRY = {"dry_run": bool}
+TOKENS = {
+    "url": str,
+    "tokens": int,
+    "shards": int,
+    "dtype": str,
+    "vocabulary": int,
+    "tokenizer": str | None,
+    "digest": str,
+}
+FAULT = {"run": str, "plan": str, "dry_run": bool, "faults": list[dict[str, Any]]}
+SHAPES: dict[str, Shape] = {
+    "plan": "diloco_cli.plan.plan:Plan",
+    "status": "diloco_cli.observe.status:Status",
+    "launch": "diloco_cli.observe.summary:Summary",
+    "resume": "diloco_cli.observe.summary:Summary",
+    "report": "diloco_cli.report.numbers:Report",
+    "doctor": "diloco_cli.doctor.examine:Examination",
+    "simulate run": "diloco_cli.forecast.run:RunForecast",
+    "simulate goodput": {
+        "rows": list[dict[str, Any]],
+        "constants": dict[str, Any],
+        "fitted": list[Any],
+        "seed": int,
+        "wall_s": float,
+    },
+    "simulate bandwidth": {"rows": list[dict[str, Any]]},
+    "verify": {
+        "run": str,
+        "commits": int,
+        "merges": int,
+        "epochs": int,
+        "tokens": int,
+        "offers_applied": int,
+        "offers_rejected": int,
+        "duplicates": int,
+        "missing": int,
+        "missing_keys": list[str],
+        "mismatches": list[Any],
+        "own_loops": dict[str, str],
+        "ok": bool,
+    },
+    "export": {"run": str, "file": str, "commit": int, "bytes": int},
+    "generate": {"run": str, "commit": int, "prompt": str, "text": str, "seed": int, "tokens": int},
+    "evaluate": {"run": str, "commit": int, "loss": float | None, "sequences": int},
+    "runs": {"runs": list[dict[str, Any]]},
+    "stop": {"run": str, "state": str},
+    "rollback": {"run": str, "commit": int, **DRY},
+    "gc": {
+        "run": str,
+        "commit": int,
+        "floor_before": int,
+        "floor": int,
+        "objects": dict[str, int],
+        "bytes_about": int,
+        **DRY,
+    },
+    "quarantine": {"run": str, "learner": str, "commit": int},
+    "readmit": {"run": str, "learner": str, "commit": int},
+    "chaos kill": FAULT,
+    "chaos pause": FAULT,
+    "chaos revive": {"run": str, "target": str, **DRY},
+    "chaos list": {"run": str, "units": list[dict[str, Any]]},
+    "data tokenize": TOKENS,
+    "data index": TOKENS,
+    "data show": {**TOKENS, "checked": bool},
+    "key revoke": {"run": str, "keys": list[str], "commit": int},
+    "config": {"settings": dict[str, Any], "origins": dict[str, str]},
+    "inventory": {"machine": dict[str, Any], "matrix_tflops": dict[str, Any], "inventory": str},
+}
+LEFT_OUT = {"plan": {"run", "inventory", "model"}, "simulate run": {"warnings"}}  # of the type, in what is printed
+LINES = {"events": "diloco_cli.events.event:Event"}
+"""Commands that print an object a line, without an envelope."""
+NAMES = (*FILES, *SHAPES, *LINES)
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of this file or of the output of this command."""
+    if name in LINES:
+        found = _of_type(LINES[name])
+    else:
+        found = _of_file(name) if name in FILES else _of_output(name)
+    return {"$schema": DRAFT, "title": f"diloco {name}", **found}
+
+
+def _of_file(name: str) -> dict[str, Any]:
+    from diloco_cli.config.fields import schema_of
+    from diloco_cli.config.settings import Inventory, RunSettings
+
+    if name == "run":
+        return schema_of(RunSettings)
+    found = schema_of(Inventory)
+    machine = found["properties"]["machines"]["items"]["properties"]
+    machine["host"] = machine["hosts"]  # another spelling
+    return found
+
+
+def _of_output(name: str) -> dict[str, Any]:
+    """The envelope: `data` is complete where `ok` is true; an error may leave it empty."""
+    shape = SHAPES[name]
+    data = _of_type(shape) if isinstance(shape, str) else _of_keys(shape)
+    definitions = data.pop("$defs", {})
+    for key in LEFT_OUT.get(name, ()):
+        _drop(definitions[data["$ref"].rpartition("/")[2]], key)
+    optional = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+    error = {
+        "type": "object",
+        "properties": {"code": {"type": "string"}, "message": {"type": "string"}, "hint": optional},
+        "required": ["code", "message", "hint"],
+    }
+    properties = {
+        "format_version": {"type": "string", "pattern": r"^1\.\d+$"},
+        "command": {"type": "string"},
+        "ok": {"type": "boolean"},
+        "generated_at": {"type": "string"},
+        "data": {"type": "object"},
+        "warnings": {"type": "array", "items": {"type": "string"}},
+        "error": {"anyOf": [error, {"type": "null"}]},
+    }
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "if": {"properties": {"ok": {"const": True}}},
+        "then": {"properties": {"data": data, "error": {"type": "null"}}},
+        "else": {"properties": {"error": error}},
+        "$defs": definitions,
+    }
+
+
+def _of_type(place: str) -> dict[str, Any]:
+    """All fields are written, also those that have a default."""
+    import msgspec
+
+    module, _, name = place.partition(":")
+    kind = getattr(importlib.import_module(module), name)
+    found: dict[str, Any] = msgspec.json.schema(kind)
+    _sort(found)
+    for each in found.get("$defs", {}).values():
+        if "properties" in each:
+            each["required"] = list(each["properties"])
+    if isinstance(kind, type) and is_dataclass(kind):
+        _describe(kind, found["$defs"])
+    return found
+
+
+def _describe(section: type, definitions: dict[str, Any]) -> None:
+    """What the fields mean, as they and those of their sections are declared."""
+    from diloco_cli.observe.fields import declared
+
+    for name, each in declared(section):
+        definitions[section.__name__]["properties"][name]["description"] = each.doc
+    for hint in get_type_hints(section).values():
+        for part in (hint, *get_args(hint)):
+            if isinstance(part, type) and is_dataclass(part):
+                _describe(part, definitions)
+
+
+def _sort(node: Any) -> None:
+    """Alternatives, whose order differs from process to process."""
+    for child in node.values() if isinstance(node, dict) else node:
+        if isinstance(child, (dict, list)):
+            _sort(child)
+    for key in ("enum", "anyOf") if isinstance(node, dict) else ():
+        if isinstance(node.get(key), list):
+            node[key].sort(key=json.dumps)
+
+
+def _of_keys(shape: Mapping[str, Any]) -> dict[str, Any]:
+    import msgspec
+
+    properties = {key: msgspec.json.schema(kind) for key, kind in shape.items()}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _drop(schema_of_object: dict[str, Any], key: str) -> None:
+    schema_of_object["properties"].pop(key, None)
+    schema_of_object["required"] = [name for name in schema_of_object.get("required", ()) if name != key]

@@ -71,9 +71,14 @@ def learner(
 
 
 def _node(
-    run: str, name: str, place: RankPlace | None, ranks: int | None, nodes: int | None, index: int,
+    run: str,
+    name: str,
+    place: RankPlace | None,
+    ranks: int | None,
+    nodes: int | None,
+    index: int,
     rendezvous: str | None,
-) -> IslandNode | None:  # fmt: skip
+) -> IslandNode | None:
     """What this process starts; None: it is one of the ranks. Raises UsageError if it is, and is told what to start."""
     from diloco_cli.learner.parent import node_here, started_as_rank
 

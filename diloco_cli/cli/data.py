@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from diloco_cli.cli.arguments import foreground_store
-from diloco_cli.cli.operators import JsonOption
+from diloco_cli.cli.arguments import JsonOption, foreground_store
 from diloco_cli.cli.output import ProgressLine, print_json, progress, talk
 from diloco_cli.environment import set_environment_default
 from diloco_cli.errors import UsageError
@@ -86,9 +85,7 @@ def _files(inputs: list[str] | None) -> tuple[Documents, str]:
     return found, f"{len(found)} files"
 
 
-def _rows(
-    dataset: str, config: str | None, split: str, column: str, inputs: list[str] | None
-) -> tuple[Documents, str]:  # fmt: skip
+def _rows(dataset: str, config: str | None, split: str, column: str, inputs: list[str] | None) -> tuple[Documents, str]:
     from diloco_cli.corpus.sources import open_dataset
 
     if inputs:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from diloco_cli.cli.arguments import JsonOption
 from diloco_cli.cli.output import console, print_json, report_error, talk
 from diloco_cli.errors import StoreError, TerminatedError, UsageError
 
@@ -35,7 +36,7 @@ def doctor(
     file: Path | None = typer.Option(
         None, "-f", "--file", metavar="RUN|PLAN", help="Say what this run's traffic would cost in this bucket."
     ),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+    as_json: bool = JsonOption,
 ) -> None:
     """Prove a store: exclusive creates under races, reads, listings, clock, speed."""
     from diloco_cli.doctor.examine import QUICK, Effort, examine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.arguments import LOOK_S, RunArgument, complete_runs, complete_units, find_run, open_run
+from diloco_cli.cli.arguments import LOOK_S, RunArgument, RunOption, complete_units, find_run, open_run
 from diloco_cli.cli.status import riding_out
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import to_plain
@@ -86,9 +86,7 @@ def logs(
     unit: str | None = typer.Argument(
         None, help="A learner's name, syncer or supervisor; all if none is given.", autocompletion=complete_units
     ),
-    run: str | None = typer.Option(
-        None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete_runs
-    ),
+    run: str | None = RunOption,
     lines: int = typer.Option(20, "--lines", min=0, help="How many last lines of each log."),
     follow: bool = typer.Option(False, "-f", "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:

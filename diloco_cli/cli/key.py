@@ -9,7 +9,9 @@ import typer
 
 from diloco_cli.cli.arguments import (
     AllowStore,
+    JsonOption,
     OpenRun,
+    TimeoutOption,
     find_run,
     foreground_store,
     head_of,
@@ -17,7 +19,7 @@ from diloco_cli.cli.arguments import (
     open_run,
     operator_of,
 )
-from diloco_cli.cli.operators import JsonOption, TimeoutOption, open_unfinished
+from diloco_cli.cli.operators import open_unfinished
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.signing import KEY_FILE_VARIABLE

@@ -40,7 +40,9 @@ BEGIN = {
         "Token shards of your own text, made and checked.",
         ("diloco data tokenize 'corpus/**/*.txt' -o tokens", "diloco data show gs://my-bucket/tokens --check"),
     ),
-    "inventory": Listed("Measure this machine for an inventory.", ("diloco inventory probe -f run.yaml",)),
+    "inventory": Listed(
+        "Measure this machine for an inventory.", ("diloco inventory probe -f run.yaml",), module="init"
+    ),
     "plan": Listed(
         "Islands, schedule and predictions for the hardware there is.",
         ("diloco plan -f run.yaml", "diloco plan inventory.yaml -f run.yaml -o fleet.plan.json"),
@@ -213,8 +215,11 @@ def _examples(listed: Listed) -> str | None:
 def everywhere_first(words: list[str]) -> list[str]:
     """The words with the options of `diloco` itself first: they may also stand after the command."""
     own = words[: words.index("--")] if "--" in words else words
-    return [*(word for word in own if word in EVERYWHERE), *(word for word in own if word not in EVERYWHERE),
-            *words[len(own) :]]  # fmt: skip
+    return [
+        *(word for word in own if word in EVERYWHERE),
+        *(word for word in own if word not in EVERYWHERE),
+        *words[len(own) :],
+    ]
 
 
 def _refuse_old_names(words: list[str]) -> None:

@@ -11,8 +11,12 @@ import typer
 from diloco_cli.cli.arguments import (
     AllowCode,
     AllowStore,
+    DryRunOption,
+    JsonOption,
     OpenRun,
     RunArgument,
+    TimeoutOption,
+    YesOption,
     complete_units,
     find_run,
     head_of,
@@ -31,17 +35,6 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.records import RequestKind
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.port import StoreGoneError
-
-TimeoutOption = typer.Option(
-    None,
-    "--timeout",
-    metavar="S",
-    help="Seconds of the syncer's silence before this command answers.  [default: 10, more with large fragments, or "
-    "twice its longest so far]",
-)
-YesOption = typer.Option(False, "-y", "--yes", help="Do not ask.")
-DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
-JsonOption = typer.Option(False, "--json", help="One JSON object.")
 
 
 def open_unfinished(run: str | None, kind: RequestKind) -> tuple[OpenRun, RunState]:

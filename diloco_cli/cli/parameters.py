@@ -13,6 +13,7 @@ import typer
 from diloco_cli.cli.arguments import (
     AllowCode,
     AllowStore,
+    JsonOption,
     OpenRun,
     RunArgument,
     complete_devices,
@@ -67,7 +68,7 @@ def export(
         None, "--tokenizer", metavar="FOLDER|NAME", help="With --to hf: the tokenizer to put into the folder."
     ),
     yes: bool = typer.Option(False, "-y", "--yes", help="Overwrite an existing file, or an earlier export's folder."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+    as_json: bool = JsonOption,
     allow_code: list[str] = AllowCode,
 ) -> None:
     """Write the newest committed parameters as safetensors."""
@@ -95,9 +96,7 @@ def at_head(opened: OpenRun, read: Callable[[RunState], Result]) -> tuple[RunSta
                 raise
 
 
-def _export_file(
-    opened: OpenRun, path: Path, kind: Kind, dtype: Dtype, as_json: bool, allow_code: list[str]
-) -> None:  # fmt: skip
+def _export_file(opened: OpenRun, path: Path, kind: Kind, dtype: Dtype, as_json: bool, allow_code: list[str]) -> None:
     from diloco_cli.export import files, naming
     from diloco_cli.runtime.consent import consented
 
@@ -119,9 +118,14 @@ def _export_file(
 
 
 def _export_folder(
-    run: str | None, output: Path | None, dtype: Dtype, max_shard_bytes: int, tokenizer: str | None, yes: bool,
+    run: str | None,
+    output: Path | None,
+    dtype: Dtype,
+    max_shard_bytes: int,
+    tokenizer: str | None,
+    yes: bool,
     as_json: bool,
-) -> None:  # fmt: skip
+) -> None:
     from diloco_cli.corpus.encoders import tokenizer_folder
     from diloco_cli.export import files, naming
     from diloco_cli.export.files import refuse_folder
@@ -153,9 +157,11 @@ def _export_folder(
 
 MAX_SEED = 2**63 - 1
 TokenizerOption = typer.Option(
-    None, "--tokenizer", metavar="FOLDER|NAME",
+    None,
+    "--tokenizer",
+    metavar="FOLDER|NAME",
     help="Folder of a Hugging Face tokenizer, or its name on the Hub. Default: bytes, where they fit.",
-)  # fmt: skip
+)
 DeviceOption = typer.Option("cpu", "--device", help="Where to compute.", autocompletion=complete_devices)
 
 
@@ -234,7 +240,7 @@ def evaluate(
         None, "--limit", min=1, help="So many held-out sequences. Default: as the run evaluates."
     ),
     device: str = DeviceOption,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+    as_json: bool = JsonOption,
     allow_code: list[str] = AllowCode,
     allow_store: list[str] = AllowStore,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import UsageError
@@ -15,10 +16,13 @@ from diloco_cli.plots import save_svg
 from diloco_cli.units import parse_count, parse_duration, parse_price
 
 if TYPE_CHECKING:
+    from diloco_cli.plan.calibrate import MeasuredRun
     from diloco_cli.plan.plan import Goal, Plan
+    from diloco_cli.protocol.log.metrics import MergeNote
 
 DIFFERS_STATUS = 10
 OBJECTIVES = ("tokens", "cost")
+MAX_BEFORE_A_MERGE = 100  # commits that are looked through for the first merge
 
 
 def plan(
@@ -104,7 +108,6 @@ def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:
 
 def _calibrated(run: str, made: Plan) -> tuple[Plan, Any]:
     """The plan made again with the speeds that a run measured, and the comparison."""
-    from diloco_cli.cli.measured_run import measured_run
     from diloco_cli.plan.calibrate import calibrate
     from diloco_cli.plan.planner import make_plan
 
@@ -144,3 +147,39 @@ def _text(made: Plan, extra: dict[str, Any]) -> str:
     if "explanations" in extra:
         parts.append(explanation_text(extra["explanations"]))
     return "\n\n".join(parts)
+
+
+def measured_run(text: str) -> MeasuredRun:
+    """What a run measured, from its bucket alone; `text`: a name, a run file, a URL. The steady rate counts from the
+    run's first merge on. Raises NotFoundError if there is no such run."""
+    from diloco_cli.observe.status import rate_between, status_of, wall_seconds
+    from diloco_cli.plan.calibrate import MeasuredIsland, MeasuredRun
+
+    opened = open_run(text)
+    facts = opened.facts()
+    status, merges, first = status_of(facts), facts.state.metrics.recent_merges, _first_merge(opened)
+    means = {name: heard.heartbeat.mean_tokens_per_s for name, heard in facts.learners.items()}
+    islands = tuple(
+        MeasuredIsland(i.name, means.get(i.name, 0.0), i.up_bytes, i.down_bytes, i.incarnation) for i in status.learners
+    )
+    return MeasuredRun(
+        name=status.run,
+        wall_s=wall_seconds(facts),
+        tokens=status.tokens,
+        steady_tokens_per_s=rate_between(first, merges[-1]) if first and merges else None,
+        requests=status.store.requests if status.store else 0,
+        islands=islands,
+    )
+
+
+def _first_merge(opened: OpenRun) -> MergeNote | None:
+    from diloco_cli.protocol.log.commit_log import next_commit
+    from diloco_cli.protocol.log.state import RunState
+
+    state = RunState()
+    for _ in range(MAX_BEFORE_A_MERGE):
+        later = opened.perform(next_commit(opened.format, state))
+        if later is None or later.metrics.recent_merges:
+            return later.metrics.recent_merges[0] if later else None
+        state = later
+    return None

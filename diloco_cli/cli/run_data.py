@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from diloco_cli.cli.arguments import AllowStore, OpenRun, RunArgument, foreground_store, head_of, named_here, open_run
+from diloco_cli.cli.arguments import (
+    AllowStore,
+    JsonOption,
+    OpenRun,
+    RunArgument,
+    foreground_store,
+    head_of,
+    named_here,
+    open_run,
+)
 from diloco_cli.cli.output import print_json, progress, refuse_place, talk, writing_to
 from diloco_cli.cli.status import riding_out
 from diloco_cli.clock import sleep_s, utc_now_text
@@ -32,7 +41,7 @@ def verify(
     run: str | None = RunArgument,
     mirrors: bool = typer.Option(False, "--mirrors", help="Compare the buckets of regions with the home bucket, too."),
     allow_store: list[str] = AllowStore,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object."),
+    as_json: bool = JsonOption,
 ) -> None:
     """Replay the commit log from the bucket alone and compare every digest. A run without a commit: exit 75."""
     from diloco_cli.config.hardware import MEANS, data_class_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from diloco_cli.cli.arguments import LOOK_S, OpenRun, RunArgument, boxed, open_known_run, open_run
+from diloco_cli.cli.arguments import LOOK_S, JsonOption, OpenRun, RunArgument, boxed, open_known_run, open_run
 from diloco_cli.cli.output import console, print_json, report_error, screen_width, talk, writing_to
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import to_plain
@@ -302,7 +302,7 @@ def _write(path: Path, text: bytes) -> None:
         write_whole(path, text, READABLE)
 
 
-def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object.")) -> None:
+def runs(as_json: bool = JsonOption) -> None:
     """List the runs of this directory."""
     from diloco_cli.runtime.registry import known_runs
     from diloco_cli.store.wrappers import Deadline
@@ -316,10 +316,17 @@ def runs(as_json: bool = typer.Option(False, "--json", help="One JSON object."))
             warnings.append(f"{known.name}: {error}")
             rows.append({"name": known.name, "url": known.url, "state": "UNREACHABLE"})
             continue
-        rows.append({
-            "name": known.name, "url": known.url, "state": current.state, "commit": current.commit,
-            "tokens": current.tokens, "loss": current.loss, "age_s": current.age_s,
-        })  # fmt: skip
+        rows.append(
+            {
+                "name": known.name,
+                "url": known.url,
+                "state": current.state,
+                "commit": current.commit,
+                "tokens": current.tokens,
+                "loss": current.loss,
+                "age_s": current.age_s,
+            }
+        )
     if as_json:
         print_json("runs", {"runs": rows}, warnings=warnings)
         return

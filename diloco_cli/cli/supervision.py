@@ -129,9 +129,14 @@ QUIET_EVENTS = frozenset({"started", "done"})
 
 
 def go_on(
-    opened: OpenRun, region: str | None, detach: bool, as_json: bool, command: str, here: NamedHere,
+    opened: OpenRun,
+    region: str | None,
+    detach: bool,
+    as_json: bool,
+    command: str,
+    here: NamedHere,
     hooks: Hooks = Hooks(),
-) -> int:  # fmt: skip
+) -> int:
     """Start (or adopt) what runs here, and watch it, or leave that to a background process. `here`: what this machine
     consents to; it is remembered for its units. `hooks`: what to call when the run stalls, fails or finishes."""
     state = head_of(opened)
@@ -249,7 +254,7 @@ def _stop_policy(run: RunFormat, units: Sequence[UnitSpec]) -> StopPolicy:
 
 def _report(
     opened: OpenRun, outcome: SupervisionResult, units: list[UnitSpec], region: str | None, command: str, as_json: bool
-) -> None:  # fmt: skip
+) -> None:
     if outcome.reason in ("interrupted", "stopped"):
         talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.name}")
     try:
@@ -259,9 +264,7 @@ def _report(
             _say_last_words(opened, outcome, units, region)
 
 
-def _say_last_words(
-    opened: OpenRun, outcome: SupervisionResult, units: list[UnitSpec], region: str | None
-) -> None:  # fmt: skip
+def _say_last_words(opened: OpenRun, outcome: SupervisionResult, units: list[UnitSpec], region: str | None) -> None:
     participants = None
     with suppress(DilocoError):
         participants = _participants(opened, units)

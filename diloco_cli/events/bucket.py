@@ -97,7 +97,7 @@ class EventWriter:
 
 def tell_event(
     url: str, kind: str, unit: str, text: str, data: dict[str, Scalar] | None = None, every_s: float = 0.0
-) -> None:  # fmt: skip
+) -> None:
     """One event now, by a process that writes few, unless the unit's newest is younger than `every_s`. A bucket that
     does not take it within CLOSES_WITHIN_S is left alone."""
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from diloco_cli.chaos.actions import JournalEntry, overview
-from diloco_cli.chaos.faults import Target
 from diloco_cli.clock import wall_s
 from diloco_cli.events.bucket import EventReader, merged
 from diloco_cli.events.event import Event, events_of
@@ -36,6 +34,10 @@ from diloco_cli.store.open import answers
 from diloco_cli.store.port import ObjectStat, Store
 from diloco_cli.store.url import parse_url
 from diloco_cli.units import format_size, parse_time
+
+if TYPE_CHECKING:
+    from diloco_cli.chaos.actions import JournalEntry
+    from diloco_cli.chaos.faults import Target
 
 TOLERATED_SKEW_S = 5.0
 MAX_STANDBYS = 64
@@ -233,6 +235,8 @@ def read_local(name: str, url: str, run: RunFormat) -> Local:
     known = read_run(name)
     if known is None or known.url.rstrip("/") not in (url.rstrip("/"), *run.region_urls):
         return Local()
+    from diloco_cli.chaos.actions import overview  # it takes its time to load
+
     supervised = read_supervised(name)
     units = {
         target.name: _unit(target, entry, supervised.get(target.name, NOTHING_SAID))

@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from diloco_cli.cli.schemas import schema
+from diloco_cli.cli.config import schema
 from diloco_cli.environment import environment_with
 from tests.cli.conftest import ROOT, Diloco, called, copied, edit
 from tests.hub_cache import COMMIT, prepared_dataset, snapshot_in

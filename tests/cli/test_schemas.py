@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from diloco_cli.cli.schemas import FILES, NAMES, schema
+from diloco_cli.cli.config import FILES, NAMES, schema
 from diloco_cli.config.fields import plain
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run

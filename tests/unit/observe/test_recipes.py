@@ -22,7 +22,7 @@ FIELD = """
 FIELD_USED = """
 from dataclasses import asdict
 
-from diloco_cli.cli.schemas import schema
+from diloco_cli.cli.config import schema
 from diloco_cli.metrics.prometheus import metrics_text
 from diloco_cli.observe.screen import status_text
 from diloco_cli.observe.status import status_of
