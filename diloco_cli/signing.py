@@ -29,7 +29,7 @@ import hashlib
 import hmac
 import re
 import zlib
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -49,6 +49,8 @@ MAX_SECRET = 4096
 CERTIFIED = "certified:"  # what the key of a unit begins with that `launch` starts
 MACHINE = "machine:"  # what a machine's own key begins with
 SYNCERS = "syncer/"
+BELOW_KEYS = ("incarnation/", "offer/")  # what a learner signs lies there below its name and its key (log/keys.py)
+FINGERPRINT_DIGITS = 8
 PLAIN_BYTES = 64 << 10  # a longer record is compressed
 ZLIB_LEVEL = 3
 MAX_PLAIN_BYTES = 8 << 20  # of any record, decompressed
@@ -124,7 +126,8 @@ class Unsigned:
     """For a run without signatures and checksums: bytes stay as they are, and nothing is checked."""
 
     wrong = "is not what was written"  # what a record is that is not authentic
-    revoked: Container[str] = ()  # public keys, whose signatures do not count
+    signs = False
+    revoked: Collection[str] = ()  # public keys, whose signatures do not count
 
     def sign(self, role: str, key: str, body: bytes) -> bytes:
         """The record to write under this object key."""
@@ -144,7 +147,7 @@ class Unsigned:
         """Whether one who may sign as `role` wrote these bytes under this object key, as far as can be told."""
         return self.signature(role, key, data) is not None
 
-    def without(self, revoked: Container[str]) -> Unsigned:
+    def without(self, revoked: Collection[str]) -> Unsigned:
         """As this one, but what these public keys have signed is not authentic: to judge as of a state of the log."""
         return self
 
@@ -194,9 +197,10 @@ class Keyring(Unsigned):
     to sign them. The operator's own needs no certificate."""
 
     wrong = "is not signed by the signer that it needs"
+    signs = True
 
     def __init__(
-        self, run_id: str, operator: str, grants: Mapping[str, Grant] | None = None, revoked: Container[str] = ()
+        self, run_id: str, operator: str, grants: Mapping[str, Grant] | None = None, revoked: Collection[str] = ()
     ) -> None:
         self.run_id, self.operator, self.revoked = run_id, operator, revoked
         self.grants = dict(grants or {})
@@ -222,13 +226,13 @@ class Keyring(Unsigned):
         if tail is None:
             return None
         signer, public, certificate, code = (part.decode() for part in tail.groups())
-        counts = may_sign(signer, role) and public not in self.revoked
+        counts = may_sign(signer, role) and public not in self.revoked and _is_below_its_key(key, public)
         if not counts or not is_certified(self.operator, self.run_id, signer, public, certificate):
             return None
         text = _record_text(self.run_id, signer, key, data[:start] + b"}")
         return Signature(signer, public) if is_signature(public, code, text) else None
 
-    def without(self, revoked: Container[str]) -> Unsigned:
+    def without(self, revoked: Collection[str]) -> Unsigned:
         return Keyring(self.run_id, self.operator, self.grants, revoked) if revoked else self
 
     def holds(self, role: str) -> bool:
@@ -253,6 +257,11 @@ class Keyring(Unsigned):
 
 
 UNSIGNED = Unsigned()
+
+
+def _is_below_its_key(key: str, public: str) -> bool:
+    """Whether a record lies where this public key writes: no key can take the place of another one's records."""
+    return not key.startswith(BELOW_KEYS) or key.split("/")[2:3] == [public[:FINGERPRINT_DIGITS]]
 
 
 def packed(data: bytes) -> bytes:

@@ -165,19 +165,24 @@ def _no_place_left(opened: OpenRun, name: str) -> str:
 def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:
     """The public keys that were certified for this name, or this one key, by the certificates in the bucket; each with
     the learner whose it is (None: a syncer's)."""
-    from diloco_cli.protocol.log.certificates import genuine_certificate
+    from diloco_cli.protocol.log.certificates import certificate_in
+    from diloco_cli.protocol.log.keys import CERTIFICATES
     from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 
     found: dict[str, str | None] = {}
-    for key in opened.store.list("certificate/"):
-        data = opened.store.get(key, MAX_RECORD_BYTES)
-        certificate = None if data is None else genuine_certificate(opened.format.keyring, key, data)
-        if certificate is None:  # any process that may write there could name any key
-            continue
-        role, _, name = certificate.signer.partition("/")
-        public = certificate.public
-        if which in (name, public) and (role == "learner" or public not in found):
-            found[public] = name if role == "learner" else None
+    listed = opened.store.list(CERTIFICATES)
+    while listed:
+        for key in listed:
+            if which not in key:
+                continue
+            data = opened.store.get(key, MAX_RECORD_BYTES)
+            certificate = None if data is None else certificate_in(opened.format.keyring, key, data)
+            if certificate is None:  # any process that may write there could name any key
+                continue
+            role, _, name = certificate.signer.partition("/")
+            if which in (name, certificate.public) and (role == "learner" or certificate.public not in found):
+                found[certificate.public] = name if role == "learner" else None
+        listed = opened.store.list(CERTIFICATES, listed[-1])
     return found
 
 

@@ -28,7 +28,7 @@ from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
-from diloco_cli.protocol.log.keys import heartbeat_key
+from diloco_cli.protocol.log.keys import heartbeat_key, number_of
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.randomness import nonce
@@ -400,8 +400,8 @@ class Facts(Observer):
         elif learner.saves.newest is not None:
             moments = "restored"
         self.say(
-            f"incarnation {joined.incarnation} of run {learner.run.name} joins at commit {joined.state.n}, data from "
-            f"token {joined.data_start:,}, inner moments {moments}"
+            f"incarnation {number_of(joined.incarnation)} of run {learner.run.name} joins at commit {joined.state.n}, "
+            f"data from token {joined.data_start:,}, inner moments {moments}"
         )
 
     def stepped(self, position: int, tokens: int) -> None:

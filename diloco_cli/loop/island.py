@@ -47,6 +47,7 @@ from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.protocol.log.keys import number_of
 from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.states import LearnerState
@@ -347,7 +348,7 @@ class LoopIsland:
         learner = self._exchange.learner
         mine = learner.joined.incarnation
         if learner.state.learner(self.name).floor > mine:
-            return FencedError(f"a newer process has taken the place of incarnation {mine} of {self.name}")
+            return FencedError(f"a newer process has taken the place of incarnation {number_of(mine)} of {self.name}")
         return TryAgainError(
             f"an earlier process of {self.name} has offered data up to token {self.position:,} of its shard after "
             f"this one began, which stands at {position:,}",

@@ -29,8 +29,17 @@ from diloco_cli.protocol.log.commits import (
     Skip,
     Stop,
 )
+from diloco_cli.protocol.log.keys import fingerprint, key_of
 from diloco_cli.protocol.log.norms import Norms, known_before, norms_after
-from diloco_cli.protocol.log.records import MAX_EXACT, FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import (
+    MAX_EXACT,
+    FragmentVersion,
+    MergedOffer,
+    Offer,
+    Outcome,
+    RunFormat,
+    fragment_of_slot,
+)
 from diloco_cli.protocol.log.refusals import are_too_many, bad_in_a_row, is_bad
 from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.rules.divergence import jump_of
@@ -193,6 +202,7 @@ class Checker:
             (item.incarnation >= self.floors[item.learner], "2", "is of an old incarnation"),
             (item.data_start >= end, "2", f"brings data that fragment {fragment} has already seen"),
             (item.base >= self.base_floor, "2", f"uses base {item.base}, from behind a rollback"),
+            (self._counts(item), "2", "comes from a key that was revoked before"),
             (item.learner not in self.kept_out, "2", "comes from a learner in quarantine"),
             *self._numbers(item),
         ]
@@ -241,6 +251,10 @@ class Checker:
             )
             scaled = f"{who} is scaled by {item.scale}, where its norm gives {verdict.scale}"
             self.expect(item.scale == verdict.scale, "8", scaled)
+
+    def _counts(self, offer: MergedOffer | Outcome) -> bool:
+        """Whether the key of an offer is not revoked."""
+        return key_of(offer.incarnation) not in {fingerprint(public) for public in self.revoked}
 
     def _check_outcomes(self, commit: Commit, key: str) -> None:
         for outcome in commit.outcomes:
@@ -315,8 +329,8 @@ class Checker:
         self._count_bad(commit)
         self.losses.settle(commit)
         self.norms = norms_after(self.norms, commit, self.run.num_fragments)
-        named = [(one.learner, one.incarnation) for one in commit.inputs]
-        named += [(one.learner, one.incarnation) for one in commit.outcomes]
+        offers: list[MergedOffer | Outcome] = [*commit.inputs, *commit.outcomes]
+        named = [(one.learner, one.incarnation) for one in offers if self._counts(one)]
         for name, incarnation in named:
             self.floors[name] = max(incarnation, self.floors[name])
         if commit.request is not None:
@@ -332,8 +346,6 @@ class Checker:
                 self.kept_out.discard(commit.learner)
             case Revoke():
                 self.revoked.add(commit.key)
-                if commit.learner is not None:
-                    self.floors[commit.learner] = max(commit.floor, self.floors[commit.learner])
             case CollectionFloor():
                 self.gc_floor = max(self.gc_floor, commit.floor)
                 self._forget()

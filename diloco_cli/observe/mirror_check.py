@@ -15,10 +15,8 @@ from diloco_cli.protocol.log.keys import (
     read_snapshot_key,
     read_version_key,
 )
-from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import MergedOffer, RegionStore, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
-from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Store
 
 PAGE = 1000
@@ -63,12 +61,9 @@ def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
 
 def _same_offer(found: MirrorCheck, run: RunFormat, home: Store, there: Store, item: MergedOffer) -> bool:
     """False if one of the two does not hold this offer."""
-    key, signer = offer_key(item.learner, item.incarnation, item.seq), learner_signer(item.learner)
+    key = offer_key(item.learner, item.incarnation, item.seq)
     found.objects += 1
-    mine, theirs = (
-        genuine_of(lambda at, store=store: store.get(at, MAX_RECORD_BYTES), run.keyring, signer, key)  # type: ignore[misc]
-        for store in (home, there)
-    )
+    mine, theirs = (store.get(key, MAX_RECORD_BYTES) for store in (home, there))
     if mine != theirs:
         if mine is None or theirs is None:
             return False

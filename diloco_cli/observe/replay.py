@@ -36,7 +36,6 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Result, Steps
-from diloco_cli.protocol.log.places import genuine_of
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, read_snapshot
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
@@ -238,8 +237,6 @@ class LogVerifier:
         if data is None:
             return None
         keyring = self.run.keyring.without(self.checker.revoked)
-        if not keyring.authenticates(signer, key, data):
-            data = genuine_of(lambda at: self.store.get(at, MAX_RECORD_BYTES), keyring, signer, key) or data
         self._expect(keyring.authenticates(signer, key, data), f"{key} {keyring.wrong}")
         try:
             offer = decode(Offer, data, key)

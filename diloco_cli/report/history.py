@@ -25,7 +25,7 @@ from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.events.event import EVENT_KINDS, KINDS, Event, events_of
 from diloco_cli.paths import user_cache_directory
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.keys import commit_key, number_of
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after, thinned
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -236,7 +236,9 @@ class RunHistory(Struct):
             if item.incarnation > took.incarnation:
                 took.restarts += took.stops == self.stops
                 took.incarnation, took.stops = item.incarnation, self.stops
-                self.mark(Mark(s, RESTART, item.learner, f"takes part again, as incarnation {item.incarnation}"))
+                self.mark(
+                    Mark(s, RESTART, item.learner, f"takes part again, as incarnation {number_of(item.incarnation)}")
+                )
             bin_.by[item.learner] = bin_.by.get(item.learner, 0) + 1
         count = len(line.inputs)
         bin_.fewest = min(bin_.fewest, count) if bin_.merges else count

@@ -16,8 +16,8 @@ from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.stand_ins import BITS, Condition, VirtualLearner
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower
 from diloco_cli.protocol.actors.joining import WAIT_FOR_GENESIS_S, Joined
+from diloco_cli.protocol.log.claims import claim_incarnation
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.places import claim_incarnation
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.polling import DENSE
@@ -108,9 +108,9 @@ class ToldLearner(VirtualLearner):
     def _join(self) -> Steps[Joined]:
         while not self.board.state.outputs:
             yield Sleep(WAIT_FOR_GENESIS_S)
-        incarnation = yield from claim_incarnation(self.run.keyring, self.name, self.claim, 0)
+        place = yield from claim_incarnation(self.run.keyring, self.name, self.claim)
         state = self.board.join(self.name, self.follower)
-        return Joined(incarnation, state, 0, None, state.n)
+        return Joined(place.incarnation, state, 0, None, state.n)
 
 
 @dataclass

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.log.keys import incarnation_key, join_key, offer_key
-from diloco_cli.protocol.log.places import MAX_PLACES
+from diloco_cli.protocol.log.keys import (
+    fingerprint,
+    incarnation_key,
+    incarnation_of,
+    join_key,
+    key_of,
+    number_of,
+    offer_key,
+)
 from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import Unsigned, learner_signer
@@ -46,23 +53,27 @@ class Flooder(Outsider):
     def publish(self, name: str, key: str, body: bytes) -> bool:
         """A genuine record of this learner."""
         bucket = self.bucket_of(name)
-        there = self.place(bucket, key, self.keyring(name).sign(learner_signer(name), key, body), MAX_PLACES)
-        if there is not None:
+        placed = self.place(bucket, key, self.keyring(name).sign(learner_signer(name), key, body))
+        if placed:
             self.history.monitor.genuine.created(key)
-        return there is not None
+        return placed
 
-    def claim(self, name: str, number: int) -> None:
-        claim = ProcessClaim(number, "d" * 32, "elsewhere", 1, "then", "dead")
-        self.publish(name, incarnation_key(name, number), encode(claim))
+    def claim(self, name: str, number: int) -> int:
+        """Returns the incarnation."""
+        incarnation = incarnation_of(number, fingerprint(self.keyring(name).public(learner_signer(name))))
+        claim = ProcessClaim(incarnation, "d" * 32, "elsewhere", 1, "then", "dead")
+        self.publish(name, incarnation_key(name, incarnation), encode(claim))
+        return incarnation
+
+    def next_number(self, name: str) -> int:
+        return number_of(self.history.monitor.genuine.claims[name]) + 1
 
     # -- acts -----------------------------------------------------------------------------------------------------
 
     def _dead_incarnations(self) -> None:
-        first = self.history.monitor.genuine.claims[FLOODER] + 1
-        size = self._pile()
+        first, size = self.next_number(FLOODER), self._pile()
         for number in range(first, first + size):
-            self.claim(FLOODER, number)
-        self.incarnation, self.seq = first + size - 1, 0
+            self.incarnation, self.seq = self.claim(FLOODER, number), 0
         self.history.note(f"a flooder claimed {size} incarnations")
 
     def _crash_loop(self) -> None:
@@ -71,26 +82,26 @@ class Flooder(Outsider):
             return
         self.looped = True
         name = self.draw.choice(self.others)
-        first = self.history.monitor.genuine.claims[name] + 1
+        first = self.next_number(name)
         for number in range(first, first + self._pile()):
             self.claim(name, number)
         self.history.note(f"{name} died in a loop")
 
     def _sparse_claims(self) -> None:
-        newest = self.history.monitor.genuine.claims[FLOODER]
-        self.claim(FLOODER, newest + (1 << self.draw.whole(1, FARTHEST)))
+        self.claim(FLOODER, self.next_number(FLOODER) - 1 + (1 << self.draw.whole(1, FARTHEST)))
 
     def _junk(self) -> None:
-        """At all places of its next claim and its next offer."""
-        keys = [incarnation_key(FLOODER, self.incarnation + 1), offer_key(FLOODER, max(1, self.incarnation), self.seq)]
-        for key in keys:
-            for _ in range(MAX_PLACES):
-                self.place(self.history.bucket, key, b"junk", MAX_PLACES)
+        """In the place of its next claim and its next offer."""
+        if self.incarnation:
+            for key in (
+                incarnation_key(FLOODER, incarnation_of(number_of(self.incarnation) + 1, key_of(self.incarnation))),
+                offer_key(FLOODER, self.incarnation, self.seq),
+            ):
+                self.place(self.history.bucket, key, b"junk")
 
     def _useless_offers(self) -> None:
         if not self.incarnation:
-            self.incarnation = self.history.monitor.genuine.claims[FLOODER] + 1
-            self.claim(FLOODER, self.incarnation)
+            self.incarnation = self.claim(FLOODER, self.next_number(FLOODER))
         for _ in range(self._pile()):
             key = offer_key(FLOODER, self.incarnation, self.seq)
             if not self.publish(FLOODER, key, encode(self._useless())):

@@ -8,12 +8,12 @@ it were not there.
 from __future__ import annotations
 
 from diloco_cli.protocol.log import commits
-from diloco_cli.protocol.log.keys import SYNCER, commit_key, incarnation_key
+from diloco_cli.protocol.log.keys import SYNCER, commit_key, fingerprint, incarnation_key, incarnation_of, number_of
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import LOG, learner_signer
 from tests.histories.options import with_key
-from tests.histories.replayer import in_one
+from tests.histories.replayer import in_one, numbered
 from tests.histories.scene import Scene
 from tests.histories.supervisor import syncers_signer
 
@@ -66,9 +66,11 @@ class KeyEvents:
     def _claim(self, thief: RunFormat, name: str) -> None:
         region = self.history.region
         bucket = region.bucket if region is not None and name in region.residents else self.history.bucket
-        number = 1 + sum(key.startswith(f"incarnation/{name}/") for key in bucket.objects)
-        key = incarnation_key(name, number)
-        claim = ProcessClaim(number, STOLEN_NONCE, "elsewhere", 1, "then", "stolen")
+        key_of = fingerprint(thief.keyring.public(learner_signer(name)))
+        claims = [numbered(key)[1] for key in bucket.objects if key.startswith(f"incarnation/{name}/{key_of:08x}/")]
+        incarnation = incarnation_of(number_of(max(claims, default=0)) + 1, key_of)
+        key = incarnation_key(name, incarnation)
+        claim = ProcessClaim(incarnation, STOLEN_NONCE, "elsewhere", 1, "then", "stolen")
         bucket.create(key, thief.keyring.sign(learner_signer(name), key, encode(claim)))
         self.history.note(f"a thief wrote {key}")
 

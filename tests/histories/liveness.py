@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Set
-from contextlib import suppress
-
-from diloco_cli.errors import FencedError, RefusedError, TryAgainError, UsageError
+from diloco_cli.errors import FencedError, RefusedError, UsageError
 from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
@@ -21,7 +17,7 @@ from tests.histories.options import GRACE_S, LONG_MERGES, POLL_BOUNDS_S, SLOWEST
 from tests.histories.participation import Attendances
 from tests.histories.pieces import most_pieces
 from tests.histories.processes import MAX_DRIFT, Process
-from tests.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect, plain, signed_by
+from tests.histories.replayer import LIVENESS, Plain, Replayer, ViolationError, expect, numbered
 from tests.histories.scene import Scene
 
 SETTLES_S = 20.0  # for a rival to be fenced, a process to come back and read the log, a standby to take over
@@ -50,7 +46,7 @@ class Healthy:
             process.free_s = process.held_until_s()
             process.heard_s, process.heard_merges = self.since_s, history.monitor.replayer.merges
             process.offered_of.clear()
-        self.attendances, self.tried_again = Attendances(history), Counter[str]()
+        self.attendances = Attendances(history)
         self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
         history.monitor.carries_s = 0.0 if history.region is None else self.takes_in_s
         self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
@@ -132,13 +128,10 @@ class Healthy:
 
     def left(self, process: Process, error: BaseException | None) -> None:
         """exit: without faults no process ends with an error, except one whose place is taken or whose key is revoked,
-        one that needs another number since (once for each revoked key), and an island that would join a run that is
-        over or stopped."""
+        and an island that would join a run that is over or stopped."""
         joiner = process.role in self.history.nemesis.joiners and process.status == UsageError.exit_status
         revoked = self.history.monitor.replayer.revoked
-        self.tried_again[process.role] += isinstance(error, TryAgainError)
-        again = isinstance(error, TryAgainError) and self.tried_again[process.role] <= len(revoked)
-        if process.status in GOOD_ENDS or joiner or again or (isinstance(error, RefusedError) and revoked):
+        if process.status in GOOD_ENDS or joiner or (isinstance(error, RefusedError) and revoked):
             return
         excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + MAX_PAUSE_S
         expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
@@ -204,31 +197,18 @@ def check_bucket(history: Scene) -> None:
 
 
 def check_gave_way(history: Scene, process: Process) -> None:
-    """exit: a process is fenced only if it has a successor, with faults or without. That of one whose own key is
-    revoked may bear the same number."""
+    """exit: a process is fenced only if it has a successor, with faults or without."""
     bucket, own = history.bucket, process.incarnation
     if process.role == SYNCER:
         own = 0 if process.serves is None else process.serves.epoch
-    elif history.region is not None and process.role in history.region.residents:
-        bucket = history.region.bucket
-    kind = "epoch/" if process.role == SYNCER else f"incarnation/{process.role}/"
-    keys = [key for key in bucket.objects if key.startswith(kind) and key not in bucket.forged]
-    numbers = [int(key[len(kind) :].partition(".")[0].partition("-")[0]) for key in keys]
-    beside = [bucket.objects[key] for key, number in zip(keys, numbers, strict=True) if number == own]
-    there = max(numbers, default=0) > own or _is_replaced(process, beside, history.monitor.replayer.revoked)
+        numbers = [int(key[6:16]) for key in bucket.objects if key.startswith("epoch/") and key not in bucket.forged]
+    else:
+        if history.region is not None and process.role in history.region.residents:
+            bucket = history.region.bucket
+        claims = [key for key in bucket.objects if key.startswith(f"incarnation/{process.role}/")]
+        numbers = [numbered(key)[1] for key in claims if key not in bucket.forged]
+    there = max(numbers, default=0) > own
     expect(there or not own, "exit", f"{process.name} gave way to a successor of {own}, and there is none")
-
-
-def _is_replaced(process: Process, claims: list[bytes], revoked: Set[str]) -> bool:
-    """Whether of these claims of one number its own are under a revoked key, and another's not. Some are half there."""
-    actor = process.learner or process.serves
-    own, others = set[str](), set[str]()
-    for claim in claims:
-        with suppress(ValueError):
-            record = plain(claim)
-            is_own = actor is not None and record["nonce"] == actor.claim.nonce
-            (own if is_own else others).add(signed_by(record)[1])
-    return own <= revoked and bool(own) and not others <= revoked
 
 
 def check_restart(history: Scene, replayer: Replayer) -> None:

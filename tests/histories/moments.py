@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.joining import MAX_PREDECESSORS
 from tests.histories.client import Bucket
-from tests.histories.replayer import Replayer, expect, plain, signed_by
+from tests.histories.replayer import Replayer, expect, number_of, numbered, plain, signed_by
 
 FRESH = -1  # the commit of moments that were never saved
 
@@ -53,22 +53,25 @@ class MomentsWatch:
 
     def born(self, key: str, data: bytes, bucket: Bucket) -> None:
         """A learner has written this object, in its own bucket."""
-        kind, learner, *rest = key.split("/")
+        kind = key.partition("/")[0]
+        if kind not in ("inner", "incarnation", "offer"):
+            return
+        learner, incarnation, _ = numbered(key)
         if kind == "inner":
             self.saved.add(key)
         elif kind == "incarnation":
-            self._came_to_be(learner, int(rest[0][:8]), bucket)
+            self._came_to_be(learner, incarnation, bucket)
         elif kind == "offer":
-            if (learner, int(rest[0]), int(rest[1][:10])) in self.replayer.settled:
+            if numbered(key) in self.replayer.settled:
                 return  # a held-up request, behind the floor
             offer = plain(data)
             inner = offer["inner"]
             expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which was never saved")
-            promise = None if inner is None else Promise(int(rest[0]), offer["base"], inner, signed_by(offer)[1])
-            self.named.setdefault(learner, {})[int(rest[0])] = promise
+            promise = None if inner is None else Promise(incarnation, offer["base"], inner, signed_by(offer)[1])
+            self.named.setdefault(learner, {})[incarnation] = promise
             if inner is not None:
                 self.known.setdefault(learner, set()).add(inner)
-                self._named_again(learner, int(rest[0]), digest_of(inner))
+                self._named_again(learner, incarnation, digest_of(inner))
 
     def _came_to_be(self, learner: str, incarnation: int, bucket: Bucket) -> None:
         floor = self.replayer.floors[learner]
@@ -94,7 +97,7 @@ class MomentsWatch:
             return
         if promise.signed_by in self.replayer.revoked:  # then nothing of it counts
             return
-        if incarnation - promise.incarnation > MAX_PREDECESSORS:
+        if number_of(incarnation) - number_of(promise.incarnation) > MAX_PREDECESSORS:
             return
         fits = bucket.get(promise.key) is None
         if moments is not None:

@@ -25,7 +25,20 @@ from tests.histories.moments import MomentsWatch
 from tests.histories.pieces import check_record, whole_snapshots
 from tests.histories.poisoner import NormBooks
 from tests.histories.processes import MAX_DRIFT
-from tests.histories.replayer import BLAME, LIVENESS, OfferId, Plain, Replayer, expect, keys_of, plain, signed_by
+from tests.histories.replayer import (
+    BLAME,
+    LIVENESS,
+    OfferId,
+    Plain,
+    Replayer,
+    below,
+    expect,
+    keys_of,
+    number_of,
+    numbered,
+    plain,
+    signed_by,
+)
 
 OPERATOR = "operator"
 OF_SYNCERS = (
@@ -43,7 +56,7 @@ OVERWRITTEN = ("hint/", "heartbeat/")
 NEVER_DELETED = ("FORMAT.json", "commit/", "epoch/", "incarnation/", "request/", "join/")
 INNOCENT = frozenset({  # why an offer of an honest, undamaged learner may be refused
     "late", "too_early", "old_incarnation", "superseded", "before_rollback", "unknown_base", "base_consumed",
-    "data_overlap", "run_over",
+    "data_overlap", "run_over", "key_revoked",
 })  # fmt: skip
 OUTCOME_ROUNDS = 2  # of merges: outcomes go with them, and a skip leaves the offers of its slot to the next merge
 OUTCOME_APART_S = 25.0  # for offers carried home: a call of the relay may have been slow since before faults ceased
@@ -58,7 +71,7 @@ def prefixes_of(role: str, apart: frozenset[str] = frozenset()) -> tuple[str, ..
     if role == OPERATOR:
         return OF_OPERATORS
     own = tuple(f"{kind}/{role}/" for kind in ("incarnation", "offer", "delta", "inner"))
-    return (*own, f"heartbeat/{role}.json", f"join/{role}/")
+    return (*own, f"heartbeat/{role}.json", f"join/{role}/", f"certificate/learner/{role}/")
 
 
 @dataclass
@@ -153,19 +166,21 @@ class Monitor:
     def _offered(self, key: str, offer: Plain, now_s: float) -> None:
         """9: when an offer appears, the payload that it names is there: otherwise its learner is to blame. One that the
         log has settled comes late, behind the floor: its payload may be gone, and it gets no outcome."""
-        _, learner, text, name = key.split("/")
-        incarnation, seq, key_of = int(text), int(name[:10]), signed_by(offer)[1]
+        learner, incarnation, seq = numbered(key)
+        key_of = signed_by(offer)[1]
         if (learner, incarnation, seq) in self.replayer.settled:
             return
         payload = (
-            f"delta/{learner}/{text}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
+            f"delta/{below(learner, incarnation)}/{seq:010d}-{offer['payload_digest']}" in self.bucket.objects
             or not offer["payload_bytes"]
         )
         honest = learner not in self.suspects and incarnation >= self.replayer.floors[learner]
         expect(payload or not honest, "9", f"{key} is there before its payload")
         due = self.replayer.merges + max(0, offer["slot"] - self.replayer.slot)
         if key_of not in self.replayer.revoked:
-            self._fresh[learner, incarnation, seq] = due, now_s
+            certificate = f"certificate/learner/{learner}/{key_of}.json"  # by whose listing a syncer knows the key
+            since_s = max(now_s, self.bucket.listed_from_s.get(certificate, now_s))
+            self._fresh[learner, incarnation, seq] = due, since_s
             self._signed_by[learner, incarnation, seq] = key_of
 
     def put(self, role: str, key: str) -> None:
@@ -186,17 +201,16 @@ class Monitor:
         if kind in ("state", "weights"):
             self._check_version(kind, int(rest[:4]), int(rest[5:17]), int(rest[18:28]), key, floor)
         elif kind == "delta":
-            learner, incarnation, name = rest.split("/")
-            settled_n = self.replayer.settled_at.get((learner, int(incarnation), int(name[:10])))
-            old = int(incarnation) < self.replayer.floors[learner]
+            learner, incarnation, _ = numbered(key)
+            settled_n = self.replayer.settled_at.get(numbered(key))
+            old = incarnation < self.replayer.floors[learner]
             known = old or (settled_n is not None and settled_n <= floor)
             expect(known, "9", f"{key} was deleted, which has no outcome behind the floor {floor}")
         elif kind == "inner":
             enough = _later_moments(key, floors.bucket) >= KEPT_MOMENTS
             expect(enough, "9", f"{key} was deleted, which a restart may ask for")
         elif kind == "offer":
-            learner, incarnation, name = rest.split("/")
-            passed = self.replayer.is_passed((learner, int(incarnation), int(name[:10])), floor)
+            passed = self.replayer.is_passed(numbered(key), floor)
             expect(passed, "9", f"{key} was deleted, which a reader behind the floor {floor} may ask for")
         elif kind == "snapshot" and key not in floors.bucket.forged:
             left = [n for n in whole_snapshots(floors.bucket) if int(rest[:12]) < n <= floor]
@@ -266,8 +280,9 @@ class Monitor:
 
     def _is_asked_for(self, learner: str, incarnation: int) -> bool:
         """Whether a syncer must still ask for this incarnation's offers; of replaced ones only for the newest."""
-        oldest = self.genuine.claims[learner] - MAX_OLD_MAILBOXES
-        return incarnation >= max(oldest, self.replayer.floors[learner])
+        newest = number_of(self.genuine.claims[learner])
+        asked_for = number_of(incarnation) >= newest - MAX_OLD_MAILBOXES
+        return asked_for and incarnation >= self.replayer.floors[learner]
 
     def check_answers(self, free_s: float, now_s: float, look_s: float) -> None:
         """A serving syncer answers requests; those to join after as many looks as it takes to read what others have put
@@ -318,7 +333,7 @@ class Monitor:
         """7: an offer that a learner believes published is in the bucket, with the learner's bytes."""
         learner, incarnation, seq = offer_id
         bucket = self._apart_bucket if learner in self._apart else self.bucket
-        there = None if bucket is None else self.replayer.offer_of(bucket, offer_id, data)
+        there = None if bucket is None else self.replayer.offer_of(bucket, offer_id)
         gone = there is None and self.replayer.is_passed(offer_id, self.replayer.gc_floor)
         expect(there == data or gone, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
 

@@ -11,7 +11,6 @@ the run is over. Whatever is demanded of a healthy run is demanded beside them, 
 
 from __future__ import annotations
 
-from diloco_cli.protocol.log.keys import placed_key
 from tests.histories.client import Bucket
 from tests.histories.replayer import FLOODER
 from tests.histories.scene import Scene
@@ -49,15 +48,13 @@ class Outsider:
         region = self.history.region
         return region.bucket if region is not None and learner in region.residents else self.history.bucket
 
-    def place(self, bucket: Bucket, key: str, data: bytes, places: int = 1) -> str | None:
-        """Create an object at the first of so many free places of its key, which is returned."""
-        for place in range(places):
-            at = placed_key(key, place)
-            if at not in bucket.objects:
-                bucket.put(at, data)
-                bucket.foreign.add(at)
-                return at
-        return None
+    def place(self, bucket: Bucket, key: str, data: bytes) -> bool:
+        """Create an object; False if there is one."""
+        if key in bucket.objects:
+            return False
+        bucket.put(key, data)
+        bucket.foreign.add(key)
+        return True
 
     def overwrite(self, key: str, data: bytes) -> None:
         """What the others overwrite, too."""

@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.records import OfferId, ProcessClaim
 from diloco_cli.store.retry import MAX_PAUSE_S
 from diloco_cli.virtual.world import Actor, World
 from tests.histories.client import Client
-from tests.histories.replayer import plain
+from tests.histories.replayer import numbered, plain
 from tests.histories.stream import Stream
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: histories carry no real date
@@ -88,12 +88,12 @@ class Process:
 
     def said(self, key: str, data: bytes, merges: int) -> None:
         """The process has created this object."""
-        kind, _, number, *name = key.partition(".")[0].split("/")
+        kind = key.partition("/")[0]
         self.heard_merges = merges
         if kind == "incarnation":
-            self.incarnation = int(number[:8])
+            self.incarnation = numbered(key)[1]
         elif kind == "offer":
-            self.offered = (self.role, int(number), int(name[0][:10]))
+            self.offered = numbered(key)
             self.offers += 1
             self.offered_of[plain(data)["fragment"]] = merges, self.world.now_s
 

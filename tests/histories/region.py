@@ -137,7 +137,7 @@ class Region:
             key = weights_key(output["fragment"], output["version"], output["epoch"], output["weights_digest"])
             expect(self.bucket.get(key) is not None, "9", f"{key} is not in the region's bucket")
         for offer_id, data in published.items():
-            here, there = (replayer.offer_of(bucket, offer_id, data) for bucket in (self.bucket, home))
+            here, there = (replayer.offer_of(bucket, offer_id) for bucket in (self.bucket, home))
             gone = here is None and replayer.is_passed(offer_id, replayer.gc_floor)
             same = (here == data or gone) and there in (data, None)
             expect(same, "7", f"offer {offer_id} has other bytes than it published")

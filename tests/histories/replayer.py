@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import sqrt
@@ -52,7 +52,7 @@ SAID_BY_BOTH = (
     "learner", "incarnation", "seq", "base", "data_start", "data_end", "tokens", "steps",
     "payload_digest", "payload_bytes",
 )  # fmt: skip
-PLACES = ("", *(f"-{number}" for number in range(1, 16)))  # of a record, where others may have taken the first ones
+KEY_BITS = 32  # of an incarnation in a signed run: the fingerprint of the key that it writes under
 PARSED = 4096  # records remembered: one history reads each of its records several times
 LIVENESS, BLAME = "liveness", "blame"
 POISONER = "p0"  # the name of the hostile learner, where there is one
@@ -103,16 +103,30 @@ def expect(holds: bool, invariant: str, text: str) -> None:
         raise ViolationError(invariant, text)
 
 
-def offer_bytes(store: Store, run: RunFormat, offer_id: OfferId, revoked: Set[str] = frozenset()) -> bytes | None:
-    """An offer's genuine bytes, past any that others, or who holds a revoked key, have put under its key."""
+def below(learner: str, incarnation: int) -> str:
+    """Where the objects of an incarnation lie, behind their kind."""
+    number, key = divmod(incarnation, 1 << KEY_BITS)
+    return f"{learner}/{key:08x}/{number:08d}" if number else f"{learner}/{incarnation:08d}"
+
+
+def number_of(incarnation: int) -> int:
+    return incarnation >> KEY_BITS or incarnation
+
+
+def numbered(key: str) -> OfferId:
+    """(Learner, incarnation, number of the object, 0 for a claim) of a claim, an offer, a delta, or moments."""
+    kind, learner, *rest = key.removesuffix(".json").split("/")
+    key_digits = rest.pop(0) if len(rest) > (1 if kind == "incarnation" else 2) else ""
+    number, name = int(rest[0]), rest[1].partition("-")[0] if len(rest) > 1 else "0"
+    return learner, number << KEY_BITS | int(key_digits, 16) if key_digits else number, int(name)
+
+
+def offer_bytes(store: Store, run: RunFormat, offer_id: OfferId) -> bytes | None:
+    """An offer's genuine bytes."""
     learner, incarnation, seq = offer_id
-    key = f"offer/{learner}/{incarnation:08d}/{seq:010d}"
-    for place in PLACES:
-        data = store.get(f"{key}{place}.json")
-        by = None if data is None else run.keyring.signature(f"learner/{learner}", f"{key}.json", data)
-        if data is None or (by is not None and by.public not in revoked):
-            return data
-    return None
+    key = f"offer/{below(learner, incarnation)}/{seq:010d}.json"
+    data = store.get(key)
+    return data if data is not None and run.keyring.authenticates(f"learner/{learner}", key, data) else None
 
 
 @dataclass(frozen=True)
@@ -193,16 +207,14 @@ class Replayer(Checker):
     def check_published(self, offers: dict[OfferId, bytes]) -> Replayer:
         """7: an offer that a learner believes published has that learner's bytes."""
         for (learner, incarnation, seq), data in offers.items():
-            there = self.offer_of(self.store, (learner, incarnation, seq), data)
+            there = self.offer_of(self.store, (learner, incarnation, seq))
             gone = there is None and self.is_passed((learner, incarnation, seq), self.gc_floor)
             text = f"offer {incarnation}/{seq} of {learner} has other bytes than it published"
             expect(there == data or gone, "7", text)
         return self
 
-    def offer_of(self, store: Store, offer_id: OfferId, data: bytes) -> bytes | None:
-        """The genuine offer there for the holder of the key that signed `data`, revoked since or not."""
-        own = signed_by(plain(data))[1]
-        return offer_bytes(store, self.run, offer_id, self.revoked - {own})
+    def offer_of(self, store: Store, offer_id: OfferId) -> bytes | None:
+        return offer_bytes(store, self.run, offer_id)
 
     def feed(self, data: bytes) -> Plain:
         """The next record's bytes."""
@@ -254,7 +266,7 @@ class Replayer(Checker):
         offer_id = (item.learner, item.incarnation, item.seq)
         self._check_weight(item, fragment, who)
         self._note(offer_id, "applied")
-        data = offer_bytes(self.store, self.run, offer_id, self.revoked)
+        data = offer_bytes(self.store, self.run, offer_id)
         if data is None and self.n <= self.collected:
             return self._collected_input(item, fragment, who)
         offer = plain(data or b"{}")
@@ -303,7 +315,7 @@ class Replayer(Checker):
         return self.poison.get((item.learner, item.incarnation, item.seq), made) + self._anchor(item, fragment, who)
 
     def payload_of(self, item: MergedOffer) -> bytes | None:
-        at = f"{item.learner}/{item.incarnation:08d}/{item.seq:010d}"
+        at = f"{below(item.learner, item.incarnation)}/{item.seq:010d}"
         return self.store.get(f"delta/{at}-{item.payload_digest}")
 
     def _delta(self, made: int, payload: bytes, who: str) -> int:

@@ -15,9 +15,9 @@ from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key
-from diloco_cli.protocol.log.places import create_placed
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.protocol.log.refusals import REASONS
+from diloco_cli.protocol.log.signed import create_signed
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import learner_signer
@@ -73,7 +73,7 @@ class RefusalBucket:
             self.world.store.create(delta_key(*offer.id, offer.payload_digest), payload)
         key, signer = offer_key(*offer.id), learner_signer(offer.learner)
         mine = self.run.keyring.sign(signer, key, encode(offer))
-        self.world.start("stranger", create_placed(self.run.keyring, signer, key, mine))
+        self.world.start("stranger", create_signed(self.run.keyring, signer, key, mine))
         assert self.world.run(lambda: bool(self.outcomes(offer)), 60), "it has no outcome"
         return self.outcomes(offer)[0]
 
@@ -176,6 +176,6 @@ def test_every_word_of_the_log_has_its_test() -> None:
     here = {reason for _, _, reason in PAYLOADS}
     here |= {"bad_claim", "digest_mismatch", "base_consumed", "data_overlap", "late"}
     elsewhere = {"unknown_learner", "old_incarnation", "settled", "quarantined", "before_rollback", "superseded"}
-    elsewhere |= {"bad_signature"}
+    elsewhere |= {"bad_signature", "key_revoked"}
     elsewhere |= {outcome for _, outcome in WRONG}  # tests/simulation/test_liveness.py
     assert here | elsewhere | {"run_over"} == set(REASONS)

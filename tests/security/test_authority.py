@@ -18,24 +18,28 @@ from diloco_cli.protocol.actors.request_handler import StandIn
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.authority import AuthorityError
 from diloco_cli.protocol.log.commit_log import append, fold, read_log, state_after, trusting_none_of
-from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key, placed_key, snapshot_key
-from diloco_cli.protocol.log.operations import Create, Steps
-from diloco_cli.protocol.log.places import ClaimWatch
-from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.keys import (
+    commit_key,
+    fingerprint,
+    incarnation_key,
+    incarnation_of,
+    offer_key,
+    snapshot_key,
+)
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import Outcome, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.snapshots import newest_snapshot, snapshot_at, write_snapshot
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
-from diloco_cli.protocol.rules.polling import fence_check_every_s
+from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.protocol.log.wire import RecordError, encode
 from diloco_cli.runtime.daemon import SystemClock, perform
-from diloco_cli.signing import LOG, Unsigned
+from diloco_cli.signing import LOG
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.virtual.world import Actor
 from tests.security.signed import HOST, SignedFleet, as_learner, as_signer, as_syncer, signed_run
 from tests.security.test_strangers import poll, read
 from tests.simulation.operated import done, stand_in, state_of
-from tests.simulation.toy import ToyProcess, make_run
+from tests.simulation.toy import make_run
 from tests.unit.protocol.records import RUN as TOY
-from tests.unit.protocol.records import commit, genesis, offer
+from tests.unit.protocol.records import applied, commit, genesis, offer
 
 RUN = signed_run(TOY)
 SYNCER, OTHER, RENEWED = as_syncer(RUN), as_syncer(RUN, "other"), as_syncer(RUN, made="second")
@@ -211,38 +215,34 @@ def test_a_process_whose_key_is_revoked_writes_nothing_more_and_says_so() -> Non
 # -- learners -------------------------------------------------------------------------------------------------------
 
 
-def test_offers_of_a_revoked_key_are_as_if_they_were_not_there() -> None:
-    """Those that were read before are let go, and what has no outcome yet is read again: no outcome names them, so they
-    raise no floor, and the learner's next key may use their numbers."""
-    old, new, at = as_learner(RUN, "l0"), as_learner(RUN, "l0", "second"), offer_key("l0", 1, 0)
-    before = genesis()
-    store, inbox = MemoryStore(), Inbox(RUN)
-    theirs, own = (replace(offer(before), payload_digest=digest(b""), nonce=nonce) for nonce in ("old", "new"))
-    store.create(at, old.keyring.sign("learner/l0", at, encode(theirs)))
+OLD, NEW = as_learner(RUN, "l0"), as_learner(RUN, "l0", "second")
+OLD_KEY = OLD.keyring.public("learner/l0")
+STOLEN = incarnation_of(1, fingerprint(OLD_KEY))
+
+
+def test_what_a_revoked_key_has_offered_is_refused_and_nothing_below_it_is_read_any_more() -> None:
+    store, inbox, at = MemoryStore(), Inbox(RUN), offer_key("l0", STOLEN, 0)
+    before = structs.replace(genesis(), learners={"l0": LearnerRecord(floor=STOLEN)})
+    theirs = replace(offer(before), incarnation=STOLEN, payload_digest=digest(b""))
+    store.create(at, OLD.keyring.sign("learner/l0", at, encode(theirs)))
     inbox.open(before, 0.0)
     poll(store, inbox)
     assert [box.pending for box in inbox.mailboxes.values() if box.pending] == [[theirs]]
-    later = structs.replace(before, revoked={old.keyring.public("learner/l0"): 1})
-    inbox.judge_anew(later, 1.0)
-    read(store, inbox.poll(later, 2.0, 0.0))
-    assert not any(box.pending for box in inbox.mailboxes.values()) and inbox.outcomes == []
-    store.create(placed_key(at, 1), new.keyring.sign("learner/l0", at, encode(own)))
-    read(store, inbox.poll(later, 3.0, 0.0))
-    assert [box.pending for box in inbox.mailboxes.values() if box.pending] == [[own]] and inbox.outcomes == []
+    later = structs.replace(before, revoked={OLD_KEY: 1})
+    inbox.sort_out(later)
+    assert [(one.seq, one.reason) for one in inbox.outcomes] == [(0, "key_revoked")]
+    assert all(box.learner != "l0" for box in inbox.mailboxes.values())
+    reads = read(store, inbox.look_for_incarnations(later, 9.0)) + read(store, inbox.poll(later, 10.0, 0.0))
+    assert reads == 1, "the listing of certificates"
 
 
-def test_a_revoked_keys_claim_ends_no_process_of_the_learner() -> None:
-    run = signed_run(make_run())
-    fleet = SignedFleet(run)
-    old, new = as_learner(run, "l0"), as_learner(run, "l0", "second")
-    key = incarnation_key("l0", 2)
-    claim = ProcessClaim(2, "n", "host", 1, "then", "test")
-    fleet.world.store.create(key, old.keyring.sign("learner/l0", key, encode(claim)))
-
-    def replaced(keyring: Unsigned) -> bool:
-        return done(fleet, fleet.world.start("l0", ClaimWatch(keyring, "l0", 1).look())).result is not None
-
-    assert replaced(new.keyring) and not replaced(new.keyring.without({old.keyring.public("learner/l0")}))
+def test_an_offer_under_a_revoked_key_is_in_no_log_after_the_revocation() -> None:
+    state = after(began(), SYNCER, "revoke", key=OLD_KEY, learner="l0")
+    inputs = (applied("l0", incarnation=STOLEN),)
+    with pytest.raises(RecordError, match="under a key that was revoked"):
+        after(state, SYNCER, "merge", slot=0, inputs=inputs, outputs=(replace(state.outputs[0], version=2, slot=0),))
+    refused = after(state, SYNCER, "refuse", outcomes=(Outcome("l0", STOLEN, 0, 0, "key_revoked"),))
+    assert refused.learner("l0").floor == 0, "it raises no floor"
 
 
 def revoke(fleet: SignedFleet, run: RunFormat, role: str) -> int:
@@ -272,118 +272,32 @@ def test_a_learner_goes_on_under_a_new_key_and_its_old_one_ends() -> None:
     assert merged and fleet.kinds()[-1] == "finish"
 
 
-def steal(fleet: SignedFleet, number: int) -> None:
-    """Who has l0's first key claims this number."""
-    key = incarnation_key("l0", number)
-    claim = ProcessClaim(number, f"thief {number}", "host", 1, "then", "test")
-    fleet.world.store.create(key, as_learner(fleet.run, "l0").keyring.sign("learner/l0", key, encode(claim)))
-
-
-def between(fleet: SignedFleet) -> None:
-    """A process of l0 under its second key lives as incarnation 4: who has its first key claimed 2 and 3."""
+def test_who_has_stolen_a_key_that_is_revoked_can_do_nothing_any_more() -> None:
+    """It claims the learner's next numbers and offers, under the stolen key; the learner goes on under a new one."""
+    fleet = SignedFleet(signed_run(make_run(merges=48))).start().until_commits(5)
     fleet.restart = False
     fleet.kill("l0")
-    for number in (2, 3):
-        steal(fleet, number)
+    thief = as_learner(fleet.run, "l0").keyring
+    until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
+    since = state_of(fleet)
+    for number in range(2, 20):
+        stolen = incarnation_of(number, fingerprint(thief.public("learner/l0")))
+        claim, first = incarnation_key("l0", stolen), offer_key("l0", stolen, 0)
+        body = encode(ProcessClaim(stolen, f"thief {number}", "host", 1, "then", "test"))
+        fleet.world.store.create(claim, thief.sign("learner/l0", claim, body))
+        theirs = replace(offer(genesis()), incarnation=stolen)
+        fleet.world.store.create(first, thief.sign("learner/l0", first, encode(theirs)))
     fleet.made["l0"] = "second"
     fleet.learner("l0")
-    assert fleet.world.run(lambda: fleet.world.store.get(incarnation_key("l0", 4)) is not None, 30)
-
-
-def merged_of(fleet: SignedFleet, incarnation: int) -> int:
-    merged = [item for record in fleet.records() for item in record.get("inputs", ()) if item["learner"] == "l0"]
-    return sum(item["incarnation"] == incarnation for item in merged)
-
-
-def test_a_learner_whose_claim_lies_behind_those_of_a_revoked_key_goes_on_as_that() -> None:
-    """The syncer finds its claim behind the gaps; so must the learner itself, when it hears of the revocation."""
-    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
-    between(fleet)
-    until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
-    before = merged_of(fleet, 4)
     fleet.finish()
-    assert fleet.errors() == [] and merged_of(fleet, 4) > before + 4
-
-
-def test_a_learner_that_starts_where_gaps_lie_before_the_newest_claim_takes_the_number_after_that() -> None:
-    """Else the claim behind the gaps would end it as one whose place is taken, and it would not start again."""
-    fleet = SignedFleet(signed_run(make_run(merges=24))).start().until_commits(5)
-    between(fleet)
-    fleet.kill("l0")
-    until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
-    fleet.learner("l0")
-    fleet.finish()
-    assert fleet.errors() == [] and merged_of(fleet, 5) > 4
-
-
-def started_anew() -> tuple[SignedFleet, ToyProcess]:
-    """A fleet whose l0 works as incarnation 2 under its second key, and that process."""
-    fleet = SignedFleet(signed_run(make_run(merges=240))).start().until_commits(5)
-    fleet.restart = False
-    fleet.kill("l0")
-    fleet.made["l0"] = "second"
-    actor = fleet.learner("l0")
-    assert fleet.world.run(lambda: merged_of(fleet, 2) > 0, 30)
-    return fleet, actor.owner
-
-
-def revoke_first(fleet: SignedFleet) -> None:
-    until_answered(fleet, revoke(fleet, as_learner(fleet.run, "l0"), "learner/l0"))
-
-
-def steal_offer(fleet: SignedFleet) -> str:
-    """Who has l0's first key writes the next offer of incarnation 2. Returns its second place."""
-    key = offer_key("l0", 2, len(fleet.world.store.list("offer/l0/00000002/", limit=1000)))
-    keyring = as_learner(fleet.run, "l0").keyring
-    fleet.world.store.create(key, keyring.sign("learner/l0", key, encode(offer(genesis()))))
-    return placed_key(key, 1)
-
-
-def goes_on(fleet: SignedFleet) -> bool:
-    before = merged_of(fleet, 2)
-    fleet.finish()
-    return not fleet.errors() and merged_of(fleet, 2) > before + 4
-
-
-def test_a_thief_does_not_end_a_learner_that_has_not_heard_yet_that_its_key_is_revoked() -> None:
-    fleet, process = started_anew()
-    fleet.pause(process.threads[0])
-    revoke_first(fleet)
-    steal(fleet, 3)
-    fleet.world.run_for(fence_check_every_s(0.0))  # so that its next look is for claims
-    fleet.resume(process.threads[0])
-    assert goes_on(fleet)
-
-
-def test_nor_does_a_thief_that_takes_the_number_of_its_next_offer() -> None:
-    fleet, process = started_anew()
-    fleet.pause(process.threads[0])
-    revoke_first(fleet)
-    place = steal_offer(fleet)
-    fleet.resume(process.threads[0])
-    follower = process.threads[1]
-    fleet.world.pause(follower)  # it might hear first
-    assert fleet.world.run(lambda: fleet.world.store.get(place) is not None, 5)
-    fleet.world.resume(follower)
-    assert goes_on(fleet)
-
-
-def test_nor_one_that_takes_it_while_the_payload_is_on_its_way_and_the_follower_hears() -> None:
-    fleet, process = started_anew()
-
-    def uploads() -> list[Actor]:
-        calls = [(thread, call.operation) for thread in process.threads if not thread.ended for call in thread.calls]
-        return [thread for thread, call in calls if isinstance(call, Create) and call.key.startswith("delta/")]
-
-    assert fleet.world.run(lambda: bool(uploads()), 10)
-    (upload,) = uploads()
-    fleet.world.pause(upload)
-    revoke_first(fleet)
-    fleet.world.run_for(1.0)
-    place = steal_offer(fleet)
-    fleet.world.resume(upload)
-    assert fleet.world.run(lambda: fleet.world.store.get(place) is not None, 5)
-    assert goes_on(fleet)
+    own = incarnation_of(2, fingerprint(as_learner(fleet.run, "l0", "second").keyring.public("learner/l0")))
+    settled = {
+        item["incarnation"]
+        for record in fleet.records()[since.n + 1 :]
+        for item in (*record.get("inputs", ()), *record["outcomes"])
+        if item["learner"] == "l0"
+    }
+    assert fleet.errors() == [] and settled == {own}
 
 
 def test_a_syncer_whose_key_is_revoked_leaves_and_another_goes_on() -> None:

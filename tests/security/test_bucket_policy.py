@@ -100,7 +100,8 @@ def may(role: Role, verb: Verb) -> set[str]:
 
 
 def test_a_learner_changes_its_own_names_and_nothing_else() -> None:
-    own = {"incarnation/iowa/", "offer/iowa/", "delta/iowa/", "inner/iowa/", "join/iowa/", "event/iowa/"}
+    own = {"incarnation/iowa/", "offer/iowa/", "delta/iowa/", "inner/iowa/", "join/iowa/", "event/iowa/",
+           "certificate/learner/iowa/"}  # fmt: skip
     created = may("learner", "create") - {"heartbeat/iowa.json"}
     assert {key.rpartition("iowa/")[0] + "iowa/" for key in created} == own
     assert not any("rhine" in key for key in may("learner", "create"))
@@ -124,9 +125,12 @@ def test_who_collects_may_delete_every_kind_that_is_collected_and_a_trial(role: 
     assert all(JUDGE.allows(role, "iowa", verb, upload_trial_key("x")) for verb in ("create", "delete"))
 
 
-def test_operators_alone_leave_certificates() -> None:
+def test_only_operators_and_a_learner_itself_leave_its_certificates() -> None:
     roles: tuple[Role, ...] = ("learner", "syncer", "operator", "reader")
-    assert [role for role in roles if "certificate/learner/iowa/00.json" in may(role, "create")] == ["operator"]
+    assert [role for role in roles if "certificate/learner/iowa/00.json" in may(role, "create")] == [
+        "learner", "operator"
+    ]  # fmt: skip
+    assert not JUDGE.allows("learner", "iowa", "create", "certificate/learner/rhine/00.json")
 
 
 @pytest.mark.parametrize(("role", "own"), [("learner", {"iowa"}), ("syncer", {"iowa", "rhine"})])

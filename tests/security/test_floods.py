@@ -6,6 +6,7 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
+from diloco_cli.protocol.log.claims import STRANGERS_PASSED
 from diloco_cli.protocol.log.keys import join_key, request_key
 from diloco_cli.protocol.log.records import Island, Join, Request, RunFormat
 from diloco_cli.protocol.log.wire import encode
@@ -110,7 +111,7 @@ def test_thirty_two_islands_join_within_two_slots_by_one_commit() -> None:
 
 def test_forged_requests_of_operators_are_stepped_over_and_the_log_hears_nothing_of_them() -> None:
     fleet = serving(slow_run())
-    for number in range(FLOOD):
+    for number in range(STRANGERS_PASSED - 1):
         key = request_key(number)
         data = encode(Request(number, "stop", "n", "then"))
         keyring = as_learner(fleet.run, "l1").keyring
@@ -119,6 +120,6 @@ def test_forged_requests_of_operators_are_stepped_over_and_the_log_hears_nothing
     fleet.world.run_for(10 * SLOT_S)
     assert state_of(fleet).phase == "RUNNING" and "refuse" not in fleet.kinds()
     asked_s = fleet.world.now_s
-    assert asked(fleet, "stop").result == 0
+    assert asked(fleet, "stop").result == STRANGERS_PASSED - 1
     assert fleet.world.run(lambda: state_of(fleet).phase == "STOPPED", 60.0)
     assert fleet.world.now_s - asked_s <= 2 * SLOT_S + 1.0

@@ -8,7 +8,7 @@ import pytest
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
-from diloco_cli.protocol.log.keys import commit_key, offer_key
+from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import UNSIGNED
 from diloco_cli.store.memory import MemoryStore
@@ -17,7 +17,7 @@ from tests.numerics.harness import copy_of, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
 from tests.security.signed import as_fleet, as_learner, as_reader, signed_run
 
-OFFER_AT, COMMIT_AT = offer_key("l0", 1, 0), commit_key(1)
+COMMIT_AT = commit_key(1)
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,10 @@ def finished() -> tuple[RunFormat, Store]:
     sync = SyncSettings(every=4, fragments=2, overlap=0, adoption="at_tau", quorum=2)
     run = signed_run(make_run(2, 2, sync, OuterSettings("nesterov", 0.7, 0.9), CONSTANT))
     return run, run_to_end(as_fleet(run))[0]
+
+
+def offer_at(bucket: Store) -> str:
+    return bucket.list("offer/l0/", limit=1)[0]
 
 
 def damaged(bucket: Store, key: str, old: bytes, new: bytes) -> MemoryStore:
@@ -45,10 +49,10 @@ def test_an_offer_that_was_changed_where_the_log_does_not_look_is_found_by_its_s
     finished: tuple[RunFormat, Store],
 ) -> None:
     run, bucket = finished
-    forged = damaged(bucket, OFFER_AT, b'"nonce":"', b'"nonce":"f')
+    forged = damaged(bucket, offer_at(bucket), b'"nonce":"', b'"nonce":"f')
     for opened in (run, as_learner(run, "l1"), as_reader(run)):
         found = LogVerifier(forged, opened).replay()
-        assert found.mismatches == [f"{OFFER_AT} is not signed by the signer that it needs"]
+        assert found.mismatches == [f"{offer_at(bucket)} is not signed by the signer that it needs"]
     trusting = replace(run, keyring=UNSIGNED)
     assert LogVerifier(forged, trusting).replay().ok, "only the signature tells"
 

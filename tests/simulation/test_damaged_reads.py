@@ -9,6 +9,7 @@ import pytest
 
 from diloco_cli.protocol.actors import joining
 from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log import claims
 from diloco_cli.protocol.log.operations import Create, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.signing import Checksummed, Unsigned
@@ -69,12 +70,13 @@ def test_no_process_is_fenced_by_its_own_claim(seeds: range) -> None:
     assert broken == []
 
 
-def naive(keyring: Unsigned, signer: str, key: str, mine: bytes) -> Steps[bytes]:
+def naive(keyring: Unsigned, signer: str, key: str, mine: bytes, same: int = 2) -> Steps[bytes]:
     answer = yield Create(key, mine)
     return mine if isinstance(answer, Created) else answer.data
 
 
 def test_who_believes_a_damaged_answer_leaves_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "create_placed", naive)
+    monkeypatch.setattr(claims, "create_signed", naive)
+    monkeypatch.setattr(joining, "create_signed", naive)
     found = next((found for seed in range(SHOWN_BY, 400) if (found := lived(seed, doubtful(seed)).violation)), None)
     assert found is not None and "gave way" in found.text, found

@@ -16,8 +16,8 @@ from diloco_cli import signing
 from diloco_cli.config.codec import replace
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors import collection, inbox, joins, requests
-from diloco_cli.protocol.log import places, snapshots
-from diloco_cli.protocol.log.keys import commit_key, incarnation_key, read_join_key, snapshot_key
+from diloco_cli.protocol.log import claims, signed, snapshots
+from diloco_cli.protocol.log.keys import commit_key, incarnation_of, offer_key, read_join_key, snapshot_key
 from diloco_cli.protocol.log.operations import Create, Get, Steps
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
 from diloco_cli.signing import NOBODY, UNSIGNED, Checksummed
@@ -54,7 +54,7 @@ def test_they_change_nothing_and_hold_nobody_up(forger: bool, flooder: bool) -> 
         outcomes = [item for data in outcome.log for item in in_one(data)["outcomes"]]
         written[FLOODER] += sum(item["learner"] == FLOODER for item in outcomes)
     assert (written[FLOODER] > 100) == flooder, "it is heard, and refused"
-    kinds = {"incarnation", "offer", "request", "join", "epoch", "snapshot"} if forger else set()
+    kinds = {"incarnation", "request", "join", "epoch", "snapshot"} if forger else set()
     assert written.keys() - {FLOODER} == kinds
 
 
@@ -76,11 +76,9 @@ class Off:
     also: tuple[tuple[object, str, object], ...] = ()
 
 
-def any_bytes(
-    keyring: Any, signer: str, key: str, place: int = 0, most: int = 16, same: int = 2
-) -> Steps[places.PlacedRecord]:
-    data = yield Get(key, MAX_RECORD_BYTES)
-    return places.PlacedRecord(data, place)
+def any_bytes(keyring: Any, learner: str, incarnation: int, seq: int, same: int = 2) -> Steps[tuple[bool, Any]]:
+    data = yield Get(offer_key(learner, incarnation, seq), MAX_RECORD_BYTES)
+    return data is not None, data
 
 
 read_request = requests._asked
@@ -95,14 +93,13 @@ def first_writers(keyring: Any, signer: str, key: str, mine: bytes, same: int = 
     return mine if isinstance(answer, Created) else bytes(answer.data)
 
 
-def one_by_one(keyring: Any, learner: str, known: int, reach: int = 1 << 53, same: int = 2) -> Steps[Any]:
+def one_by_one(known: int, reach: int, look: Any) -> Steps[Any]:
     found = None
     for number in count(known + 1):
-        key = incarnation_key(learner, number)
-        data = (yield from places.read_placed(keyring, signing.learner_signer(learner), key, same=same)).data
-        if data is None:
+        there = yield from look(number)
+        if there is None:
             return found
-        found = places.Claimed(number, data)
+        found = number, there
     return None
 
 
@@ -157,7 +154,7 @@ def _hands_over(options: Options) -> bool:
 
 MINE = frozenset({"genuine", "1", "4", "6", "7", "9", "exit", "liveness", "blame", "loss", "10", "drift", "keys"})
 OFF: dict[str, Off] = {
-    "any bytes are a record": Off(places, "read_placed", any_bytes, MINE),
+    "any bytes are a record": Off(claims, "_read_offer", any_bytes, MINE),
     "any bytes are a request": Off(requests, "_asked", anybodys_request, frozenset({"genuine"})),
     "a checksum is not looked at": Off(
         Checksummed, "signature", lambda self, role, key, data: NOBODY, MINE, signed=False
@@ -166,8 +163,7 @@ OFF: dict[str, Off] = {
     "a signature holds under any key": Off(signing, "_record_text", of_no_key, MINE, signed=True),
     "whoever has a key signs for all": Off(signing, "may_sign", lambda signer, role: True, MINE, signed=True),
     "any operator certifies": Off(signing, "is_certified", lambda *said: True, MINE, signed=True),
-    "one place for a record": Off(places, "MAX_PLACES", 1, MINE),
-    "whoever is first has the place": Off(places, "create_placed", first_writers, MINE),
+    "whoever is first has the place": Off(signed, "create_signed", first_writers, MINE),
     "anybody's snapshot": Off(snapshots, "snapshot_at", anybodys_snapshot, MINE),
     "any two snapshots are kept": Off(collection, "kept_snapshots", any_two_snapshots, MINE),
     "anybody joins": Off(joins.JoinQueue, "_read", unchecked_join, MINE),
@@ -192,12 +188,12 @@ OFF: dict[str, Off] = {
         also=((inbox, "MAX_PENDING_ROUNDS", 1 << 30), (inbox.Inbox, "_fetch_portion", whole_portion)),
     ),
     "claims are read one by one": Off(
-        places, "newest_claim", one_by_one, frozenset({"liveness"}), forger=False, flooder=True
+        claims, "furthest", one_by_one, frozenset({"liveness"}), forger=False, flooder=True
     ),
     "every mailbox is kept": Off(
         inbox,
         "kept_mailboxes",
-        lambda known, newest: range(known + 1, newest + 1),
+        lambda key, known, newest: [incarnation_of(n, key) for n in range(known + 1, newest + 1)],
         frozenset({"liveness"}),
         forger=False,
         flooder=True,

@@ -31,6 +31,7 @@ from diloco_cli.protocol.log.commit_log import LOOK_BACK, state_after, trusting_
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
 from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
 from diloco_cli.protocol.log.keys import (
+    key_of,
     read_delta_key,
     read_event_key,
     read_inner_key,
@@ -55,7 +56,7 @@ FLOORS_APART = 8  # commits, at least: a floor is a commit itself
 KEPT_SNAPSHOTS = 2  # up to the floor: one to fold the floor's state from, one in case it is damaged
 IDLE_S, IDLE_SLOTS = 30.0, 3  # without a commit: the longer of these
 MAX_UNSOUND = 64  # snapshots passed over for those
-KEPT_MOMENTS = 4  # of each learner, the newest
+KEPT_MOMENTS = 4  # of each key of a learner, the newest
 KEPT_BATCHES = 64  # of events of each unit, the newest
 
 
@@ -218,13 +219,13 @@ class Sweep:
         return is_garbage(key, self.floor, epoch, self.snapshot)
 
     def _older_moments(self, keys: list[str]) -> list[str]:
-        """Keys come sorted by learner, incarnation and step: all but each learner's last KEPT_MOMENTS are old."""
+        """Keys come sorted by learner, its key, incarnation and step: all but the last KEPT_MOMENTS of each key are
+        old."""
         older = []
         for key in keys:
-            read = read_inner_key(key)
-            if read is None:
+            if read_inner_key(key) is None:
                 continue
-            if self._moments and _learner(self._moments[0]) != read[0]:
+            if self._moments and _folder(self._moments[0]) != _folder(key):
                 self._moments.clear()
             self._moments.append(key)
             if len(self._moments) > KEPT_MOMENTS:
@@ -254,8 +255,11 @@ def _kind(key: str) -> str:
     return key.partition("/")[0]
 
 
-def _learner(key: str) -> str:
-    return key.split("/")[1]
+def _folder(key: str) -> tuple[str, int]:
+    """The learner and the key below which moments lie."""
+    read = read_inner_key(key)
+    assert read is not None
+    return read[0], key_of(read[1])
 
 
 class Collector:

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from diloco_cli.errors import FencedError, TryAgainError
+from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.observer import Incarnation
 from diloco_cli.protocol.actors.ports import Values
+from diloco_cli.protocol.log.claims import ClaimWatch
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
-from diloco_cli.protocol.log.keys import heartbeat_key
+from diloco_cli.protocol.log.keys import heartbeat_key, key_of, number_of
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
-from diloco_cli.protocol.log.places import ClaimWatch, newest_past_gaps
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.rules.polling import expected_slot_s, fence_check_every_s, next_request_s
-from diloco_cli.signing import Unsigned, learner_signer
+from diloco_cli.signing import learner_signer
 
 HEARTBEAT_EVERY_S = 3.0
 SLEEP_BOUNDS_S = (0.02, 0.5)
@@ -53,29 +53,12 @@ class Follower:
         self._mail: deque[Mail] = deque()  # at most one: put by the follower, taken by the training
         self._fetched: dict[int, int] = {}
         self._looked_s = 0.0
-        self._num_revoked = 0  # keys, when this incarnation's number was checked last
         self.state = RunState()
         self.head = (self.state, 0.0, 0.0)  # the state, and two times between which its commit appeared
         self.found_s: float | None = None
         self.trouble = ""
         self.unreadable: frozenset[int] = frozenset()
         self.leaves = False
-
-    @property
-    def keyring(self) -> Unsigned:
-        """To judge what others with this learner's name have written, as of the newest known commit."""
-        return self._learner.run.keyring.without(self.state.revoked)
-
-    def newer_keyring(self, known: RunState) -> Steps[Unsigned | None]:
-        """To judge as of the log's head, if a key was revoked after `known`; else None. A thief's record that was taken
-        for another process's may be under that key. Changes no state, as the lane of uploads calls it. Raises
-        RefusedError if this learner's own key is revoked."""
-        run = self._learner.run
-        if run.signing is None:
-            return None
-        head = yield from read_log(run, known)
-        refuse_revoked(run, head, learner_signer(self._learner.name))
-        return run.keyring.without(head.revoked) if len(head.revoked) > len(known.revoked) else None
 
     def take(self) -> Mail | None:
         try:
@@ -116,6 +99,8 @@ class Follower:
         news, seen_s = self.state.n > known.n, (yield Now())
         if news:
             refuse_revoked(self._learner.run, self.state, learner_signer(self._learner.name))
+            if self.state.learner(self._learner.name).floor > self._learner.joined.incarnation:  # under another key
+                raise self._fenced()
             self.head = (self.state, since_s, seen_s)
         if self.state.slot > known.slot:  # an evaluation may come right before a merge, which is a slot after another
             self.found_s = seen_s
@@ -179,23 +164,17 @@ class Follower:
     def follow(self) -> Steps[None]:
         """Follow until the learner leaves. Raises FencedError when a newer incarnation has its place."""
         next_heartbeat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
-        claims = ClaimWatch(self.keyring, self._learner.name, self._learner.joined.incarnation)
+        own = self._learner.joined.incarnation
+        claims = ClaimWatch.beside(self._learner.run.keyring, self._learner.name, key_of(own), own)
         while not self.leaves:
             now_s: float = yield Now()
             if now_s >= next_heartbeat_s:
                 next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
                 yield from self.send_heartbeat()
-            if now_s >= next_fence_s or len(self.state.revoked) != self._num_revoked:
+            if now_s >= next_fence_s:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
-                claims.keyring = self.keyring
                 if (yield from claims.look()) is not None:
-                    if (yield from self.newer_keyring(self.state)) is not None:  # the claim may be a thief's
-                        yield from self.look()
-                        claims = ClaimWatch(self.keyring, self._learner.name, self._learner.joined.incarnation)
-                        continue
-                    mine = f"incarnation {self._learner.joined.incarnation} of {self._learner.name}"
-                    raise FencedError(f"a newer process has taken the place of {mine}")
-                yield from self._check_number()
+                    raise self._fenced()
             if now_s >= next_look_s:
                 if (yield from self.look()):
                     next_look_s = yield Now()
@@ -209,18 +188,9 @@ class Follower:
             low, high = SLEEP_BOUNDS_S
             yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
 
-    def _check_number(self) -> Steps[None]:
-        """Once a key is revoked, its claims are as if they were not there. If they passed this incarnation's number by,
-        or it came after more of theirs than a reader passes by, the syncer does not ask for its offers: another number
-        is needed. Raises TryAgainError."""
-        if len(self.state.revoked) == self._num_revoked:
-            return
-        name, own = self._learner.name, self._learner.joined.incarnation
-        floor = self.state.learner(name).floor
-        newest = (yield from newest_past_gaps(self.keyring, name, floor)) if floor < own else None
-        if floor != own and (newest is None or newest.number < own):
-            raise TryAgainError(f"incarnation {own} of {name} stands beside claims under a key that is revoked since")
-        self._num_revoked = len(self.state.revoked)
+    def _fenced(self) -> FencedError:
+        mine = f"incarnation {number_of(self._learner.joined.incarnation)} of {self._learner.name}"
+        return FencedError(f"a newer process has taken the place of {mine}")
 
     def _slot_s(self) -> float:
         """The expected time between two commits: as the log states it, limited by the learner's own measurement."""
@@ -241,7 +211,7 @@ class Follower:
         learner, progress = self._learner, self._learner.progress
         uploading = learner.doing is LearnerState.TRAINING and progress.aim.delivery.waiting > 0
         facts: dict[str, Any] = {
-            "state": "UPLOADING" if uploading else learner.doing, "incarnation": progress.incarnation,
+            "state": "UPLOADING" if uploading else learner.doing, "incarnation": number_of(progress.incarnation),
             "n": self.state.n, "step": progress.steps, "position": progress.position, "behind": progress.behind(),
             "loss": learner.loss if learner.loss is not None and isfinite(learner.loss) else None,
             "note": learner.note, "tokens_per_s": 0.0, **self._heartbeat_facts(),

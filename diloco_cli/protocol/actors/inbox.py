@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
 from typing import Any
 
-from diloco_cli.protocol.log.keys import offer_key
+from diloco_cli.protocol.log.claims import ClaimWatch, FoundOffer, LearnerKeys, next_offer
+from diloco_cli.protocol.log.keys import incarnation_of, key_of, number_of, offer_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.places import ClaimWatch, FoundOffer, next_offer
 from diloco_cli.protocol.log.records import Offer, Outcome, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import together
@@ -39,10 +39,7 @@ def in_order(outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
 @dataclass
 class PolledMailbox:
     """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next.
-
-    `place`: of the next offer, if objects of others lie at those before it; `held_until_s`: when to look again behind a
-    flood of them. `slot_s`: the time between offers as the learner states it; expected_slot_s limits it by the run's
-    pace."""
+    `slot_s`: the time between offers as the learner states it; expected_slot_s limits it by the run's pace."""
 
     learner: str
     incarnation: int
@@ -52,25 +49,10 @@ class PolledMailbox:
     slot_s: float = 0.0
     next_request_s: float = 0.0
     asked_s: float = -inf
-    place: int = 0
-    held_until_s: float = -inf
 
-    def look(self, keyring: Unsigned, now_s: float, usual_slot_s: float) -> Steps[FoundOffer]:
+    def look(self, keyring: Unsigned) -> Steps[FoundOffer]:
         """Look for the next offer."""
-        found = yield from next_offer(keyring, self.learner, self.incarnation, self.next_seq, self.place)
-        self.place = found.place
-        if found.flooded:
-            self.held_until_s = now_s + max(usual_slot_s, SHORT_SLOT_S)
-        return found
-
-    def passed(self) -> None:
-        """The next offer has been dealt with."""
-        self.next_seq, self.place = self.next_seq + 1, 0
-
-    def skip_to(self, seq: int) -> None:
-        """All offers before `seq` have been dealt with."""
-        if seq > self.next_seq:
-            self.next_seq, self.place = seq, 0
+        return (yield from next_offer(keyring, self.learner, self.incarnation, self.next_seq))
 
     def asked(self, now_s: float, usual_slot_s: float) -> None:
         """No further offer is there now: choose when to ask again."""
@@ -78,9 +60,9 @@ class PolledMailbox:
         self.next_request_s = next_request_s(self.found_s, now_s, expected_slot_s(self.slot_s, usual_slot_s))
 
 
-def kept_mailboxes(known: int, newest: int) -> range:
-    """The incarnations beyond `known` whose offers are asked for, when `newest` is found to be the newest."""
-    return range(max(known + 1, newest - MAX_OLD_MAILBOXES), newest + 1)
+def kept_mailboxes(key: int, known: int, newest: int) -> list[int]:
+    """The incarnations under this key beyond number `known` whose offers are asked for, when `newest` is the newest."""
+    return [incarnation_of(n, key) for n in range(max(known + 1, newest - MAX_OLD_MAILBOXES), newest + 1)]
 
 
 def replaced(old: Iterable[tuple[str, int]], newest: PolledMailbox, now_s: float) -> list[tuple[str, int]]:
@@ -103,84 +85,88 @@ class Inbox:
     """All pending offers, and when each learner was last heard (seconds on the syncer's clock).
 
     `withheld(learner, incarnation, seq)`: whether an offer must not be read yet; `claimed(learner)`: the newest
-    incarnation that has been seen elsewhere (0: none). See protocol/regions/relays.py. `claims`: where each learner's
-    claims stand. `beside(state, offer)`: what is read of an offer that was just found, while the next one is looked for
-    (candidates.py)."""
+    incarnations that have been seen elsewhere, one a key. See protocol/regions/relays.py. `claims`: where the claims of
+    each learner stand, by its keys. `beside(state, offer)`: what is read of an offer that was just found, while the
+    next one is looked for (candidates.py)."""
 
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
     heard_s: dict[str, float] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
     withheld: Callable[[str, int, int], bool] = lambda learner, incarnation, seq: False
-    claimed: Callable[[str], int] = lambda learner: 0
-    claims: dict[str, ClaimWatch] = field(default_factory=dict)
+    claimed: Callable[[str], Sequence[int]] = lambda learner: ()
+    claims: dict[tuple[str, int], ClaimWatch] = field(default_factory=dict)
     beside: Callable[[RunState, Offer], list[Steps[Any]]] = lambda state, offer: []
-    _revoked: int = 0  # keys, in the state for which the mailboxes were opened
+    keys: LearnerKeys = field(init=False)
     _sorted_for: RunState | None = None  # the state for which sort_out was last done, if no offer came since
+
+    def __post_init__(self) -> None:
+        self.keys = LearnerKeys(self.run.keyring)
 
     def open(self, state: RunState, now_s: float) -> None:
         """Start from the log's state. Every island counts as heard now, because a new syncer cannot know better."""
-        self._revoked = len(state.revoked)
         for island in state.with_members(self.run).all_islands:
             known = state.learner(island.name)
             self.heard_s[island.name] = now_s
-            self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
-
-    def judge_anew(self, state: RunState, now_s: float) -> None:
-        """Once a key is revoked, what it has signed is as if it were not there, also what was read before: start again,
-        as another syncer would."""
-        if self._revoked != len(state.revoked):
-            self.mailboxes.clear()
-            self.claims.clear()
-            self.outcomes.clear()
-            self.open(state, now_s)
+            if known.floor or not self.run.keyring.signs:
+                self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
 
     def _box(self, learner: str, incarnation: int) -> Mailbox:
         return self.mailboxes.setdefault((learner, incarnation), Mailbox(learner, incarnation))
 
     def expect(self, learners: Iterable[str]) -> None:
         """Ask for the offers of learners that are being admitted; they count as alive once they are heard."""
-        for learner in learners:
+        for learner in learners if not self.run.keyring.signs else ():
             self._box(learner, 1)
 
     def look_for_incarnations(self, state: RunState, now_s: float) -> Steps[None]:
-        """Look for new incarnations of all islands, also of those that have joined since."""
-        self.judge_anew(state, now_s)
+        """Look for new incarnations of all islands, also of those that have joined since, under all their keys."""
         islands = state.with_members(self.run).all_islands
-        watches = [self._watch(island.name, state) for island in islands]
+        self.keys.keyring = self.run.keyring.without(state.revoked)
+        yield from self.keys.look()
+        watches = [self._watch(island.name, key, state) for island in islands for key in self.keys.of(island.name)]
         before = [watch.newest for watch in watches]
-        yield from together([watch.look() for watch in watches])
-        for island, watch, known in zip(islands, watches, before, strict=True):
-            watch.newest = max(watch.newest, self.claimed(island.name))
-            if watch.newest > known:
-                self.heard_s[island.name] = now_s
-            for incarnation in kept_mailboxes(known, watch.newest):
-                self._box(island.name, incarnation).since_s = now_s
-        self._retire({watch.learner: watch.newest for watch in watches if watch.newest > 0}, now_s)
+        beyond = {island.name: number_of(state.learner(island.name).floor) for island in islands}
+        for watch in watches:
+            beyond[watch.learner] = max(beyond[watch.learner], watch.newest)
+        yield from together([watch.look(beyond[watch.learner]) for watch in watches])
+        for watch, known in zip(watches, before, strict=True):
+            self._found(watch.learner, watch.key, known, watch.newest, now_s)
+        for island in islands:
+            for incarnation in self.claimed(island.name):
+                watch = self._watch(island.name, key_of(incarnation), state)
+                known, watch.newest = watch.newest, max(watch.newest, number_of(incarnation))
+                self._found(island.name, watch.key, known, watch.newest, now_s)
+        self._retire(now_s)
 
-    def _watch(self, learner: str, state: RunState) -> ClaimWatch:
-        if learner not in self.claims:
-            keyring = self.run.keyring.without(state.revoked)
-            newest = max((number for name, number in self.mailboxes if name == learner), default=0)
-            self.claims[learner] = ClaimWatch(keyring, learner, max(newest, state.learner(learner).floor))
-        return self.claims[learner]
+    def _found(self, learner: str, key: int, known: int, newest: int, now_s: float) -> None:
+        if newest > known:
+            self.heard_s[learner] = now_s
+        for incarnation in kept_mailboxes(key, known, newest):
+            self._box(learner, incarnation).since_s = now_s
 
-    def _retire(self, newest: dict[str, int], now_s: float) -> None:
-        """`newest`: each learner's newest incarnation."""
-        old: dict[str, list[tuple[str, int]]] = {}
-        for key, box in self.mailboxes.items():
-            if box.incarnation != newest.get(box.learner) and not box.pending:
-                old.setdefault(box.learner, []).append(key)
-        for learner, number in newest.items():
-            for key in replaced(old.get(learner, ()), self._box(learner, number), now_s):
+    def _watch(self, learner: str, key: int, state: RunState) -> ClaimWatch:
+        if (learner, key) not in self.claims:
+            floor = max(1, state.learner(learner).floor) if key == 0 else state.learner(learner).floor
+            self.claims[learner, key] = ClaimWatch.beside(self.run.keyring, learner, key, floor)
+        return self.claims[learner, key]
+
+    def _retire(self, now_s: float) -> None:
+        """Give up the mailboxes of replaced incarnations."""
+        of_learner: dict[str, list[Mailbox]] = {}
+        for box in self.mailboxes.values():
+            of_learner.setdefault(box.learner, []).append(box)
+        for learner, boxes in of_learner.items():
+            newest = max(boxes, key=lambda box: box.incarnation)
+            old = [(learner, box.incarnation) for box in boxes if box is not newest and not box.pending]
+            for key in replaced(old, newest, now_s):
                 del self.mailboxes[key]
 
     def poll(self, state: RunState, now_s: float, slot_s: float, everywhere: bool = False) -> Steps[bool]:
         """Fetch offers that have appeared. Where slots are long, only from the mailboxes that are due; with
         `everywhere` from all. A mailbox asked at `now_s` is not asked again. False if no mailbox was asked."""
-        self.judge_anew(state, now_s)
         always = everywhere or slot_s < SHORT_SLOT_S
-        boxes = [b for b in self.mailboxes.values() if b.asked_s < now_s and b.held_until_s <= now_s]
+        boxes = [b for b in self.mailboxes.values() if b.asked_s < now_s]
         due = [box for box in boxes if always or now_s >= box.next_request_s]
         yield from self._fetch(due, state, now_s, slot_s)
         for box in due:
@@ -220,7 +206,7 @@ class Inbox:
         for _ in range(min(MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS * self.run.num_fragments - num_known)):
             if self.withheld(box.learner, box.incarnation, box.next_seq):
                 return False
-            found = yield from box.look(self.run.keyring.without(state.revoked), now_s, slot_s)
+            found = yield from box.look(self.run.keyring)
             if found.data is None and not found.damaged:
                 return False
             self._receive(box, found.data, state)
@@ -237,7 +223,7 @@ class Inbox:
         """Take in one offer's bytes, which the learner itself has written, well formed or not; None: they are damaged
         for good."""
         seq = box.next_seq
-        box.passed()
+        box.next_seq += 1
         known = state.learner(box.learner)
         if box.incarnation == known.floor and known.has_outcome(seq):
             return
@@ -273,7 +259,8 @@ class Inbox:
                 elif reason != "settled":
                     self.refuse(offer, reason)
             box.pending = keep
-            if box.incarnation < state.learner(box.learner).floor and not keep:
+            is_over = box.incarnation < state.learner(box.learner).floor or not state.counts(box.incarnation)
+            if is_over and not keep:
                 del self.mailboxes[key]
         self._sorted_for = state
 

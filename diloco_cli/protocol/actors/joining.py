@@ -5,23 +5,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
+from diloco_cli.protocol.log.claims import claim_incarnation, next_offer
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.keys import (
     delta_key,
     max_fragment_bytes,
+    number_of,
     offer_key,
     read_inner_key,
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
-from diloco_cli.protocol.log.places import MAX_PLACES, claim_incarnation, create_placed, newest_past_gaps, next_offer
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.signed import create_signed
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
@@ -63,32 +66,27 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     refuse_revoked(run, state, learner_signer(learner))
     known = state.learner(learner)
     keyring = run.keyring.without(state.revoked)
-    incarnation = yield from claim_incarnation(keyring, learner, claim, known.floor)
-    while state.revoked and (beyond := (yield from newest_past_gaps(keyring, learner, incarnation))) is not None:
-        incarnation = yield from claim_incarnation(keyring, learner, claim, beyond.number)  # it filled a gap
+    place = yield from claim_incarnation(keyring, learner, claim, known.floor)
     head, seen = state, None
     newest: dict[int, Offer] = {}  # also those that were found before a floor rose above them
     while seen is None or seen.gc_floor < head.gc_floor:  # behind a floor that has risen meanwhile, offers may be gone
         seen = head
-        newest |= yield from _newest_offers(keyring, seen.learner(learner), learner, incarnation)
-        if incarnation > 1:  # an earlier process may have gone on for long
+        newest |= yield from _newest_offers(keyring, seen.learner(learner), learner, place.earlier)
+        if number_of(place.incarnation) > 1:  # an earlier process may have gone on for long
             head = yield from read_log(run, seen)
     offers = [newest[number] for number in sorted(newest)]
     inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
     data_start = max([head.learner(learner).data_end, *(offer.data_end for offer in offers)])
-    return Joined(incarnation, state, data_start, inner, head.n)
+    return Joined(place.incarnation, state, data_start, inner, head.n)
 
 
-def predecessors(floor: int, incarnation: int) -> list[int]:
-    """The incarnations whose offers a new one reads. Each began after what those MAX_PREDECESSORS before it had
-    published, so these are enough; if an older one offers late, the log refuses an overlap (rules/eligibility.py)."""
-    newest = range(max(floor, incarnation - MAX_PREDECESSORS), incarnation)
-    return [*range(floor, min(floor + 1, newest.start)), *newest]
-
-
-def _newest_offers(keyring: Unsigned, known: LearnerRecord, learner: str, incarnation: int) -> Steps[dict[int, Offer]]:
-    """The last offer of each predecessor that has published any, where this is `known` of the learner."""
-    earlier = predecessors(max(1, known.floor), incarnation)
+def _newest_offers(
+    keyring: Unsigned, known: LearnerRecord, learner: str, predecessors: Sequence[int]
+) -> Steps[dict[int, Offer]]:
+    """The last offer of each predecessor that has published any, where this is `known` of the learner. Each incarnation
+    began after what those MAX_PREDECESSORS before it had published, so these are enough, and the floor's; if an older
+    one offers late, the log refuses an overlap (rules/eligibility.py)."""
+    earlier = sorted({*predecessors[-MAX_PREDECESSORS:], *(one for one in predecessors if one == known.floor)})
     settled = [known.next_seq if number == known.floor else 0 for number in earlier]
     newest = yield from together([_newest_offer(keyring, learner, *one) for one in zip(earlier, settled, strict=True)])
     return {number: offer for number, offer in zip(earlier, newest, strict=True) if offer is not None}
@@ -99,7 +97,7 @@ def _newest_offer(keyring: Unsigned, learner: str, incarnation: int, settled: in
     newest: Offer | None = None
     seq = max(0, settled - 1)
     while True:
-        found = yield from next_offer(keyring, learner, incarnation, seq, most=MAX_PLACES)
+        found = yield from next_offer(keyring, learner, incarnation, seq)
         if found.data is None and not found.damaged:
             return newest
         with suppress(RecordError):  # the syncer refuses a bad offer; the next one may be good
@@ -109,13 +107,17 @@ def _newest_offer(keyring: Unsigned, learner: str, incarnation: int, settled: in
 
 def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps[bytes]:
     """Write the payload, if there is one, then the offer that names it. Returns the offer's bytes. FencedError if
-    another process with the learner's key has written this offer."""
+    another process with the learner's key has written this offer. If a stranger's object is in the way, the offer is as
+    good as damaged, and refused: its progress goes into the next one."""
     if payload:
         yield Create(delta_key(*offer.id, offer.payload_digest), payload)
     key = offer_key(*offer.id)
-    mine = keyring.sign(learner_signer(offer.learner), key, encode(offer))
-    if (yield from create_placed(keyring, learner_signer(offer.learner), key, mine)) != mine:
-        raise FencedError(f"another process publishes as incarnation {offer.incarnation} of {offer.learner}", where=key)
+    signer = learner_signer(offer.learner)
+    mine = keyring.sign(signer, key, encode(offer))
+    there = yield from create_signed(keyring, signer, key, mine)
+    if there != mine and keyring.authenticates(signer, key, there):
+        number = number_of(offer.incarnation)
+        raise FencedError(f"another process publishes as incarnation {number} of {offer.learner}", where=key)
     return mine
 
 

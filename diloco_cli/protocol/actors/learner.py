@@ -27,7 +27,7 @@ from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, joi
 from diloco_cli.protocol.actors.observer import Observer, Phase, Stopwatch
 from diloco_cli.protocol.actors.ports import Moments, Progression, Training, Values, Wire
 from diloco_cli.protocol.actors.progress import Progress
-from diloco_cli.protocol.log.keys import inner_key, max_moments_bytes
+from diloco_cli.protocol.log.keys import inner_key, max_moments_bytes, number_of
 from diloco_cli.protocol.log.operations import Create, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -131,7 +131,7 @@ class Learner:
     def _begin(self) -> Steps[None]:
         """Begin as the next incarnation, always from the newest committed versions, never from weights of its own."""
         self.joined = joined = yield from self._join()
-        if joined.incarnation > 1:
+        if number_of(joined.incarnation) > 1:
             self.go(LearnerState.RECOVERING)
         self.state = joined.state
         state, versions = yield from self.follower.newest(joined.state)
@@ -303,14 +303,7 @@ class Learner:
         return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
-        known = self.follower.state  # the follower may hear of a revoked key while this is on its way
-        try:
-            return (yield from publish(offer, payload, self.run.keyring.without(known.revoked)))
-        except FencedError:
-            keyring = yield from self.follower.newer_keyring(known)
-            if keyring is None:
-                raise
-        return (yield from publish(offer, b"", keyring))
+        return (yield from publish(offer, payload, self.run.keyring))
 
     # -- wait ---------------------------------------------------------------------------------------------------
 

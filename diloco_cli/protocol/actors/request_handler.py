@@ -17,7 +17,6 @@ from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Quarantine, Readmit, Refuse, Revoke, Stop
 from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.places import newest_claim
 from diloco_cli.protocol.log.records import ProcessClaim, Request, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
@@ -45,7 +44,7 @@ def _answer(run: RunFormat, state: RunState, epoch: int, request: Request, pulse
         case "readmit":
             return _readmitted(state, request)
         case "revoke":
-            return (yield from _revoked(run, state, request))
+            return _revoked(run, state, request)
         case "rollback":
             return (yield from _rolled_back(run, state, epoch, request, pulse))
         case "gc":
@@ -73,7 +72,7 @@ def _readmitted(state: RunState, request: Request) -> Commit:
     return Readmit(learner=name, reason=(request.reason or "by request")[:MAX_REASON])
 
 
-def _revoked(run: RunFormat, state: RunState, request: Request) -> Steps[Commit]:
+def _revoked(run: RunFormat, state: RunState, request: Request) -> Commit:
     key = request.key or ""
     if run.signing is None:
         return refuse("this run is not signed: it has no keys")
@@ -81,14 +80,7 @@ def _revoked(run: RunFormat, state: RunState, request: Request) -> Steps[Commit]
         return refuse("it is revoked already" if key in state.revoked else f"{key[:MAX_KEY]!a} is no public key")
     if key == run.signing.operator:
         return refuse("the operator's own key cannot be revoked: start a new run under another one")
-    name, floor = request.learner, 0
-    if name is not None and state.with_members(run).island(name) is not None:
-        floor = state.learner(name).floor
-        newest = yield from newest_claim(run.keyring.without(state.revoked), name, floor)
-        floor = floor if newest is None else newest.number
-    return Revoke(
-        key=key, learner=name if floor else None, floor=floor, reason=(request.reason or "by request")[:MAX_REASON]
-    )
+    return Revoke(key=key, learner=request.learner, reason=(request.reason or "by request")[:MAX_REASON])
 
 
 def _rolled_back(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Commit]:

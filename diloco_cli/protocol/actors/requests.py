@@ -1,19 +1,19 @@
 """Operators' requests: written into the bucket by their commands, answered by the syncer with commits.
 
 They have numbers without gaps. What is not signed by an operator (in an unsigned run: whose checksum is wrong) is no
-request, and lies in nobody's way (log/places.py).
+request: readers pass a few such objects by, and who asks takes the number behind them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import count, takewhile
 
+from diloco_cli.protocol.log.claims import STRANGERS_PASSED, OccupiedError
 from diloco_cli.protocol.log.keys import request_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.places import create_placed, read_placed
 from diloco_cli.protocol.log.records import Request, RequestKind, RunFormat
-from diloco_cli.protocol.log.signed import LOOKS
+from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_signed
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
@@ -83,21 +83,28 @@ def _stop_that_holds(asked: list[_Asked]) -> _Asked | None:
 def _all_asked(run: RunFormat, state: RunState, known: list[_Asked]) -> Steps[list[_Asked]]:
     """The requests without an answer; `known` ones are not read again, as a second read might differ."""
     found = list(known)
-    while (one := (yield from _asked(run, state, state.next_request + len(found)))) is not None:
+    while (one := (yield from _asked(run, state, found[-1].number + 1 if found else state.next_request))) is not None:
         found.append(one)
     return found
 
 
-def _asked(run: RunFormat, state: RunState, number: int) -> Steps[_Asked | None]:
-    key, keyring = request_key(number), run.keyring.without(state.revoked)
-    for _ in range(LOOKS):
-        data = (yield from read_placed(keyring, OPERATOR, key)).data
-        if data is None:
-            return None
-        asked = _read(number, key, data)
-        if asked.request is not None:
-            break
-    return asked
+def _asked(run: RunFormat, state: RunState, first: int) -> Steps[_Asked | None]:
+    """The next request from number `first` on, past at most STRANGERS_PASSED objects that are none."""
+    keyring = run.keyring.without(state.revoked)
+    for number in range(first, first + STRANGERS_PASSED):
+        key = request_key(number)
+        for _ in range(LOOKS):
+            data = yield from read_signed(keyring, OPERATOR, key)
+            if data is None:
+                return None
+            if not keyring.authenticates(OPERATOR, key, data):
+                break
+            asked = _read(number, key, data)
+            if asked.request is not None:
+                return asked
+        else:
+            return asked
+    return None
 
 
 def _read(number: int, key: str, data: bytes) -> _Asked:
@@ -112,13 +119,20 @@ def ask(
     learner: str | None = None, to: int | None = None, revoke: str | None = None, keyring: Unsigned = UNSIGNED,
 ) -> Steps[int]:  # fmt: skip
     """Write a request under the next free number, which is returned."""
-    number = state.next_request
-    while True:
+    strangers = 0
+    for number in count(state.next_request):
         key, request = request_key(number), Request(number, kind, nonce, time, reason, learner, to, revoke)
         mine = keyring.sign(OPERATOR, key, encode(request))
-        if (yield from create_placed(keyring.without(state.revoked), OPERATOR, key, mine)) == mine:
+        there = yield from create_signed(keyring, OPERATOR, key, mine)
+        if there == mine:
             return number
-        number += 1
+        strangers = 0 if keyring.authenticates(OPERATOR, key, there) else strangers + 1
+        if strangers == STRANGERS_PASSED:
+            break
+    hint = "delete them; a bucket policy keeps others from writing there: diloco bucket-policy --help"
+    raise OccupiedError(
+        f"{strangers} objects that no operator has written lie at this key and before it", where=key, hint=hint
+    )
 
 
 def withdraw_stop(run: RunFormat, state: RunState, nonce: str, time: str) -> Steps[bool]:

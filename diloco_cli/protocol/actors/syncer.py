@@ -257,7 +257,8 @@ class Syncer:
             done = yield from self._commit(answer)
             while not done and isinstance(answer, MADE_ONCE):
                 done = yield from self._commit(answer)
-        self.inbox.judge_anew(self.state, (yield Now()))
+        if isinstance(answer, commits.Revoke):
+            self.inbox.sort_out(self.state)  # what the key has offered gets its outcome
         return done
 
     def _pulse(self) -> Steps[None]:

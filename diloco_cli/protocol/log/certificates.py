@@ -2,7 +2,8 @@
 
     certificate/<role>/<name>/<public key>.json     create-once, signed by the operator
 
-They are how certificates travel, no more: each record carries its signer's, so that no reader looks here.
+A process whose key came with its certificate leaves it there, too. They tell under which keys a learner writes
+(claims.py). Who signed a record, the record itself tells: it carries its signer's certificate.
 """
 
 from __future__ import annotations
@@ -32,26 +33,34 @@ def certificate_record(run_id: str, secret: Secret, signer: str, public: str) ->
     return key, secret.keyring(run_id).sign(OPERATOR, key, encode(record))
 
 
-def genuine_certificate(keyring: Unsigned, key: str, data: bytes) -> Certificate | None:
-    """The certificate under this key, if the operator has written it there."""
+def certificate_in(keyring: Unsigned, key: str, data: bytes) -> Certificate | None:
+    """The certificate in an object, if the operator has given it: its code tells, whoever has written the object."""
     try:
         said = decode(Certificate, data, key)
     except RecordError:
         return None
-    genuine = certificate_key(said.signer, said.public) == key and keyring.authenticates(OPERATOR, key, data)
-    return said if genuine else None
+    if not isinstance(keyring, Keyring) or certificate_key(said.signer, said.public) != key:
+        return None
+    return said if is_certified(keyring.operator, keyring.run_id, said.signer, said.public, said.code) else None
+
+
+def own_certificate(keyring: Unsigned, signer: str) -> tuple[str, bytes] | None:
+    """Key and bytes of the certificate with which this process signs as `signer`; None in an unsigned run."""
+    grant = keyring.grants.get(signer) if isinstance(keyring, Keyring) else None
+    if grant is None:
+        return None
+    public = public_key(grant.private)
+    return certificate_key(signer, public), encode(Certificate(signer, public, grant.certificate))
 
 
 def own_keyring(run_id: str, secret: Secret) -> Steps[Keyring]:
     """The keyring of a machine with its own key: with the certificates for it that lie in the bucket."""
-    public, found = public_key(secret.own), dict[str, str]()
+    public, trusted = public_key(secret.own), Keyring(run_id, secret.operator)
+    found: dict[str, str] = {}
     for signer in secret.signers:
         key = certificate_key(signer, public)
         data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
-        try:
-            said = None if data is None else decode(Certificate, data, key)
-        except RecordError:
-            continue
-        if said is not None and is_certified(secret.operator, run_id, signer, public, said.code):
+        said = None if data is None else certificate_in(trusted, key, data)
+        if said is not None:
             found[signer] = said.code
     return secret.keyring(run_id, found)

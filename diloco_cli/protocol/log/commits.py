@@ -129,12 +129,11 @@ class Readmit(Commit, tag="readmit", frozen=True, kw_only=True):
 
 
 class Revoke(Commit, tag="revoke", frozen=True, kw_only=True):
-    """The public key `key` counts for nothing that is judged after this commit. If it was a learner's, `floor` is the
-    newest incarnation that was claimed by then: a process under another key takes none of those numbers."""
+    """The public key `key` (of `learner`, if it was a learner's) counts for nothing that is judged after this commit.
+    What merges have used stays. What it has offered is refused, and nothing below its fingerprint is read any more."""
 
     key: str
     learner: str | None = None
-    floor: int = 0
 
 
 class Rollback(Commit, tag="rollback", frozen=True, kw_only=True):

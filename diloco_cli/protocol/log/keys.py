@@ -12,14 +12,17 @@
     snapshot/<n>.json                            create-once: the folded log up to commit n, or the list of its pieces
     snapshot/<n>-<place>-<digest>                a piece of a snapshot that is too long for one record
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
-    certificate/<role>/<name>/<public key>.json  create-once: an operator certifies the key of a machine
+    certificate/<role>/<name>/<public key>.json  create-once: the operator has certified this key of a machine
     request/<r>.json                             create-once, dense: an operator's intent
     join/<learner>/<e>-<number>.json             create-once: an island asks the syncer of epoch e to take part
     event/<unit>/<t>-<nonce>.jsonl               create-once: what happened to a unit, for people (diloco_cli/events)
     heartbeat/<unit>.json, heartbeat/standby/<name>.json, hint/head.json
                                                  overwritten now and then: hints, never trusted for safety
 
-A claim, an offer or a request may lie at another place of its key (see places.py).
+Where <i> stands, a signed run has <key>/<i>: <key> is the fingerprint of the key that signs what lies below it. So a
+key's numbers are its own: no other key can take them, and what a revoked key wrote is not looked at. In the log an
+incarnation is one integer, `i` in an unsigned run and `i * 2**32 + fingerprint` in a signed one: it tells the place of
+every offer, it is unique, and a later incarnation is greater, under whichever key it runs.
 
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
 
@@ -34,6 +37,7 @@ from __future__ import annotations
 import re
 
 from diloco_cli.layout import Layout
+from diloco_cli.signing import FINGERPRINT_DIGITS
 
 FORMAT_KEY = "FORMAT.json"
 PLAN_KEY = "plan.json"
@@ -42,14 +46,20 @@ SYNCER = "syncer"
 STANDBY_HEARTBEATS = "heartbeat/standby/"
 JOINS = "join/"
 EVENTS = "event/"
+CERTIFICATES = "certificate/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"(?:state|weights)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
-_DELTA = re.compile(rf"delta/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})-([a-z0-9-]+)")
-_OFFER = re.compile(rf"offer/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{10,15}})(?:-[0-9]{{1,4}})?\.json")
+FINGERPRINT_BITS = 4 * FINGERPRINT_DIGITS
+MOST_INCARNATIONS = 1 << 21  # of a learner, so that an incarnation is exact in every JSON reader
+_OF_LEARNER = rf"({NAME_PATTERN.pattern})/(?:([0-9a-f]{{8}})/)?([0-9]{{8,15}})"
+_CLAIM = re.compile(rf"incarnation/{_OF_LEARNER}\.json")
+_DELTA = re.compile(rf"delta/{_OF_LEARNER}/([0-9]{{10,15}})-([a-z0-9-]+)")
+_OFFER = re.compile(rf"offer/{_OF_LEARNER}/([0-9]{{10,15}})\.json")
+_CERTIFICATE = re.compile(rf"certificate/learner/({NAME_PATTERN.pattern})/([0-9a-f]{{64}})\.json")
 _COMMIT = re.compile(r"commit/([0-9]{12,15})\.json")
 _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _SNAPSHOT_PIECE = re.compile(r"snapshot/([0-9]{12,15})-([0-9]{4})-[a-z0-9-]+")
-_INNER = re.compile(rf"inner/({NAME_PATTERN.pattern})/([0-9]{{8,15}})/([0-9]{{12,15}})-[^/]+")
+_INNER = re.compile(rf"inner/{_OF_LEARNER}/([0-9]{{12,15}})-[^/]+")
 _JOIN = re.compile(rf"join/({NAME_PATTERN.pattern})/([0-9]{{10,15}})-([0-9]{{4,8}})\.json")
 _EVENTS = re.compile(rf"event/({NAME_PATTERN.pattern})/([0-9]{{13}})-[0-9a-f]{{1,32}}\.jsonl")
 BYTES_PER_PARAMETER = 8
@@ -69,21 +79,45 @@ def epoch_key(epoch: int) -> str:
     return f"epoch/{epoch:010d}.json"
 
 
+def fingerprint(public: str) -> int:
+    """Of a public key, as it stands in object keys; 0 without one."""
+    return int(public[:FINGERPRINT_DIGITS], 16) if public else 0
+
+
+def incarnation_of(number: int, key: int) -> int:
+    """Incarnation `number` of a learner under the key with this fingerprint (0: in an unsigned run)."""
+    return (number << FINGERPRINT_BITS | key) if key else number
+
+
+def number_of(incarnation: int) -> int:
+    """The number that people see: how many processes the learner has had."""
+    return incarnation >> FINGERPRINT_BITS or incarnation
+
+
+def key_of(incarnation: int) -> int:
+    """The fingerprint of the key under which an incarnation writes; 0 in an unsigned run."""
+    return incarnation & ((1 << FINGERPRINT_BITS) - 1) if incarnation >> FINGERPRINT_BITS else 0
+
+
+def _below(learner: str, incarnation: int) -> str:
+    key = key_of(incarnation)
+    return f"{learner}/{key:08x}/{number_of(incarnation):08d}" if key else f"{learner}/{incarnation:08d}"
+
+
 def incarnation_key(learner: str, incarnation: int) -> str:
-    return f"incarnation/{learner}/{incarnation:08d}.json"
+    return f"incarnation/{_below(learner, incarnation)}.json"
+
+
+def claims_prefix(learner: str, key: int) -> str:
+    return f"incarnation/{learner}/{key:08x}/" if key else f"incarnation/{learner}/"
 
 
 def offer_key(learner: str, incarnation: int, seq: int) -> str:
-    return f"offer/{learner}/{incarnation:08d}/{seq:010d}.json"
-
-
-def placed_key(key: str, place: int) -> str:
-    """Another place for the record of this key (see protocol/log/places.py); place 0 is the key itself."""
-    return key if place == 0 else f"{key.removesuffix('.json')}-{place}.json"
+    return f"offer/{_below(learner, incarnation)}/{seq:010d}.json"
 
 
 def delta_key(learner: str, incarnation: int, seq: int, digest: str) -> str:
-    return f"delta/{learner}/{incarnation:08d}/{seq:010d}-{digest}"
+    return f"delta/{_below(learner, incarnation)}/{seq:010d}-{digest}"
 
 
 def state_key(fragment: int, version: int, epoch: int, digest: str) -> str:
@@ -112,13 +146,12 @@ def snapshot_piece_key(n: int, place: int, digest: str) -> str:
 
 
 def inner_key(learner: str, incarnation: int, step: int, digest: str) -> str:
-    return f"inner/{learner}/{incarnation:08d}/{step:012d}-{digest}"
+    return f"inner/{_below(learner, incarnation)}/{step:012d}-{digest}"
 
 
 def read_inner_key(key: str) -> tuple[str, int, int] | None:
     """(learner, incarnation, step of the optimizer), or None if it is no such key."""
-    found = _INNER.fullmatch(key)
-    return None if found is None else (found[1], int(found[2]), int(found[3]))
+    return _numbered(_INNER.fullmatch(key))
 
 
 def read_commit_key(key: str) -> int | None:
@@ -147,19 +180,38 @@ def read_version_key(key: str) -> tuple[int, int, int, str] | None:
 
 def read_delta_key(key: str) -> tuple[str, int, int] | None:
     """(learner, incarnation, seq), or None if it is no such key."""
-    found = _DELTA.fullmatch(key)
-    return None if found is None else (found[1], int(found[2]), int(found[3]))
+    return _numbered(_DELTA.fullmatch(key))
 
 
 def read_offer_key(key: str) -> tuple[str, int, int] | None:
-    """(learner, incarnation, seq) of an offer at any place of its key, or None if it is no such key."""
-    found = _OFFER.fullmatch(key)
-    return None if found is None else (found[1], int(found[2]), int(found[3]))
+    """(learner, incarnation, seq), or None if it is no such key."""
+    return _numbered(_OFFER.fullmatch(key))
+
+
+def _numbered(found: re.Match[str] | None) -> tuple[str, int, int] | None:
+    """What an object below a learner's incarnation is."""
+    return None if found is None else (found[1], _incarnation(found), int(found[4]))
+
+
+def _incarnation(found: re.Match[str]) -> int:
+    return incarnation_of(int(found[3]), int(found[2] or "0", 16))
+
+
+def read_claim_key(key: str) -> tuple[str, int] | None:
+    """(learner, incarnation), or None if it is no such key."""
+    found = _CLAIM.fullmatch(key)
+    return None if found is None else (found[1], _incarnation(found))
 
 
 def certificate_key(signer: str, public: str) -> str:
     """`signer`: role and name, as `learner/iowa`."""
-    return f"certificate/{signer}/{public}.json"
+    return f"{CERTIFICATES}{signer}/{public}.json"
+
+
+def read_certificate_key(key: str) -> tuple[str, str] | None:
+    """(learner, public key) of a learner's certificate, or None if it is no such key."""
+    found = _CERTIFICATE.fullmatch(key)
+    return None if found is None else (found[1], found[2])
 
 
 def request_key(number: int) -> str:

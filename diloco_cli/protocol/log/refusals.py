@@ -23,6 +23,7 @@ class Refusal(NamedTuple):
 # overlapping or superseded come from every learner now and then.
 REASONS: dict[str, Refusal] = {
     "unknown_learner": Refusal("neither the run's format nor its log names such a learner"),
+    "key_revoked": Refusal("its learner's key has been revoked"),
     "old_incarnation": Refusal("a newer incarnation of this learner has been merged"),
     "settled": Refusal("this offer already has an outcome"),
     "late": Refusal("it came when its slot had been merged, or skipped"),

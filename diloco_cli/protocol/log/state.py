@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.authority import AuthorityError, contradiction
-from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.keys import commit_key, fingerprint, key_of
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
 from diloco_cli.protocol.log.norms import Norms, known_before, norms_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Outcome, RunFormat, fragment_of_slot
@@ -157,6 +157,14 @@ class RunState(Struct, frozen=True, dict=True):
                 kept.append((produced, step_s))
         return kept
 
+    def counts(self, incarnation: int) -> bool:
+        """Whether the key under which this incarnation writes is not revoked."""
+        return not self.revoked or key_of(incarnation) not in self._revoked_keys
+
+    @cached_property
+    def _revoked_keys(self) -> frozenset[int]:
+        return frozenset(map(fingerprint, self.revoked))
+
     @property
     def rolled_back_to(self) -> int:
         """The commit that the newest rollback went back to; 0: none."""
@@ -256,11 +264,15 @@ def _settle_outcomes(state: RunState, commit: commits.Commit) -> RunState:
     if not commit.inputs and not commit.outcomes:
         return state
     settled: list[MergedOffer | Outcome] = [*commit.inputs, *commit.outcomes]
+    if not all(state.counts(item.incarnation) for item in commit.inputs):
+        raise RecordError(f"commit {commit.n} merges an offer under a key that was revoked before")
     offers, refused = _by_learner(settled), _by_learner(commit.outcomes)
     learners = dict(state.learners)
     for name in sorted(offers):
         mine, outcomes = offers[name], refused.get(name, ())
-        known = _settle(learners.get(name, _UNHEARD_OF), mine)
+        counting = [item for item in mine if state.counts(item.incarnation)]  # what a revoked key offered has no place
+        known = learners.get(name, _UNHEARD_OF)
+        known = _settle(known, counting) if counting else known
         if outcomes or known.bad_in_a_row:
             bad = bad_in_a_row(
                 known.bad_in_a_row, len(mine) - len(outcomes), sum(is_bad(outcome.reason) for outcome in outcomes)
@@ -328,11 +340,7 @@ def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.R
 
 
 def _revoke(state: RunState, commit: commits.Revoke) -> RunState:
-    learners = dict(state.learners)
-    known = state.learner(commit.learner) if commit.learner is not None else None
-    if commit.learner is not None and known is not None and commit.floor > known.floor:
-        learners[commit.learner] = replace(known, floor=commit.floor, next_seq=0, settled=())
-    return replace(state, revoked={commit.key: commit.n} | state.revoked, learners=learners)
+    return replace(state, revoked={commit.key: commit.n} | state.revoked)
 
 
 def _roll_back(state: RunState, commit: commits.Rollback) -> RunState:

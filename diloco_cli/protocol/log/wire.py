@@ -75,6 +75,7 @@ def decode(
     _require_canonical(is_canonical, where)
     try:
         if kind is RunFormat:
+            plain.pop("keyring", None)  # this process's own, whatever the bucket says
             return cast("Record", not_consented(from_plain(RunFormat, plain, strict=False)))
         return cast("Record", msgspec.convert(plain, _written_as(cast("Any", kind)), str_keys=True))
     except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:

@@ -28,18 +28,27 @@ from diloco_cli.protocol.actors.inbox import (
 )
 from diloco_cli.protocol.actors.joins import JoinQueue
 from diloco_cli.protocol.actors.merging import read_payload
+from diloco_cli.protocol.log.claims import ClaimWatch, LearnerKeys
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
-from diloco_cli.protocol.log.keys import delta_key, heartbeat_key, incarnation_key, offer_key
+from diloco_cli.protocol.log.keys import (
+    delta_key,
+    heartbeat_key,
+    incarnation_key,
+    incarnation_of,
+    key_of,
+    number_of,
+    offer_key,
+)
 from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
-from diloco_cli.protocol.log.places import ClaimWatch, OccupiedError, create_placed, read_placed
 from diloco_cli.protocol.log.records import Offer, RunFormat
+from diloco_cli.protocol.log.signed import create_signed, read_signed
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
 from diloco_cli.protocol.regions.mirrors import HeadOf
 from diloco_cli.protocol.rules.eligibility import has_possible_size, is_well_formed
 from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S, pause_s, watch_every_s
-from diloco_cli.signing import Unsigned, learner_signer
+from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Created
 
 HEARTBEATS_EVERY_S = 3.0
@@ -63,7 +72,7 @@ class Box(PolledMailbox):
 @dataclass
 class Relay:
     """The relay of one region in one syncer process. `tell` is called with texts for people; `unheard`: these texts by
-    the incarnation whose mailbox was given up."""
+    the incarnation whose mailbox was given up; `_opened`: the number up to which mailboxes were opened, by key."""
 
     run: RunFormat
     region: str
@@ -73,13 +82,13 @@ class Relay:
     tell: Tell = lambda line: None
     boxes: dict[tuple[str, int], Box] = field(default_factory=dict)
     unheard: dict[tuple[str, int], str] = field(default_factory=dict)
-    claims: dict[str, ClaimWatch] = field(default_factory=dict)
+    claims: dict[tuple[str, int], ClaimWatch] = field(default_factory=dict)
     offers: int = 0
     _heartbeats: dict[str, bytes] = field(default_factory=dict)
-    _revoked: int = 0
+    _opened: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.joins = JoinQueue(self.run)
+        self.joins, self.keys = JoinQueue(self.run), LearnerKeys(self.run.keyring)
 
     def serve(self) -> Steps[None]:
         next_rare_s = next_heartbeats_s = yield Now()
@@ -113,40 +122,39 @@ class Relay:
         box = self.boxes.get((learner, incarnation))
         return box is None or seq >= box.next_seq
 
-    @property
-    def _keyring(self) -> Unsigned:
-        return self.run.keyring.without(self.head().revoked)
-
     def _learners(self, state: RunState) -> list[str]:
         return [island.name for island in state.with_members(self.run).all_islands if island.region == self.region]
 
     # -- incarnations, heartbeats, requests ----------------------------------------------------------------------------
 
     def _incarnations(self, now_s: float) -> Steps[None]:
-        """Look for new incarnations, and carry home the claims of those whose offers are asked for."""
+        """Look for new incarnations, and carry home the claims of those whose offers are asked for, and their keys."""
         state = self.head()
-        if self._revoked != len(state.revoked):  # what a revoked key wrote is as if it were not there
-            for found in (self.boxes, self.claims, self.unheard):
-                found.clear()
-            self._revoked = len(state.revoked)  # last: the syncer's thread may ask `claimed` meanwhile
+        self.keys.keyring = self.run.keyring.without(state.revoked)
+        for certificate in (yield from there(self.keys.look())):
+            yield Create(*certificate)
         learners = self._learners(state)
-        before = {name: self._newest_box(name, state) for name in learners}
-        for name, newest in before.items():
-            self.claims.setdefault(name, ClaimWatch(self._keyring, name, max(newest, state.learner(name).floor)))
-        yield from there(together([self.claims[name].look() for name in learners]))
-        for name, newest in before.items():
-            known, watch = state.learner(name), self.claims[name]
-            floor = max(1, known.floor)
-            for number in kept_mailboxes(newest, watch.newest):
-                box = Box(name, number, known.next_seq if number == known.floor else 0, now_s)
+        watches = [self._watch(name, key, state) for name in learners for key in self.keys.of(name)]
+        beyond = {name: number_of(state.learner(name).floor) for name in learners}
+        for watch in watches:
+            beyond[watch.learner] = max(beyond[watch.learner], watch.newest)
+        yield from there(together([watch.look(beyond[watch.learner]) for watch in watches]))
+        for watch in watches:
+            floor, of = state.learner(watch.learner), (watch.learner, watch.key)
+            known, self._opened[of] = self._opened[of], watch.newest
+            for incarnation in kept_mailboxes(watch.key, known, watch.newest):
+                next_seq = floor.next_seq if incarnation == floor.floor else 0
+                box = Box(watch.learner, incarnation, next_seq, now_s)
                 yield from self._carry_claim(box)
-                self.boxes[name, number] = box
-            if (name, watch.newest) in self.boxes:
-                self._retire(self.boxes[name, watch.newest], floor, now_s)
+                self.boxes[box.learner, box.incarnation] = box
+        self._retire(state, now_s)
 
-    def _newest_box(self, name: str, state: RunState) -> int:
-        floor = max(1, state.learner(name).floor)
-        return max((number for learner, number in self.boxes if learner == name), default=floor - 1)
+    def _watch(self, learner: str, key: int, state: RunState) -> ClaimWatch:
+        if (learner, key) not in self.claims:
+            floor = state.learner(learner).floor
+            watch = self.claims[learner, key] = ClaimWatch.beside(self.run.keyring, learner, key, floor)
+            self._opened[learner, key] = watch.newest - (floor > 0 and key_of(floor) == key)  # the floor's opens, too
+        return self.claims[learner, key]
 
     def _carry_claim(self, box: Box) -> Steps[None]:
         key = incarnation_key(box.learner, box.incarnation)
@@ -154,18 +162,22 @@ class Relay:
         if claim is not None and self._is_record(box, key, claim):
             yield from self._carry_record(box, key, claim)
 
-    def claimed(self, learner: str) -> int:
-        """The newest incarnation of a learner that was seen in its own bucket; 0: none, or a key was revoked since, and
-        the relay has not looked again yet."""
-        is_stale = self._revoked != len(self.head().revoked)
-        return 0 if is_stale or learner not in self.claims else self.claims[learner].newest
+    def claimed(self, learner: str) -> tuple[int, ...]:
+        """The newest incarnation of a learner under each of its keys that was seen in its own bucket."""
+        state, found = self.head(), list(self.claims.items())  # the syncer's thread asks
+        newest = (incarnation_of(watch.newest, key) for (name, key), watch in found if name == learner and watch.newest)
+        return tuple(incarnation for incarnation in newest if state.counts(incarnation))
 
-    def _retire(self, newest: Box, floor: int, now_s: float) -> None:
-        older = {key for key in self.boxes if key[0] == newest.learner and key[1] != newest.incarnation}
-        settled = {key for key in older if key[1] < floor}
-        for key in settled | set(replaced(older - settled, newest, now_s)):
-            del self.boxes[key]
-            self.unheard.pop(key, None)
+    def _retire(self, state: RunState, now_s: float) -> None:
+        """Give up the mailboxes of incarnations that are replaced, settled, or under a revoked key."""
+        for learner in {name for name, _ in self.boxes}:
+            boxes = [box for box in self.boxes.values() if box.learner == learner]
+            newest, floor = max(boxes, key=lambda box: box.incarnation), state.learner(learner).floor
+            gone = {box.incarnation for box in boxes if box.incarnation < floor or not state.counts(box.incarnation)}
+            left = [(learner, box.incarnation) for box in boxes if box is not newest and box.incarnation not in gone]
+            for key in {(learner, incarnation) for incarnation in gone} | set(replaced(left, newest, now_s)):
+                del self.boxes[key]
+                self.unheard.pop(key, None)
 
     def _carry_heartbeats(self) -> Steps[None]:
         """Copy heartbeats unchecked: they are hints, and readers at home check them."""
@@ -189,9 +201,7 @@ class Relay:
     def _carry_offers(self, now_s: float) -> Steps[bool]:
         """Carry new offers of the mailboxes that are due; True if there were any."""
         due = [
-            box
-            for key, box in sorted(self.boxes.items())
-            if key not in self.unheard and now_s >= max(box.next_request_s, box.held_until_s)
+            box for key, box in sorted(self.boxes.items()) if key not in self.unheard and now_s >= box.next_request_s
         ]
         return any((yield from together([self._carry_portion(box, now_s) for box in due])))
 
@@ -207,16 +217,16 @@ class Relay:
     def _carry_offer(self, box: Box, now_s: float) -> Steps[bool]:
         known = self.head().learner(box.learner)
         settled = known.next_seq if box.incarnation == known.floor else 0
-        box.skip_to(settled)
+        box.next_seq = max(box.next_seq, settled)
         if box.next_seq - settled >= MAX_PENDING_ROUNDS * self.run.num_fragments:
             return False  # a flood must not fill the home bucket
         key = offer_key(box.learner, box.incarnation, box.next_seq)
-        found = yield from there(box.look(self._keyring, now_s, self.pace()))
+        found = yield from there(box.look(self.run.keyring))
         if found.damaged:
             yield from self._carry_damaged(key)
         elif found.data is None or not (yield from self._carry_sound(box, key, found.data)):
             return False
-        box.passed()
+        box.next_seq += 1
         self.offers += 1
         return True
 
@@ -231,7 +241,9 @@ class Relay:
         return at_home == data or (yield from self._agree_on_record(box, key))
 
     def _read(self, box: Box, key: str) -> Steps[bytes | None]:
-        return (yield from read_placed(self._keyring, learner_signer(box.learner), key)).data
+        signer = learner_signer(box.learner)
+        data = yield from read_signed(self.run.keyring, signer, key)
+        return data if data is not None and self.run.keyring.authenticates(signer, key, data) else None
 
     def _carry_damaged(self, key: str) -> Steps[None]:
         """Only at home can such an offer get its outcome."""
@@ -259,11 +271,8 @@ class Relay:
         return (yield from self._carry(box, delta_key(*offer.id, offer.payload_digest), payload))
 
     def _carry_record(self, box: Box, key: str, data: bytes) -> Steps[bool]:
-        """Write a claim or an offer at home, past objects of others; False if home holds another one of its learner."""
-        try:
-            at_home = yield from create_placed(self._keyring, learner_signer(box.learner), key, data)
-        except OccupiedError as error:
-            return self._give_up(box, str(error))
+        """Write a claim or an offer at home; False if home holds another one of its learner."""
+        at_home = yield from create_signed(self.run.keyring, learner_signer(box.learner), key, data)
         return at_home == data or (yield from self._agree_on_record(box, key))
 
     def _agree_on_record(self, box: Box, key: str) -> Steps[bool]:
@@ -305,13 +314,13 @@ def withheld_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Ca
     return withheld
 
 
-def claimed_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Callable[[str], int]:
+def claimed_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Callable[[str], tuple[int, ...]]:
     """Inbox.claimed for a run with regions."""
 
-    def claimed(learner: str) -> int:
+    def claimed(learner: str) -> tuple[int, ...]:
         island = head().with_members(run).island(learner)
         relay = None if island is None else relays.get(island.region)
-        return 0 if relay is None else relay.claimed(learner)
+        return () if relay is None else relay.claimed(learner)
 
     return claimed
 

@@ -58,6 +58,8 @@ class Eligibility:
         known, island = state.learner(offer.learner), self._run.island(offer.learner)
         if island is None:
             return "unknown_learner"
+        if not state.counts(offer.incarnation):
+            return "key_revoked"
         if offer.incarnation < known.floor:
             return "old_incarnation"
         if offer.incarnation == known.floor and known.has_outcome(offer.seq):

@@ -7,11 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from diloco_cli.errors import TryAgainError
 from diloco_cli.protocol.actors.follower import LOOKS_FOR_ROLLBACK
-from diloco_cli.protocol.log.keys import commit_key, incarnation_key
+from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import Get, Operation
-from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS, SHORT_SLOT_S, fence_check_every_s
+from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS, SHORT_SLOT_S
 from diloco_cli.virtual.world import Actor
 from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living
@@ -255,17 +254,3 @@ def test_at_a_rollback_each_version_is_fetched_once_however_often_one_is_looked_
     living.world.run_for(2.0)
     later = living.learner.follower.take()
     assert later is not None and sorted(later.versions) == [7]
-
-
-def test_a_learner_that_no_syncer_asks_any_more_ends_as_soon_as_it_hears_of_the_revoked_key() -> None:
-    """Seed 90007532: it read the log before, and made its claim after a thief's. Until it knows, it trains in vain."""
-    log = WrittenLog(RUN)
-    passed_by = incarnation_key("l0", 1)
-    log.store.create(passed_by, b"{}")
-    living = Living(log)
-    assert living.learner.joined.incarnation == 2
-    log.store.delete(passed_by)  # a claim under a revoked key is as if it were not there
-    log.append("revoke", key="of a thief")
-    living.world.run_for(fence_check_every_s(0.0) / 2)
-    (error,) = (actor.error for actor in living.world.actors if actor.error is not None)
-    assert isinstance(error, TryAgainError) and "incarnation 2 of l0 stands beside claims" in str(error)

@@ -7,19 +7,16 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import TryAgainError
-from diloco_cli.protocol.log.epochs import CLAIMS_TRIED, REACH, claim_epoch, newest_epoch
-from diloco_cli.protocol.log.keys import epoch_key, incarnation_key
+from diloco_cli.protocol.log.epochs import REACH, claim_epoch, newest_epoch
+from diloco_cli.protocol.log.keys import epoch_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.places import OccupiedError, claim_incarnation, newest_claim
 from diloco_cli.protocol.log.records import ProcessClaim
 from diloco_cli.runtime.daemon import SystemClock, perform
-from diloco_cli.signing import UNSIGNED
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists
 from tests.unit.protocol.records import RUN, genesis
 
 CLAIM = ProcessClaim(0, "mine", "host", 1, "then", "test")
-MOST = 2 * REACH.bit_length()
 
 
 class CountingLooks(MemoryStore):
@@ -58,27 +55,13 @@ def test_the_newest_epoch_that_is_claimed_is_found() -> None:
     assert store.perform(newest_epoch(0)) == (7, b"7") and store.perform(newest_epoch(7)) is None
 
 
-def apart(store: MemoryStore) -> None:
-    """Claims at all distances that doubling steps ask for."""
-    for power in range(53):
-        store.create(incarnation_key("l0", 1 << power), b"{}")
-        store.create(epoch_key((1 << power) + genesis().epoch), b"{}")
-
-
-def test_claims_that_lie_apart_drive_a_number_on_by_a_bounded_way() -> None:
+def test_epochs_that_lie_apart_drive_a_number_on_by_a_bounded_way() -> None:
     store = CountingLooks()
-    apart(store)
-    newest = store.perform(newest_claim(UNSIGNED, "l0", 0))
-    assert newest is not None and newest.number <= REACH and store.looks <= MOST
-    number = store.perform(claim_incarnation(UNSIGNED, "l0", CLAIM, 0))
-    assert number <= REACH + 1 and store.looks <= MOST + CLAIMS_TRIED
+    for power in range(53):  # at all distances that doubling steps ask for
+        store.create(epoch_key((1 << power) + genesis().epoch), b"{}")
     assert store.perform(claim_epoch(RUN, CLAIM, genesis())) <= genesis().epoch + 2 * REACH
 
 
 def test_one_who_takes_each_number_first_ends_the_claim_with_words() -> None:
     with pytest.raises(TryAgainError, match="64 epochs in a row"):
         CountingLooks(everywhere=True).perform(claim_epoch(RUN, CLAIM, genesis()))
-    store = CountingLooks(everywhere=True)
-    with pytest.raises(OccupiedError):
-        store.perform(claim_incarnation(UNSIGNED, "l0", CLAIM, 0))
-    assert store.looks <= 2 * CLAIMS_TRIED * MOST

@@ -79,7 +79,7 @@ COMMITS: list[Commit] = [
     Evaluation(**HEADER, evaluated=6, loss=2.5, tokens=1024, jumped=True),
     Quarantine(**HEADER, learner="l1"),
     Readmit(**HEADER, learner="l1"),
-    Revoke(**HEADER, key="a1" * 32, learner="l1", floor=3),
+    Revoke(**HEADER, key="a1" * 32, learner="l1"),
     Rollback(**HEADER, to=4, outputs=VERSIONS, shares=(("l0", 1024), ("l1", 512)), evaluated=6),
     CollectionFloor(**HEADER, floor=5),
     Stop(**HEADER, diverged=True),

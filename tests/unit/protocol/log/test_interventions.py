@@ -348,7 +348,6 @@ def test_offers_are_garbage_before_the_last_one_that_precedes_those_without_an_o
     cases = {("l0", 0, 9): True, ("l0", 1, 0): True, ("l0", 1, 1): True, ("l0", 1, 2): False, ("l0", 1, 3): False,
              ("l0", 1, 4): False, ("l1", 1, 7): True, ("l1", 2, 0): False, ("nobody", 1, 0): False}  # fmt: skip
     assert {case: is_garbage(offer_key(*case), state, 9) for case in cases} == cases
-    assert is_garbage(offer_key("l0", 1, 0).replace(".json", "-3.json"), state, 9), "at another place of its key"
 
 
 def test_snapshots_before_those_that_are_kept_are_garbage() -> None:

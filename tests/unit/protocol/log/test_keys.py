@@ -26,7 +26,7 @@ def test_every_key_is_one_that_stores_accept() -> None:
         keys.FORMAT_KEY, keys.HEAD_HINT_KEY, keys.epoch_key(1), keys.incarnation_key(name, 1),
         keys.offer_key(name, 1, 2), keys.delta_key(name, 1, 2, digest(b"")), keys.state_key(1, 2, 3, digest(b"")),
         keys.weights_key(1, 2, 3, digest(b"")), keys.commit_key(10**12), keys.inner_key(name, 1, 2, digest(b"")),
-        keys.heartbeat_key(name), keys.join_key(name, 1, 2), keys.placed_key(keys.offer_key(name, 1, 2), 15),
+        keys.heartbeat_key(name), keys.join_key(name, 1, 2), keys.offer_key(name, 3 << 32 | 1, 2),
     ):  # fmt: skip
         assert check_key(key) == key
 

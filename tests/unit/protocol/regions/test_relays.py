@@ -193,25 +193,6 @@ def test_requests_to_another_region_of_members_or_of_an_earlier_epoch_stay_where
     assert bench.joins_at_home() == []
 
 
-def test_what_a_revoked_key_claimed_is_not_told_before_the_relay_has_looked_anew() -> None:
-    """Seed 100047353: its syncer waited for offers of an incarnation that did not count any more, and for no other."""
-    bench = RelayBench()
-    for number in range(1, 200):
-        bench.incarnation("l1", number)
-    bench.world.run_for(2 * PACE_S)
-    assert bench.relay.claimed("l1") == 199
-    for number in range(2, 200):  # now as if they were not there
-        bench.far.delete(incarnation_key("l1", number))
-    bench.state = structs.replace(bench.state, revoked={"of a thief": 1})
-    assert bench.relay.claimed("l1") == 0
-    bench.world.run_for(2 * PACE_S)
-    assert bench.relay.claimed("l1") == 1
-    bench.state = structs.replace(bench.state, revoked={"of a thief": 1, "of another": 2})
-    assert bench.relay.claimed("l1") == 0
-    bench.world.run_for(2 * PACE_S)
-    assert bench.relay.claimed("l1") == 1
-
-
 @pytest.mark.parametrize("kind", ["incarnation", "offer", "delta", "too large"])
 def test_other_bytes_at_home_stop_one_mailbox_and_nobody_else(kind: str) -> None:
     bench = RelayBench()

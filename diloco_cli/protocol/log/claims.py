@@ -1,0 +1,214 @@
+"""Which process is which incarnation of a learner, and under which of the learner's keys it writes.
+
+A process claims a number by creating the object of that number below its name, and in a signed run below its key's
+fingerprint (keys.py): the number that follows all those under any of its learner's keys. So readers know where the next
+claim comes, and of two incarnations the later one is greater. Objects of strangers in the way (a bucket policy keeps
+them out) use their numbers up: they are no claims, and nobody waits for them.
+
+`LearnerKeys`: the keys that learners have in a signed run. Each learner leaves its certificate in the bucket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from diloco_cli.errors import DataCheckError
+from diloco_cli.protocol.log.certificates import certificate_in, own_certificate
+from diloco_cli.protocol.log.epochs import REACH, furthest
+from diloco_cli.protocol.log.keys import (
+    CERTIFICATES,
+    MOST_INCARNATIONS,
+    claims_prefix,
+    fingerprint,
+    incarnation_key,
+    incarnation_of,
+    key_of,
+    number_of,
+    offer_key,
+    read_certificate_key,
+    read_claim_key,
+)
+from diloco_cli.protocol.log.operations import Create, Get, List, Steps
+from diloco_cli.protocol.log.records import ProcessClaim
+from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_signed
+from diloco_cli.protocol.log.together import together, together_got
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
+from diloco_cli.signing import Unsigned, learner_signer
+
+CLAIMS_TRIED = 64  # of numbers that other processes take first
+STRANGERS_PASSED = 16  # objects that are no claims, on the way down from the furthest one
+LONGEST_LEAP = 1 << 14  # of numbers that one claim leaves out: a stolen key must not use up all numbers
+LISTS_EVERY = 8  # looks
+PAGE = 1000
+CERTIFICATES_PER_LOOK = 1024
+KEYS_BELIEVED = 8  # of a learner, beyond which a damaged certificate is no reason to look for claims
+
+
+class OccupiedError(DataCheckError):
+    """Another process, or a stranger's object, has taken every number that this process tried."""
+
+    code = "occupied"
+
+
+@dataclass
+class LearnerKeys:
+    """The fingerprints of the keys that the operator has certified for learners, as far as one bucket tells."""
+
+    keyring: Unsigned
+    known: dict[str, set[int]] = field(default_factory=dict)
+    _seen: set[str] = field(default_factory=set)
+
+    def look(self, learner: str = "") -> Steps[list[tuple[str, bytes]]]:
+        """Look for certificates, all or one learner's. Returns the object keys and bytes of those found now."""
+        if not self.keyring.signs:
+            return []
+        prefix, after = f"{CERTIFICATES}learner/{learner}" + ("/" if learner else ""), ""
+        new: list[str] = []
+        while len(new) < CERTIFICATES_PER_LOOK:
+            keys: list[str] = yield List(prefix, after, PAGE)
+            new += [key for key in keys if key not in self._seen and read_certificate_key(key) is not None]
+            if len(keys) < PAGE:
+                break
+            after = keys[-1]
+        self._seen.update(new)
+        found: dict[str, bytes] = {}
+        for _ in range(LOOKS):  # the bytes may be damaged in a read
+            left = [key for key in new if key not in found]
+            for key, data in zip(left, (yield from together_got(left, MAX_RECORD_BYTES)), strict=True):
+                if data is not None and certificate_in(self.keyring, key, data) is not None:
+                    found[key] = data
+        for key in sorted(new, key=lambda key: key not in found):
+            learner, public = read_certificate_key(key) or ("", "")
+            known = self.known.setdefault(learner, set())
+            if key in found or len(known) < KEYS_BELIEVED:  # else a stranger's, or written by halves
+                known.add(fingerprint(public))
+        return list(found.items())
+
+    def of(self, learner: str) -> list[int]:
+        """The fingerprints of a learner's keys that are not revoked; 0 alone in an unsigned run."""
+        if not self.keyring.signs:
+            return [0]
+        revoked = {fingerprint(public) for public in self.keyring.revoked}
+        return sorted(self.known.get(learner, set()) - revoked)
+
+
+class ClaimWatch:
+    """Looks for newer claims of one learner under one key, at few requests a look. `newest`: the newest known one."""
+
+    def __init__(self, keyring: Unsigned, learner: str, key: int, newest: int) -> None:
+        self.keyring, self.learner, self.key, self.newest = keyring, learner, key, newest
+        self.last = newest  # the furthest number under which anything lies, as far as is known
+        self.taken = [range(newest, newest + 1)] if newest > 0 else []  # such numbers
+        self._looks = 0
+
+    @classmethod
+    def beside(cls, keyring: Unsigned, learner: str, key: int, incarnation: int) -> ClaimWatch:
+        """For the claims under this key that come after an incarnation, perhaps one under another key."""
+        return cls(keyring, learner, key, number_of(incarnation) - (key_of(incarnation) != key))
+
+    def look(self, beyond: int = 0) -> Steps[int | None]:
+        """The newest claim's number, if it is newer than the one known before. `beyond`: the newest number under any of
+        the learner's keys, which the next claim follows, under whichever key it comes."""
+        before = self.last
+        if self.key and self._looks % LISTS_EVERY == 0:  # in case two keys' processes began at the same time
+            yield from self._list()
+        else:
+            yield from self._go_on(max(self.last, beyond))
+        self._looks += 1
+        for number in range(self.last, max(before, self.last - STRANGERS_PASSED), -1):
+            claim = incarnation_key(self.learner, incarnation_of(number, self.key))
+            data = yield from read_signed(self.keyring, learner_signer(self.learner), claim)
+            if data is not None and self.keyring.authenticates(learner_signer(self.learner), claim, data):
+                self.newest = number
+                return number
+        return None
+
+    def _go_on(self, known: int) -> Steps[None]:
+        """Note the numbers that are taken right behind a known one."""
+        found = yield from furthest(known, REACH, self._there)
+        if found is not None:
+            self.taken.append(range(known + 1, found[0] + 1))
+            self.last = found[0]
+
+    def _list(self) -> Steps[None]:
+        for _ in range(STRANGERS_PASSED):
+            after = incarnation_key(self.learner, incarnation_of(self.last, self.key)) if self.last > 0 else ""
+            keys: list[str] = yield List(claims_prefix(self.learner, self.key), after, 1)
+            named = read_claim_key(keys[0]) if keys else None
+            number = 0 if named is None else number_of(named[1])
+            if not 0 < number <= min(MOST_INCARNATIONS, self.last + LONGEST_LEAP):
+                return
+            yield from self._go_on(number - 1)
+
+    def _there(self, number: int) -> Steps[bytes | None]:
+        data: bytes | None = yield Get(
+            incarnation_key(self.learner, incarnation_of(number, self.key)), MAX_RECORD_BYTES
+        )
+        return data
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """The incarnation that a process has claimed, and the earlier ones of its learner beyond the floor, rising."""
+
+    incarnation: int
+    earlier: tuple[int, ...]
+
+
+def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, floor: int = 0) -> Steps[Claimed]:
+    """Claim the first number above all claims of the learner's keys, and above the log's `floor`."""
+    signer, keys = learner_signer(learner), LearnerKeys(keyring)
+    own = fingerprint(keyring.public(signer))
+    certificate = own_certificate(keyring, signer)
+    if certificate is not None:
+        yield Create(*certificate)  # so that readers know where to look
+    yield from keys.look(learner)
+    watches = {key: ClaimWatch.beside(keyring, learner, key, floor) for key in {own, *keys.of(learner)}}
+    yield from together([watch.look() for watch in watches.values()])
+    number = 0
+    for _ in range(CLAIMS_TRIED):
+        number = 1 + max(number, number_of(floor), *(watch.last for watch in watches.values()))
+        incarnation = incarnation_of(number, own)
+        key = incarnation_key(learner, incarnation)
+        mine = keyring.sign(signer, key, encode(replace(claim, number=incarnation)))
+        if number > MOST_INCARNATIONS and own:
+            break
+        if (yield from create_signed(keyring, signer, key, mine, LOOKS)) == mine:
+            taken = [
+                incarnation_of(number, key) for key, watch in watches.items() for run in watch.taken for number in run
+            ]
+            return Claimed(incarnation, tuple(sorted(one for one in taken if max(1, floor) <= one < incarnation)))
+        yield from watches[own].look(number - 1)
+    what = f"other processes with this learner's key have claimed {CLAIMS_TRIED} numbers first"
+    raise OccupiedError(what, where=key, hint="have its key revoked: diloco key revoke")
+
+
+@dataclass(frozen=True)
+class FoundOffer:
+    """The bytes of an offer; None: there is none yet, or (`damaged`) they are not what its learner wrote, though the
+    learner has published the next one, and so this one."""
+
+    data: bytes | None
+    damaged: bool = False
+
+
+def next_offer(keyring: Unsigned, learner: str, incarnation: int, seq: int) -> Steps[FoundOffer]:
+    """Look for the offer of this number. A learner publishes its offers one after the other."""
+    there, data = yield from _read_offer(keyring, learner, incarnation, seq)
+    if data is not None or not there:
+        return FoundOffer(data)
+    _, later = yield from _read_offer(keyring, learner, incarnation, seq + 1)
+    if later is None:
+        return FoundOffer(None)
+    _, again = yield from _read_offer(keyring, learner, incarnation, seq, LOOKS)  # the first bytes may be damaged
+    return FoundOffer(again, damaged=again is None)
+
+
+def _read_offer(
+    keyring: Unsigned, learner: str, incarnation: int, seq: int, same: int = 2
+) -> Steps[tuple[bool, bytes | None]]:
+    """Whether anything lies under this number, and the offer's genuine bytes."""
+    signer, key = learner_signer(learner), offer_key(learner, incarnation, seq)
+    data = yield from read_signed(keyring, signer, key, same)
+    genuine = data is not None and keyring.authenticates(signer, key, data)
+    return data is not None, data if genuine else None
