@@ -44,7 +44,7 @@ def plan(
 ) -> None:
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
     from diloco_cli.launch.plan_files import plan_of_files
-    from diloco_cli.plan.plan_file import load_plan, plan_differences, plan_to_json, summary_of
+    from diloco_cli.plan.plan import load_plan, plan_differences, plan_to_json, summary_of
 
     file, earlier = file or _run_file_here(inventory), load_plan(diff) if diff else None
     goal = _goal(objective, budget, deadline)
@@ -59,7 +59,7 @@ def plan(
         with progress("simulating failures"):
             extra["simulation"] = to_plain(simulated(made))
     if explain:
-        from diloco_cli.plan.explain import explain as explanations
+        from diloco_cli.plan.planner import explain as explanations
 
         extra["explanations"] = to_plain(explanations(made))
     _write(made, output, plot, inventory, file, overrides)
@@ -121,7 +121,7 @@ def _write(
 ) -> None:
     if output is not None:
         from diloco_cli.launch.plan_files import sources_of
-        from diloco_cli.plan.plan_file import plan_file_name, save_plan
+        from diloco_cli.plan.plan import plan_file_name, save_plan
 
         path = output / plan_file_name(made) if output.is_dir() else output
         sources = sources_of(inventory, file, overrides, path)

@@ -21,7 +21,7 @@ from diloco_cli.units import format_duration, parse_count, parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.cli.arguments import OpenRun
-    from diloco_cli.faults.scenario import Injection, Scenario
+    from diloco_cli.faults import Injection, Scenario
     from diloco_cli.forecast.bandwidth import BandwidthRow
     from diloco_cli.forecast.chips import ChipsLearner, Constants
     from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
@@ -145,7 +145,7 @@ def _fleet(
     from diloco_cli.forecast.goodput import QuorumRule, learners_of_plan, rule_of_plan
 
     if plan is not None:
-        from diloco_cli.plan.plan_file import load_plan
+        from diloco_cli.plan.plan import load_plan
 
         if chips is not None or learners is not None or slowdowns:
             raise UsageError("--plan says which islands there are", hint="leave out --chips, --learners, --stragglers")
@@ -294,7 +294,7 @@ def _published() -> BandwidthAnswer:
 def _data_parallel_constants() -> dict[str, float]:
     """Of the data-parallel rows."""
     from diloco_cli.forecast.bandwidth import BUCKETS
-    from diloco_cli.plan.goodput import BACKWARD_SHARE
+    from diloco_cli.plan.flow import BACKWARD_SHARE
 
     return {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
 
@@ -325,7 +325,7 @@ def _of_options(parameters: str, step: str, sites: int, every: int, fragments: i
 def _of_plan(path: Path) -> BandwidthAnswer:
     """Rows, and what each island has."""
     from diloco_cli.forecast.bandwidth import rows_of_plan
-    from diloco_cli.plan.plan_file import load_plan
+    from diloco_cli.plan.plan import load_plan
 
     plan = load_plan(path)
     lines = [_plan_note(plan), *map(_island_line, plan.islands)]
@@ -448,7 +448,7 @@ def _of_existing(opened: OpenRun) -> _Subject:
 
 
 def _scenario(text: str | None) -> Scenario | None:
-    from diloco_cli.faults.scenario import load_scenario
+    from diloco_cli.faults import load_scenario
 
     if text is None:
         return None
@@ -462,7 +462,7 @@ def _scenario(text: str | None) -> Scenario | None:
 
 
 def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
-    from diloco_cli.faults.scenario import timetable
+    from diloco_cli.faults import timetable
     from diloco_cli.forecast.fleet import refuse_impossible_faults, units_of
 
     number = seed if seed is not None else story.seed if story is not None else 0

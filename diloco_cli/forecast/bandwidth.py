@@ -13,8 +13,7 @@ from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
-from diloco_cli.plan.flow import fragment_offsets
-from diloco_cli.plan.goodput import BACKWARD_SHARE, GRADIENT_BITS
+from diloco_cli.plan.flow import BACKWARD_SHARE, GRADIENT_BITS, fragment_offsets
 from diloco_cli.plan.link import CODEC_BITS, need_of_round
 from diloco_cli.plan.plan import Plan
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import DilocoError, FencedError, UsageError
-from diloco_cli.faults.scenario import FAULTS, SYNCER, Draws, Injection, Unit
+from diloco_cli.faults import FAULTS, SYNCER, Draws, Injection, Unit
 from diloco_cli.forecast.stand_ins import (
     Condition,
     NamedPayloads,
@@ -199,7 +199,7 @@ class SimulatedFleet:
         effect: Callable[[str, Injection], str | None] = getattr(self, f"_{fault.kind.replace('-', '_')}")
         return effect(name, fault)
 
-    # one effect for each fault that faults/scenario.py says can be simulated
+    # one effect for each fault that faults.py says can be simulated
 
     def _kill(self, name: str, fault: Injection) -> str | None:
         return self._end(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)

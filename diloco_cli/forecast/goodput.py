@@ -28,8 +28,8 @@ from diloco_cli.forecast.chips import (
     one_cluster,
     presence,
 )
-from diloco_cli.plan.flow import drift_s
-from diloco_cli.plan.goodput import probability_at_least, restart_s, waiting
+from diloco_cli.plan.candidates import restart_s
+from diloco_cli.plan.flow import drift_s, probability_at_least, waiting
 from diloco_cli.plan.plan import Plan
 from diloco_cli.units import format_count
 

@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from diloco_cli.config.settings import Link
-from diloco_cli.faults.scenario import Injection
+from diloco_cli.faults import Injection
 from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
 from diloco_cli.forecast.stand_ins import Condition, sizes_of
 from diloco_cli.layout import ParameterFact, make_layout
-from diloco_cli.plan.candidates import crossing_of, egress_per_gb
-from diloco_cli.plan.goodput import restart_s
+from diloco_cli.plan.candidates import crossing_of, egress_per_gb, restart_s
 from diloco_cli.plan.link import CODEC_BITS, to_store
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.syncer_pace import work_of

@@ -15,8 +15,7 @@ from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.config.validation import overlap_problem
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.layout import Layout, make_layout
-from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.plan_file import plan_to_json
+from diloco_cli.plan.plan import Plan, plan_to_json
 from diloco_cli.plan.speed import busy_cores, share_of_cores
 from diloco_cli.protocol.log.commit_log import parse_format, with_keys
 from diloco_cli.protocol.log.keys import FORMAT_KEY, PLAN_KEY

@@ -29,8 +29,7 @@ from diloco_cli.errors import DilocoError, InfeasibleError, UsageError, suggesti
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
-from diloco_cli.plan.plan import Goal, Plan
-from diloco_cli.plan.plan_file import load_plan, sources_in
+from diloco_cli.plan.plan import Goal, Plan, load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here, open_store
 from diloco_cli.store.port import MAX_CONNECTIONS

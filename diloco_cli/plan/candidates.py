@@ -11,7 +11,6 @@ from diloco_cli.config.devices import BACKENDS, HOST_DEVICES, find_device
 from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, RunSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
-from diloco_cli.plan import goodput
 from diloco_cli.plan.link import Need, to_store
 from diloco_cli.plan.memory import Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
@@ -47,6 +46,7 @@ def not_launched(island: IslandSettings, inventory: Inventory) -> tuple[str, str
     return None
 
 
+GUESSED_RESTART_S = 240.0
 RECOMPUTING = 3 / 4  # a forward pass is a third of a step without it, and is done twice
 
 
@@ -143,7 +143,7 @@ def candidate_of(
         assumption=assumption,
         batch_tokens=batch_tokens,
         fit=fit_of(island.accelerators, island.nodes, island.num_ranks, batch_tokens),
-        availability=goodput.availability(island),
+        availability=availability_of(island),
         tokens_per_s=tokens_per_s,
         step_s=step_of(batch_tokens, tokens_per_s),
         busy=busy,
@@ -198,3 +198,17 @@ def rate_in_the_fleet(undisturbed: float, accelerators_busy: float, shared_cores
 @formula("island", "step", "s")
 def step_of(batch_tokens: int, tokens_per_s: float) -> float:
     return batch_tokens / tokens_per_s
+
+
+def restart_s(island: IslandSettings) -> float:
+    return GUESSED_RESTART_S if island.restart_s is None else island.restart_s
+
+
+def availability_of(island: IslandSettings) -> float:
+    """MTBF / (MTBF + restart); 1 if the inventory gives no failures."""
+    return 1.0 if island.mtbf_s is None else share_of_time(island.mtbf_s, restart_s(island))
+
+
+@formula("island", "availability")
+def share_of_time(mtbf_s: float, restart_s: float) -> float:
+    return mtbf_s / (mtbf_s + restart_s)

@@ -24,7 +24,7 @@ from itertools import pairwise
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import compress_hostlist
 from diloco_cli.config.settings import RESERVED_NAMES, Inventory, IslandSettings, Link, MachineSettings, RunSettings
-from diloco_cli.plan.goodput import availability
+from diloco_cli.plan.candidates import availability_of
 from diloco_cli.plan.link import load_of_round, reached
 from diloco_cli.plan.memory import USABLE, Fit, fit_of_nodes
 from diloco_cli.plan.model_facts import ModelFacts
@@ -229,7 +229,7 @@ class _Decision:
         largest = max(1, sequences // self.group.first.accelerators.count)  # machines that have a sequence for each
         too_few = "a step has too few sequences for more accelerators in one"
         reasons = [(math.ceil(len(machines) / largest), too_few)]
-        together = availability(island_of("all", machines))
+        together = availability_of(island_of("all", machines))
         if together < LOWEST_AVAILABILITY:
             why = f"failing together, all {len(machines)} would be available {100 * together:.0f} % of the time"
             reasons.append((_parts_for_availability(machines), why))
@@ -272,7 +272,7 @@ def _parts_for_availability(machines: Part) -> int:
     """The fewest equal parts that all have LOWEST_AVAILABILITY; one machine each if there are none."""
 
     def enough(num: int) -> bool:
-        return all(availability(island_of("part", p)) >= LOWEST_AVAILABILITY for p in _equal_parts(machines, num))
+        return all(availability_of(island_of("part", p)) >= LOWEST_AVAILABILITY for p in _equal_parts(machines, num))
 
     return _first(len(machines), enough) or len(machines)
 

@@ -1,4 +1,6 @@
-"""`make_plan`: the whole of planning as one pure function of (run, inventory, model)."""
+"""`make_plan`: the whole of planning as one pure function of (run, inventory, model).
+`explain`: every number of a plan with its formula and its inputs; the plan's own functions compute each once more, and
+tell it (formulas.py)."""
 
 from __future__ import annotations
 
@@ -8,29 +10,38 @@ from collections.abc import Mapping, Sequence
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
-from diloco_cli.formulas import formula
+from diloco_cli.formulas import Explanation, formula, told
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
-from diloco_cli.plan import goodput
+from diloco_cli.plan import speed
 from diloco_cli.plan.alternatives import alternatives, excluded, sensitivities
-from diloco_cli.plan.assumptions import assumptions
-from diloco_cli.plan.candidates import Candidate, candidates, not_launched
-from diloco_cli.plan.flow import Fleet, Flow, fragment_offsets
+from diloco_cli.plan.candidates import Candidate, candidate_of, candidates, not_launched
+from diloco_cli.plan.flow import (
+    Fleet,
+    Flow,
+    all_present_probability,
+    flow_of,
+    fragment_offsets,
+    probability_at_least,
+    quorum_probability,
+    run_fleet,
+    synchronous_tokens_per_s,
+)
 from diloco_cli.plan.islands import form_islands
 from diloco_cli.plan.link import (
     CODEC_BITS,
     MBPS,
     downlink_mbps,
+    fragments_of,
     traffic_mbps,
+    transfer_s,
     uplink_mbps,
 )
-from diloco_cli.plan.memory import host_memory_gb, how_on, syncer_memory_gb, with_overlap
+from diloco_cli.plan.memory import host_memory_gb, how_on, memory_parts, sum_gb, syncer_memory_gb, with_overlap
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.money import costs, up_gb_per_day
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Setting, Stage, SyncerNeeds
-from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search
-from diloco_cli.plan.speed import num_devices
-from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, work_of
-from diloco_cli.plan.warnings import (
+from diloco_cli.plan.remarks import (
+    assumptions,
     cold_start_warnings,
     horizon_warnings,
     island_warnings,
@@ -38,6 +49,9 @@ from diloco_cli.plan.warnings import (
     syncer_warnings,
     tight,
 )
+from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search
+from diloco_cli.plan.speed import num_devices
+from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, work_of
 from diloco_cli.protocol.rules.capacity import most_learners
 from diloco_cli.units import format_duration
 
@@ -311,7 +325,7 @@ def _names(names: Sequence[str]) -> str:
 
 def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> Prediction:
     availabilities = [candidate.availability for candidate in fleet.kept]
-    present = (goodput.probability_at_least(k, availabilities) for k in range(1, len(availabilities) + 1))
+    present = (probability_at_least(k, availabilities) for k in range(1, len(availabilities) + 1))
     flows = fleet.flows
     rates = {
         "ideal": sum(flow.ideal for flow in flows),
@@ -325,7 +339,7 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
     islands = [candidate.island for candidate in fleet.kept]
     batch_tokens = sum(candidate.batch_tokens for candidate in fleet.kept)
     own_rates = [candidate.tokens_per_s for candidate in fleet.kept]
-    synchronous = goodput.synchronous_tokens_per_s(islands, own_rates, batch_tokens, model)
+    synchronous = synchronous_tokens_per_s(islands, own_rates, batch_tokens, model)
     return Prediction(
         tokens_per_s_ideal=ideal,
         tokens_per_s=final,
@@ -336,8 +350,8 @@ def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> 
         synchronous_days_to_target=tokens / synchronous / DAY_S,
         price_per_h=money.accelerators_per_h,
         egress_per_day=money.egress_per_day,
-        quorum_probability=goodput.quorum_probability(fleet.sync.quorum, availabilities),
-        all_present_probability=goodput.all_present_probability(availabilities),
+        quorum_probability=quorum_probability(fleet.sync.quorum, availabilities),
+        all_present_probability=all_present_probability(availabilities),
         present_probabilities=tuple(present) if len(availabilities) <= MAX_LISTED else (),
         waterfall=stages,
     )
@@ -412,3 +426,40 @@ def shortest_slot_s(calls_s: float, bytes_s: float, processor_s: float) -> float
 @formula("syncer", "busy", "%")
 def busy_percent(shortest_slot_s: float, slot_s: float) -> float:
     return 100 * (shortest_slot_s / slot_s)
+
+
+def explain(plan: Plan) -> tuple[Explanation, ...]:
+    """The model, the schedule, then the islands, the prediction, the syncer, the money."""
+    run, model = plan.run, plan.model
+    by_name = {c.island.name: c for c in candidates(run, plan.inventory, model)}
+    kept = sorted((by_name[i.name] for i in plan.islands), key=lambda c: (c.step_s, c.island.name))
+    fleet = run_fleet(kept, run.sync, model)
+    found = told("model", lambda: (model.flops_per_token, fragments_of(run.sync, model)))
+    found += told("schedule", lambda: run_fleet(kept, run.sync, model))
+    for island in plan.islands:
+        found += _island(plan, fleet, by_name[island.name])
+    found += told("prediction", lambda: predict(fleet, plan.money, run, model))
+    found += told("syncer", lambda: syncer_needs(fleet, run.outer.name, model))
+    found += told("money", lambda: costs(fleet, run, model))
+    return tuple(found)
+
+
+def _island(plan: Plan, fleet: Fleet, candidate: Candidate) -> list[Explanation]:
+    island, run, inventory, model = candidate.island, plan.run, plan.inventory, plan.model
+    sync, schedule, fit = run.sync, plan.schedule, candidate.fit
+
+    def compute() -> None:
+        if inventory.local is not None and speed.shares_cores(island, None):
+            here = [other for other in inventory.islands if speed.shares_cores(other, None)]
+            speed.mean_share(tuple(speed.states_of(island, here, inventory.local, speed.SERVICE_CORES)))
+        candidate_of(island, run, inventory, model, candidate.share, lambda *_: fit)
+        transfer_s(candidate.link, candidate.rtt_s, schedule.fragment_parameters, sync.codec, sync.weights_codec)
+        flow = fleet.flows[fleet.kept.index(candidate)]
+        mean = fragments_of(sync, model).mean
+        flow_of(candidate, flow.transfer_s, schedule, sync, fleet.at_syncer, mean, len(fleet.kept), flow.moving)
+        sharded_over = fit.ranks if fit.sharding == "fsdp" else 1
+        how = how_on(island.accelerators, run, inventory, model, schedule.overlap)
+        sum_gb([part.gb for part in memory_parts(model, how, sharded_over, 1, fit.sequences)])
+        planned_island(candidate, flow, fleet, run, inventory, model)
+
+    return told("island", compute, island.name)

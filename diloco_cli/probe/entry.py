@@ -21,7 +21,7 @@ from diloco_cli.config.settings import (
     RegionSettings,
     StoreSettings,
 )
-from diloco_cli.plan.warnings import rounded_down
+from diloco_cli.plan.remarks import rounded_down
 from diloco_cli.probe.contention import Spread
 from diloco_cli.probe.measure import MachineFacts, Measurements, StoreSpeed
 

@@ -25,12 +25,12 @@ from diloco_cli.config.run_file import apply_overrides, load_run
 from diloco_cli.config.yaml_tree import Node
 from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import DilocoError
-from diloco_cli.faults.scenario import load_scenario
+from diloco_cli.faults import load_scenario
 from diloco_cli.methods import CODECS
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import status_of
-from diloco_cli.plan.plan_file import load_plan, plan_from_text, plan_to_text
+from diloco_cli.plan.plan import load_plan, plan_from_text, plan_to_text
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.commit_log import fold, parse_format
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat

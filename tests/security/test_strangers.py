@@ -19,9 +19,9 @@ from diloco_cli.config.run_file import load_run
 from diloco_cli.config.yaml_tree import parse_yaml
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, DilocoError, UsageError
-from diloco_cli.faults.scenario import load_scenario
+from diloco_cli.faults import load_scenario
 from diloco_cli.observe.facts import UNKNOWN, moment
-from diloco_cli.plan.plan_file import plan_from_text
+from diloco_cli.plan.plan import plan_from_text
 from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, Inbox
 from diloco_cli.protocol.log.commit_log import fold, parse_format
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key

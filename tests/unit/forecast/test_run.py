@@ -19,7 +19,7 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.errors import FencedError, UsageError
-from diloco_cli.faults.scenario import Injection, load_scenario, timetable
+from diloco_cli.faults import Injection, load_scenario, timetable
 from diloco_cli.forecast.fleet import START, Hardware, SimulatedFleet, units_of
 from diloco_cli.forecast.run import (
     DAY_S,

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Accelerators, Device, Link, LocalMachine
 from diloco_cli.errors import InfeasibleError
-from diloco_cli.plan.explain import explain
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.planner import make_plan
+from diloco_cli.plan.planner import explain, make_plan
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, island, with_sync
 
 ROUNDED = {"%": 0.02, "s": 2e-3}  # differences of numbers printed with six digits

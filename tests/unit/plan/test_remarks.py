@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.plan.warnings import horizon_warnings, rounded_down, step_warnings
+from diloco_cli.plan.remarks import horizon_warnings, rounded_down, step_warnings
 
 
 def test_years_are_warned_of_with_the_tokens_of_a_week() -> None:

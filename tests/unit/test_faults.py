@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.errors import UsageError
-from diloco_cli.faults.scenario import FAULTS, Constraints, Draws, FaultRule, Scenario, Unit, load_scenario, timetable
+from diloco_cli.faults import FAULTS, Constraints, Draws, FaultRule, Scenario, Unit, load_scenario, timetable
 from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.paths import templates_directory
 
@@ -119,7 +119,7 @@ def test_the_timetable_depends_on_the_seed_and_on_nothing_else() -> None:
     storm = load_scenario(templates_directory() / "chaos" / "spot-storm.yaml")
     assert timetable(storm, UNITS) == timetable(storm, UNITS[::-1]) != timetable(storm, UNITS, seed=8)
     code = (
-        "from diloco_cli.faults.scenario import *; from diloco_cli.faults.scenario import *\n"
+        "from diloco_cli.faults import *; from diloco_cli.faults import *\n"
         "from diloco_cli.paths import templates_directory\n"
         "units = (Unit('a', 'west'), Unit('b', 'east'), Unit('c', 'east'), Unit('syncer', None))\n"
         "story = load_scenario(templates_directory() / 'chaos' / 'spot-storm.yaml')\n"

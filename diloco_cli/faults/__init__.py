@@ -1,1 +1,0 @@
-"""Scenarios of faults, and their seeded timetables. Pure."""
