@@ -46,7 +46,7 @@ class Check:
     took_s: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class Examination:
     """The data of `doctor --json`. Megabits per second of whole objects, one after the other; milliseconds of the
     smallest read; None if they could not be measured. `num_repeated`: calls with transient errors that were repeated,
@@ -96,12 +96,15 @@ def examine(
     if the store cannot even be opened."""
     whole = Deadline(timeout_s)
     place = Place(open_again or partial(open_store, url), url, Deadline(timeout_s))
-    examination = _Examination(place, whole, say)
+    found = Examination(url)
+    examiner = _Examiner(place, whole, found, say)
     try:
-        examination.run(effort, parse_url(url).kind, written_gb_per_day)
+        examiner.run(effort, parse_url(url).kind, written_gb_per_day)
     finally:
-        left_behind = place.clean_up(CLEAN_UP_S if examination.usable else HOPELESS_S)
-    return examination.result(left_behind)
+        found.left_behind = place.clean_up(CLEAN_UP_S if examiner.usable else HOPELESS_S)
+    found.ok = all(check.ok for check in found.checks)
+    found.num_repeated, found.last_trouble = place.num_repeated, place.last_trouble
+    return found
 
 
 def prove_exclusive_create(url: str) -> None:
@@ -120,17 +123,17 @@ def prove_exclusive_create(url: str) -> None:
         )
 
 
-class _Examination:
-    def __init__(self, place: Place, whole: Deadline, say: Callable[[Check], None]) -> None:
-        self._place, self._whole, self._say = place, whole, say
-        self._checks: list[Check] = []
-        self._speed: checks.Speed | None = None
+class _Examiner:
+    """Runs the checks, each with its own time limit, and notes what they find."""
+
+    def __init__(self, place: Place, whole: Deadline, found: Examination, say: Callable[[Check], None]) -> None:
+        self._place, self._whole, self._found, self._say = place, whole, found, say
         self._refused = False
 
     @property
     def usable(self) -> bool:
         """Whether anything could be written."""
-        return bool(self._checks) and self._checks[0].ok
+        return bool(self._found.checks) and self._found.checks[0].ok
 
     def run(self, effort: Effort, kind: StoreKind, written_gb_per_day: float | None) -> None:
         racing = effort.processes if kind.is_shared else 0
@@ -145,8 +148,8 @@ class _Examination:
             "delete": checks.delete,
             "clock": checks.clock_skew,
             "throughput": lambda place: self._throughput(place, effort.max_bytes),
+            "permissions": checks.permissions,
         }
-        examiners["permissions"] = checks.permissions
         if kind.retention:
             examiners[kind.retention] = lambda place: checks.retention(place, written_gb_per_day)
         for name, examiner in examiners.items():
@@ -154,20 +157,6 @@ class _Examination:
                 self._check(name, examiner)
             else:
                 self._note(Check(name, False, "skip", CANNOT_GO_ON, "", 0.0))
-
-    def result(self, left_behind: list[str]) -> Examination:
-        speed = self._speed
-        return Examination(
-            url=self._place.url,
-            checks=self._checks,
-            ok=all(check.ok for check in self._checks),
-            up_mbps=round(speed.up_bps / 1e6, 3) if speed else None,
-            down_mbps=round(speed.down_bps / 1e6, 3) if speed else None,
-            latency_ms=round(1000 * speed.latency_s, 3) if speed else None,
-            num_repeated=self._place.num_repeated,
-            last_trouble=self._place.last_trouble,
-            left_behind=left_behind,
-        )
 
     def _check(self, name: str, examiner: Examiner) -> None:
         box = self._place.box
@@ -181,7 +170,7 @@ class _Examination:
         self._note(Check(name, finding.level != "fail", finding.level, finding.detail, finding.hint, took_s))
 
     def _note(self, check: Check) -> None:
-        self._checks.append(check)
+        self._found.checks.append(check)
         self._say(check)
 
     def _asked(self, examiner: Examiner) -> Finding:
@@ -195,5 +184,7 @@ class _Examination:
             return Finding("fail", str(error), SLOW_OR_DEAD if self._place.box.is_over() else error.hint or "")
 
     def _throughput(self, place: Place, max_bytes: int) -> Finding:
-        self._speed = checks.measure_speed(place, max_bytes)
-        return passed(self._speed.text())
+        speed = checks.measure_speed(place, max_bytes)
+        self._found.up_mbps, self._found.down_mbps = round(speed.up_bps / 1e6, 3), round(speed.down_bps / 1e6, 3)
+        self._found.latency_ms = round(1000 * speed.latency_s, 3)
+        return passed(speed.text())

@@ -13,6 +13,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -114,19 +115,14 @@ def _rounds(
 
 def _race(clients: Sequence[Store], key: str, entries: Sequence[bytes]) -> list[RaceAnswer]:
     """Let all clients create the key at once."""
-    answers = [RaceAnswer(False, trouble="no answer")] * len(clients)
     gun = threading.Barrier(len(clients))
 
-    def run(racer: int) -> None:
+    def run(client: Store, entry: bytes) -> RaceAnswer:
         gun.wait(GET_READY_S)
-        answers[racer] = answer_to(clients[racer], key, entries[racer])
+        return answer_to(client, key, entry)
 
-    threads = [threading.Thread(target=run, args=(racer,), daemon=True) for racer in range(len(clients))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return answers
+    with ThreadPoolExecutor(len(clients)) as pool:
+        return list(pool.map(run, clients, entries))
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from diloco_cli.plan.plan import Goal, Plan, load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here, open_store
 from diloco_cli.store.port import MAX_CONNECTIONS
-from diloco_cli.store.url import parse_url
+from diloco_cli.store.url import examples, parse_url
 from diloco_cli.units import format_count, format_size
 
 
@@ -248,10 +248,8 @@ def refuse_stores(inventory: Inventory) -> None:
                 f"{place}{url} is the template's: write your own bucket into the inventory",
                 hint=f"then prove it: diloco doctor {url.replace(TEMPLATE_BUCKET, 'YOUR-BUCKET', 1)}",
             )
-        if url is not None and url.startswith("memory:"):
-            raise UsageError(
-                f"{place}memory:// lives in one process; learners could not meet there", hint="use a directory or gs://"
-            )
+        if url is not None and not parse_url(url).kind.is_shared:
+            raise UsageError(f"{place}{url} lives in one process; learners could not meet there", hint=examples())
 
 
 def _is_plan(file: Path) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
 from diloco_cli.config.codec import replace
@@ -20,6 +21,7 @@ from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS, INNER_OPTIMIZERS
 from diloco_cli.plan.model_facts import ModelFacts, even_fragment
 from diloco_cli.plan.plan import Schedule
+from diloco_cli.store.url import parse_url
 
 CODEC_BITS = {name: float(record.bits) for name, record in CODECS.items()}  # of a parameter, the finest first
 ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the commit, get the merged fragment
@@ -146,9 +148,10 @@ def reached(link: Link, url: str) -> Link:
     return replace(link, up_bps=up, down_bps=down)
 
 
+@lru_cache(maxsize=256)  # a search asks it of the same few places again and again
 def is_bucket(url: str) -> bool:
     """Whether the store is a cloud's, and not a folder or memory."""
-    return not url.startswith(("file://", "memory://"))
+    return parse_url(url).kind.is_bucket
 
 
 def rtt_of(link: Link, url: str) -> float:

@@ -1,6 +1,7 @@
 """A small Google Cloud Storage that keeps its promises: generations and preconditions, ranges, paging; the JSON API
-with three kinds of upload and batch delete, and what obstore needs of the XML API; and server-side faults to order.
-Listens on loopback only. As a process: python -m tests.contract.fake_gcs [--port P] [BUCKET ...]"""
+with its kinds of upload; and server-side faults to order. Listens on loopback only.
+
+As a process: python -m tests.contract.fake_gcs [--port P] [BUCKET ...]"""
 
 from __future__ import annotations
 
@@ -10,10 +11,8 @@ import json
 import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from email.utils import format_datetime
 from functools import cached_property
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 import google_crc32c
 from aiohttp import web
@@ -28,11 +27,6 @@ class Blob:
     data: bytes
     generation: int
     updated: str = field(default_factory=lambda: datetime.now(UTC).isoformat().replace("+00:00", "Z"))
-    metadata: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def etag(self) -> str:
-        return f'"{self.generation}"'
 
     @cached_property
     def crc32c(self) -> str:
@@ -88,11 +82,6 @@ class FakeGCS(FaultyServer):
                 web.get("/download/storage/v1/b/{bucket}/o/{name:.+}", self._get),
                 web.post("/storage/v1/b/{bucket}/o/{name:.+}/compose", self._compose),
                 web.delete("/storage/v1/b/{bucket}/o/{name:.+}", self._delete),
-                web.post("/batch/storage/v1", self._batch),
-                web.get("/{bucket}", self._xml_list),
-                web.get("/{bucket}/{name:.+}", self._xml_get),
-                web.put("/{bucket}/{name:.+}", self._xml_put),
-                web.delete("/{bucket}/{name:.+}", self._delete),
             ]
         )
         return app
@@ -101,8 +90,6 @@ class FakeGCS(FaultyServer):
         bucket, query = request.match_info["bucket"], request.query
         kind = query.get("uploadType")
         exclusive = query.get("ifGenerationMatch") == "0"
-        if kind == "media":
-            return self._store(bucket, query["name"], await request.read(), exclusive, None)
         if kind == "multipart":
             about, data = _parts(request.headers["Content-Type"], await request.read())
             return self._store(bucket, about["name"], data, exclusive, about.get("crc32c"))
@@ -216,65 +203,10 @@ class FakeGCS(FaultyServer):
         return _media(request, blob)
 
     async def _delete(self, request: web.Request) -> web.Response:
-        return self._remove(request.match_info["bucket"], request.match_info["name"])
-
-    def _remove(self, bucket: str, name: str) -> web.Response:
+        bucket, name = request.match_info["bucket"], request.match_info["name"]
         if self.objects.get(bucket, {}).pop(name, None) is None:
             return _error(404, f"No such object: {bucket}/{name}")
         return web.Response(status=204)
-
-    async def _xml_get(self, request: web.Request) -> web.Response:
-        bucket, name = request.match_info["bucket"], request.match_info["name"]
-        if bucket not in self.objects:
-            return _xml_error(404, "NoSuchBucket")
-        blob = self.objects[bucket].get(name)
-        if blob is None:
-            return _xml_error(404, "NoSuchKey")
-        if request.headers.get("If-Match", blob.etag) != blob.etag:
-            return _xml_error(412, "PreconditionFailed")
-        return _media(request, blob)
-
-    async def _xml_put(self, request: web.Request) -> web.Response:
-        bucket, name = request.match_info["bucket"], request.match_info["name"]
-        exclusive = request.headers.get("x-goog-if-generation-match") == "0"
-        metadata = {k.lower()[12:]: v for k, v in request.headers.items() if k.lower().startswith("x-goog-meta-")}
-        stored = self._store(bucket, name, await request.read(), exclusive, None)
-        if stored.status != 200:
-            return _xml_error(stored.status, "NoSuchBucket" if stored.status == 404 else "PreconditionFailed")
-        blob = self.objects[bucket][name]
-        blob.metadata = metadata
-        return web.Response(headers={"ETag": blob.etag, "x-goog-generation": str(blob.generation)})
-
-    async def _xml_list(self, request: web.Request) -> web.Response:
-        blobs = self.objects.get(request.match_info["bucket"])
-        if blobs is None:
-            return _xml_error(404, "NoSuchBucket")
-        query = request.query
-        start = max(query.get("start-after", ""), query.get("continuation-token", ""))
-        names = sorted(name for name in blobs if name.startswith(query.get("prefix", "")) and name > start)
-        limit = min(int(query.get("max-keys", "1000")), 1000)
-        rows = "".join(
-            f"<Contents><Key>{escape(name)}</Key><LastModified>{blobs[name].updated}</LastModified>"
-            f"<ETag>{escape(blobs[name].etag)}</ETag><Size>{len(blobs[name].data)}</Size></Contents>"
-            for name in names[:limit]
-        )
-        more = f"<NextContinuationToken>{escape(names[limit - 1])}</NextContinuationToken>" if names[limit:] else ""
-        text = (
-            f"<ListBucketResult><IsTruncated>{'true' if more else 'false'}</IsTruncated>{rows}{more}</ListBucketResult>"
-        )
-        return web.Response(text=f"<?xml version='1.0'?>{text}", content_type="application/xml")
-
-    async def _batch(self, request: web.Request) -> web.Response:
-        from urllib.parse import unquote
-
-        answers = []
-        for bucket, name in re.findall(r"DELETE /storage/v1/b/([^/\s]+)/o/(\S+)", (await request.text())):
-            status = self._remove(bucket, unquote(name.partition("?")[0])).status
-            answers.append(f"--batch\nContent-Type: application/http\n\nHTTP/1.1 {status} -\n\n")
-        return web.Response(
-            body="".join([*answers, "--batch--"]).encode(),
-            headers={"Content-Type": "multipart/mixed; boundary=batch"},
-        )
 
 
 def _about(bucket: str, name: str, blob: Blob) -> dict[str, str]:
@@ -307,25 +239,16 @@ def _error(status: int, message: str) -> web.Response:
 
 def _media(request: web.Request, blob: Blob) -> web.Response:
     """The bytes, or the range of them that is asked for; the checksum is always that of the whole object."""
-    headers = {"X-Goog-Hash": f"crc32c={blob.crc32c}", "X-Goog-Generation": str(blob.generation), "ETag": blob.etag}
-    headers["Last-Modified"] = format_datetime(datetime.fromisoformat(blob.updated), usegmt=True)
-    headers.update({f"x-goog-meta-{key}": value for key, value in blob.metadata.items()})
-    wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", request.headers.get("Range", ""))
+    headers = {"X-Goog-Hash": f"crc32c={blob.crc32c}", "X-Goog-Generation": str(blob.generation)}
+    wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
     if wanted is None:
         return web.Response(body=blob.data, headers=headers)
-    first, last = wanted[1], wanted[2]
     size = len(blob.data)
-    start = int(first) if first else max(0, size - int(last))
-    end = min(size, int(last) + 1) if first and last else size
+    start, end = int(wanted[1]), min(size, int(wanted[2]) + 1) if wanted[2] else size
     if start >= size:
         return web.Response(status=416, text="The requested range cannot be satisfied.")
     headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     return web.Response(status=206, body=blob.data[start:end], headers=headers)
-
-
-def _xml_error(status: int, code: str) -> web.Response:
-    text = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message></Error>"
-    return web.Response(status=status, text=text, content_type="application/xml")
 
 
 def main() -> None:
