@@ -20,7 +20,7 @@ Tactic = Literal["always", "absent", "in turn", "burst", "ratchet", "empty"]
 until they are as long as can be, and then again from the beginning. Or never, and all of them hold next to nothing."""
 TACTICS: tuple[Tactic, ...] = ("always", "absent", "in turn", "burst", "ratchet", "empty")
 LONG, RATCHET, LONGEST, SHORT = 1000.0, 1.5, 1e6, 1e-3
-CLIP, GROWS = 2.0, 2.0
+CLIP, GROWS = 2.0, 4.0
 Measured = tuple[float, int]  # a norm, and its steps
 SLACK = 6  # bad offers beyond those for a quarantine: one commit may have several
 

@@ -140,7 +140,7 @@ def test_a_norm_far_above_what_the_fragment_has_seen_is_clipped() -> None:
         assert bucket.put(*bucket.sound("l0", slot, slot, values())) == "applied"
     assert bucket.put(*bucket.sound("l1", 0, 4, values(*[100.0] * SIZE))) == "applied"
     merged = json.loads(bucket.world.store.get(commit_key(bucket.state().n)) or b"")
-    assert merged["inputs"][0]["scale"] == pytest.approx(0.04) and "50 times as long as usual" in merged["reason"]
+    assert merged["inputs"][0]["scale"] == pytest.approx(0.04) and "25 times as long as usual" in merged["reason"]
 
 
 def test_a_base_that_was_used_and_data_that_was_merged() -> None:

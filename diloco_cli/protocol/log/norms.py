@@ -19,7 +19,7 @@ from diloco_cli.protocol.log.records import MergedOffer, fragment_of_slot
 
 LEARNERS_KEPT = 64  # of one fragment, those merged last: the median of so many is as good as that of all
 FALLS = 0.5
-GROWS = 2.0  # while the learning rate rises, a delta may be so many times as long as what is remembered
+GROWS = 4.0  # while the learning rate rises, a delta may be so many times as long as what is remembered
 COMPARED = 3  # deltas in a slot, from which on they are also compared with each other
 
 Measured = tuple[float, int]  # a norm, and the steps that it is of
@@ -74,14 +74,14 @@ def shortest(norm: float, steps: int, in_steps: int) -> float:
     return norm * min(ratio, sqrt(ratio))
 
 
-def usual_norms(known: Known, deltas: Sequence[Measured], counted: Sequence[int]) -> list[float]:
-    """What each of a slot's deltas may be as long as, for the steps that it counts for: GROWS times the median in
-    memory or, among COMPARED or more, the median of the other deltas, whichever is less. 0: there is nothing yet."""
+def usual_norms(known: Known, deltas: Sequence[Measured], counted: Sequence[int], grows: float = GROWS) -> list[float]:
+    """What is usual for each of a slot's deltas, for the steps that it counts for: `grows` times the median in memory
+    or, among COMPARED or more, the median of the other deltas, whichever is less. 0: there is nothing yet."""
 
     @cache  # most deltas have the same few numbers of steps
     def measures(steps: int) -> tuple[float, list[float]]:
         here = sorted(longest(*one, steps) for one in deltas) if len(deltas) >= COMPARED else []
-        return GROWS * upper_median(longest(*one, steps) for one in known.values()), here
+        return grows * upper_median(longest(*one, steps) for one in known.values()), here
 
     usual = []
     for delta, steps in zip(deltas, counted, strict=True):
@@ -108,7 +108,7 @@ def least_norms(deltas: Sequence[Measured], counted: Sequence[int]) -> list[floa
 def times_usual(known: Known, inputs: Sequence[MergedOffer]) -> list[float]:
     """How many times as long as usual each input of a merge is; 0: there is nothing to compare it with yet."""
     deltas = [(item.norm, max(1, item.steps)) for item in inputs]
-    usual = usual_norms(known, deltas, [steps for _, steps in deltas])
+    usual = usual_norms(known, deltas, [steps for _, steps in deltas], grows=1.0)
     return [norm / than if than else 0.0 for (norm, _), than in zip(deltas, usual, strict=True)]
 
 

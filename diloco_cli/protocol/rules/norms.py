@@ -1,10 +1,12 @@
 """Norm clipping: how far a slot's deltas are scaled down, and for how many steps they count.
 
-A delta longer than `sync.clip` times what is usual is scaled down to that length. Usual is the median over learners of
-the norms that were merged before and, among three or more deltas, the median of the slot's others; the lesser of both
-counts, each for the steps that a delta holds (protocol/log/norms.py). So while most learners are honest, no delta moves
-the parameters by more than `clip` times an honest one, whatever its values are. Published as norm clipping of gradients
-(Pascanu et al. 2013, arXiv 1211.5063) and as norm bounding of federated updates (Sun et al. 2019, arXiv 1911.07963).
+A delta longer than `sync.clip` times what is usual is scaled down to what is usual: to the median of the slot's other
+deltas, where these are at least two, or to that of the norms that were merged before, over learners and with room for
+growth; the lesser of both counts, each for the steps that a delta holds (protocol/log/norms.py). So while most learners
+are honest, no delta moves the parameters by more than `clip` times an honest one, whatever its values are. Published as
+norm clipping of gradients (Pascanu et al. 2013, arXiv 1211.5063) and norm bounding of federated updates (Sun et al.
+2019, arXiv 1911.07963), which scale down to the bound itself. Here a delta beyond the bound is no honest one, and one
+that is flipped and half as long again as usual already turns an average of three round.
 
 A delta that the slot's others exceed by the same factor weighs less in proportion: it would take its share of the
 weight from the length of the merge, and bring nothing.
@@ -61,7 +63,7 @@ def judge(known: Known, deltas: Sequence[JudgedDelta], clip: float | Literal["no
             verdicts.append(DeltaShare(1.0, weight))
         elif longer and delta.norm > clip * longer:
             times = f"{delta.learner}'s delta is {delta.norm / longer:.3g} times as long as usual"
-            verdicts.append(DeltaShare(clip * longer / delta.norm, weight, f"{times}: clipped to {clip:g}"))
+            verdicts.append(DeltaShare(longer / delta.norm, weight, f"{times}: clipped to that"))
         else:
             full = clip * delta.norm >= shorter
             verdicts.append(DeltaShare(1.0, weight if full else weight * max(LEAST, clip * delta.norm / shorter)))

@@ -24,7 +24,7 @@ BAD = {
     "noise": Strategy(direction="random"),
     "flipped": Strategy(),
 }
-BOUNDED = {"noise": 1.0, "flipped": 1.0}  # what nobody prevents
+BOUNDED = {"noise": 0.05, "flipped": 0.1, "huge-flipped": 0.1}  # what nobody prevents: merged at usual length
 
 
 def seen(name: str, directory: Path | None = None, seeds: tuple[int, ...] = SEEDS, rounds: int = ROUNDS) -> AttackSeen:

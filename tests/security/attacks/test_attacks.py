@@ -8,7 +8,7 @@ import pytest
 
 from tests.security.attacks.catalogue import ATTACKS, performed
 
-QUICK = ("dead-incarnations", "forged-claim-and-offer", "junk-offers", "stand-in")
+QUICK = ("norms-nan", "dead-incarnations", "forged-claim-and-offer", "junk-offers", "stand-in")
 
 
 def fails(name: str, directory: Path) -> None:

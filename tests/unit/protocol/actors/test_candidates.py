@@ -30,8 +30,8 @@ def candidates(state: RunState, *norms: float) -> Candidates:
 def test_a_slots_offers_are_judged_together_by_the_norms_that_the_log_will_state() -> None:
     found = candidates(genesis(), 1.00000000049, 1.0, 1e3)
     assert [one.norm for one in found.fit] == [1.0, 1.0, 1e3]
-    assert [one.scale for one in found.fit] == [1.0, 1.0, 2.0 / 1e3]
-    assert found.reasons == ("l2's delta is 1e+03 times as long as usual: clipped to 2",)
+    assert [one.scale for one in found.fit] == [1.0, 1.0, 1.0 / 1e3]
+    assert found.reasons == ("l2's delta is 1e+03 times as long as usual: clipped to that",)
 
 
 def test_what_the_log_remembers_of_the_fragment_counts() -> None:

@@ -65,7 +65,7 @@ def test_what_a_delta_is_compared_with() -> None:
     assert usual([], 1.0, 2.0) == [0.0, 0.0]
     assert usual([], 1.0, 2.0, 3.0) == [3.0, 3.0, 2.0], "the upper median of the others"
     assert usual([1.0, 9.0], 5.0) == [GROWS * 9.0], "the upper median in memory"
-    assert usual([1.25], 1.0, 2.0, 3.0) == [GROWS * 1.25, GROWS * 1.25, 2.0], "whichever is less"
+    assert usual([0.625], 1.0, 2.0, 3.0) == [2.5, 2.5, 2.0], "whichever is less"
 
 
 def test_honest_norms_grow_with_the_steps_by_the_root_at_least_and_in_proportion_at_most() -> None:
@@ -76,4 +76,4 @@ def test_people_see_how_long_each_learners_newest_delta_was_and_its_cosine() -> 
     state = after(item("l0", 2.0), item("l1", 2.0), replace(item("l2", 20.0), cosine=-0.456))
     assert {name: one.times_usual for name, one in state.metrics.deltas.items()} == {"l0": 0.1, "l1": 0.1, "l2": 10.0}
     assert state.metrics.deltas["l2"].cosine == -0.46
-    assert times_usual({"l0": (1.0, 4)}, [item("l0", 2.0)]) == [2.0 / GROWS]
+    assert times_usual({"l0": (1.0, 4)}, [item("l0", 2.0)]) == [2.0]
