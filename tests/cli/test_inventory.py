@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.probe import machine
+from diloco_cli.probe import measure
 from tests.cli.conftest import Diloco, called
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(
     diloco: Diloco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By matrices that are multiplied soon."""
-    monkeypatch.setitem(machine.SIDES, "cpu", 128)
+    monkeypatch.setitem(measure.SIDES, "cpu", 128)
     monkeypatch.chdir(tmp_path)
     words = ("inventory", "probe", "--seconds", "0.01", "--store", "shelf", "--name", "my-box", "-o", "new.yaml")
     assert called(monkeypatch, *words) == 0
