@@ -134,7 +134,7 @@ def syncer(
 
 
 def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | None:
-    from diloco_cli.observe.rebuild import lost, rebuilt_state  # torch: only where a state is lost
+    from diloco_cli.observe.replay import lost, rebuilt_state  # torch: only where a state is lost
 
     state = rebuilt_state(run, store, version)
     if state is None:

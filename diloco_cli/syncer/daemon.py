@@ -90,7 +90,7 @@ from diloco_cli.tensors.codecs import codec, use_threads
 from diloco_cli.tensors.flat import bare_parameters
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
-"""The bytes of a damaged or lost state, made anew from the log (observe/rebuild.py); None where that cannot be done."""
+"""The bytes of a damaged or lost state, made anew from the log (observe/replay.py); None where that cannot be done."""
 MAX_EVALUATED = 20_000_000  # parameters: the loss of more takes minutes on a CPU, and the syncer's evaluator has time
 Version = tuple[bytes, bytes]  # state and weights
 

@@ -1,24 +1,36 @@
-"""`diloco status` on buckets without any process: watch, exit status, ages, clocks, ways to name a run."""
+"""`diloco status`: once, again and again, and as metrics, on buckets without any process."""
 
 from __future__ import annotations
 
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+from urllib.request import Request, urlopen
 
 import pytest
 
+from diloco_cli.cli import run_data
+from diloco_cli.cli import status as command
 from diloco_cli.cli import status as watching
-from diloco_cli.cli.arguments import open_run
+from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.cli.status import Watcher, riding_out, with_interval
 from diloco_cli.config.settings import RunSettings
+from diloco_cli.errors import StoreError
+from diloco_cli.observe.status import Status
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store import open as opening
 from diloco_cli.store.local import LocalStore
+from diloco_cli.store.port import StoreGoneError, StoreUnavailableError
 from diloco_cli.store.wrappers import Deadline
 from tests.cli.bucket import NANO, make_bucket, say
 from tests.cli.conftest import Diloco
@@ -153,3 +165,145 @@ def test_a_path_without_a_run_is_told_as_such(diloco: Diloco, tmp_path: Path) ->
         done = diloco("status", str(path))
         assert done.returncode == 4 and "no run is there: it holds no FORMAT.json" in done.stderr
         assert str(path) in done.stderr and "diloco runs" in done.stderr
+
+
+WATCH = [sys.executable, "-m", "diloco_cli", "status", "--watch", "0.2"]
+
+
+def test_watching_a_run_before_its_launch_says_so_and_waits(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/nano"
+    child = subprocess.Popen([*WATCH, url, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stderr is not None
+    assert "waiting for it (Ctrl-C ends)" in child.stderr.readline()
+    make_bucket(tmp_path / "nano")
+    assert json.loads(child.stdout.readline())["data"]["state"] == "STARTING"
+    child.send_signal(signal.SIGINT)
+    _, talk = child.communicate(timeout=30)
+    assert (child.returncode, talk) == (130, ""), "it says so once"
+
+
+def test_waiting_for_a_run_by_its_name_ends_with_ctrl_c(tmp_path: Path) -> None:
+    environment = os.environ | {"DILOCO_HOME": str(tmp_path)}
+    child = subprocess.Popen([*WATCH, "tomorrow"], stderr=subprocess.PIPE, text=True, env=environment)
+    assert child.stderr is not None and "'tomorrow' is not known" in child.stderr.readline()
+    child.send_signal(signal.SIGINT)
+    assert child.wait(30) == 130
+
+
+def read_until(terminal: int, words: str) -> str:
+    seen = ""
+    while words not in seen:
+        seen += os.read(terminal, 65_536).decode(errors="replace")
+    return seen
+
+
+def test_ctrl_c_leaves_the_live_screen_as_it_was_found(tmp_path: Path) -> None:
+    url, (ours, theirs) = make_bucket(tmp_path / "nano"), pty.openpty()
+    environment = os.environ | {"COLUMNS": "80", "LINES": "24", "TERM": "xterm-256color"}
+    child = subprocess.Popen(
+        [*WATCH, url], stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    begun = read_until(ours, "STARTING")
+    assert "\x1b[?1049h" in begun, "on the alternate screen"
+    child.send_signal(signal.SIGINT)
+    ended = read_until(ours, "\x1b[?1049l")
+    assert child.wait(30) == 130 and "Traceback" not in ended
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The states of the next looks; then the run stays as it is."""
+    states = ["MERGING", "FINISHED"]
+    read = watching.read_status
+
+    def read_next(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
+        current, state = read(opened, known)
+        return replace(current, state=states.pop(0)), state
+
+    monkeypatch.setattr(watching, "read_status", read_next)
+    yield states
+    assert not states
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_watching_ends_with_the_run(
+    ends: list[str], as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_bucket(tmp_path / "nano")
+    command.status(f"{tmp_path}/nano", watch=0.0, as_json=as_json, exit_code=False, serve=None, textfile=None)
+    lines = capsys.readouterr().out.splitlines()
+    if as_json:
+        assert [json.loads(line)["data"]["state"] for line in lines] == ["MERGING", "FINISHED"]
+    else:
+        assert lines[0].startswith("nano MERGING") and lines[1].startswith("nano FINISHED")
+        assert lines[2].startswith("run nano "), "the summary"
+
+
+def test_a_live_screen_ends_with_the_run(ends: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    opened = open_run(make_bucket(tmp_path / "nano"))
+    assert watching.watch(opened, Deadline(20), 0.0, False).state == "FINISHED"
+
+
+SAMPLE = 'diloco_tokens_merged_total{run="nano"} 0.0\n'
+
+
+def test_the_endpoint_says_where_it_is_and_serves_until_ctrl_c(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "diloco_cli", "status", make_bucket(tmp_path / "nano"), "--serve", "0"]
+    environment = os.environ | {"DILOCO_HOME": str(tmp_path / "home")}
+    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+    assert child.stderr is not None
+    found = re.search(r"(http://127\.0\.0\.1:\d+/metrics), with the bearer token in (.+)\n", child.stderr.readline())
+    assert found is not None
+    token = Path(found[2]).read_text()
+    with urlopen(Request(found[1], headers={"Authorization": f"Bearer {token}"}), timeout=30) as answer:
+        assert SAMPLE in answer.read().decode()
+    child.send_signal(signal.SIGINT)
+    assert child.wait(30) == 130
+
+
+def test_a_textfile_is_written_whole_and_nothing_else_is(diloco: Diloco, tmp_path: Path) -> None:
+    url = make_bucket(tmp_path / "nano")
+    (tmp_path / "out").mkdir()
+    done = diloco("status", url, "--textfile", str(tmp_path / "out" / "diloco.prom"))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["diloco.prom"]
+    text = (tmp_path / "out" / "diloco.prom").read_text()
+    assert SAMPLE in text and text.endswith("# EOF\n")
+    nowhere = diloco("status", url, "--textfile", str(tmp_path / "none" / "diloco.prom"))
+    assert nowhere.returncode == 2 and "cannot write" in nowhere.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--serve"], ["--serve", "127.0.0.1:9464"]),
+        (["--serve", "run"], ["--serve", "127.0.0.1:9464", "run"]),
+        (["--serve", "gs://b/run"], ["--serve", "127.0.0.1:9464", "gs://b/run"]),
+        (["run", "--serve", "0.0.0.0:80"], ["run", "--serve", "0.0.0.0:80"]),
+        (["--serve", "[::1]:80", "run"], ["--serve", "[::1]:80", "run"]),
+        (["--serve", "80"], ["--serve", "80"]),
+    ],
+)
+def test_serve_may_stand_without_its_address(words: list[str], meant: list[str]) -> None:
+    assert with_interval(words) == meant
+
+
+def test_a_feed_goes_on_when_the_store_answers_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run_data, "sleep_s", lambda seconds: None)
+    feed: Any = Mock()
+    feed.send.side_effect = [False, StoreUnavailableError("no answer", where="gs://b"), True]
+    run_data.feed_to_the_end(feed)
+    assert feed.send.call_count == 3 and "wandb: gs://b: no answer" in capsys.readouterr().err
+
+
+def test_a_bucket_that_is_gone_ends_them() -> None:
+    told: list[str] = []
+    with riding_out("events", told.append):
+        raise StoreUnavailableError("no answer", where="gs://b")
+    with pytest.raises(StoreError), riding_out("events", told.append):
+        raise StoreGoneError("no such bucket", where="gs://b")
+    assert told == ["events: gs://b: no answer"]

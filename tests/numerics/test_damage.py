@@ -11,8 +11,7 @@ import pytest
 from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.digests import digest
-from diloco_cli.observe.rebuild import lost, newest_whole, rebuilt_state
-from diloco_cli.observe.replay import LogVerifier, Replay
+from diloco_cli.observe.replay import LogVerifier, Replay, lost, newest_whole, rebuilt_state
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, offer_key
 from diloco_cli.protocol.log.records import RunFormat

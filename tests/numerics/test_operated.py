@@ -11,8 +11,7 @@ import torch
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
-from diloco_cli.observe.rebuild import rebuilt_state
-from diloco_cli.observe.replay import LogVerifier, verified
+from diloco_cli.observe.replay import LogVerifier, rebuilt_state, verified
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.requests import ask
