@@ -77,12 +77,12 @@ def tested(*selection: str) -> str:
 
 def exact() -> str:
     """Fragments, deltas, adoption and moments as on a CPU, bit for bit."""
-    return tested("tests/unit/training/test_cuda.py", "-k", "cuda and not waits_for_the_device")
+    return tested("tests/unit/training/test_devices.py", "-k", "cuda and not waits_for_the_device")
 
 
 def one_wait() -> str:
     """Waits for the device in a step, counted by torch."""
-    return tested("tests/unit/training/test_cuda.py", "-k", "waits_for_the_device")
+    return tested("tests/unit/training/test_devices.py", "-k", "waits_for_the_device")
 
 
 def blocked() -> str:

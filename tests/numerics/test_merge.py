@@ -79,13 +79,6 @@ def close(found: Tensor, expected: Tensor, relative: float = 1e-5) -> bool:
     return bool(difference <= relative * torch.linalg.vector_norm(expected.double()) + 1e-30)
 
 
-@pytest.mark.parametrize(("granularity", "count"), [("fragment", 1), ("tensor", 3), ("row", 1 + 4 + 2)])
-def test_spans_cover_the_fragment_once(granularity: Granularity, count: int) -> None:
-    found = spans(FRAGMENT, granularity)
-    covered = [at for span in found for at in range(span.start, span.start + span.rows * span.width)]
-    assert covered == list(range(SIZE)) and sum(span.rows for span in found) == count
-
-
 @quick
 @given(seeds, weight_lists, st.sampled_from(GRANULARITIES))
 def test_every_norm_is_the_weighted_mean_of_norms(seed: int, weights: list[float], granularity: Granularity) -> None:
@@ -154,11 +147,6 @@ def test_orthogonal_learners_keep_their_norm_where_a_mean_shrinks() -> None:
     assert float(merge("avg", "fragment", FRAGMENT, deltas, [1.0] * 4).norm()) == pytest.approx(1.0)
 
 
-def test_the_mean_is_weighted() -> None:
-    deltas = [torch.full((SIZE,), 1.0), torch.full((SIZE,), 4.0)]
-    assert torch.equal(merge("avg", "tensor", FRAGMENT, deltas, [2.0, 1.0]), torch.full((SIZE,), 2.0))
-
-
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_directions_that_cancel_fall_back_to_the_mean(granularity: Granularity) -> None:
     (delta,) = drawn(3, 1)
@@ -176,19 +164,6 @@ def test_only_the_rows_that_cancel_fall_back() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_no_movement_merges_to_no_movement(rule: MergeRule, granularity: Granularity) -> None:
-    zero = torch.zeros(SIZE)
-    assert torch.equal(merge(rule, granularity, FRAGMENT, [zero, zero], [1.0, 2.0]), zero)
-
-
-@pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_a_learner_that_stood_still_shortens_the_step_and_keeps_its_direction(granularity: Granularity) -> None:
-    (delta,) = drawn(5, 1)
-    assert close(merge("rda", granularity, FRAGMENT, [delta, torch.zeros(SIZE)], [1.0, 3.0]), delta / 4)
-
-
-@pytest.mark.parametrize("rule", RULES)
 def test_a_learner_without_weight_takes_no_part(rule: MergeRule) -> None:
     a, b = drawn(6, 2)
     poison = torch.full((SIZE,), float("nan"))
@@ -196,14 +171,6 @@ def test_a_learner_without_weight_takes_no_part(rule: MergeRule) -> None:
         merge(rule, "tensor", FRAGMENT, [a, poison, b], [1.0, 0.0, 2.0]),
         merge(rule, "tensor", FRAGMENT, [a, b], [1.0, 2.0]),
     )
-
-
-def test_scalars_of_opposite_sign_and_equal_weight_are_averaged() -> None:
-    """In one dimension there are two directions only, so that they cancel often."""
-    scalar = Fragment((TensorSlot("scale", (), 0),), False)
-    pair = [torch.tensor([3.0]), torch.tensor([-1.0])]
-    assert float(merge("rda", "tensor", scalar, pair, [1.0, 1.0])) == 1.0
-    assert float(merge("rda", "tensor", scalar, pair, [3.0, 1.0])) == pytest.approx(2.5)
 
 
 def test_nothing_to_merge_is_an_error() -> None:
@@ -245,11 +212,6 @@ def test_finite_deltas_never_merge_to_anything_else(values: list[list[float]], g
     if any(bool(((n > 0) & (n < 1e-36)).any()) for delta in deltas for n in [norms(delta, granularity)]):
         return
     assert bool(torch.isfinite(merge(rule, granularity, FRAGMENT, deltas, [1.0] * len(deltas))).all())
-
-
-def test_the_same_inputs_give_the_same_bits() -> None:
-    once, again = (merge("rda", "row", FRAGMENT, drawn(9, 4), [1.0, 5.0, 2.0, 3.0]) for _ in range(2))
-    assert torch.equal(once, again)
 
 
 # -- chunk by chunk ---------------------------------------------------------------------------------------------

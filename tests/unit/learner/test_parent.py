@@ -1,4 +1,9 @@
-"""The parent of an island's ranks, with real processes of toy ranks that form a real group."""
+"""The parent of an island's ranks, with real processes of toy ranks that form a real group.
+
+A process's place among its island's ranks, from the variables of what started it.
+
+Which ranks hang, by what they have counted and when.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +21,22 @@ import pytest
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import UsageError
-from diloco_cli.learner.parent import END_S, account, culprit, interface_to, node_here, own_directory
+from diloco_cli.learner.parent import (
+    END_S,
+    FIRST_S,
+    LEAST_S,
+    STEP_TIMES,
+    RankCount,
+    RankPlace,
+    Watchdog,
+    account,
+    culprit,
+    interface_to,
+    node_here,
+    own_directory,
+    place_here,
+    started_as_rank,
+)
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -196,3 +216,94 @@ def test_which_ranks_hang_in_words() -> None:
     assert account([0, 2], [1], 4) == "ranks 0, 2 of 4 are paused by a signal"
     assert account([], [1], 4) == "rank 1 of 4 is behind the others"
     assert account([], [], 4) == "none of 4 ranks goes on"
+
+
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("values", "place"),
+    [
+        (("5", "8", "1", "4"), RankPlace(5, 8, 1, 4)),
+        (("1", "2", None, None), RankPlace(1, 2, 0, 1, guessed=True)),  # as in a pod of its own
+        (("0", "1", "0", "1"), None),  # the only one
+    ],
+)
+def test_it_is_what_the_environment_says(
+    values: tuple[str | None, ...], place: RankPlace | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in zip(NAMES, values, strict=True):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert place_here() == place and started_as_rank() == (place is not None)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert started_as_rank(), "also as the only one, by torchrun"
+
+
+def test_numbers_that_make_no_sense_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in zip(NAMES, ("2", "2", "0", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="RANK=2, WORLD_SIZE=2"):
+        place_here()
+
+
+def seen(watchdog: Watchdog, counts: Sequence[RankCount], from_s: float, to_s: float) -> dict[int, float]:
+    """Look every second with the same counts."""
+    silent: dict[int, float] = {}
+    for second in range(int(from_s), int(to_s) + 1):
+        silent = watchdog.silent(counts, float(second))
+    return silent
+
+
+def watched(step_s: int, steps: int, ranks: int = 2) -> tuple[Watchdog, list[RankCount]]:
+    """A watchdog that has seen so many steps of all ranks."""
+    watchdog, counts = Watchdog(ranks, 0.0), [RankCount()] * ranks
+    for second in range(step_s * steps + 1):
+        counts = [RankCount(second // step_s, second // step_s)] * ranks
+        assert watchdog.silent(counts, float(second)) == {}
+    return watchdog, counts
+
+
+def test_the_first_step_may_take_long() -> None:
+    watchdog = Watchdog(2, 0.0)
+    assert seen(watchdog, [RankCount(), RankCount()], 1, FIRST_S) == {}
+    assert set(seen(watchdog, [RankCount(), RankCount()], FIRST_S + 1, FIRST_S + 1)) == {0, 1}
+
+
+def test_silence_for_ten_step_times_is_a_hang() -> None:
+    watchdog, counts = watched(step_s=7, steps=6)
+    last_s = 7 * 6
+    assert seen(watchdog, counts, last_s, last_s + 7 * STEP_TIMES) == {}
+    assert seen(watchdog, counts, last_s + 7 * STEP_TIMES + 1, last_s + 7 * STEP_TIMES + 1) == {0: 71.0, 1: 71.0}
+
+
+def test_fast_steps_have_a_least_patience() -> None:
+    watchdog, counts = watched(step_s=1, steps=10)
+    assert seen(watchdog, counts, 10, 10 + LEAST_S) == {}
+    assert seen(watchdog, counts, 10 + LEAST_S + 1, 10 + LEAST_S + 1) != {}
+
+
+def test_a_wait_is_a_sign_of_life() -> None:
+    watchdog, _ = watched(step_s=1, steps=10)
+    for second in range(10, 200):
+        assert watchdog.silent([RankCount(second, 10), RankCount(second, 10)], float(second)) == {}
+
+
+def test_a_wait_with_many_signs_of_life_does_not_shorten_the_patience() -> None:
+    watchdog, _ = watched(step_s=60, steps=5)
+    for tenth in range(40):  # a wait of 4 s
+        assert watchdog.silent([RankCount(6 + tenth, 5)] * 2, 300 + tenth / 10) == {}
+    assert seen(watchdog, [RankCount(45, 5)] * 2, 305, 305 + 60 * STEP_TIMES - 10) == {}
+
+
+def test_the_rank_that_stepped_least_is_behind() -> None:
+    watchdog, _ = watched(step_s=1, steps=10, ranks=3)
+    seen(watchdog, [RankCount(11, 11), RankCount(10, 10), RankCount(11, 11)], 11, 12)
+    assert watchdog.behind() == [1]
+    seen(watchdog, [RankCount(11, 11)] * 3, 13, 13)
+    assert watchdog.behind() == []
+
+
+def test_its_own_pause_is_no_silence_of_the_ranks() -> None:
+    watchdog, counts = watched(step_s=1, steps=10)
+    assert watchdog.silent(counts, 10_000.0) == {}
+    assert seen(watchdog, counts, 10_001, 10_000 + LEAST_S) == {}

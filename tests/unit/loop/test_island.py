@@ -1,21 +1,42 @@
-"""One call after each optimizer step: what it counts, what it refuses, and how a loop leaves."""
+"""One call after each optimizer step: what it counts, what it refuses, and how a loop leaves.
+
+The actor's loop stops where it wants a step, and its other operations are performed on the way.
+
+`join`: who is admitted, and what is refused before anything is trained.
+
+A loop whose loader keeps its own state: after a restart each of its batches is trained on once more or skipped, as
+the log says.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from math import inf
+from typing import Any
 
 import pytest
+import torch
 
+from diloco_cli import join
 from diloco_cli.config.codec import replace
-from diloco_cli.errors import FencedError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.config.settings import InnerSettings
+from diloco_cli.errors import FencedError, NotFoundError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.loop.island import Wanted, keeps_nothing, saves_moments, until_wanted
+from diloco_cli.protocol.actors.ports import Progression, Stepped
+from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
+from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.protocol.log.records import MergedOffer
 from diloco_cli.protocol.log.wire import decode
-from tests.numerics.harness import merges
+from diloco_cli.runtime.daemon import perform
+from diloco_cli.tasks.build import build_model
+from tests.numerics.harness import CLOCK, merges
 from tests.numerics.own_loops import SYNC, Meeting, OwnLoop, own_run
-from tests.numerics.tiny import ROWS
+from tests.numerics.tiny import ROWS, Slope, TinyStream
 
 LONG = 400  # rounds: more than a test takes
 
@@ -222,3 +243,242 @@ def test_moments_are_saved_and_restored_by_the_next_process() -> None:
     second = meeting.loop()
     assert not second.island.moments_lost
     assert all(second.optimizer.state[parameter]["step"] > 0 for parameter in second.model.parameters())
+
+
+FIRST, SECOND = (Wanted(position, Progression(0.0, 0, False)) for position in (0, 4))
+
+
+def loop(heard: list[Any]) -> Any:
+    heard.append((yield Now()))
+    heard.append((yield FIRST))
+    heard.append((yield Sleep(1.0)))
+    heard.append((yield SECOND))
+
+
+def performed(steps: Any, answers: list[Any]) -> tuple[list[Any], Any]:
+    """The operations that were yielded, and what the steps returned."""
+    operations, answer = [], None
+    while True:
+        try:
+            operations.append(steps.send(answer))
+        except StopIteration as stop:
+            return operations, stop.value
+        answer = answers.pop(0)
+
+
+def test_it_goes_from_one_wanted_step_to_the_next_and_to_the_end() -> None:
+    heard: list[Any] = []
+    train, done = loop(heard), Stepped(4)
+    assert performed(until_wanted(train, None), [7.0]) == ([Now()], FIRST)
+    assert performed(until_wanted(train, done), [None]) == ([Sleep(1.0)], SECOND)
+    assert performed(until_wanted(train, done), []) == ([], None)
+    assert heard == [7.0, done, None, done]
+
+
+@pytest.mark.parametrize(
+    ("make", "saved", "nothing"),
+    [
+        (torch.optim.AdamW, True, False),
+        (torch.optim.Adam, True, False),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), False, False),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), False, False),
+        (lambda p: torch.optim.SGD(p, lr=0.1), False, True),
+        (torch.optim.RMSprop, False, False),
+    ],
+)
+def test_which_optimizers_state_is_saved(make: Any, saved: bool, nothing: bool) -> None:
+    optimizer = make([torch.nn.Parameter(torch.zeros(2))])
+    assert (saves_moments(optimizer), keeps_nothing(optimizer)) == (saved, nothing)
+
+
+ROOM = {"rounds": 400}
+
+
+def with_shards(count: int) -> Meeting:
+    run = own_run(**ROOM)
+    return Meeting(replace(run, settings=replace(run.settings, data=replace(run.settings.data, shards=count))))
+
+
+def test_the_package_imports_no_torch_until_join_is_asked_for() -> None:
+    code = "import sys, diloco_cli; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(ImportError):
+        from diloco_cli import no_such_name  # noqa: F401
+
+
+def test_an_island_that_the_run_does_not_know_is_admitted_with_its_class_of_data() -> None:
+    meeting = with_shards(3)
+    island = meeting.loop("guest", batch_tokens=2 * ROWS).island
+    assert (island.data, island.shard, island.num_shards) == ("external", 1, 3)
+    member = perform(read_log(meeting.run), meeting.store, CLOCK).members[0]
+    assert (member.name, member.infra, member.batch_tokens) == ("guest", "loop/external", 2 * ROWS)
+    island.finish(0)
+    again = meeting.loop("guest").island
+    assert (again.data, again.shard) == ("external", 1)
+    again.finish(0)
+    full = meeting.loop("other", data="addressed").island
+    assert full.data == "addressed"
+    with pytest.raises(UsageError, match="the data has 3 shards"):
+        meeting.loop("more")
+    full.finish(0)
+
+
+def test_a_model_of_another_layout_is_refused() -> None:
+    meeting, other = Meeting(own_run(**ROOM)), Slope()
+    with pytest.raises(UsageError, match=r"run.s: a is missing in the run and \[3\] here; 5 more differ"):
+        join(meeting.url, name="l0", model=other, optimizer=torch.optim.AdamW(other.parameters()))
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    meeting = Meeting(own_run(**ROOM))
+    model, other = (build_model(meeting.run.settings) for _ in range(2))
+    with pytest.raises(UsageError, match="does not hold 4 of the model's parameters, among them first"):
+        join(meeting.url, name="l0", model=model, optimizer=torch.optim.AdamW(other.parameters()))
+
+
+def test_another_class_of_data_than_the_runs_is_refused() -> None:
+    meeting = Meeting(own_run(**ROOM))
+    with pytest.raises(UsageError, match="data='addressed' in run tiny, not 'external'"):
+        meeting.loop(data="external")
+    with pytest.raises(UsageError, match="must be one of addressed, stateful, external, not 'adressed'"):
+        meeting.loop(data="adressed")
+
+
+def test_an_island_of_diloco_learner_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"trained by diloco learner \(infra: local\)") as caught:
+        Meeting(own_run("local", **ROOM)).loop()
+    assert "hint: " in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("run", ["memory://nothing-here", "file:///nothing/here"])
+def test_a_run_that_is_not_there_is_said(run: str) -> None:
+    model = Slope()
+    with pytest.raises(NotFoundError, match=f"no run at {run}") as caught:
+        join(run, name="a", model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    assert "diloco runs" in caught.value.__notes__[0]
+
+
+def test_state_that_is_not_saved_is_said_and_lost_on_a_restart(caplog: pytest.LogCaptureFixture) -> None:
+    meeting = Meeting(own_run(**ROOM, inner=InnerSettings(lr=0.01, save_every=1)))
+    with caplog.at_level(logging.WARNING, "diloco"):
+        first = meeting.loop(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+    assert "the state of SGD is not saved" in caplog.text and not first.island.moments_lost
+    for _ in range(12):
+        first.step()
+    first.island.finish()
+    second = meeting.loop(optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+    assert second.island.moments_lost
+    second.island.finish(0)
+
+
+INNER = InnerSettings(lr=0.01, schedule="constant", warmup_steps=0, save_every=2)
+
+
+class Counter:
+    """Batch number n; its state is the number of the next one."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.loaded: list[int] = []
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.next += 1
+            yield self.next - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+        self.loaded.append(self.next)
+
+
+def meeting() -> Meeting:
+    return Meeting(own_run("loop/stateful", rounds=4000, inner=INNER))
+
+
+def saved_and_named(loop: OwnLoop) -> Callable[[int], bool]:
+    """After some steps, two rounds of offers since a save among them."""
+    named_after: list[int] = []
+
+    def holds(steps: int) -> bool:
+        if loop.island._exchange.learner.saves.newest is not None:
+            named_after.append(steps)
+        return steps >= 30 and bool(named_after) and steps >= named_after[0] + 2 * loop.run.settings.sync.every
+
+    return holds
+
+
+def trained(loop: OwnLoop, loader: Counter, enough: int | Callable[[int], bool]) -> tuple[list[int], list[int]]:
+    """The batches that were skipped, and those that were trained on, until there are so many."""
+    holds = enough if callable(enough) else lambda steps: steps == enough
+    skipped: list[int] = []
+    done: list[int] = []
+    loop.island.resume(loader)
+    for number in loader:
+        if loop.island.skips(tokens=ROWS):
+            skipped.append(number)
+            continue
+        loss = loop.model(*TinyStream().batch(0, 1, number * ROWS, ROWS))
+        loop.optimizer.zero_grad()
+        loss.backward()
+        loop.optimizer.step()
+        done.append(number)
+        loop.island.step(tokens=ROWS, loss=loss)
+        if holds(len(done)):
+            return skipped, done
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [torch.optim.AdamW, lambda p, lr: torch.optim.SGD(p, lr=lr), lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)],
+)
+def test_a_restarted_loop_skips_what_was_offered_after_the_state_was_saved(optimizer: Any) -> None:
+    run, makes = meeting(), lambda model: optimizer(model.parameters(), lr=0.01)
+    first = run.loop(optimizer=makes)
+    _, done = trained(first, Counter(), saved_and_named(first))
+    assert done == list(range(len(done)))
+    first.island.fail(KeyboardInterrupt())
+    merged = max(item.data_end for commit in merges(run.store) for item in commit.inputs) // ROWS
+    second, loader = run.loop(optimizer=makes), Counter()
+    start = second.island.position // ROWS
+    assert merged <= start <= len(done)
+    skipped, again = trained(second, loader, 5)
+    (loaded,) = loader.loaded
+    assert 0 < loaded <= start and skipped == list(range(loaded, start)) and again == list(range(start, start + 5))
+    second.island.finish(0)
+
+
+def test_without_a_saved_state_everything_that_was_offered_is_skipped() -> None:
+    run = meeting()
+    first = run.loop()
+    trained(first, Counter(), 6)
+    first.island.finish()
+    second, loader = run.loop(), Counter()
+    skipped, _ = trained(second, loader, 1)
+    assert not loader.loaded and skipped == list(range(6))
+    second.island.finish(0)
+
+
+def test_a_loop_that_does_not_resume_its_loader_or_does_not_skip_is_told() -> None:
+    run = meeting()
+    loop = run.loop()
+    loop.train_once()
+    with pytest.raises(UsageError, match="no loader was resumed"):
+        loop.island.step(tokens=ROWS)
+    first = run.loop()
+    trained(first, Counter(), 6)
+    first.island.finish()
+    second = run.loop()
+    second.island.resume(Counter())
+    second.train_once()
+    with pytest.raises(UsageError, match=f"{6 * ROWS} tokens of it are left to skip"):
+        second.island.step(tokens=ROWS)
+
+
+def test_only_stateful_data_has_a_loader_to_resume() -> None:
+    loop = Meeting(own_run()).loop()
+    with pytest.raises(UsageError, match="has addressed data in this run"):
+        loop.island.resume(Counter())

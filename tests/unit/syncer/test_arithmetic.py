@@ -1,8 +1,16 @@
-"""The syncer's numbers on a model of three weights."""
+"""The syncer's numbers on a model of three weights.
+
+Payloads that wait for their merge lie on disk: the same bytes, and no memory of their own.
+"""
 
 from __future__ import annotations
 
+import gc
+import resource
+import stat
 import weakref
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +22,10 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
-from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.tensors.merge import DeltaSource, delta_formats
+from diloco_cli.syncer.arithmetic import SMALLEST_BYTES, Spool, TorchArithmetic
+from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.payload import to_bytes
+from tests.benchmarks import durable
 from tests.numerics.harness import make_run
 
 SIZE, NUM_A = 5, 3
@@ -136,11 +145,6 @@ def test_finite_deltas_that_overflow_the_parameters_are_all_refused(arithmetic: 
     assert arithmetic.merge(0, [(huge, 1.0, 1.0), (huge, 1.0, 1.0)]) == Refused({0: "non_finite", 1: "non_finite"})
 
 
-def test_the_norm_of_a_delta_is_that_of_the_whole(arithmetic: TorchArithmetic) -> None:
-    assert read(arithmetic, [3.0, 0.0, 0.0, 4.0, 0.0]).norm == 5.0
-    assert read(arithmetic, [9.0] * SIZE, [3.0, 4.0]).norm == 5.0, "by its claim, until a merge has measured it"
-
-
 def test_re_anchoring_keeps_the_low_bits_of_a_small_delta(arithmetic: TorchArithmetic) -> None:
     """delta + (current - base), not (delta + current) - base: parameters are much longer than deltas."""
     generator = torch.Generator().manual_seed(0)
@@ -239,16 +243,6 @@ def test_norms_are_checked_where_their_squares_leave_float32(arithmetic: TorchAr
     assert arithmetic.merge(0, [(liar, 1.0, 1.0)]) == Refused({0: "bad_norms"})
 
 
-def test_what_the_learner_encodes_is_what_the_syncer_takes(run: RunFormat) -> None:
-    for codec_name in ("fp32", "bf16", "int8", "int4"):
-        arithmetic = begun(run, codec=codec_name)
-        form = delta_formats(run.layout, replace(run.settings.sync, codec=codec_name))[0]  # type: ignore[arg-type]
-        seen = form.codec.from_bytes(form.codec.to_bytes(torch.tensor(A)), SIZE)
-        found = arithmetic.read_delta(offer(), form.encode(torch.tensor(A)), None)
-        assert isinstance(found, DeltaSource) and found.claimed and torch.equal(decoded(found), seen)
-        merged(arithmetic, (found, 1.0))
-
-
 # -- scales -----------------------------------------------------------------------------------------------------
 
 
@@ -263,18 +257,6 @@ def test_a_delta_at_a_scale_is_the_shorter_delta(arithmetic: TorchArithmetic) ->
     by_hand = merged(arithmetic, (read(arithmetic, A), 1.0), (read(arithmetic, [value / 4 for value in B]), 1.0))
     scaled = arithmetic.merge(0, [(read(arithmetic, A), 1.0, 1.0), (read(arithmetic, B), 1.0, 0.25)])
     assert scaled == by_hand, "scaling by a power of two is exact"
-
-
-def test_a_delta_with_all_of_its_norm_in_one_tensor_slows_no_other_tensor_down(run: RunFormat) -> None:
-    """Beside two like each other it is shortened there to 1.25 times their share, and weighs as much less."""
-    arithmetic, rest = begun(run), SIZE - NUM_A
-    honest = [0.01] * NUM_A + [1.0] * rest
-    before = current(arithmetic).clone()
-    deltas = [(read(arithmetic, honest), 1.0), (read(arithmetic, honest), 1.0)]
-    version = merged(arithmetic, *deltas, (read(arithmetic, [1.0] * NUM_A + [0.0] * rest), 1.0))
-    arithmetic.settle(0, digest(version.state))
-    moved = before - current(arithmetic)
-    torch.testing.assert_close(moved[NUM_A:], torch.ones(rest), rtol=0.05, atol=0.0)
 
 
 # -- agreement --------------------------------------------------------------------------------------------------
@@ -299,5 +281,76 @@ def test_agreement_is_the_mean_cosine(run: RunFormat, rule: str, granularity: st
     assert agreement([0.0] * SIZE, [0.0] * SIZE) == 0.0
 
 
-def test_agreement_is_measured_only_where_it_is_asked_for(arithmetic: TorchArithmetic) -> None:
-    assert merged(arithmetic, (read(arithmetic, A), 1.0), (read(arithmetic, B), 1.0)).agreement is None
+SPOOLED = 1 << 20  # parameters: 1.1 MB of int8 payload each, with scales and norms
+FEW = 1 << 18
+
+
+def anonymous_mb() -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def test_what_is_kept_reads_as_it_was_and_leaves_no_file(tmp_path: Path) -> None:
+    data = bytes(range(256)) * (SMALLEST_BYTES // 256)
+    kept = Spool(tmp_path / "spool").keep(data)
+    assert isinstance(kept, memoryview) and kept == data
+    assert list((tmp_path / "spool").iterdir()) == []
+    assert stat.S_IMODE((tmp_path / "spool").stat().st_mode) == 0o700
+    with pytest.raises(TypeError):
+        kept[0] = 1
+
+
+def test_small_payloads_and_those_that_the_disk_refuses_stay_in_memory(tmp_path: Path) -> None:
+    small, large = b"x" * (SMALLEST_BYTES - 1), b"x" * SMALLEST_BYTES
+    (tmp_path / "file").write_text("")
+    assert Spool(tmp_path / "spool").keep(small) is small
+    assert Spool(tmp_path / "file" / "spool").keep(large) is large
+
+
+def kept_on_disk(count: int, spool: Path) -> int:
+    """How many of so many payloads lie on disk, where the usual limit of open files is 64."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    keeper, data = Spool(spool), bytes(SMALLEST_BYTES)
+    kept = [keeper.keep(data) for _ in range(count)]
+    return sum(isinstance(one, memoryview) for one in kept)
+
+
+def test_more_payloads_than_a_process_may_usually_hold_files_lie_on_disk(tmp_path: Path) -> None:
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        assert pool.apply(kept_on_disk, (200, tmp_path)) == 200
+
+
+def test_a_spooled_merge_gives_the_same_bytes(tmp_path: Path) -> None:
+    arithmetic, payloads = durable.prepared(FEW, 2)
+    spooled, same = durable.prepared(FEW, 2)
+    spooled.spool = Spool(tmp_path)
+    assert payloads == same
+    assert durable.merged(arithmetic, payloads) == durable.merged(spooled, payloads)
+
+
+def opened_mb(count: int, spool: Path | None) -> float:
+    """What so many fetched and opened payloads of 1.1 MB add to this process."""
+    arithmetic, payloads = durable.prepared(SPOOLED, 1)
+    arithmetic.spool = None if spool is None else Spool(spool)
+
+    def opened(num: int) -> list[object]:
+        copies = (bytes(bytearray(payloads[0])) for _ in range(num))  # as a store would hand them out
+        return [arithmetic.read_delta(durable.offer(copy), copy, None) for copy in copies]
+
+    opened(2)
+    gc.collect()
+    before_mb = anonymous_mb()
+    held = opened(count)
+    gc.collect()
+    assert len(held) == count
+    return anonymous_mb() - before_mb
+
+
+def test_memory_does_not_grow_with_the_number_of_learners(tmp_path: Path) -> None:
+    """Of 24 payloads of 1.1 MB less than two stay with a spool, and all without. In a new process each: one that has
+    freed much before grows by nothing."""
+    with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        spooled_mb = pool.apply(opened_mb, (24, tmp_path))
+        held_mb = pool.apply(opened_mb, (24, None))
+    assert spooled_mb < 2.2 and held_mb > 20
