@@ -34,9 +34,18 @@ MAX_S = 366 * 86_400.0
 GROUPS = ("learners", "regions", "all")  # one of the learners, or of the regions, drawn; every learner and the syncer
 
 FaultKind = Literal[
-    "kill", "pause", "slow", "partition", "flaky", "stale", "corrupt", "poison", "disk-full", "clock-skew",
+    "kill",
+    "pause",
+    "slow",
+    "partition",
+    "flaky",
+    "stale",
+    "corrupt",
+    "poison",
+    "disk-full",
+    "clock-skew",
     "second-syncer",
-]  # fmt: skip
+]
 Hits = Literal["units", "learners", "syncer", "none"]
 
 

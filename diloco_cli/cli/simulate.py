@@ -426,9 +426,14 @@ def _subject(text: str) -> _Subject:
         plan = read_plan(path, [])
         made = run_of_plan(plan, "simulated", __version__)
         return _Subject(
-            made, hardware_of_plan(plan), prices_of_plan(plan), not_charged(plan), (), plan.schedule.slot_s,
+            made,
+            hardware_of_plan(plan),
+            prices_of_plan(plan),
+            not_charged(plan),
+            (),
+            plan.schedule.slot_s,
             machine_of(plan.inventory.store),
-        )  # fmt: skip
+        )
     if text.endswith((".json", ".yaml", ".yml")):
         raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
     return _of_existing(open_run(text))

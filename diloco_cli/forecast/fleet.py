@@ -126,9 +126,14 @@ class SimulatedFleet:
     def _start_syncer(self, delay_s: float = 0.0) -> None:
         arithmetic = TraceArithmetic(self.run.num_fragments, self._refuse)
         syncer = Syncer(
-            self.run, self._claim(SYNCER), arithmetic, NoEvaluator(), self._time_text, self.nonce,
+            self.run,
+            self._claim(SYNCER),
+            arithmetic,
+            NoEvaluator(),
+            self._time_text,
+            self.nonce,
             on_commit=lambda state, commit: self._committed(state),
-        )  # fmt: skip
+        )
         self.syncers.append(self.world.start(SYNCER, syncer.serve(), delay_s))
 
     def _committed(self, state: RunState) -> None:
@@ -144,9 +149,16 @@ class SimulatedFleet:
             actors.append(self.world.start(name, steps))
 
         learner = self.learner_of(
-            condition, self.run, name, self._claim(name), self.training_of(condition), NamedPayloads(name),
-            self.nonce, VirtualLanes(begin).start, Stalls(condition),
-        )  # fmt: skip
+            condition,
+            self.run,
+            name,
+            self._claim(name),
+            self.training_of(condition),
+            NamedPayloads(name),
+            self.nonce,
+            VirtualLanes(begin).start,
+            Stalls(condition),
+        )
         actors.append(self.world.start(name, learner.train(), delay_s))
         mtbf_s = self.hardware.get(name, Hardware()).mtbf_s
         if mtbf_s is not None:

@@ -139,9 +139,12 @@ def local_steps(round_s: float, step_s: float) -> int:
 
 
 def make_schedule(
-    sync: SyncSettings, fragments: FragmentSizes, step_s: Sequence[float], transfer_s: Sequence[float],
+    sync: SyncSettings,
+    fragments: FragmentSizes,
+    step_s: Sequence[float],
+    transfer_s: Sequence[float],
     machine: SyncerMachine = GUESSED_MACHINE,
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """`step_s` and `transfer_s` per island taking part.
 
     xi_slack = tau x slot - exchange and grace <= gamma x xi_slack, at most one slot (arXiv 2604.21428,

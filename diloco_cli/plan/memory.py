@@ -138,9 +138,14 @@ class Fit:
 
 
 def fit_of_nodes(
-    accelerators: Accelerators, nodes: int, ranks: int, batch_tokens: int,
-    run: RunSettings, inventory: Inventory, model: ModelFacts,
-) -> Fit:  # fmt: skip
+    accelerators: Accelerators,
+    nodes: int,
+    ranks: int,
+    batch_tokens: int,
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+) -> Fit:
     """The fit of an island of `ranks` ranks on `nodes` nodes that have these accelerators, with batches of
     `batch_tokens`."""
     memory_gb = find_device(accelerators.name, inventory.devices).memory_gb
@@ -384,9 +389,14 @@ def host_bytes(sync: SyncSettings, saved: bool) -> int:
 
 
 def syncer_memory_gb(
-    model: ModelFacts, largest: float, up_bits: float, down_bits: float, num_islands: int, reads_back: bool,
+    model: ModelFacts,
+    largest: float,
+    up_bits: float,
+    down_bits: float,
+    num_islands: int,
+    reads_back: bool,
     state_bytes: int = OUTER_OPTIMIZERS["nesterov"].state_bytes,
-) -> float:  # fmt: skip
+) -> float:
     """The newest state of every fragment; of one fragment the next version and its weights, and both as read back where
     the store does not check uploads; the payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in
     a file); and 64 MB to work in, enough for three threads that merge."""
@@ -395,9 +405,14 @@ def syncer_memory_gb(
 
 @formula("syncer", "memory", "GB")
 def syncer_gb(
-    parameters: int, largest_fragment: float, up_bits: float, down_bits: float, islands: int, reads_back: bool,
+    parameters: int,
+    largest_fragment: float,
+    up_bits: float,
+    down_bits: float,
+    islands: int,
+    reads_back: bool,
     state_bytes: int,
-) -> float:  # fmt: skip
+) -> float:
     payload = up_bits / 8 * largest_fragment
     coming = max(payload, min(islands * payload, MAX_BYTES_AT_ONCE))
     version = (state_bytes + down_bits / 8) * largest_fragment

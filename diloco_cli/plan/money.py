@@ -168,9 +168,14 @@ def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> flo
 
 @formula("money", "storage", "GB/day")
 def written_gb_per_day(
-    parameters: int, state_bytes: int, weights_bits: float, islands: int, delta_bits: float, moment_bytes: float,
+    parameters: int,
+    state_bytes: int,
+    weights_bits: float,
+    islands: int,
+    delta_bits: float,
+    moment_bytes: float,
     round_s: float,
-) -> float:  # fmt: skip
+) -> float:
     per_parameter = state_bytes + weights_bits / 8 + islands * (delta_bits / 8 + moment_bytes)
     return parameters * per_parameter / GB * DAY_S / round_s
 
@@ -230,9 +235,14 @@ def writes_per_day(islands: int, save_every: int, fragments: int, slot_s: float)
 
 @formula("money", "class B requests", "/day")
 def reads_per_day(
-    islands: int, looks_for_commits: float, looks_into_a_mailbox: float, reads_back: bool, watch_s: float,
-    requests_s: float, slot_s: float,
-) -> float:  # fmt: skip
+    islands: int,
+    looks_for_commits: float,
+    looks_into_a_mailbox: float,
+    reads_back: bool,
+    watch_s: float,
+    requests_s: float,
+    slot_s: float,
+) -> float:
     learners = islands * (looks_for_commits + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
     syncer = islands * (looks_into_a_mailbox + 1 / slot_s + 1 / watch_s) + 2 * reads_back / slot_s + 2 / requests_s
     return (learners + syncer) * DAY_S

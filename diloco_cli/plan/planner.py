@@ -91,9 +91,15 @@ def make_plan(
 
 
 def _plan(
-    run: RunSettings, inventory: Inventory, model: ModelFacts, goal: Goal, free: frozenset[str],
-    max_work: int = MAX_WORK, start: frozenset[str] = frozenset(), unused: Sequence[Excluded] = (),
-) -> Plan:  # fmt: skip
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+    goal: Goal,
+    free: frozenset[str],
+    max_work: int = MAX_WORK,
+    start: frozenset[str] = frozenset(),
+    unused: Sequence[Excluded] = (),
+) -> Plan:
     """`start`: this plan is made again with one thing changed; reasons for left-out islands are not needed."""
     everyone = candidates(run, inventory, model)
     _require_prices(everyone, goal)

@@ -86,9 +86,14 @@ def score(fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> floa
 
 
 def search(
-    everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal,
-    max_work: int = MAX_WORK, start: frozenset[str] = frozenset(),
-) -> Fleet | None:  # fmt: skip
+    everyone: Sequence[Candidate],
+    run: RunSettings,
+    model: ModelFacts,
+    free: frozenset[str],
+    goal: Goal,
+    max_work: int = MAX_WORK,
+    start: frozenset[str] = frozenset(),
+) -> Fleet | None:
     """The best fleet among those that fit their memory; None if there is none. `everyone`: fastest step first;
     `start`: names of islands that the greedy search tries first."""
     fitting = [candidate for candidate in everyone if candidate.can_train]

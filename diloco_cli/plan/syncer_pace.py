@@ -90,9 +90,7 @@ def machine_text(machine: SyncerMachine) -> str:
     return ", ".join([calls, *links, *merged, back])
 
 
-def work_of(
-    parameters: float, num_islands: int, sync: SyncSettings, state_bytes: int = STATE_BYTES
-) -> MergeWork:  # fmt: skip
+def work_of(parameters: float, num_islands: int, sync: SyncSettings, state_bytes: int = STATE_BYTES) -> MergeWork:
     """The merge of a fragment of `parameters` parameters."""
     version_bytes = state_bytes + CODEC_BITS[sync.weights_codec] / 8
     return MergeWork(num_islands, parameters, parameters * CODEC_BITS[sync.codec] / 8, parameters * version_bytes)
