@@ -85,17 +85,17 @@ def _make_container(url: str, name: str) -> None:
 
 @contextmanager
 def _running(command: list[str], port: int) -> Iterator[str]:
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """The emulator ends with its standard input, so also when this process is killed."""
+    words = ["sh", "-c", '"$@" & read _; kill $!', "sh", *command]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, **quiet)
+    assert process.stdin is not None
     try:
-        _wait_for(port, process)
+        _wait_for(port)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.stdin.close()
+        process.wait(20)
 
 
 @contextmanager
@@ -133,12 +133,10 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(port: int) -> None:
     """Until it takes connections."""
     ends_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < ends_s:
-        if process.poll() is not None:
-            raise RuntimeError(f"the emulator ended with status {process.returncode}")
         try:
             socket.create_connection(("127.0.0.1", port), timeout=5).close()
             return

@@ -5,7 +5,7 @@ of its own. Then the product opens it, and it must hold:
 
 told        every object that a caller was told of is there; nothing deleted is back; a name has whole bytes or none
 recovered   the log reads to at least the last commit that anybody was told of; its chain holds, and every state,
-            delta and offer it names lies there with the right digest (a reader of its own: histories/replayer.py)
+            delta and offer it names lies there with the right digest (a reader of its own: tests/histories/replayer.py)
 goes on     the run is started again on it, and ends as it should
 """
 
