@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import Any
 
@@ -60,7 +60,8 @@ class Actor:
     """A process, or a thread of one. `result` or `error` is set once it has ended; `operations` counts those on the
     store. `number`: its place in the order of starts. Its own clock shows `clock_s` + `clock_rate` x the world's time.
 
-    `calls`: those that it waits for, several where operations go `together`; the first one is due at `wake_s`.
+    `calls`: those that it waits for, several where operations go `together`; the first one is due at `wake_s`. `due`:
+    those of several that are not done, as a heap.
     `owner`: an object that its starter attaches.
     """
 
@@ -70,6 +71,7 @@ class Actor:
     wake_s: float = 0.0
     calls: list[Call] = field(default_factory=list)
     together: bool = False
+    due: list[tuple[float, int, Call]] = field(default_factory=list)
     operations: int = 0
     paused: bool = False
     ended: bool = False
@@ -205,23 +207,32 @@ class World:
 
     def _goes_on(self, actor: Actor) -> bool:
         """Let the call that is due take effect, or be answered; True once all are."""
-        calls = actor.calls
-        left = calls if len(calls) == 1 else [call for call in calls if not call.done]
-        call = left[0] if len(left) == 1 else min(left, key=_due_of)
+        if not actor.together:
+            (call,) = actor.calls
+            if call.answered or self._perform(actor, call):
+                call.done = True
+                return not actor.ended
+            if not actor.ended:
+                self._later(actor, call.due_s)
+            return False
+        due = actor.due
+        _, place, call = heappop(due)
         if call.answered or self._perform(actor, call):
             call.done = True
-            if len(left) == 1:
-                return not actor.ended
-        if not actor.ended:
-            self._later(actor, min([call.due_s for call in left if not call.done]))
-        return False
+        else:
+            heappush(due, (call.due_s, place, call))
+        if due and not actor.ended:
+            self._later(actor, due[0][0])
+        return not due and not actor.ended
 
     def _hold(self, actor: Actor, operation: Operation) -> None:
         """Hold operations until their effects are due, or a sleep is over."""
         if type(operation) is Together:
             actor.together = True
             actor.calls = self._begun(actor, operation.operations)
-            due_s = min((call.due_s for call in actor.calls), default=self.now_s)
+            actor.due = [(call.due_s, place, call) for place, call in enumerate(actor.calls)]
+            heapify(actor.due)
+            due_s = actor.due[0][0] if actor.due else self.now_s
         else:
             due_s = self.now_s + self._wait_s(actor, operation)
             actor.calls = [Call(operation, due_s)]

@@ -9,11 +9,11 @@ process wrote them. So here, as in `store/gcs.py`, every doubtful create is sett
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
-from itertools import islice, takewhile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.errors import DataCheckError, FencedError, NoSpaceError, RefusedError, StoreError
 from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There, Together
 from diloco_cli.protocol.log.together import together
 from diloco_cli.store.bucket import settled
@@ -33,10 +33,13 @@ Result = TypeVar("Result")
 
 
 class Client:
-    """The client of one process. `jitter` gives uniform numbers in [0, 1), `now_s` the time on its own clock."""
+    """The client of one process. `jitter` gives uniform numbers in [0, 1), `now_s` the time on its own clock.
+    `make_room`: what a syncer does while a write of its turn waits for room."""
 
     def __init__(self, jitter: Callable[[], float], now_s: Callable[[], float]) -> None:
         self._patience = Patience(jitter, now_s)
+        self.make_room: Callable[[], Steps[object]] | None = None
+        self._is_making_room = False
 
     def drive(self, steps: Steps[Result]) -> Steps[Result]:
         """Perform protocol code on this client: it sends the operations and hands in their settled answers."""
@@ -113,9 +116,23 @@ class Client:
                 return stop.value
             answer = error = None
             try:
-                answer = yield Sleep(sent.seconds) if type(sent) is RetryPause else sent
+                if type(sent) is not RetryPause:
+                    answer = yield sent
+                    continue
+                if isinstance(sent.error, NoSpaceError) and type(operation) is Create:
+                    yield from self._make_room(sent.error)
+                yield Sleep(sent.seconds)
             except (StoreError, NoSpaceError) as raised:
                 error = raised
+
+    def _make_room(self, full: NoSpaceError) -> Steps[None]:
+        if self._is_making_room:
+            raise full
+        if self.make_room is not None:
+            self._is_making_room = True
+            with suppress(StoreError, NoSpaceError, FencedError, DataCheckError, RefusedError):
+                yield from self.drive(self.make_room())
+            self._is_making_room = False
 
     def _once(self, operation: Operation) -> Steps[Any]:
         if isinstance(operation, There):
@@ -191,21 +208,21 @@ class Bucket:
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         check_prefix(prefix)
-        now_s, hidden, found = self._now_s(), self.listed_from_s, self.keys(prefix, after)
-        if not hidden and not self.listed_until_s:
-            return list(islice(found, limit))
-        shown = {key for key in found if hidden.get(key, now_s) <= now_s}
-        for key, until_s in self.listed_until_s.items():
-            if until_s > now_s and key.startswith(prefix) and key > after:
-                shown.add(key)
-        return sorted(shown)[:limit]
+        now_s, found = self._now_s(), self.keys(prefix, after)
+        if not self.listed_from_s and not self.listed_until_s:
+            return [*found[:limit]]
+        self.listed_from_s = {key: at_s for key, at_s in self.listed_from_s.items() if at_s > now_s}
+        self.listed_until_s = {key: at_s for key, at_s in self.listed_until_s.items() if at_s > now_s}
+        gone = {key for key in self.listed_until_s if key.startswith(prefix) and key > after}
+        return sorted(gone.union(key for key in found if key not in self.listed_from_s))[:limit]
 
-    def keys(self, prefix: str, after: str = "") -> Iterator[str]:
+    def keys(self, prefix: str, after: str = "") -> Sequence[str]:
         """The keys with the prefix, beyond `after`, in their order; also those that a listing does not show yet."""
         if len(self._sorted) != len(self.objects):  # those of a copy
             self._sorted = sorted(self.objects)
         first = bisect_left(self._sorted, max(prefix, f"{after}\0" if after else ""))
-        return takewhile(lambda key: key.startswith(prefix), self._sorted[first:])
+        end = bisect_left(self._sorted, f"{prefix}\U0010ffff") if prefix else len(self._sorted)
+        return self._sorted[first:end]
 
     def put(self, key: str, data: bytes) -> None:
         if key not in self.objects:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from diloco_cli.digests import digest
 from diloco_cli.protocol.log.keys import (
     fingerprint,
@@ -18,7 +20,10 @@ from diloco_cli.signing import Unsigned, learner_signer
 from tests.histories.options import BATCH_TOKENS, with_key
 from tests.histories.outsiders import Outsider
 from tests.histories.replayer import FLOODER
-from tests.histories.scene import Scene
+
+if TYPE_CHECKING:
+    from tests.histories.history import History
+
 
 PILE = (10, 400)  # objects of one act
 MAX_PILED = 2500  # in all: the simulated store lists slowly
@@ -30,7 +35,7 @@ FEW = 2
 class Flooder(Outsider):
     ACTS = ("dead_incarnations", "sparse_claims", "junk", "useless_offers", "useless_offers", "joins", "crash_loop")
 
-    def __init__(self, history: Scene, name: str) -> None:
+    def __init__(self, history: History, name: str) -> None:
         super().__init__(history, name)
         history.monitor.suspects.add(FLOODER)
         self.piled = self.incarnation = self.seq = 0

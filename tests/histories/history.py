@@ -27,12 +27,11 @@ from tests.histories.memo import remembered, tuned
 from tests.histories.monitor import Monitor
 from tests.histories.nemesis import Nemesis
 from tests.histories.options import REGION, SLOW_LINK, Options, run_of
-from tests.histories.outcome import Actors, HistoryResult, Moment
 from tests.histories.outsiders import asked_again
 from tests.histories.processes import Process
 from tests.histories.region import Region
 from tests.histories.replayer import FLOODER, LIVENESS, Replayer, ViolationError, expect, plain
-from tests.histories.script import CallFaults, Script, drawn_nemesis_events
+from tests.histories.script import Actors, CallFaults, HistoryResult, Moment, Script, drawn_nemesis_events
 from tests.histories.stream import Stream
 from tests.histories.supervisor import SimulatedSupervisor
 from tests.histories.witness import Beliefs
@@ -43,6 +42,7 @@ LEAVE_S = 90.0
 LAST_LOOK_S, LAST_CALLS = 0.1, 40  # from the last look for offers to the run's end: calls for each learner
 LAST_CALLS_OF_A_FLOOD = 3 * MAX_PORTIONS * MAX_OFFERS_PER_POLL * (MAX_OLD_MAILBOXES + 1)  # there and back, some slow
 MAX_EVENTS, EVENTS_A_MERGE = 400_000, 200  # of a phase; of each learner
+HELD_SHARE, HELD_S = 0.2, 30.0
 FRAMES_TOLD = 4
 LATE_CREATES, LATE_WITHIN_S = 0.3, 4.0  # of the offers that are deleted; after that
 SPREAD = (0.5, 0.75, 1.0, 1.25, 1.5) * 63 + (10.0,) * 5  # times the usual latency
@@ -104,12 +104,14 @@ class History:
         self.nemesis, self.supervisor = Nemesis(self), SimulatedSupervisor(self)
         self.region = Region(self) if self.run.regions else None
         self.healthy: Healthy | None = None
+        self.held_until_s: dict[str, float] = {}
         self._begin()
 
     def _begin(self) -> None:
         self.bucket.put(FORMAT_KEY, self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run)))
         self.world.on_end, self.world.fault_of = self.supervisor.ended, self.fault_of
-        usual = self.world.latency_s = self.world.answer_s = _latency(self.options.latency_s)
+        usual = self.world.latency_s = _latency(self.options.latency_s)
+        self.world.answer_s = lambda actor, call: 0.0 if type(call) is Get else usual(actor, call)
         if any(event.kind == SLOW_LINK for event in self.nemesis_events):
             self.world.latency_s = lambda actor, call: usual(actor, call) + self._transfer_s(actor, call)
         if self.region is not None:
@@ -244,6 +246,8 @@ class History:
             away = self.nemesis.away(REGION, operation)
         if away is not None:
             return away
+        if self._is_held_up(operation):
+            return Injected(Fault.FULL)
         fault = self.calls.strike(actor.name, actor.operations, operation, actor.owner.stream.uniform())
         if fault is not None:
             self.note(f"{actor.name} {_named(operation)}: {fault.kind.value}")
@@ -252,6 +256,19 @@ class History:
             if fault.kind is Fault.PAUSE:
                 self.supervisor.freeze(process, fault.seconds)
         return fault
+
+    def _is_held_up(self, operation: Operation) -> bool:
+        """Whether a commit that brings outcomes finds no room now. Some find none until a floor has taken their number,
+        or for HELD_S: nothing that a commit brings may be lost with its number."""
+        if Fault.FULL not in self.options.calls or not isinstance(operation, Create):
+            return False
+        key, data = operation.key, operation.data
+        if not key.startswith("commit/") or not plain(data)["outcomes"]:
+            return False
+        if key not in self.held_until_s:
+            held = Stream(self.seed, f"held {key}").chance(HELD_SHARE)
+            self.held_until_s[key] = self.world.now_s + HELD_S if held else 0.0
+        return self.held_until_s[key] > self.world.now_s and key not in self.bucket.objects
 
     def place_of(self, actor: Actor, operation: Operation) -> tuple[Bucket, Monitor | Region]:
         """The bucket that an operation goes to, and the object that checks its writes."""
@@ -338,13 +355,18 @@ class History:
 
 
 def _latency(usual_s: float) -> Callable[[Actor, Operation], float]:
-    """Each thread draws its own latencies: mostly near the usual one, now and then ten times as long."""
+    """Each thread draws its own latencies: mostly near the usual one, now and then ten times as long. A read takes
+    effect as it is answered, which is one event: what others do in between, they may as well do before the reader's
+    next call."""
     drawn = [usual_s * times for times in SPREAD]
     length = len(drawn)
 
     def latency_s(actor: Actor, operation: Operation) -> float:
         owner = actor.owner
-        return usual_s if owner is None else drawn[owner.stream.index(length)]
+        if owner is None:
+            return usual_s
+        index = owner.stream.index
+        return drawn[index(length)] + drawn[index(length)] if type(operation) is Get else drawn[index(length)]
 
     return latency_s
 

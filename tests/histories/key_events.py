@@ -7,6 +7,8 @@ it were not there.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.keys import SYNCER, commit_key, fingerprint, incarnation_key, incarnation_of, number_of
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
@@ -14,8 +16,11 @@ from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import LOG, learner_signer
 from tests.histories.options import with_key
 from tests.histories.replayer import in_one, numbered
-from tests.histories.scene import Scene
 from tests.histories.supervisor import syncers_signer
+
+if TYPE_CHECKING:
+    from tests.histories.history import History
+
 
 REMOVED_AFTER_S = 1.0
 STOLEN_NONCE = "5701e" * 6
@@ -24,7 +29,7 @@ STOLEN_NONCE = "5701e" * 6
 class KeyEvents:
     """`planted`: a thief's objects in the log, until an operator removes them."""
 
-    def __init__(self, history: Scene) -> None:
+    def __init__(self, history: History) -> None:
         self.history = history
         self.planted: dict[str, bytes] = {}
 

@@ -8,7 +8,7 @@ Many simulated processes read one log. Results of the product's own code for the
     fold     a pure function of (state, bytes): the second process to fold the same bytes onto the same state object
              gets the object that the first one got; a state of another origin is folded anew
     verify   a signature that was made here, or found good or bad before, on the same text with the same key
-    digest   of the same bytes
+    digest, check_key, read_..._key   of the same bytes or text
 
 Repeated histories remember nothing, and must end with the same log (campaign.py).
 
@@ -29,10 +29,11 @@ from typing import Any
 
 from diloco_cli import digests, ed25519
 from diloco_cli.protocol.log import commit_log as log
-from diloco_cli.protocol.log import wire
+from diloco_cli.protocol.log import keys, wire
 from diloco_cli.protocol.log.records import SCHEMA, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.signing import body_of
+from diloco_cli.store.port import check_key
 
 EMPTY = RunState()
 PROTOCOL = "diloco_cli.protocol."
@@ -60,7 +61,14 @@ def remembered() -> Iterator[None]:
         changes.enter_context(_everywhere("encode", wire.encode, encode))
         changes.enter_context(_everywhere("decode", wire.decode, decode))
         changes.enter_context(_everywhere("fold", log.fold, _remembered_fold()))
-        changes.enter_context(_everywhere("digest", digests.digest, cache(digests.digest)))
+        for pure in (
+            digests.digest,
+            keys.read_offer_key,
+            keys.read_snapshot_key,
+            keys.read_snapshot_piece_key,
+            check_key,
+        ):
+            changes.enter_context(_everywhere(pure.__name__, pure, cache(pure)))
         changes.enter_context(_everywhere("signature", ed25519.signature, sign))
         changes.enter_context(_everywhere("is_signature", ed25519.is_signature, verify))
         yield

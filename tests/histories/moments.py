@@ -38,9 +38,21 @@ class Promise:
     signed_by: str
 
 
+@dataclass(frozen=True)
+class Offered:
+    """Up to where an offer holds its learner's data, and the key that signs it."""
+
+    incarnation: int
+    data_end: int
+    key: str
+    signed_by: str
+
+
 @dataclass
 class MomentsWatch:
-    """The moments of all learners. `named`: by learner and incarnation, those that its newest offer names; `promised`:
+    """The moments of all learners, and the data that they have offered: `drawn` holds, of each incarnation, the offers
+    of its predecessors that were there when it claimed its number. `named`: by learner and incarnation, those that its
+    newest offer names; `promised`:
     those that an incarnation must find when it begins; `outdated`: those that were named by then, and by no offer since
     (a predecessor that lives on may still make an offer that names them)."""
 
@@ -50,6 +62,8 @@ class MomentsWatch:
     known: dict[str, set[str]] = field(default_factory=dict)
     promised: dict[tuple[str, int], tuple[Promise, Bucket]] = field(default_factory=dict)
     outdated: dict[tuple[str, int], set[str]] = field(default_factory=dict)
+    offered: dict[str, list[Offered]] = field(default_factory=dict)
+    drawn: dict[tuple[str, int], tuple[list[Offered], Bucket]] = field(default_factory=dict)
 
     def born(self, key: str, data: bytes, bucket: Bucket) -> None:
         """A learner has written this object, in its own bucket."""
@@ -65,6 +79,8 @@ class MomentsWatch:
             if numbered(key) in self.replayer.settled:
                 return  # a held-up request, behind the floor
             offer = plain(data)
+            found = Offered(incarnation, offer["data_end"], key, signed_by(offer)[1])
+            self.offered.setdefault(learner, []).append(found)
             inner = offer["inner"]
             expect(inner is None or inner in self.saved, "9", f"{key} names {inner}, which was never saved")
             promise = None if inner is None else Promise(incarnation, offer["base"], inner, signed_by(offer)[1])
@@ -75,6 +91,10 @@ class MomentsWatch:
 
     def _came_to_be(self, learner: str, incarnation: int, bucket: Bucket) -> None:
         floor = self.replayer.floors[learner]
+        oldest = number_of(incarnation) - MAX_PREDECESSORS
+        before = [one for one in self.offered.get(learner, []) if floor <= one.incarnation < incarnation]
+        offered = [one for one in before if number_of(one.incarnation) >= oldest]
+        self.drawn[learner, incarnation] = offered, bucket
         promises = (p for number, p in sorted(self.named.get(learner, {}).items(), reverse=True) if number >= floor)
         newest = next((promise for promise in promises if promise is not None), None)
         if newest is not None:
@@ -104,6 +124,15 @@ class MomentsWatch:
             named = digest(moments)
             fits = named == digest_of(promise.key) or named not in self.outdated[learner, incarnation]
         expect(fits, "loss", f"{learner} {incarnation} does not go on from {promise.key}")
+
+    def began(self, learner: str, incarnation: int, data_start: int) -> None:
+        """Check that a new incarnation's data begins after all that its predecessors had offered when it claimed its
+        number, as far as these offers are still there."""
+        offered, bucket = self.drawn.get((learner, incarnation), ([], None))
+        for one in offered:
+            known = bucket is not None and one.key in bucket.objects and one.signed_by not in self.replayer.revoked
+            text = f"{learner} {incarnation} begins at {data_start}, and {one.key} ends at {one.data_end}"
+            expect(not known or data_start >= one.data_end, "4", text)
 
     def fitting(self, learner: str, head: int, n: int) -> None:
         """Check that a learner that knows the log up to `head` may use moments as of commit n."""

@@ -2,10 +2,14 @@
 
 Invariants that can only be checked during a history: 1 (each key of the log has one content for ever), 6 (adoptions), 7
 (own offers), 9 (deletions), 11 (prefixes of roles); and liveness: outcomes, gaps between commits, operations a round.
+
+`Genuine`: whatever else lies in the bucket, only what processes of the run have written may move the log.
+`ForeignReads`: others' objects may be looked at only so often.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,15 +18,21 @@ from diloco_cli.protocol.actors.collection import KEPT_MOMENTS, KEPT_SNAPSHOTS, 
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import STANDBY_HEARTBEATS, SYNCER, read_join_key
+from diloco_cli.protocol.log.keys import (
+    STANDBY_HEARTBEATS,
+    SYNCER,
+    read_join_key,
+    read_snapshot_key,
+    read_snapshot_piece_key,
+    snapshot_piece_key,
+)
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import record_digest
 from tests.histories.client import Bucket
-from tests.histories.genuine import ForeignReads, Genuine
 from tests.histories.harm import Harm
 from tests.histories.moments import MomentsWatch
-from tests.histories.pieces import check_record, whole_snapshots
+from tests.histories.options import POLL_BOUNDS_S
 from tests.histories.poisoner import NormBooks
 from tests.histories.processes import MAX_DRIFT
 from tests.histories.replayer import (
@@ -33,12 +43,120 @@ from tests.histories.replayer import (
     Replayer,
     below,
     expect,
+    head_of,
     keys_of,
     number_of,
     numbered,
     plain,
     signed_by,
 )
+
+PIECED = b'{"pieces":'  # how the record of a snapshot in pieces begins
+
+
+def check_record(bucket: Bucket, key: str, data: bytes, floor: int) -> None:
+    """A snapshot's record has just been created. Behind the floor its writer was held up; its pieces may be gone."""
+    n = read_snapshot_key(key)
+    if n is not None and n > floor:
+        missing = _missing(bucket, n, data)
+        expect(not missing, "9", f"{key} was created, and there is no {', '.join(missing)}")
+
+
+def whole_snapshots(bucket: Bucket) -> list[int]:
+    """The numbers of this bucket's snapshots, but for forged ones and those that lack a piece."""
+    read = (
+        (read_snapshot_key(key), bucket.objects[key]) for key in bucket.keys("snapshot/") if key not in bucket.forged
+    )
+    return [n for n, data in read if n is not None and not _missing(bucket, n, data)]
+
+
+def most_pieces(bucket: Bucket) -> int:
+    """Of one snapshot that is there; 0: all are whole. What others put there does not count."""
+    keys = (key for key in bucket.keys("snapshot/") if key not in bucket.foreign)
+    pieces = Counter(n for n in map(read_snapshot_piece_key, keys) if n is not None)
+    return max(pieces.values(), default=0)
+
+
+def _missing(bucket: Bucket, n: int, data: bytes) -> list[str]:
+    if not head_of(data).startswith(PIECED):  # a whole one, or damaged
+        return []
+    return [
+        key
+        for key in (snapshot_piece_key(n, *one) for one in enumerate(plain(data)["pieces"]))
+        if key not in bucket.objects
+    ]
+
+
+GENUINE = "genuine"
+SEEN_A_LOOK = 40  # of others' objects, by one process, for each learner
+SEEN_A_SECOND = 120.0
+TIMES, TIMES_A_SECOND = 16, 2 * (1 + MAX_DRIFT) / POLL_BOUNDS_S[0]  # of one object: twice when its place is asked for
+
+
+@dataclass
+class Genuine:
+    """Raises ViolationError where a commit rests on anything else. `claims`: each learner's newest incarnation."""
+
+    offers: set[OfferId] = field(default_factory=set)
+    claims: Counter[str] = field(default_factory=Counter)
+    requests: set[int] = field(default_factory=set)
+    joins: set[tuple[str, int]] = field(default_factory=set)  # (name, epoch)
+
+    def created(self, key: str) -> None:
+        """The process whose record this is has written it."""
+        kind, _, rest = key.partition("/")
+        if kind == "offer":
+            self.offers.add(numbered(key))
+        elif kind == "incarnation":
+            learner, incarnation, _ = numbered(key)
+            self.claims[learner] = max(self.claims[learner], incarnation)
+        elif kind == "request":
+            self.requests.add(int(rest[:10]))
+        elif kind == "join":
+            learner, _, name = rest.partition("/")
+            self.joins.add((learner, int(name[:10])))
+
+    def committed(self, commit: Plain) -> None:
+        what = f"commit {commit['n']}, a {commit['kind']},"
+        for item in (*commit.get("inputs", ()), *commit["outcomes"]):
+            offer_id = item["learner"], item["incarnation"], item["seq"]
+            expect(offer_id in self.offers, GENUINE, f"{what} tells of offer {offer_id}, which its learner never made")
+        asked = commit["request"] is None or commit["request"] in self.requests
+        expect(asked, GENUINE, f"{what} answers request {commit['request']}, which no operator made")
+        for island in commit.get("islands", ()):
+            joins = (island["name"], commit["epoch"]) in self.joins
+            expect(joins, GENUINE, f"{what} admits {island['name']}, which has not asked this epoch's syncer")
+
+
+@dataclass
+class ForeignReads:
+    """Which objects of forgers and flooders each process has read since the last slot began, and how often.
+
+    How many lie there may not cost a process more than bounded portions: so the number of different ones counts. What
+    lies at the place where a record is expected is read whenever that record is asked for, however long its writer is
+    silent: so of reads of the same one, how often counts."""
+
+    since_s: float = 0.0
+    most: int = 0
+    counted: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def read(self, process: str, key: str) -> None:
+        self.counted.setdefault(process, Counter())[key] += 1
+
+    def slot_over(self, now_s: float, learners: int) -> None:
+        """However many there are, a process looks at a bounded number of them in a slot."""
+        took_s = now_s - self.since_s
+        most, most_times = learners * SEEN_A_LOOK + SEEN_A_SECOND * took_s, TIMES + TIMES_A_SECOND * took_s
+        for name, seen in self.counted.items():
+            self.most = max(self.most, len(seen))
+            text = f"{name} has read {len(seen)} objects of forgers and flooders in one slot, more than {most:.0f}"
+            expect(len(seen) <= most, LIVENESS, text)
+            key, times = max(seen.items(), key=lambda item: item[1])
+            text = f"{name} has read {key}, which a forger or a flooder wrote, {times} times in {took_s:.1f} s"
+            expect(times <= most_times, LIVENESS, text)
+        self.counted.clear()
+        self.since_s = now_s
+
 
 OPERATOR = "operator"
 OF_SYNCERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.request_handler import StandIn
@@ -25,9 +25,12 @@ from tests.histories.poisoner import Poisoner
 from tests.histories.processes import Process
 from tests.histories.region import JOINS_HERE
 from tests.histories.replayer import FLOODER, is_poisoner
-from tests.histories.scene import Scene
 from tests.histories.script import LARGE, NemesisEvent
 from tests.histories.stream import Stream
+
+if TYPE_CHECKING:
+    from tests.histories.history import History
+
 
 BAD_PAYLOADS = (2, 12)  # in one event: a few, or enough for a quarantine
 RESUMED_AFTER_S = 0.5
@@ -37,7 +40,7 @@ PART = 0.5
 class Nemesis:
     """Causes these events, and heals. `stopped`: an operator has stopped the run; no process is brought back."""
 
-    def __init__(self, history: Scene) -> None:
+    def __init__(self, history: History) -> None:
         self.history = history
         self.stopped = False
         self.joiners: dict[str, Island] = {}

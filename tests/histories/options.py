@@ -42,6 +42,7 @@ SHORT_MERGES, LONG_MERGES, LONG_SHARE = (5, 8), (100, 300), 0.01
 SLOW_MERGES, ONLY_SLOW_SHARE = (60, 120), 0.5  # of histories with slow links, which have no other faults then
 SECRET = Secret("of histories, " * 3, "a history")
 POLLS_A_SLOT, POLL_BOUNDS_S = 6, (0.05, 0.5)  # fewer than the product's: most are in vain
+LOOKS_APART, LOOKS_APART_S = 1 / 8, (0.05, 0.15)  # of a learner that expects a commit, in slots; likewise
 
 NemesisKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
@@ -155,12 +156,14 @@ class Options:
         return {
             "SNAPSHOT_EVERY": self.snapshot_every,
             "LONG_WAY": LONG_WAY // SNAPSHOT_EVERY * self.snapshot_every,
-            "FLOORS_APART": FLOORS_APART // 3,
+            "FLOORS_APART": 1000 if Fault.FULL in self.calls else FLOORS_APART // 3,  # a full store raises it
             "QUARANTINE_AFTER": self.quarantine_after,
             "PLAIN_BYTES": self.plain_bytes,
             "PIECE_BYTES": self.piece_bytes,
             "POLLS_A_SLOT": POLLS_A_SLOT,
             "POLL_BOUNDS_S": POLL_BOUNDS_S,
+            "DENSE": LOOKS_APART,
+            "DENSE_BOUNDS_S": LOOKS_APART_S,
         }
 
     def describe(self) -> str:

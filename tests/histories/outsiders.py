@@ -11,10 +11,15 @@ the run is over. Whatever is demanded of a healthy run is demanded beside them, 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tests.histories.client import Bucket
 from tests.histories.replayer import FLOODER
-from tests.histories.scene import Scene
 from tests.histories.stream import Stream
+
+if TYPE_CHECKING:
+    from tests.histories.history import History
+
 
 MAX_ACTS = 200
 PAUSE_SLOTS = (0.5, 4.0)
@@ -27,7 +32,7 @@ class Outsider:
 
     ACTS: tuple[str, ...] = ()
 
-    def __init__(self, history: Scene, name: str) -> None:
+    def __init__(self, history: History, name: str) -> None:
         self.history, self.draw = history, Stream(history.seed, name)
         self.acts = 0
         self._later()
@@ -66,7 +71,7 @@ class Outsider:
         return [name for name in self.history.monitor.replayer.batches if name != FLOODER]
 
 
-def asked_again(history: Scene) -> None:
+def asked_again(history: History) -> None:
     """Operators make some requests that change nothing, to be answered in time whatever others write."""
     draw, at_s = Stream(history.seed, "asked again"), history.world.now_s
     for _ in range(REQUESTS):

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.room import make_room
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import OfferId, ProcessClaim
@@ -76,10 +77,15 @@ class Process:
         """Start one more thread; the end of the first thread ends the process."""
         stream = Stream(self.seed, f"calls of {self.name}{thread}")
         client = self.make_client(stream.uniform, lambda: self.clock_rate * self.world.now_s)
+        if not thread:
+            client.make_room = self._make_room
         actor = self.world.start(self.name + thread, client.drive(steps), delay_s)
         actor.owner, actor.clock_s, actor.clock_rate = Thread(self, stream), self.clock_s, self.clock_rate
         self.threads.append(actor)
         return actor
+
+    def _make_room(self) -> Steps[bool]:
+        return (yield from make_room(self.serves)) if self.serves is not None else False
 
     def start_threads(self, threads: list[Steps[Any]]) -> None:
         for steps in threads:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError
@@ -22,11 +23,14 @@ from diloco_cli.protocol.regions.relays import Relay
 from diloco_cli.signing import body_of
 from diloco_cli.virtual.world import Actor
 from tests.histories.client import Bucket
+from tests.histories.monitor import check_record
 from tests.histories.options import REGION
-from tests.histories.pieces import check_record
 from tests.histories.processes import Process
 from tests.histories.replayer import OfferId, ViolationError, expect, plain
-from tests.histories.scene import Scene
+
+if TYPE_CHECKING:
+    from tests.histories.history import History
+
 
 ENDS_WITHIN_S = 60.0  # once the run is over: for the region to hear of it
 LOOKS_EVERY_S = 0.2
@@ -37,7 +41,7 @@ OF_THE_MIRROR = (FORMAT_KEY, "commit/", "weights/", "snapshot/")
 class Region:
     """`residents`: the learners whose operations all go to this bucket; `mirrored`: how many commits it has."""
 
-    def __init__(self, history: Scene) -> None:
+    def __init__(self, history: History) -> None:
         self.history = history
         self.bucket = Bucket(lambda: history.world.now_s)
         self.residents = {island.name for island in history.run.islands if island.region == REGION} | {JOINS_HERE}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import DilocoError, FencedError, UsageError
 from diloco_cli.protocol.log.keys import SYNCER
@@ -14,13 +14,16 @@ from diloco_cli.protocol.log.states import IllegalStateError
 from diloco_cli.signing import learner_signer, syncer_signer
 from diloco_cli.virtual.world import Actor
 from tests.histories.harm import HarmEvaluator
+from tests.histories.learner import LearnerProfile
 from tests.histories.liveness import check_gave_way
 from tests.histories.monitor import OPERATOR
 from tests.histories.options import SLOWEST, with_key
-from tests.histories.ports import LearnerProfile
 from tests.histories.processes import Process
 from tests.histories.replayer import ViolationError
-from tests.histories.scene import Scene
+
+if TYPE_CHECKING:
+    from tests.histories.history import History
+
 
 SYNCER_HOSTS = 2
 STAYS_AWAY = (0, UsageError.exit_status, FencedError.exit_status)  # a process with one of these is not restarted
@@ -34,7 +37,7 @@ def syncers_signer(number: int) -> str:
 class SimulatedSupervisor:
     """The supervisor of all roles. `standing_by`: the standbys."""
 
-    def __init__(self, history: Scene) -> None:
+    def __init__(self, history: History) -> None:
         self.history = history
         self.processes: list[Process] = []
         self.standing_by: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from diloco_cli.protocol.actors.decisions import OfferDraft, is_over
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
@@ -15,8 +15,10 @@ from diloco_cli.protocol.rules.schedule import beginners
 from diloco_cli.signing import learner_signer
 from tests.histories.ledger import Account
 from tests.histories.moments import MomentsWatch
-from tests.histories.ports import IntegerTraining
 from tests.histories.replayer import expect
+
+if TYPE_CHECKING:
+    from tests.histories.learner import IntegerTraining
 
 
 @dataclass
@@ -74,6 +76,7 @@ class Witness(Observer):
         if self.seen.moments is not None:
             restored = self.learner.integers.restored
             self.seen.moments.restored(learner.name, learner.joined.incarnation, restored)
+            self.seen.moments.began(learner.name, learner.joined.incarnation, start)
         self._check_moments(learner.state.n)
 
     def _check_moments(self, head: int) -> None:
@@ -139,6 +142,9 @@ class Witness(Observer):
         adopted, floor = self.versions[fragment].version, self.learner.state.base_floor
         expect(draft.base.version == adopted, "6", f"{who} is based on {adopted}, and names {draft.base.version}")
         expect(adopted >= floor, "6", f"{who} is based on {adopted}, which is void since commit {floor}")
+        applied = self.learner.state.learner(self.learner.name).applied.get(fragment)
+        end = 0 if applied is None else applied.data_end
+        expect(draft.data_start >= end, "2", f"{who} begins at {draft.data_start}, and data up to {end} is merged")
         self.offered[fragment] = draft
         self.account.sent(draft.fragment, draft.seq, draft.data_start, draft.data_end)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from diloco_cli.digests import digest
+from diloco_cli.protocol.actors import joining
 from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
 from diloco_cli.protocol.actors.joining import Joined
@@ -16,7 +17,7 @@ from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.keys import delta_key, inner_key, offer_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.protocol.rules.schedule import StepPermit
@@ -33,6 +34,37 @@ def with_progress(progress: type[Progress]) -> type[SimulatedLearner]:
         progress_type = progress
 
     return MutantLearner
+
+
+def changed(steps: Steps[Any], module: Any, name: str, value: Any) -> Steps[Any]:
+    """The same steps, which see another value of a module's name. Other processes see the usual one."""
+    answer: Any = None
+    error: Exception | None = None
+    while True:
+        with patch.object(module, name, value):
+            try:
+                operation = steps.send(answer) if error is None else steps.throw(error)
+            except StopIteration as stop:
+                return stop.value
+        answer = error = None
+        try:
+            answer = yield operation
+        except Exception as raised:
+            error = raised
+
+
+class ReadsDirectPredecessor(SimulatedLearner):
+    """Reads, when it is restarted, the offers of the incarnation before it alone."""
+
+    def train(self) -> Steps[RunState]:
+        return changed(super().train(), joining, "predecessors", lambda floor, incarnation: [incarnation - 1])
+
+
+class NeverStepsAside(Progress):
+    """Goes on where a predecessor's late offer holds the same data."""
+
+    def _step_aside(self, known: LearnerRecord) -> bool:
+        return False
 
 
 # -- stepping -----------------------------------------------------------------------------------------------------
@@ -123,15 +155,6 @@ class NeverTriesAgain(Progress):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.aim._probe = lambda reachable, is_ready: []  # type: ignore[method-assign]
-
-
-class PassesByWhatIsInReach(Progress):
-    """Takes any two rounds without an offer for the sign that it reaches no slot."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        probe = self.aim._probe
-        self.aim._probe = lambda reachable, is_ready: probe(sys.maxsize, is_ready)  # type: ignore[method-assign]
 
 
 class FeedsBackTheNewest(Progress):

@@ -141,7 +141,7 @@ def with_loader(loader: type[Loader]) -> type[Syncer]:
     class LoadingSyncer(Syncer):
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options)
-            self.loader = loader(self.run, self.arithmetic, self.inbox, self.recover, self.nonce)
+            self.loader = loader(self.run, self.arithmetic, self.inbox, self.recover)
 
     return LoadingSyncer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from diloco_cli.protocol.actors.merging import load_delta, make_resident
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit, Membership, Quarantine
 from diloco_cli.protocol.log.operations import Operation, Steps
-from diloco_cli.protocol.log.records import Offer, fragment_of_slot
+from diloco_cli.protocol.log.records import Offer, Outcome, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions.relays import Box, Relay
 from diloco_cli.protocol.rules.quorum import SlotFacts
@@ -72,6 +72,13 @@ class NoMomentum(IntegerArithmetic):
     def holds(self, fragment: int, state_digest: str) -> bool:
         self.settle(fragment, state_digest)
         return fragment in self.current
+
+
+class DropsOutcomes(Syncer):
+    """Forgets the outcomes that a commit was to bring when a floor has taken its number."""
+
+    def _settle(self, draft: Callable[[tuple[Outcome, ...]], Commit]) -> Steps[bool]:
+        return (yield from self._commit(draft(self.inbox.take_outcomes())))
 
 
 # -- blame --------------------------------------------------------------------------------------------------------

@@ -1,10 +1,15 @@
 """The mutants that protocols of this kind are known to make, each as a mutated actor: the product has no switch for
-any of them. A simulation is worth what it notices of these."""
+any of them. A simulation is worth what it notices of these. `seeds.json` names the seed that shows each mutant.
+
+python -m tests.simulation.mutants      finds a seed again for each mutant whose own shows it no more
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from diloco_cli.protocol.actors.candidates import Loader
 from diloco_cli.protocol.actors.collection import Collector, Sweep
@@ -13,9 +18,11 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.snapshots import PIECE_BYTES
 from diloco_cli.virtual.faulty_calls import Fault
+from tests.histories.campaign import lived
 from tests.histories.liveness import COLLECTS_BELOW
-from tests.histories.options import SLOW_LINK, Options
-from tests.histories.outcome import Actors
+from tests.histories.options import SLOW_LINK, Options, drawn_options
+from tests.histories.replayer import ViolationError
+from tests.histories.script import Actors
 from tests.simulation import mutant_collectors as collectors
 from tests.simulation import mutant_evaluations as evaluations
 from tests.simulation import mutant_learners as learners
@@ -23,6 +30,9 @@ from tests.simulation import mutant_logs as logs
 from tests.simulation import mutant_norms as norms
 from tests.simulation import mutant_sets as sets
 from tests.simulation import mutant_syncers as syncers
+
+SEEDS = Path(__file__).with_name("seeds.json")
+WITHIN_SEEDS = 1000
 
 
 def _books(progress: type[Progress]) -> Actors:
@@ -49,17 +59,23 @@ def _sweeping(sweep: type[Sweep]) -> Actors:
 class Mutant:
     """`needs`: histories without which it cannot show, so that none is spent on the others; `broken`: invariants one of
     which must break; `walls`: it shows where wall clocks are others; `longer`: it shows only in histories that last for
-    so many merges; `since`: the seed that has shown it, where those before it take seconds: they are looked at last."""
+    so many merges."""
 
     actors: Actors
     broken: frozenset[str]
     needs: Callable[[Options], bool] = lambda options: True
     walls: bool = False
     longer: int | None = None
-    since: int = 0
 
-    def lasting(self, options: Options) -> Options:
-        return options if self.longer is None else replace(options, merges=self.longer)
+    def violation(self, seed: int) -> ViolationError | None:
+        """What the history of this seed shows of it."""
+        drawn = drawn_options(seed)
+        options = drawn if self.longer is None else replace(drawn, merges=self.longer)
+        return lived(seed, options, self.actors, other_walls=self.walls).violation
+
+    def is_shown_by(self, seed: int) -> bool:
+        violation = self.violation(seed)
+        return violation is not None and violation.invariant in self.broken
 
 
 def _evaluating(kind: type[Evaluations]) -> Actors:
@@ -114,6 +130,10 @@ def _collects_in_time(options: Options) -> bool:
     """Its syncer has time to collect, and what it keeps is little."""
     at_home = not options.apart and options.learners <= 4
     return at_home and options.kept_rounds == 1 and options.latency_s < COLLECTS_BELOW * options.slot_s / 8
+
+
+def _finds_no_room(options: Options) -> bool:
+    return Fault.FULL in options.calls and options.learners <= 3 and not options.apart
 
 
 def _damages_reads(options: Options) -> bool:
@@ -173,7 +193,7 @@ OF_SYNCERS: dict[str, Mutant] = {
         Actors(syncer=syncers.OneIsEnough), frozenset("5"), lambda options: options.quorum > 1
     ),
     "merged without waiting": Mutant(
-        Actors(syncer=syncers.NoPatience), frozenset({"liveness"}), _keeps_pace, longer=LONG, since=144
+        Actors(syncer=syncers.NoPatience), frozenset({"liveness"}), _keeps_pace, longer=LONG
     ),
     "two commits at once": Mutant(Actors(syncer=sets.TwoCommitsAtOnce), frozenset("1"), _KILLS),
     "a payload changed after its check": Mutant(
@@ -182,7 +202,7 @@ OF_SYNCERS: dict[str, Mutant] = {
     "not re-anchored": Mutant(Actors(arithmetic=syncers.NotReanchored), frozenset("3")),
     "momentum lost at a takeover": Mutant(Actors(arithmetic=syncers.NoMomentum), frozenset("3")),
     "one damaged read believed": Mutant(
-        _loading(syncers.BelievesOneRead), frozenset({"blame"}), _damages_reads, longer=LONG, since=571
+        _loading(syncers.BelievesOneRead), frozenset({"blame"}), _damages_reads, longer=LONG
     ),
     "quarantined for being late": Mutant(
         Actors(syncer=syncers.KeepsOutTheLate), frozenset({"blame"}), lambda options: options.learners > 1
@@ -198,10 +218,17 @@ OF_SYNCERS: dict[str, Mutant] = {
     "long deltas not clipped": Mutant(_loading(norms.NeverClips), frozenset("8"), _is_poisoned("ratchet")),
     "norms forgotten at a restart": Mutant(_loading(norms.ForgetsAtRestart), frozenset("8"), _is_poisoned("ratchet")),
     "nobody quarantined": Mutant(Actors(syncer=norms.NeverQuarantines), frozenset({"blame"}), _suffers("poison")),
+    "outcomes of a lost number dropped": Mutant(
+        Actors(syncer=syncers.DropsOutcomes), frozenset({"4", "liveness"}), _finds_no_room, longer=LONG
+    ),
     "newcomers not read": Mutant(_reading(syncers.OfTheLaunchOnly), frozenset({"4", "liveness"}), _JOINS),
     "newcomers not answered": Mutant(Actors(syncer=syncers.AdmitsNobody), frozenset({"liveness"}), _JOINS, longer=LONG),
 }
 OF_LEARNERS: dict[str, Mutant] = {
+    "the direct predecessor's offers alone": Mutant(
+        Actors(learner=learners.ReadsDirectPredecessor), frozenset("4"), _KILLS
+    ),
+    "a predecessor's late offer ignored": Mutant(_books(learners.NeverStepsAside), frozenset({"2"}), _KILLS),
     "no incarnations": Mutant(Actors(learner=learners.NoIncarnations), frozenset({"4", "7", "exit"}), _KILLS),
     "another way of states": Mutant(
         Actors(learner=learners.TrainsOnAfterLeaving), frozenset({"exit"}), _suffers("leave")
@@ -227,7 +254,7 @@ OF_LEARNERS: dict[str, Mutant] = {
     "base not the one it was made from": Mutant(_books(learners.NamesTheNewestBase), frozenset("6")),
     "offer before its payload": Mutant(Actors(learner=learners.OfferFirst), frozenset("9")),
     "older version adopted": Mutant(
-        Actors(learner=learners.AdoptsOlderVersions), frozenset("6"), _outages_of_few, longer=LONG, since=9
+        Actors(learner=learners.AdoptsOlderVersions), frozenset("6"), _outages_of_few, longer=LONG
     ),
     "rebase keeps what was merged": Mutant(Actors(learner=learners.KeepsWhatWasMerged), frozenset("4"), _rebases),
     "rebase counts what was merged": Mutant(_books(learners.CountsFromTheAdoption), frozenset({"liveness"}), _rebases),
@@ -236,7 +263,6 @@ OF_LEARNERS: dict[str, Mutant] = {
         frozenset({"4", "liveness", "loss"}),
         _rolls_back_slowly,
         longer=LONG // 3,
-        since=137,
     ),
     "rollback not heard": Mutant(_books(learners.DeafToRollbacks), frozenset("46"), _ROLLS_BACK),
     "moments of what was left behind": Mutant(Actors(learner=learners.MomentsOfAfter), frozenset("6"), _ROLLS_BACK),
@@ -249,8 +275,29 @@ OF_LEARNERS: dict[str, Mutant] = {
         _books(learners.NeverTriesAgain),
         frozenset({"liveness"}),
         lambda options: options.nemesis_events == (SLOW_LINK,),
-        since=244,
     ),
     "left without draining": Mutant(Actors(learner=learners.LeavesAtOnce), frozenset({"loss"}), _suffers("leave")),
 }
 MUTANTS = OF_THE_LOG | OF_COLLECTORS | OF_SYNCERS | OF_LEARNERS
+
+
+def seeds() -> dict[str, int]:
+    found: dict[str, int] = json.loads(SEEDS.read_text())
+    return found
+
+
+def main() -> None:
+    known = seeds()
+    for name, mutant in MUTANTS.items():
+        if name in known and mutant.is_shown_by(known[name]):
+            continue
+        fitting = (seed for seed in range(WITHIN_SEEDS) if mutant.needs(drawn_options(seed)))
+        shown = next((seed for seed in fitting if mutant.is_shown_by(seed)), None)
+        print(f"{name}: {known.get(name)} -> {shown}", flush=True)
+        known = {one: seed for one, seed in known.items() if one in MUTANTS and one != name}
+        known |= {} if shown is None else {name: shown}
+        SEEDS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

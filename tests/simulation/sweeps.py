@@ -12,16 +12,6 @@ from tests.simulation.toy import ToyFleet
 Point = tuple[str, int]
 
 
-def points_around_writes(run: RunFormat, process: str) -> list[Point]:
-    """Operations, by their thread and number, at which dying differs: before each create, and after it (before whatever
-    comes next). Dying between two reads is dying after the create before them.
-    """
-    fleet = ToyFleet(run).start()
-    fleet.finish()
-    writes = [(name, number) for name, number, _ in fleet.world.writes if name.partition("/")[0] == process]
-    return sorted({(process, 0), *writes, *((name, number + 1) for name, number in writes)})
-
-
 def histories(run: RunFormat, fault: Fault, points: list[Point]) -> Iterator[tuple[Point, ToyFleet]]:
     for point in points:
         fleet = ToyFleet(run, World(faults={point: fault}))

@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from tests.histories import __main__ as command
-from tests.histories.campaign import Totals
-from tests.histories.shrinking import Violation
+from tests.histories.campaign import Totals, Violation
 
 FIELDS = {
     "seed", "next_seed", "interrupted", "histories", "commits", "commits_min", "commits_median", "crashes",

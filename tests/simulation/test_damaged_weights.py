@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from diloco_cli.protocol.actors import repair
-from diloco_cli.protocol.actors.joining import join
 from diloco_cli.protocol.actors.merging import READS
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.operations import Get, Now, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from tests.simulation.operated import (
-    SNAPSHOTS_EVERY,
     answered,
-    done,
     frequent_snapshots,
     run_that_keeps,
-    saving,
     started,
     state_of,
 )
@@ -151,16 +146,6 @@ def test_an_idle_syncer_goes_on_looking_and_at_once_when_a_learner_comes_back() 
     is_over_and_sound(fleet, spoilt)
 
 
-def test_an_idle_syncer_never_pauses_for_longer_than_the_longest_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repair, "MAX_PAUSE_S", 120.0)
-    fleet = silent(RUN)
-    fleet.syncer()
-    fleet.world.run_for(1000)
-    looks = looked_at(monkeypatch)
-    fleet.world.run_for(repair.MAX_PAUSE_S + 1)
-    assert sorted(looks) == [0, 1]
-
-
 def test_what_cannot_be_read_for_a_moment_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = looked_at(monkeypatch)
     fleet = silent(RUN)
@@ -221,17 +206,6 @@ def test_a_syncer_that_takes_over_where_slots_are_merged_looks_at_nothing(monkey
     assert fleet.kinds().count("epoch_start") == 2 and looks == []
 
 
-def test_what_a_regions_mirror_suspects_is_made_anew() -> None:
-    fleet = silent(RUN)
-    fleet.syncer()
-    fleet.world.run_for(0.1)
-    fleet.served.repairer.suspect(1)
-    fleet.world.run_for(0.1)
-    assert fleet.kinds()[-1] == "rollback"
-    fleet.world.run_for(100)
-    assert fleet.kinds().count("rollback") == 1
-
-
 def test_a_syncer_is_seen_alive_between_two_reads_of_what_cannot_be_read() -> None:
     seen = []
 
@@ -243,62 +217,3 @@ def test_a_syncer_is_seen_alive_between_two_reads_of_what_cannot_be_read() -> No
     for operation in repair.is_readable(fleet.run, state_of(fleet).outputs[0], pulse):
         seen += [type(operation).__name__] if isinstance(operation, Get) else []
     assert seen == ["pulse", "Get"] * READS
-
-
-def test_saved_moments_survive_repairs_and_no_other_rollback() -> None:
-    fleet = silent(saving(run_that_keeps(merges=40, skip_after_s=0.5)), 20)
-    saved = joined_inner(fleet)
-    assert saved is not None
-    fleet.syncer()
-    for repairs in (1, 2):
-        fleet.world.run_for(1)
-        fleet.served.repairer.suspect(1)
-        fleet.world.run_for(1)
-        assert fleet.kinds().count("rollback") == repairs
-        assert joined_inner(fleet) == saved
-    answered(fleet, "rollback", to=TO)
-    assert joined_inner(fleet) is None
-    fleet.served.repairer.suspect(1)
-    fleet.world.run_for(1)
-    assert fleet.kinds().count("rollback") == 4 and joined_inner(fleet) is None
-
-
-def joined_inner(fleet: ToyFleet) -> str | None:
-    """What a new incarnation of l0 would go on from."""
-    inner: str | None = done(fleet, fleet.world.start("reader", join(fleet.run, "l0", fleet.claim()))).result.inner
-    return inner
-
-
-@pytest.mark.usefixtures("frequent_snapshots")
-def test_a_join_long_after_a_repair_reads_no_more_than_any_other() -> None:
-    """The snapshots of the time before the repair are collected by then."""
-    fleet = silent(run_that_keeps(merges=60, skip_after_s=0.5), 20)
-    fleet.syncer()
-    fleet.world.run_for(1)
-    fleet.served.repairer.suspect(1)
-    fleet.world.run_for(1)
-    repaired = state_of(fleet).base_floor
-    assert repaired > 0
-    fleet.start_learners()
-    fleet.until_commits(repaired + 21)
-    silence(fleet)
-    snapshots = fleet.world.store.list("snapshot/")
-    for key in snapshots[:-1]:
-        fleet.world.store.delete(key)
-    reads: list[str] = []
-    steps = keys_read(join(fleet.run, "l0", fleet.claim()), reads)
-    assert done(fleet, fleet.world.start("reader", steps)).result.state.moments_floor == 0
-    commits = [key for key in reads if key.startswith("commit/")]
-    assert 0 < len(commits) <= 2 * SNAPSHOTS_EVERY and min(commits) > f"commit/{repaired:012d}"
-
-
-def keys_read(steps: Steps[Any], reads: list[str]) -> Steps[Any]:
-    answer = None
-    while True:
-        try:
-            operation = steps.send(answer)
-        except StopIteration as end:
-            return end.value
-        if isinstance(operation, Get):
-            reads.append(operation.key)
-        answer = yield operation

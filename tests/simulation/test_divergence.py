@@ -10,9 +10,8 @@ import pytest
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.histories.campaign import lived
 from tests.histories.options import Options, drawn_options
-from tests.histories.outcome import HistoryResult
 from tests.histories.replayer import in_one
-from tests.histories.script import CallFault, NemesisEvent, Script
+from tests.histories.script import CallFault, HistoryResult, NemesisEvent, Script
 
 BAD, SEED = "l1", 11
 MANY = 2.0  # an event that lasts longer than 1 s is of many offers

@@ -134,14 +134,6 @@ def test_before_the_first_version_there_is_nothing_to_collect_and_room_that_othe
     fleet.finish(within_s=300.0)
 
 
-def test_before_the_first_merge_too() -> None:
-    fleet = FullFleet(5).start()
-    fleet.world.run_for(20.0)
-    assert "merge" not in fleet.kinds() and "delta" in fleet.full.refused
-    fleet.full.quota = 64
-    fleet.finish(within_s=300.0)
-
-
 def test_a_run_whose_learners_find_no_room_and_that_pauses_for_its_quorum_collects() -> None:
     """The syncer itself has nothing to write: it cannot see that the others find no room."""
     fleet = FullFleet(1000).start()
@@ -156,15 +148,6 @@ def test_a_run_whose_learners_find_no_room_and_that_pauses_for_its_quorum_collec
     assert "gc_floor" in fleet.kinds()
 
 
-def test_a_syncer_that_takes_over_a_full_store_collects() -> None:
-    fleet = FullFleet(1000).start()
-    fleet.until_commits(30)
-    fleet.kill("syncer")
-    fleet.full.quota = fleet.full.used - 4
-    fleet.finish(within_s=300.0)
-    assert {"epoch_start", "gc_floor", "finish"} <= set(fleet.kinds())
-
-
 def test_a_stopped_run_is_resumed_on_a_full_store() -> None:
     fleet = FullFleet(1000).start()
     fleet.until_commits(30)
@@ -175,13 +158,6 @@ def test_a_stopped_run_is_resumed_on_a_full_store() -> None:
     fleet.start()
     fleet.finish(within_s=300.0)
     assert fleet.kinds()[-1] == "finish" and "gc_floor" in fleet.kinds()
-
-
-def test_what_a_run_keeps_is_not_deleted_for_want_of_room() -> None:
-    run = replace(RUN, settings=replace(RUN.settings, retention=replace(RUN.settings.retention, rounds="all")))
-    fleet = FullFleet(64, run=run).start()
-    fleet.world.run_for(60.0)
-    assert fleet.full.refused and "gc_floor" not in fleet.kinds()
 
 
 def test_outcomes_that_a_commit_was_to_bring_come_with_the_next_one_when_a_floor_has_its_number() -> None:
@@ -199,15 +175,6 @@ def test_a_finish_whose_number_a_floor_takes_is_written_behind_it() -> None:
     fleet.full.holds_up = lambda record: record["kind"] == "finish"
     fleet.start().finish(within_s=300.0)
     assert fleet.full.held and check(fleet).kinds[-2:] == ["gc_floor", "finish"]
-    assert has_no_holes(fleet)
-
-
-def test_a_stop_whose_number_a_floor_takes_is_written_behind_it() -> None:
-    fleet = FullFleet(1000).start().until_commits(30)
-    fleet.full.holds_up = lambda record: record["kind"] == "stop"
-    answered(fleet, "stop")
-    fleet.finish(within_s=300.0)
-    assert fleet.full.held and "gc_floor" in fleet.kinds() and fleet.kinds()[-1] == "stop"
     assert has_no_holes(fleet)
 
 

@@ -6,26 +6,22 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count, islice
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.virtual.faulty_calls import Fault, Injected
+from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.campaign import (
-    AGAIN_EVERY,
     Totals,
     campaign,
     lived,
     swarm,
     sweep,
     sweep_points,
-    swept_options,
-    swept_script,
     work_of,
 )
 from tests.histories.history import History
@@ -39,11 +35,9 @@ from tests.histories.options import (
     Options,
     drawn_options,
 )
-from tests.histories.outcome import Actors, HistoryResult
 from tests.histories.replayer import in_one
-from tests.histories.script import CallFault, Script
+from tests.histories.script import Actors, HistoryResult
 from tests.simulation.mutant_logs import Gullible
-from tests.simulation.test_invariants import Crashing
 from tests.simulation.traces import trace_of
 
 DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have drawn that is to show this
@@ -146,13 +140,6 @@ def test_a_sample_of_seeds_breaks_nothing_and_shows_everything() -> None:
     assert "takes over" in reasons, "standbys served, too"
 
 
-@pytest.mark.long
-def test_ten_thousand_seeds_break_nothing() -> None:
-    totals = campaign(work_of(0, 10_000, False), os.cpu_count() or 1, lambda totals: None)
-    assert not totals.violations, stories(totals)
-    assert totals.histories == 10_000 and totals.commits >= 100_000
-
-
 def test_a_crash_at_a_sample_of_all_operations_breaks_nothing() -> None:
     points = sweep_points(2)
     totals = sweep(2, points[::40])
@@ -166,21 +153,6 @@ def test_a_crash_at_every_operation_breaks_nothing(seed: int) -> None:
     totals = campaign(work_of(seed, 1, True), os.cpu_count() or 1, lambda totals: None)
     assert not totals.violations, stories(totals)
     assert totals.crashes == totals.histories
-
-
-def test_the_sweeps_points_are_every_operation_of_every_role_before_and_after_its_effect() -> None:
-    options = swept_options(8)
-    outcome = History(8, options, swept_script(options)).live()
-    points = sweep_points(8)
-    assert len(points) == 2 * outcome.operations
-    learners = {f"l{i}" for i in range(options.learners)}
-    assert {point.actor.split(".")[0] for point in points} == {"syncer", "n0", "operator"} | learners
-    assert {"syncer.1", "syncer.2"} <= {point.actor for point in points}, "one serves, the other stands by"
-    assert {"gc_floor", "membership", "rollback"} <= {in_one(data)["kind"] for data in outcome.log}
-    assert Counter(point.fault.kind for point in points) == {
-        Fault.CRASH: outcome.operations,
-        Fault.CRASH_AFTER: outcome.operations,
-    }
 
 
 def test_the_swarm_uses_everything_that_it_has() -> None:
@@ -220,24 +192,9 @@ def test_a_history_is_repeated_by_the_list_of_its_faults() -> None:
     assert trace_of(History(5, options, drawn.faulty).live()) == trace_of(drawn)
 
 
-def test_what_is_remembered_changes_nothing() -> None:
-    """The product's own `fold`, `encode` and `decode`, called each time, give the same history."""
-    for seed in (3, 11, 12, *_apart(2)):
-        options = drawn_options(seed)
-        assert trace_of(History(seed, options).live()) == trace_of(History(seed, options, remembers=False).live())
-
-
 def _apart(number: int) -> list[int]:
     """The first so many seeds in which some learners live in a region of their own."""
     return [seed for seed in range(100) if drawn_options(seed).apart][:number]
-
-
-def test_other_wall_clocks_change_the_times_in_the_log_and_nothing_else() -> None:
-    options = drawn_options(7)
-    one, other = History(7, options).live(), History(7, options, walls=1).live()
-    assert one.log != other.log and len(one.log) == len(other.log)
-    compared = 2 * AGAIN_EVERY
-    assert not swarm(range(compared, compared + 1)).violations, "each so many-th seed compares them"
 
 
 # -- what is broken is told --------------------------------------------------------------------------------------
@@ -260,27 +217,3 @@ def test_a_violations_story_is_short_and_names_the_command() -> None:
     told = next(line for line in violation.story if "enough" in line)
     assert int(told.split()[0]) <= 3, violation.story
     assert "nan" in violation.story[-1]
-
-
-def test_a_campaign_ends_when_it_has_found_enough() -> None:
-    def found() -> Totals:
-        totals = swarm(range(1, 2), actors=Actors(syncer=Crashing))
-        assert len(totals.violations) == 1
-        return totals
-
-    done: list[int] = []
-
-    def work() -> Iterator[Any]:
-        for number in range(100):
-            done.append(number)
-            yield found, ()
-
-    totals = campaign(work(), 1, lambda totals: None)
-    assert len(totals.violations) == len(done) == 5
-
-
-def test_a_fault_of_a_script_strikes_where_it_says() -> None:
-    options = swept_options(2)
-    outcome = History(2, options, Script((CallFault("l0.1", 3, Injected(Fault.CRASH)),))).live()
-    assert outcome.violation is None and outcome.crashes == 1
-    assert outcome.per_actor["l0.1"] == 4 and outcome.per_actor["l0.2"] > 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.histories.learner import DRAIN_S
-from tests.histories.ports import LearnerProfile
+from tests.histories.learner import DRAIN_S, LearnerProfile
 from tests.simulation.toy import STEP_S, ToyFleet, make_run
 
 

@@ -15,7 +15,7 @@ from diloco_cli.protocol.log.keys import join_key
 from diloco_cli.protocol.log.records import Island, Join, RunFormat
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.signing import MAX_TAIL_BYTES
-from diloco_cli.virtual.world import Actor, Fault, World
+from diloco_cli.virtual.world import Actor, World
 from tests.simulation.operated import asked, command, resumed, state_of
 from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import BATCH_TOKENS, STEP_S, LearnerProfile, ToyFleet, make_run
@@ -61,14 +61,6 @@ def test_what_a_newcomer_says_of_its_own_speed_is_not_believed() -> None:
     assert (member.local_steps, member.tokens_per_s, member.step_s) == (fleet.run.settings.sync.every, 0.0, 0.0)
 
 
-def test_a_newcomer_alone_keeps_the_run_going() -> None:
-    fleet = joined_half_way(elastic())
-    fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
-    fleet.restart = False
-    fleet.kill("l0", "l1")
-    finished(fleet, 120)
-
-
 @pytest.mark.parametrize("leaver", ["spot", "l1"])
 def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
     fleet = joined_half_way(elastic(merges=100))
@@ -82,18 +74,6 @@ def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
     last = {json.loads(fleet.published.offers[offer])["fragment"]: offer[2] for offer in sorted(own)}
     assert {f: a.seq for f, a in left.learner(leaver).applied.items()} == last, "not all of its last offers were merged"
     assert state_of(fleet).learner(leaver) == left.learner(leaver)
-
-
-def test_one_that_left_comes_back_under_its_name_and_goes_on_in_its_shard() -> None:
-    fleet = joined_half_way(elastic(merges=140))
-    fleet.profile["spot"].leaves = lambda: 50 <= fleet.num_commits() < 60
-    fleet.until_commits(65)
-    fleet.newcomer("spot")
-    assert finished(fleet).kinds.count("membership") == 1
-    merged = inputs_of(fleet, "spot")
-    before = max(item["data_end"] for item in merged if item["incarnation"] == 1)
-    after = min(item["data_start"] for item in merged if item["incarnation"] == 2)
-    assert before <= after <= before + BATCH_TOKENS * fleet.run.settings.sync.every
 
 
 @pytest.mark.parametrize(
@@ -201,41 +181,6 @@ def test_a_request_that_a_stop_left_open_takes_no_shard_when_the_run_goes_on() -
     fleet.start()
     fleet.finish()
     assert "membership" not in check(fleet).kinds and state_of(fleet).phase == "FINISHED"
-
-
-def test_a_stop_and_a_resume_leave_the_members_where_they_are() -> None:
-    fleet = joined_half_way(elastic(merges=100))
-    fleet.world.run(lambda: "spot" in state_of(fleet).learners, 20)
-    asked(fleet, "stop")
-    fleet.finish()
-    assert state_of(fleet).phase == "STOPPED"
-    assert resumed(fleet)
-    fleet.start()
-    assert fleet.world.run(lambda: state_of(fleet).phase == "RUNNING", 10)
-    fleet.newcomer("spot")
-    assert finished(fleet).kinds.count("membership") == 1 and state_of(fleet).phase == "FINISHED"
-
-
-@pytest.mark.parametrize("fault", [Fault.CRASH, Fault.LOST_ANSWER, Fault.TWICE])
-@pytest.mark.parametrize("victim", ["spot", "syncer"])
-def test_dying_at_any_point_of_joining_admits_exactly_one(victim: str, fault: Fault) -> None:
-    """The newcomer dies at each of its first operations; the syncer at each around the membership commit."""
-    run = elastic(merges=200, fragments=2)
-
-    def joining(world: World | None = None) -> ToyFleet:
-        fleet = joined_half_way(run, world, after=3)
-        mine = lambda: sum(name == "spot" for name, _, _ in fleet.published.offers)  # noqa: E731
-        assert fleet.world.run(lambda: mine() >= 4, 30)
-        return fleet
-
-    fleet = joining()
-    at = fleet.kinds().index("membership")
-    writes = {key: number for name, number, key in fleet.world.writes if name == "syncer"}
-    begin = 0 if victim == "spot" else writes[f"commit/{at:012d}.json"] - 4
-    for point in range(begin, begin + 10):
-        fleet = joining(World(faults={(victim, point): fault}))
-        assert fleet.errors() == [], point
-        assert check(fleet).kinds.count("membership") == 1, point
 
 
 # -- what islands weigh -----------------------------------------------------------------------------------------

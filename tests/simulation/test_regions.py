@@ -8,14 +8,12 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.actors import collection, membership, syncer
+from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.regions import mirrors
 from diloco_cli.store.port import Store
-from diloco_cli.virtual.world import Fault, World
-from tests.histories.ports import LearnerProfile
 from tests.histories.replayer import Replayer
 from tests.simulation.regional import RegionalFleet, regional_run
 
@@ -73,45 +71,6 @@ def test_a_region_that_is_cut_off_delays_nobody_and_catches_up() -> None:
     ends_soundly(fleet)
 
 
-@pytest.mark.parametrize("failure", [Fault.FORBIDDEN, Fault.BUSY, Fault.LOST_REQUEST, Fault.LOST_ANSWER], ids=str)
-def test_a_region_that_answers_with_errors_for_minutes_delays_nobody_and_catches_up(failure: Fault) -> None:
-    """403, 503, and answers that never come: from a bucket that everybody in the region goes on asking."""
-    fleet = RegionalFleet(regional_run(merges=160, quorum=1))
-    for name in ("l0", "l1"):
-        fleet.profile[name] = LearnerProfile(step_s=1.0)
-    fleet.world.timeout_s = 10.0
-    fleet.start()
-    fleet.world.run_for(60.0)
-    before = fleet.num_commits()
-    assert fleet.mirror.behind <= 2 and fleet.relay.offers >= 10
-    fleet.region_answers(failure, 180.0)
-    fleet.world.run_for(180.0)
-    assert fleet.num_commits() - before >= 60, "home goes on alone"
-    assert fleet.mirror.behind >= 60 or failure is Fault.LOST_ANSWER
-    recovered, offers = fleet.world.now_s, fleet.relay.offers
-    assert fleet.world.run(lambda: fleet.mirror.behind <= 2 and fleet.relay.offers > offers, 60.0)
-    assert fleet.world.now_s - recovered <= 45.0, "a pause of the retries, and the way"
-    ends_soundly(fleet, within_s=600.0)
-
-
-def points_of(actor: str) -> list[int]:
-    fleet = RegionalFleet(RUN).start()
-    ends_soundly(fleet)
-    return sorted({n + more for name, n, _ in fleet.world.writes if name == actor for more in (0, 1)})
-
-
-@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("actor", ["mirror", "relay"])
-def test_the_syncers_process_may_die_around_every_write_of_its_threads(actor: str, every: int) -> None:
-    points = points_of(actor)[::every]  # an odd sample: deaths before a write and after one alternate
-    restarts = 0
-    for point in points:
-        fleet = RegionalFleet(RUN, World(faults={(actor, point): Fault.CRASH})).start()
-        ends_soundly(fleet)
-        restarts += sum(a.name == "syncer" for a in fleet.world.actors) - 1
-    assert restarts == len(points) > 20 // every
-
-
 def test_a_strangers_bytes_in_a_mirrors_slot_end_that_mirror_and_nothing_else() -> None:
     fleet = RegionalFleet(RUN)
     fleet.far.create(commit_key(7), encode({"n": 7}))
@@ -133,30 +92,6 @@ def test_offers_in_a_bucket_that_is_not_their_learners_do_not_count() -> None:
     home = fleet.world.store
     assert home.get(offer_key("l1", 1, 3)) is not None and fleet.far.get(incarnation_key("l1", 1)) is None
     assert not [i for commit in fleet.records() for i in commit.get("inputs", []) if i["learner"] == "l1"]
-
-
-def test_a_newcomer_is_admitted_through_its_regions_bucket() -> None:
-    fleet = RegionalFleet(regional_run(merges=90)).start()
-    fleet.world.run_for(1.0)
-    fleet.far_newcomer("l2")
-    ends_soundly(fleet)
-    commits = fleet.records()
-    joined = [island for c in commits if c["kind"] == "membership" for island in c["islands"]]
-    assert [(island["name"], island["region"]) for island in joined] == [("l2", "eu")]
-    assert sum(i["learner"] == "l2" for c in commits for i in c.get("inputs", [])) >= 3
-
-
-def test_a_request_to_join_that_got_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "ASK_ANEW_S", 2.0)
-    fleet = RegionalFleet(regional_run(merges=150)).start()
-    fleet.world.run_for(1.0)
-    fleet.far_newcomer("l2")
-    assert fleet.world.run(lambda: bool(fleet.far.list("join/")), 5.0)
-    for key in fleet.far.list("join/"):
-        fleet.far.delete(key)
-    assert fleet.world.run(lambda: bool(fleet.served.state.members), 10.0)
-    assert len(fleet.world.store.list("join/")) == 1
-    ends_soundly(fleet)
 
 
 def test_one_who_may_not_join_hears_so_in_its_regions_bucket() -> None:
@@ -193,25 +128,6 @@ def test_what_cannot_be_read_in_a_regions_bucket_any_more_is_made_anew_for_every
     fleet.far.put(key, whole)
     ends_soundly(fleet)
     assert fleet.kinds().count("rollback") == 1
-
-
-def test_what_a_regions_bucket_hides_for_a_moment_costs_nobody_anything() -> None:
-    fleet = RegionalFleet(regional_run(merges=20, quorum=2)).start()
-    fleet.until_commits(9)
-    for actor in fleet.living("l0"):
-        fleet.world.pause(actor)
-    fleet.world.run_for(3.0)
-    key = newest_weights(fleet.far, fleet, 1)
-    whole = fleet.far.get(key) or b""
-    fleet.far.delete(key)
-    assert fleet.world.run(lambda: any(seen.failed for seen in fleet.mirror.weights._watched.values()), 60.0)
-    fleet.far.create(key, whole)
-    fleet.world.run_for(60.0)
-    assert not fleet.mirror.weights.damaged
-    for actor in fleet.living("l0"):
-        fleet.world.resume(actor)
-    ends_soundly(fleet)
-    assert "rollback" not in fleet.kinds()
 
 
 def test_a_version_that_home_lost_before_it_was_mirrored_is_passed_over_once_it_is_superseded() -> None:

@@ -110,30 +110,6 @@ def test_a_syncer_that_a_command_took_for_dead_serves_again_when_it_wakes_whatev
         assert check(fleet).kinds[-1] == "finish"
 
 
-def test_a_syncer_that_another_one_has_replaced_stays_away_also_if_a_command_came_between() -> None:
-    fleet = started(make_run(merges=20), 3)
-    (first,) = fleet.living("syncer")
-    fleet.world.pause(first)
-    asked(fleet, "gc")
-    done(fleet, command(fleet))
-    later = fleet.syncer("later")
-    fleet.until_commits(fleet.num_commits() + 3)
-    fleet.world.resume(first)
-    fleet.finish()
-    assert type(first.error) is FencedError and later.error is None
-    assert check(fleet).kinds[-1] == "finish"
-
-
-def test_a_stop_without_pause_races_a_living_syncer() -> None:
-    for delay_s in (0.0, 0.01, 0.05, 0.2, 0.4):
-        fleet = ToyFleet(RUN).start()
-        fleet.world.run_for(0.2 + delay_s)
-        stopper = stop_alone(fleet)
-        fleet.finish()
-        assert stopper.result.phase == "STOPPED" and check(fleet).kinds[-1] == "stop"
-        assert [type(error) for error in fleet.errors()] == [FencedError]
-
-
 def test_a_run_stopped_before_its_first_commit_can_be_resumed() -> None:
     fleet = ToyFleet(RUN)
     done(fleet, stop_alone(fleet))
@@ -149,19 +125,3 @@ def test_a_finished_run_stays_finished() -> None:
     fleet.finish()
     done(fleet, stop_alone(fleet))
     assert state_of(fleet).phase == "FINISHED"
-
-
-@pytest.mark.parametrize("key", ["epoch/", "commit/"])
-def test_a_stop_that_races_a_starting_syncer_holds(key: str) -> None:
-    """It freezes after it has read the log: before it claims its epoch, and before it makes that true."""
-    fleet = started(RUN, 3)
-    fleet.restart = False
-    fleet.kill("syncer")
-    late = fleet.syncer("late")
-    creating = f"Create(key='{key}"
-    assert fleet.world.run(lambda: str(late.pending).startswith(creating), 10)
-    late.paused = True
-    done(fleet, stop_alone(fleet))
-    fleet.world.resume(late)
-    fleet.ended_within(late, 10)
-    assert state_of(fleet).phase == "STOPPED"

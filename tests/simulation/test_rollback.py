@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.actors.joining import Joined, join
-from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.virtual.world import Fault, World
-from tests.histories.moments import read_moments
 from tests.simulation.operated import (
     answered,
     asked,
@@ -21,10 +18,8 @@ from tests.simulation.operated import (
     request,
     resumed,
     run_that_keeps,
-    saving,
     started,
     state_of,
-    where_the_command_dies,
 )
 from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import ToyFleet
@@ -77,15 +72,6 @@ def test_what_was_merged_after_the_target_no_longer_counts_and_is_trained_again(
     assert check(back).tokens >= RUN.settings.train.tokens
 
 
-def test_it_can_be_undone_by_a_second_one() -> None:
-    fleet = started(RUN, 8)
-    before = state_of(fleet)
-    answered(fleet, "rollback", to=TO)
-    state = answered(fleet, "rollback", to=rolled_back(fleet)["n"] - 1)
-    assert state.tokens(RUN.layout) >= before.tokens(RUN.layout) > 0
-    assert finished(fleet).kinds.count("rollback") == 2
-
-
 @pytest.mark.parametrize(("to", "why"), [(99, "not 99"), (-1, "not -1"), (None, "not None")])
 def test_a_target_that_is_not_there_is_refused_in_the_log(to: int | None, why: str) -> None:
     fleet = started(RUN, 5)
@@ -132,34 +118,11 @@ def operations_of_a_rollback() -> range:
     return range(first, syncer.operations + 2)
 
 
-@pytest.mark.parametrize(("fault", "step"), [(Fault.CRASH, 1), (Fault.LOST_ANSWER, 3)])
-def test_the_syncer_may_die_at_every_operation_of_a_rollback(fault: Fault, step: int) -> None:
-    points = operations_of_a_rollback()
-    assert len(points) > 15
-    for point in points[::step]:
-        finishes(begun(World(faults={("syncer", point): fault})))
-
-
-def test_a_learner_may_die_while_it_goes_back() -> None:
-    fleet = begun(World())
-    (learner,) = fleet.living("l0")
-    first = learner.operations
-    for point in range(first, first + 24, 4):
-        finishes(begun(World(faults={("l0", point): Fault.CRASH})))
-
-
 def test_with_no_syncer_alive_the_command_does_it_and_a_later_syncer_goes_on() -> None:
     fleet = started(RUN, 8)
     assert by_the_command(fleet, "rollback", to=TO).result.base_floor > 0
     finishes(fleet)
     assert check(fleet).kinds.count("epoch_start") >= 2
-
-
-def test_the_command_may_die_at_any_operation() -> None:
-    fleets = list(where_the_command_dies(lambda world: started(RUN, 8, world), 2, "rollback", to=TO))
-    for fleet in fleets:
-        finishes(fleet)
-    assert len(fleets) > 11
 
 
 def test_a_stopped_run_is_rolled_back_and_stays_stopped() -> None:
@@ -191,34 +154,3 @@ def test_two_who_roll_back_at_once_leave_one_chain() -> None:
         fleet.finish()
         assert check(fleet).kinds.count("rollback") == 1
     assert fenced > 5
-
-
-def test_a_newcomer_never_takes_moments_from_behind_a_rollback() -> None:
-    fleet = started(saving(RUN), 16)
-    before = done(fleet, fleet.world.start("joiner", join(RUN, "l0", fleet.claim()))).result
-    assert before.inner is not None, "there are some to be taken"
-    fleet.restart = False
-    fleet.kill("l0", "l1")
-    answered(fleet, "rollback", to=TO)
-    joined = done(fleet, fleet.world.start("joiner", join(RUN, "l0", fleet.claim()))).result
-    assert joined.inner is None and joined.data_start >= before.data_start
-
-
-def test_moments_that_a_predecessor_has_saved_meanwhile_are_not_dated_before_them() -> None:
-    """It reads the log, and for long nothing more; or a rollback in between would count them for what they are not."""
-    fleet = started(saving(RUN), 12)
-
-    def joining() -> Steps[Joined]:
-        steps, answer = join(RUN, "l0", fleet.claim()), None
-        while True:
-            try:
-                operation = steps.send(answer)
-            except StopIteration as stop:
-                return stop.value  # type: ignore[no-any-return]
-            if isinstance(operation, Create):
-                yield Sleep(2.0)
-            answer = yield operation
-
-    joined = done(fleet, fleet.world.start("joiner", joining())).result
-    _, saved_at = read_moments(fleet.world.store.get(joined.inner) or b"")
-    assert joined.state.n < saved_at <= joined.inner_n

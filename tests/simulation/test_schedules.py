@@ -73,36 +73,6 @@ def test_several_fragments_in_flight_merge_and_add_up(every: int, fragments: int
 # -- nobody waits for somebody who is not there ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("learners", [2, 4])
-def test_killing_all_learners_but_one_never_stalls_the_syncer_at_quorum_one(learners: int) -> None:
-    """After the deaths the commits come on as before: at most a slot of grace later each."""
-    fleet = ToyFleet(with_schedule(6, 3, learners, rounds=40)).start()
-    fleet.restart = False
-    fleet.until_commits(20)
-    fleet.kill(*[island.name for island in fleet.run.islands][1:])
-    slot_s = 2 * STEP_S
-    for _ in range(20):
-        fleet.until_commits(fleet.num_commits() + 1, within_s=3 * slot_s)
-
-
-@pytest.mark.parametrize("drift_rounds", [1, 3])
-def test_a_learner_steps_on_without_a_syncer_up_to_the_drift_bound_and_no_further(drift_rounds: int) -> None:
-    run = with_schedule(6, 3, 1, rounds=100, drift_rounds=drift_rounds, local_steps="planned")
-    fleet = ToyFleet(run).start().until_commits(7)
-    (syncer,) = fleet.living("syncer")
-    syncer.paused = True
-    fleet.world.run_for(4 * drift_rounds * 6 * STEP_S)
-    merges = [record for record in fleet.records() if "inputs" in record]
-    newest = max(merge["inputs"][0]["data_end"] for merge in merges) // BATCH_TOKENS
-    known = set(fleet.published.offers)
-    fleet.world.resume(syncer)
-    fleet.until_commits(fleet.num_commits() + 7, within_s=20)
-    first = min(offer for offer in fleet.published.offers if offer not in known)
-    stood_at = json.loads(fleet.published.offers[first])["data_end"] // BATCH_TOKENS
-    # it stepped while its merge was on the way, at most for a slot (2 steps), then for the bound, then for one slot
-    assert drift_rounds * 6 <= stood_at - newest <= drift_rounds * 6 + 4
-
-
 @pytest.mark.parametrize("dies_at", [9, 16, 23])
 def test_a_recovered_learner_works_from_the_same_versions_as_one_that_never_failed(dies_at: int) -> None:
     """Within one cycle of its first offer: for each slot, both learners' deltas are made from the same version."""

@@ -231,14 +231,6 @@ def test_standbys_wait_for_the_syncer_of_its_own_that_is_still_starting() -> Non
     assert fleet.takeovers == [] and len(fleet.epochs()) == 1
 
 
-def test_a_syncer_of_its_own_that_never_comes_is_replaced() -> None:
-    fleet = StandbyFleet(RUN)
-    fleet.standby("standby-1")
-    fleet.start_learners()
-    fleet.finish(within_s=FIRST_SYNCER_S + 2 * TAKEOVER_S + 10.0)
-    assert len(fleet.takeovers) == 1 and check(fleet).kinds.count("finish") == 1
-
-
 def test_whoever_replaces_the_dead_one_that_served_does_not_wait() -> None:
     fleet = StandbyFleet(RUN).with_standbys(1)
     fleet.revive = False
@@ -251,18 +243,6 @@ def test_whoever_replaces_the_dead_one_that_served_does_not_wait() -> None:
     ((taken_s, name, reason),) = fleet.takeovers
     assert name == "syncer" and taken_s - died_s < 0.5 and "is dead" in reason
     assert check(fleet).kinds.count("finish") == 1
-
-
-def test_a_standby_that_could_not_look_concludes_nothing() -> None:
-    """It was paused beside a syncer that serves; it looks again before it decides anything."""
-    fleet = StandbyFleet(with_standbys(make_run(merges=1000))).with_standbys(1)
-    (standby,) = fleet.living("standby-1")
-    fleet.world.run_for(2.0)
-    fleet.world.pause(standby)
-    fleet.world.run_for(20.0)
-    fleet.world.resume(standby)
-    fleet.world.run_for(12.0)
-    assert fleet.takeovers == [] and not fleet.over()
 
 
 def test_an_outage_that_everybody_felt_makes_nobody_take_over() -> None:
@@ -375,13 +355,6 @@ def test_several_syncers_at_once_leave_one_chain(num_standbys: int, seed: int) -
     assert len(check_one_chain(num_standbys, seed, 100).takeovers) >= 3
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("num_standbys", [1, 2])
-@pytest.mark.parametrize("seed", range(5))
-def test_several_syncers_leave_one_chain_over_a_thousand_rounds(num_standbys: int, seed: int) -> None:
-    assert len(check_one_chain(num_standbys, seed, 1000).takeovers) >= 30
-
-
 def test_only_syncers_that_served_and_merged_nothing_make_a_standby_patient() -> None:
     """A command's epochs are no takeovers, and merge nothing by their nature."""
     fleet = StandbyFleet(RUN).with_standbys(0)
@@ -397,17 +370,3 @@ def test_only_syncers_that_served_and_merged_nothing_make_a_standby_patient() ->
     ((taken_s, _, _),) = fleet.takeovers
     assert taken_s - killed_s <= TAKEOVER_S * (1 + SPREAD) + LOOKS_S
     assert check(fleet).kinds[-1] == "finish"
-
-
-def test_a_syncer_that_dies_before_its_first_merge_makes_the_next_standby_patient() -> None:
-    fleet = StandbyFleet(RUN).with_standbys(0)
-    fleet.revive = False
-    fleet.world.kill(after_commits(fleet, 8))
-    for born in (1, 2):
-        syncer = fleet.syncer(f"syncer-{born}")
-        assert fleet.world.run(lambda born=born: len(fleet.epochs()) == 1 + born, 30)  # type: ignore[misc]
-        fleet.world.kill(syncer)
-        assert state_of(fleet).fruitless == born
-    fleet.syncer()
-    merges = state_of(fleet).merges
-    assert fleet.world.run(lambda: state_of(fleet).merges > merges, 30) and state_of(fleet).fruitless == 0

@@ -7,14 +7,12 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Any
 
-import pytest
-
 from diloco_cli.protocol.log.operations import Now, Operation, Put, Sleep, Steps
 from diloco_cli.store.wrappers import CallPace
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, Call, World
 from tests.histories.client import Client
-from tests.histories.ports import LearnerProfile
+from tests.histories.learner import LearnerProfile
 from tests.simulation.test_calls_in_turn import asks, operations
 from tests.simulation.toy import ToyFleet, make_run
 
@@ -103,11 +101,6 @@ def goes_at_the_allowed_pace(seconds: float, alike: float) -> None:
 
 def test_the_pace_falls_to_what_is_allowed_and_learners_share_it() -> None:
     goes_at_the_allowed_pace(240.0, alike=1.3)
-
-
-@pytest.mark.long
-def test_over_half_an_hour_learners_share_a_throttled_store_alike() -> None:
-    goes_at_the_allowed_pace(1800.0, alike=1.1)
 
 
 def test_a_run_goes_to_its_end_with_one_connection() -> None:

@@ -21,8 +21,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.virtual.world import Actor, World
 from tests.histories.integers import IntegerArithmetic
-from tests.histories.learner import SimulatedLearner
-from tests.histories.ports import LearnerProfile
+from tests.histories.learner import LearnerProfile, SimulatedLearner
 from tests.histories.witness import Beliefs
 from tests.simulation.bucket_check import commits_of
 

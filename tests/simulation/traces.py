@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from diloco_cli.digests import digest
-from tests.histories.outcome import HistoryResult
+from tests.histories.script import HistoryResult
 
 
 def trace_of(outcome: HistoryResult) -> str:

@@ -27,7 +27,7 @@ from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore
 from tests.histories.integers import IntegerArithmetic
-from tests.histories.ports import IntegerTraining, IntegerWire, LearnerProfile
+from tests.histories.learner import IntegerTraining, IntegerWire, LearnerProfile
 
 CLOSES_WITHIN_S = 1.5  # each lane, once the run is over
 
