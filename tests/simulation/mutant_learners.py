@@ -57,7 +57,7 @@ class ReadsDirectPredecessor(SimulatedLearner):
     """Reads, when it is restarted, the offers of the incarnation before it alone."""
 
     def train(self) -> Steps[RunState]:
-        return changed(super().train(), joining, "predecessors", lambda floor, incarnation: [incarnation - 1])
+        return changed(super().train(), joining, "MAX_PREDECESSORS", 1)
 
 
 class NeverStepsAside(Progress):
