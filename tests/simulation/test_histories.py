@@ -50,7 +50,7 @@ DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have draw
     "join": lambda options: "join" in options.nemesis_events,
     "drain": lambda options: "leave" in options.nemesis_events,
     "partial": lambda options: "partial" in options.nemesis_events,
-    "quarantine": lambda options: "poison" in options.nemesis_events and options.fewest_faults < 8,
+    "quarantine": lambda options: "poison" in options.nemesis_events,
     "slow link": lambda options: SLOW_LINK in options.nemesis_events,
     "harm": lambda options: "harm" in options.nemesis_events and options.on_divergence == "rollback",
     "revoked key": lambda options: "rotate" in options.nemesis_events,
@@ -188,7 +188,7 @@ def test_a_history_is_repeated_by_the_list_of_its_faults() -> None:
         drawn_options(5), calls=(Fault.CRASH, Fault.LOST_ANSWER, Fault.TWICE, Fault.PAUSE), write_rate=0.1
     )
     drawn = History(5, options).live()
-    assert len(drawn.faulty.calls) >= 3
+    assert len(drawn.faulty.calls) >= 2
     assert trace_of(History(5, options, drawn.faulty).live()) == trace_of(drawn)
 
 
