@@ -1,34 +1,27 @@
 """The assignment of tensors to fragments: a pure function, so that all processes have the same.
 
-By `sync.layout` (arXiv 2604.21428, fragments; there quality does not depend on the choice):
-
-balanced  tensors by size, descending, each into the smallest fragment so far (greedy LPT; the largest fragment is at
-          most 4/3 of the best possible layout's)
-layers    whole layers, in P contiguous groups in the model's order, of sizes as equal as that allows
-strided   tensor i, counted in the model's order, to fragment i mod P
+Tensors are dealt by size, descending, each into the smallest fragment so far (greedy LPT; the largest fragment is at
+most 4/3 of the best possible one). So all fragments take about as long to travel; quality does not depend on which
+tensors share a fragment (arXiv 2604.21428, fragments).
 
 Embeddings stand alone: in the first fragment, or with `split_rows` in the first few. Tied weights appear once, because
 callers pass each parameter once. With `split_rows`, a tensor larger than the ideal fragment (parameters / P) is cut by
 rows into pieces of at most that size, as far as it has rows; each piece counts as a tensor of its own, in the layout
-and for norms. Fewer tensors (layers) than P give fewer fragments: see `layout_warning`.
+and for norms. Fewer tensors than P give fewer fragments: see `layout_warning`.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import Literal, Protocol
+from typing import Protocol
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-
-LayoutKind = Literal["balanced", "layers", "strided"]
-LAYER_NUMBER = re.compile(r"^(.*?(?:^|\.)\d+)\.")  # `blocks.11` of `blocks.11.attention.weight`
 
 
 @dataclass(frozen=True)
@@ -96,11 +89,7 @@ class LayoutSettings(Protocol):
     @property
     def fragments(self) -> int: ...
     @property
-    def layout(self) -> LayoutKind: ...
-    @property
     def split_rows(self) -> bool: ...
-    @property
-    def head_is_embedding(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -120,12 +109,8 @@ class _Piece:
 
 
 def make_layout(parameters: Iterable[ParameterFact], sync: LayoutSettings) -> Layout:
-    """The fragments of a run's model: at most `sync.fragments`. Raises UsageError for an empty model.
-
-    Parameters come in the order in which the model names them, which `layers` and `strided` keep.
-    """
-    facts = [replace(p, embedding=p.embedding or (p.head and sync.head_is_embedding)) for p in parameters]
-    wanted = sync.fragments
+    """The fragments of a run's model: at most `sync.fragments`. Raises UsageError for an empty model."""
+    facts, wanted = list(parameters), sync.fragments
     if not facts or wanted < 1:
         raise UsageError(f"cannot make {wanted} fragments of {len(facts)} tensors; both must be at least 1")
     total = sum(prod(fact.shape) for fact in facts)
@@ -137,8 +122,7 @@ def make_layout(parameters: Iterable[ParameterFact], sync: LayoutSettings) -> La
         return _layout([(pieces, False)])
     of_embeddings = _embedding_fragments(embeddings, bool(others), wanted, ideal, sync.split_rows)
     groups = [(group, True) for group in _balanced(embeddings, of_embeddings)]
-    assign = {"balanced": _balanced, "layers": _by_layers, "strided": _strided}[sync.layout]
-    return _layout(groups + [(group, False) for group in assign(others, wanted - of_embeddings)])
+    return _layout(groups + [(group, False) for group in _balanced(others, wanted - of_embeddings)])
 
 
 def balanced_layout(parameters: Iterable[ParameterFact], num_fragments: int) -> Layout:
@@ -149,17 +133,15 @@ def balanced_layout(parameters: Iterable[ParameterFact], num_fragments: int) -> 
 @dataclass(frozen=True)
 class _Default:
     fragments: int
-    layout: LayoutKind = "balanced"
     split_rows: bool = False
-    head_is_embedding: bool = False
 
 
 def layout_warning(layout: Layout, sync: LayoutSettings) -> str | None:
     """Why there are fewer fragments than `sync.fragments` asks for; None if there are as many."""
-    found, unit = len(layout.fragments), "layers" if sync.layout == "layers" else "tensors"
+    found = len(layout.fragments)
     if found == sync.fragments:
         return None
-    return f"{found} fragments instead of the {sync.fragments} of sync.fragments: the model has too few {unit} for more"
+    return f"{found} fragments instead of the {sync.fragments} of sync.fragments: too few tensors for more"
 
 
 def _split(fact: ParameterFact, ideal: int) -> list[_Piece]:
@@ -191,44 +173,6 @@ def _balanced(pieces: Sequence[_Piece], count: int) -> list[list[_Piece]]:
         bins[smallest].append(piece)
         sizes[smallest] += piece.size
     return bins
-
-
-def _strided(pieces: Sequence[_Piece], count: int) -> list[list[_Piece]]:
-    return [list(pieces[index::count]) for index in range(min(count, len(pieces)))]
-
-
-def _by_layers(pieces: Sequence[_Piece], count: int) -> list[list[_Piece]]:
-    """Contiguous groups of layers; a group ends where that comes nearest to an equal share of what is left."""
-    layers = _layers(pieces)
-    groups: list[list[_Piece]] = []
-    left = sum(piece.size for piece in pieces)
-    for index, layer in enumerate(layers):
-        size = sum(piece.size for piece in layer)
-        if index == 0 or _closes(groups[-1], size, left, count - len(groups), len(layers) - index):
-            left -= sum(piece.size for piece in groups[-1]) if groups else 0
-            groups.append([])
-        groups[-1].extend(layer)
-    return groups
-
-
-def _closes(group: Sequence[_Piece], next_size: int, left: int, groups_left: int, layers_left: int) -> bool:
-    """Whether the next layer starts a group; `left` counts this group and all behind it, `groups_left` only those."""
-    if groups_left == 0 or layers_left <= groups_left:
-        return groups_left > 0
-    size = sum(piece.size for piece in group)
-    return 2 * size + next_size > 2 * left / (groups_left + 1)
-
-
-def _layers(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
-    """Groups by block: tensors with the same name up to its first number (`blocks.11`). Tensors outside all blocks are
-    grouped by module; each piece of a split tensor is a group. In the order in which the model first names each."""
-    found: dict[tuple[str, int], list[_Piece]] = {}
-    for piece in pieces:
-        match = LAYER_NUMBER.match(piece.fact.name)
-        name = match[1] if match else piece.fact.name.rpartition(".")[0] or piece.fact.name
-        key = (name, -1) if piece.rows is None else piece.order
-        found.setdefault(key, []).append(piece)
-    return list(found.values())
 
 
 def _layout(groups: list[tuple[list[_Piece], bool]]) -> Layout:

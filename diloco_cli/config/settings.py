@@ -136,8 +136,8 @@ class InnerSettings(Settings, frozen=True):
         ),
     ] = "cosine"
     decay: Annotated[Share, doc("of wsd: the share of the run in which the learning rate falls")] = 0.2
-    weight_decay: Annotated[NotNegative, doc("of adamw and sgd")] = 0.1
-    beta1: Annotated[BelowOne, doc("of adamw; of sgd, the momentum")] = 0.9
+    weight_decay: Annotated[NotNegative, doc("share of a parameter that each step takes away, times lr")] = 0.1
+    beta1: Annotated[BelowOne, doc("of adamw")] = 0.9
     beta2: Annotated[BelowOne, doc("of adamw")] = 0.95
     clip_norm: Annotated[NotNegative, doc("the longest that the gradients of one step count; 0: any length")] = 1.0
     save_every: Annotated[Whole, doc("rounds between two saves of the optimizer's state")] = 20
@@ -179,20 +179,20 @@ class GraceSettings(Settings, frozen=True):
     )
 
 
-class AgreementSettings(Settings, frozen=True):
-    """For `mixing: adaptive`, mean cosines between the learners' deltas in one merge: from `rebase_from` on learners
-    keep their progress in flight, below `replace_below` they drop it; in between they do as before."""
-
-    rebase_from: Annotated[float, Meta(ge=-1, le=1)] = 0.3
-    replace_below: Annotated[float, Meta(ge=-1, le=1)] = 0.2
-
-
 class SyncSettings(Settings, frozen=True):
     """How fragments are exchanged."""
 
     GONE: ClassVar = {
         "broadcast": "it is called weights_codec now",
         "max_step": "clip bounds every delta, and with it every merge",
+        "layout": "tensors are dealt to fragments by size, so that all are about equal (balanced)",
+        "head_is_embedding": "an output head of its own travels with the other tensors",
+        "embedding_merge": "embeddings are merged as a weighted mean (avg)",
+        "granularity": "every row of a matrix has a norm of its own (row)",
+        "weight": "a delta weighs its tokens times its tokens a step (tokens2/steps)",
+        "max_share": "a learner weighs what its tokens say; clip bounds what its delta can do",
+        "blend": "mixing is replace or rebase",
+        "agreement": "mixing is replace or rebase",
     }
 
     every: Annotated[Count, doc("H: steps of the fastest island between two exchanges of a fragment")] = 24
@@ -205,32 +205,27 @@ class SyncSettings(Settings, frozen=True):
     ] = "auto"
     quorum: Annotated[Whole, doc("K: islands that must have come before a merge")] = 1
     grace: GraceSettings = GraceSettings()
-    layout: Literal["balanced", "layers", "strided"] = "balanced"
     split_rows: Annotated[bool, doc("true: tensors larger than an even part are cut by rows")] = False
-    head_is_embedding: bool = False
     merge: Annotated[
         Literal["rda", "avg"], doc("rda (radial-directional averaging, of the paper) | avg (weighted mean)")
     ] = "rda"
-    embedding_merge: Literal["rda", "avg"] = "avg"
-    granularity: Literal["fragment", "tensor", "row"] = "tensor"
-    weight: Literal["tokens2/steps", "tokens"] = "tokens2/steps"
     clip: Annotated[
         Annotated[float, Meta(ge=1)] | Literal["none"],
         doc("or none: a delta longer than so many times what is usual is scaled down to that"),
     ] = 2.0
-    max_share: Annotated[float, Meta(ge=0, le=1)] | Literal["none"] = "none"
     codec: Annotated[CodecName, doc(f"of what is sent up; {choices_text(CODECS)}")] = "bf16"
     weights_codec: Annotated[CodecName, doc("of what comes back; the same codecs")] = "bf16"
-    adoption: Literal["on_arrival", "at_tau"] = "on_arrival"
+    adoption: Annotated[
+        Literal["on_arrival", "at_tau"],
+        doc("of a merged fragment: on_arrival | at_tau (after exactly overlap slots, for which learners wait)"),
+    ] = "on_arrival"
     mixing: Annotated[
-        Literal["replace", "blend", "rebase", "adaptive"],
+        Literal["replace", "rebase"],
         doc(
             "when a merged fragment comes back: replace (drop what was learned while it was in flight) | rebase (keep"
             " that)"
         ),
     ] = "replace"
-    blend: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    agreement: AgreementSettings = AgreementSettings()
     error_feedback: Annotated[bool, doc("true: what codec rounds away is added to the next delta; for int8, int4")] = (
         False
     )
@@ -254,17 +249,19 @@ class OuterSettings(Settings, frozen=True):
 
 
 class ColdStartSettings(Settings, frozen=True):
-    """The first `rounds` rounds (0: none are special). `learners`: so many islands, those planned as the fastest, train
-    in them, and the others join later. `every`: H in them. `outer_lr`, `outer_momentum`: values of the first round,
-    which move to those of `outer` in even steps. None: as in all other rounds."""
+    """A lone start: models that are hardly trained move fast and apart, and an average of them loses most of that."""
+
+    GONE: ClassVar = {
+        "learners": "one island begins: the one planned as the fastest",
+        "every": "the first rounds are as long as all others",
+        "outer_lr": "the outer optimizer has the same values in all rounds",
+        "outer_momentum": "the outer optimizer has the same values in all rounds",
+    }
 
     rounds: Annotated[
-        Annotated[int, Meta(ge=0)], doc("so many first rounds are special, by what of this is not null:")
+        Annotated[int, Meta(ge=0)],
+        doc("so many first rounds train the fastest island alone, and the others join later; 0: all train at once"),
     ] = 0
-    learners: Annotated[Whole | None, doc("1: the fastest island trains alone, the others join later")] = None
-    every: Whole | None = None
-    outer_lr: NotNegative | None = None
-    outer_momentum: BelowOne | None = None
 
 
 class SyncerSettings(Settings, frozen=True):

@@ -128,12 +128,6 @@ def _check_mixing(run: RunSettings, place: _Places) -> None:
             f"the codec {sync.codec} rounds nothing away, so nothing can be fed back; it needs a lossy sync.codec",
             "--set sync.codec=int8, or --set sync.error_feedback=false",
         )
-    if sync.agreement.replace_below > sync.agreement.rebase_from:
-        place.refuse(
-            "sync.agreement.replace_below",
-            f"{sync.agreement.replace_below:g} must not be above rebase_from ({sync.agreement.rebase_from:g})",
-            f"--set sync.agreement.replace_below={sync.agreement.rebase_from:g} or less",
-        )
 
 
 def _check_length(run: RunSettings, place: _Places) -> None:
@@ -158,31 +152,12 @@ def _check_decay(run: RunSettings, origins: Origins, place: _Places) -> None:
 
 
 def _check_cold_start(run: RunSettings, place: _Places) -> None:
-    cold, sync = run.cold_start, run.sync
-    asked = [name for name in ("learners", "every", "outer_lr", "outer_momentum") if getattr(cold, name) is not None]
-    if asked and cold.rounds == 0:
+    if run.cold_start.rounds and run.sync.quorum > 1:
         place.refuse(
-            f"cold_start.{asked[0]}",
-            "it has no effect while cold_start.rounds is 0",
-            "--set cold_start.rounds=10",
+            "cold_start.rounds",
+            f"one island alone cannot make a merge, which needs {run.sync.quorum} (sync.quorum)",
+            "--set sync.quorum=1, or --set cold_start.rounds=0",
         )
-    if cold.learners is not None and cold.learners < sync.quorum:
-        place.refuse(
-            "cold_start.learners",
-            f"{cold.learners} cannot make a merge, which needs {sync.quorum} (sync.quorum)",
-            f"--set cold_start.learners={sync.quorum} or more, or --set sync.quorum={cold.learners}",
-        )
-    if cold.every is None:
-        return
-    if cold.every > sync.every:
-        place.refuse(
-            "cold_start.every",
-            f"{cold.every} steps are more than sync.every ({sync.every}): the first rounds are the shorter ones",
-            f"--set cold_start.every={sync.every} or less",
-        )
-    problem = None if sync.overlap == "auto" else overlap_problem(sync.overlap, cold.every, sync.fragments)
-    if problem is not None:
-        place.refuse("cold_start.every", f"sync.overlap: {problem}", "--set sync.overlap=auto")
 
 
 def _check_micro_batch(run: RunSettings, sequence: int, place: _Places) -> None:

@@ -44,7 +44,6 @@ from diloco_cli.protocol.log.refusals import are_too_many, bad_in_a_row, is_bad
 from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.rules.divergence import jump_of
 from diloco_cli.protocol.rules.eligibility import max_steps, offered_weight, round_steps
-from diloco_cli.protocol.rules.merging import rebase_of_next
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.signing import OPERATOR, Signature
 
@@ -182,10 +181,6 @@ class Checker:
         self.expect(commit.quorum == quorum, "5", f"{key}: quorum {commit.quorum}, but the run's is {quorum}")
         self.expect(len(names) >= quorum, "5", f"{key}: {len(names)} inputs, quorum {quorum}")
         self.expect(commit.tokens == tokens, "4", f"{key}: {commit.tokens} tokens, but its inputs have {tokens}")
-        for output in commit.outputs:
-            before = self.versions.get(output.fragment, [None])[-1]
-            rebase = rebase_of_next(self.run.settings.sync, before, commit.agreement)
-            self.expect(output.rebase == rebase, "3", f"{key}: rebase is {output.rebase} instead of {rebase}")
 
     def _check_input(self, item: MergedOffer, fragment: int, key: str) -> bool:
         """Whether the offer could be applied, by the log alone; enters it into the books."""

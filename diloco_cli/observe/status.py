@@ -654,8 +654,6 @@ def global_step(run: RunFormat, slot: int) -> int:
     """The paper's t of the last committed slot."""
     if slot == 0:
         return 0
-    every, cold = run.settings.sync.every, run.settings.cold_start
-    first = every if cold.every is None else cold.every
-    rounds = (slot - 1) // run.num_fragments
-    due = (fragment_of_slot(slot - 1, run.num_fragments) + 1) * (first if rounds < cold.rounds else every)
-    return min(rounds, cold.rounds) * first + max(0, rounds - cold.rounds) * every + due // run.num_fragments
+    every, rounds = run.settings.sync.every, (slot - 1) // run.num_fragments
+    due = (fragment_of_slot(slot - 1, run.num_fragments) + 1) * every
+    return rounds * every + due // run.num_fragments

@@ -195,12 +195,11 @@ class FragmentSizes:
 
 def fragments_of(sync: SyncSettings, model: ModelFacts) -> FragmentSizes:
     """The embedding is one fragment, the rest is divided evenly; with `split_rows` the embedding is cut as well. Never
-    more fragments than pieces: tensors, or layers with `layout: layers`."""
+    more fragments than tensors."""
     if sync.split_rows:
         even = even_fragment(model.parameters, sync.fragments)
         return FragmentSizes(sync.fragments, even, even)
-    pieces = model.layers + 1 if sync.layout == "layers" else model.num_tensors
-    count = min(sync.fragments, pieces)
+    count = min(sync.fragments, model.num_tensors)
     largest, embedding = model.max_fragment(count), model.embedding_parameters
     if count == 1:
         return FragmentSizes(count, largest, largest)

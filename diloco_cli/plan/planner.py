@@ -226,10 +226,10 @@ def assemble(
     money, needs = costs(fleet, run, model), syncer_needs(fleet, run.outer.name, model)
     warnings = [f"{island.name} is excluded: {island.reason}" for island in (*missing, *unused)]
     if fleet.schedule.fragments < run.sync.fragments:
-        unit, count = "layers" if run.sync.layout == "layers" else "tensors", fleet.schedule.fragments
-        warnings.append(f"the model has too few {unit} for {run.sync.fragments} fragments: there will be {count}")
+        count = fleet.schedule.fragments
+        warnings.append(f"the model has too few tensors for {run.sync.fragments} fragments: there will be {count}")
     warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs, fleet, model)
-    warnings += cold_start_warnings(fleet, run, model)
+    warnings += cold_start_warnings(fleet, run)
     prediction = predict(fleet, money, run, model)
     warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)
     warnings += [warning for island in islands for warning in island.warnings]

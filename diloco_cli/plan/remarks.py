@@ -266,20 +266,13 @@ def island_warnings(
     return warnings
 
 
-def cold_start_warnings(fleet: Fleet, run: RunSettings, model: ModelFacts) -> list[str]:
-    """Warnings about the first rounds: islands that stand idle, links that carry the same bytes in less time."""
-    cold, sync, warnings = run.cold_start, run.sync, []
-    kept = [c.island.name for c in sorted(fleet.kept, key=lambda c: (-c.tokens_per_s, c.island.name))]
-    if cold.rounds and cold.learners is not None and cold.learners < len(kept):
-        first, idle = ", ".join(kept[: cold.learners]), len(kept) - cold.learners
-        warnings.append(f"cold start: {first} alone for {cold.rounds} rounds; {idle} of {len(kept)} islands stand idle")
-    if cold.rounds and cold.every is not None:
-        share = cold.every / sync.every
-        load = load_of_round(model, fleet.sync.codec, fleet.sync.weights_codec, run.train.inner)
-        slow = [c.island.name for c in fleet.kept if not c.carries(load, share * fleet.schedule.round_s)]
-        of_these = f"; not in that time: {', '.join(sorted(slow))}" if slow else ""
-        warnings.append(f"cold start: the first {cold.rounds} rounds exchange {1 / share:g} times as often{of_these}")
-    return warnings
+def cold_start_warnings(fleet: Fleet, run: RunSettings) -> list[str]:
+    """A warning about islands that stand idle in the first rounds."""
+    rounds, kept = run.cold_start.rounds, sorted(fleet.kept, key=lambda c: (-c.tokens_per_s, c.island.name))
+    if rounds == 0 or len(kept) < 2:
+        return []
+    idle = f"{len(kept) - 1} of {len(kept)} islands stand idle"
+    return [f"cold start: {kept[0].island.name} alone for {rounds} rounds; {idle}"]
 
 
 def syncer_warnings(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> list[str]:

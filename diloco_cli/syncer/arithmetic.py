@@ -34,7 +34,6 @@ from diloco_cli.protocol.actors.ports import Merged, Refused
 from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.schedule import outer_at
 from diloco_cli.store.port import Store
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import Values
@@ -243,15 +242,14 @@ class TorchArithmetic:
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
         sources = [replace(source, scale=scale) for source, _, scale in deltas]
         weights = [weight for _, weight, _ in deltas]
-        compare = self.sync.mixing == "adaptive"
-        merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights, compare=compare)
+        merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights)
         blank = Blank(state_spec(form.cut.size, self.outer))
-        finite = apply_merge(outer_at(self.run, slot), merging, current.tensors, blank.tensors)
+        finite = apply_merge(self.run.settings.outer, merging, current.tensors, blank.tensors)
         if merging.unsound:
             return Refused(merging.unsound)
         if not finite:
             return Refused(dict.fromkeys(range(len(deltas)), "non_finite"))  # finite deltas can overflow together
-        return replace(self._version(fragment, blank), agreement=merging.agreement, cosines=merging.cosines())
+        return replace(self._version(fragment, blank), cosines=merging.cosines())
 
     def _version(self, fragment: int, blank: Blank) -> Merged:
         weights = self.weights_codec.to_bytes(blank.tensors["parameters"])

@@ -64,7 +64,7 @@ def find_file(name: str) -> Path:
 
 def facts_of_values(values: Values) -> list[ParameterFact]:
     """Of a file's tensors, where nothing builds the model. By their names some are taken for embeddings, which are
-    merged by `sync.embedding_merge` and travel in a fragment of their own."""
+    averaged by merges and travel in a fragment of their own."""
     return [
         ParameterFact(name, tuple(value.shape), value.dim() == 2 and EMBEDDING.search(name) is not None)
         for name, value in sorted(values.items())

@@ -65,14 +65,15 @@ temporaries; `delta` may be overwritten."""
 
 
 def rule_of(fragment: Fragment, sync: SyncSettings) -> MergeRule:
-    return sync.embedding_merge if fragment.embedding else sync.merge
+    """Embeddings are averaged: a row moves in few learners, and radial averaging would take a row that only one of them
+    saw for a full step of all."""
+    return "avg" if fragment.embedding else sync.merge
 
 
 def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
-    """The spans of the norms of this fragment's deltas, as the merge needs them. An average needs none finer than
-    tensors."""
-    by_row = rule_of(fragment, sync) == "avg" and sync.granularity == "row"
-    return Cut(spans(fragment, "tensor" if by_row else sync.granularity))
+    """The spans of the norms of this fragment's deltas, as the merge needs them: for radial averaging the rows of a
+    matrix, each one neuron's input, so that each keeps its own direction and length; for an average whole tensors."""
+    return Cut(spans(fragment, "tensor" if rule_of(fragment, sync) == "avg" else "row"))
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,7 @@ class Merging:
     """One merge of one fragment. Sources of weight 0 take no part; the weights' sum must be positive.
 
     After `each`, `unsound` has the reasons why sources must not be merged, by index: then the blocks that were used are
-    invalid. With `compare`, `agreement` is the mean cosine between two sources' deltas (None for one alone):
-
-        sum_i r_i^2 (|sum_m a_mi d_mi|^2 - sum_m a_mi^2) / sum_i r_i^2 ((sum_m a_mi)^2 - sum_m a_mi^2)
-
-    over the norms i, with unit directions d, coefficients a (the weight; for Avg weight times norm) and radius r (for
-    Avg 1): each pair counts by its weights and by how far it moves.
-    """
+    invalid."""
 
     def __init__(
         self,
@@ -119,13 +114,11 @@ class Merging:
         cut: Cut,
         sources: Sequence[DeltaSource],
         weights: Sequence[float],
-        *,
-        compare: bool = False,
     ) -> None:
         total = sum(weights)
         if not total > 0:
             raise ValueError("nothing to merge: all weights are 0")
-        self.rule, self.cut, self.compare = rule, cut, compare
+        self.rule, self.cut = rule, cut
         used = [index for index, weight in enumerate(weights) if weight > 0]
         self._indexes, self._sources = used, [sources[index] for index in used]
         self._shares = [weights[index] / total for index in used]
@@ -136,7 +129,6 @@ class Merging:
         self._all = sources
         self._sampled: dict[int, torch.Tensor] = {}
         self.unsound: dict[int, str] = {}
-        self.agreement: float | None = None
 
     def each(self, directions: torch.Tensor, use: Use) -> None:
         """Call use(start, merged block) for every block of the fragment, which it may overwrite; several at the same
@@ -168,19 +160,13 @@ class Merging:
     # -- the two rules ------------------------------------------------------------------------------------------
 
     def _average(self, use: Use) -> None:
-        length = NormMeter(self.cut)
-
         def average(starts: range) -> None:
             rooms = _Rooms(self.cut)
             for start in starts:
-                merged = self._add_up(start, self._means, self._meters, rooms)
-                if self.compare:
-                    length.add(start, merged)
-                use(start, merged)
+                use(start, self._add_up(start, self._means, self._meters, rooms))
 
         over_blocks(self.cut.size, average, self.cut.block)
-        agreed = length.norms if self.compare else np.zeros(self.cut.num_norms)
-        self._conclude(np.stack(self._means) * self._norms, agreed, np.ones(self.cut.num_norms))
+        self._check_norms()
 
     def _rda(self, directions: torch.Tensor, use: Use) -> None:
         norms = self._norms
@@ -198,7 +184,7 @@ class Merging:
                 directions[start : start + self.cut.block].copy_(summed)
 
         over_blocks(self.cut.size, direct, self.cut.block)
-        self._conclude(np.where(moves, shares, 0.0), length.norms, radius)
+        self._check_norms()
         if not self.unsound:
             self._stretch(directions, radius, length.norms, use)
 
@@ -240,17 +226,12 @@ class Merging:
                     piece.of(summed).addcmul_(piece.of(values), by_row[:, None])
         return summed
 
-    def _conclude(self, coefficients: Norms, length: Norms, radius: Norms) -> None:
+    def _check_norms(self) -> None:
         for index, source, meter in zip(self._indexes, self._sources, self._meters, strict=True):
             if meter is not None and not agree(meter.norms, source.norms, QUICK):
                 reason = why_unsound(self.cut, source)  # squares may have left float32's range: look again
                 if reason is not None:
                     self.unsound[index] = reason
-        if self.compare and len(self._sources) > 1 and not self.unsound:
-            own = (coefficients**2).sum(axis=0)
-            pairs = float((radius**2 * (coefficients.sum(axis=0) ** 2 - own)).sum())
-            cosine = float((radius**2 * (length**2 - own)).sum()) / pairs if pairs > 0 else 0.0
-            self.agreement = max(-1.0, min(1.0, cosine))
 
 
 def _stretched(pieces: list[Piece], block: torch.Tensor, factors: Norms, room: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 from diloco_cli.layout import Fragment
 from diloco_cli.tensors.codecs import BLOCK, CHUNK, Read, merged_block, over_blocks
 
-Granularity = Literal["fragment", "tensor", "row"]
+Granularity = Literal["tensor", "row"]
 Norms = npt.NDArray[np.float64]
 PRECISE = 1e-4  # relative; two processors' float64 norms of the same values agree far better
 QUICK = 5e-4  # float32 sums of a chunk are right to about 1e-5
@@ -46,10 +46,7 @@ class Piece:
 
 
 def spans(fragment: Fragment, granularity: Granularity) -> list[Span]:
-    """The spans with one norm each, or one per row: the whole fragment, each tensor (or piece of one), or each row of a
-    matrix (vectors stay whole)."""
-    if granularity == "fragment":
-        return [Span(0, 1, fragment.num_parameters)]
+    """The spans with one norm each: each tensor (or piece of one), or each row of a matrix (vectors stay whole)."""
     found = []
     for tensor in fragment.tensors:
         if tensor.num_elements == 0:

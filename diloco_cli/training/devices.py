@@ -324,7 +324,7 @@ class CudaWire(TensorWire):
     def __init__(self, run: RunFormat, device: torch.device, accelerator: Accelerator | None = None) -> None:
         super().__init__(run)
         self._inward = Copies(accelerator or Cuda(device), device, largest(run))
-        self._rebases = run.settings.sync.mixing in ("rebase", "adaptive")
+        self._rebases = run.settings.sync.mixing == "rebase"
         self._decoded: dict[int, Placed] = {}
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
@@ -343,7 +343,7 @@ class CudaWire(TensorWire):
     def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, last: bool = False) -> Values:
         against, mine = None if reference is None else reference.device, own.device
         into = mine if last else None
-        found = Placed(self._inward, None, mixed(mixing, merged.device, mine, against, self._blend, into))
+        found = Placed(self._inward, None, mixed(mixing, merged.device, mine, against, into))
         for placed in (merged, reference) if last else ():  # each mix would bring them there again
             if placed is not None:
                 placed.leave_device()

@@ -17,7 +17,7 @@ class TensorWire:
 
     def __init__(self, run: RunFormat) -> None:
         sync = run.settings.sync
-        self._layout, self._blend = run.layout, sync.blend
+        self._layout = run.layout
         self._weights_codec = codec(sync.weights_codec)
         self.residuals = Residuals(delta_formats(run.layout, sync), sync.error_feedback)
 
@@ -36,7 +36,7 @@ class TensorWire:
         reference: torch.Tensor | None,
         last: bool = False,
     ) -> torch.Tensor:
-        return mixed(mixing, merged, own, reference, self._blend, own if last else None)
+        return mixed(mixing, merged, own, reference, own if last else None)
 
 
 class Residuals:
@@ -92,22 +92,18 @@ def mixed(
     merged: torch.Tensor,
     own: torch.Tensor,
     reference: torch.Tensor | None,
-    blend: float | None = None,
     into: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The fragment after adoption, [n] float32, from its merged version and the learner's own parameters. `into`: takes
-    a blend or a rebase; it may be `own`.
+    a rebase; it may be `own`.
 
     replace   merged; own progress since the offer is dropped (arXiv 2604.21428, algorithm 2: alpha = 0)
-    blend     blend * own + (1 - blend) * merged, blend in [0, 1] (Streaming DiLoCo, arXiv 2501.18512, calls it alpha)
     rebase    merged + (own - reference): `reference` are the parameters at the beginning of the progress that the
               merged version does not hold
     """
     match mixing:
         case "replace":
             return merged
-        case "blend" if blend is not None:
-            return torch.lerp(merged, own, blend, out=into)
         case "rebase" if reference is not None:
             return torch.sub(own, reference, out=into).add_(merged)
-    raise UsageError(f"a fragment cannot be adopted by {mixing!r} here: its reference or its share is missing")
+    raise UsageError(f"a fragment cannot be adopted by {mixing!r} here: its reference is missing")

@@ -57,15 +57,10 @@ def paced(pacings: tuple[Pacing, ...], **fields: Any) -> Change:
 
 
 def merge_study() -> Iterator[Variant]:
-    """Rule, granularity of the norms, rule for the embedding."""
+    """The rule by which deltas are merged; embeddings are averaged in any case."""
     for learners in (2, 4):
-        yield Variant("avg, embedding avg", learners, sync(merge="avg", embedding_merge="avg"))
-        for granularity in ("fragment", "tensor", "row"):
-            change = sync(merge="rda", embedding_merge="avg", granularity=granularity)
-            yield Variant(f"rda by {granularity}, embedding avg", learners, change)
-        yield Variant(
-            "rda by row, embedding rda", learners, sync(merge="rda", embedding_merge="rda", granularity="row")
-        )
+        yield Variant("avg", learners, sync(merge="avg"))
+        yield Variant("rda by row", learners, sync(merge="rda"))
 
 
 def codec_study() -> Iterator[Variant]:
@@ -83,7 +78,6 @@ def overlap_study() -> Iterator[Variant]:
     for where, pacings, overlap in (("near", nearly_equal(2), 1), ("far", far, "auto")):
         for name, fields in (
             ("replace", {"mixing": "replace"}),
-            ("blend 0.5", {"mixing": "blend", "blend": 0.5}),
             ("rebase", {"mixing": "rebase"}),
         ):
             yield Variant(f"{where}, {name}", 2, paced(pacings, overlap=overlap, **fields))
@@ -113,11 +107,8 @@ def cold_start_study() -> Iterator[Variant]:
         yield Variant("data-parallel", learners, lambda t: replace(t, kind="data_parallel"))
         yield Variant("decoupled", learners, lambda t: t)
         for name, start in (
-            ("one alone for 10 rounds", ColdStartSettings(10, learners=1)),
-            ("one alone for 20 rounds", ColdStartSettings(20, learners=1)),
-            ("H = 12 for 10 rounds", ColdStartSettings(10, every=12)),
-            ("outer 1.0 / 0 to 0.7 / 0.5 in 8 rounds", ColdStartSettings(8, outer_lr=1.0, outer_momentum=0.0)),
-            ("outer lr from 0 in 8 rounds", ColdStartSettings(8, outer_lr=0.0)),
+            ("one alone for 10 rounds", ColdStartSettings(10)),
+            ("one alone for 20 rounds", ColdStartSettings(20)),
         ):
             yield Variant(name, learners, cold_start(start))
 

@@ -48,7 +48,7 @@ TASKS: dict[str, Task] = {
     "vision": Task("vision", "vision", "digits", 16, 20 * ROUND, 256, InnerSettings(lr=1e-3, warmup_steps=40)),
 }
 PARALLEL_LR: dict[tuple[str, int], float] = {}  # where data-parallel training prefers another inner learning rate
-SYNC = SyncSettings(every=24, fragments=12, overlap=2, quorum=1, granularity="row")
+SYNC = SyncSettings(every=24, fragments=12, overlap=2, quorum=1)
 OUTER: dict[Method, OuterSettings] = {
     "diloco": OuterSettings(lr=0.7, momentum=0.5),
     "streaming": OuterSettings(lr=0.7, momentum=0.5),

@@ -117,7 +117,6 @@ def cases(fragments: int) -> list[LearnerCase]:
         LearnerCase("replace, bf16", sync()),
         LearnerCase("replace, fp32 up and down", sync(codec="fp32", weights_codec="fp32")),
         LearnerCase("replace, int4, error feedback", sync(codec="int4", error_feedback=True)),
-        LearnerCase("blend, bf16", sync(mixing="blend")),
         LearnerCase("rebase, bf16", sync(mixing="rebase")),
         LearnerCase("replace, bf16, moments each round", sync(), save_every=1),
     ]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from diloco_cli.cli.config import FILES, NAMES, schema
+from diloco_cli.cli.config import NAMES, schema
 from diloco_cli.config.fields import plain
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
@@ -45,12 +45,6 @@ def test_every_schema_is_one_and_the_command_prints_it(diloco: Diloco, name: str
     done = diloco("config", "schema", name)
     assert done.returncode == 0 and json.loads(done.stdout) == json.loads(json.dumps(schema(name)))
     Draft202012Validator.check_schema(schema(name))
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_schemas_in_templates_are_those_of_today(name: str) -> None:
-    """diloco config schema NAME > templates/schemas/NAME.json"""
-    assert json.loads((ROOT / "templates" / "schemas" / f"{name}.json").read_text()) == schema(name)
 
 
 @pytest.mark.parametrize("words", [words for words in every_command() if words], ids=" ".join)

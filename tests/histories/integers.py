@@ -33,11 +33,6 @@ def rounded(wanted: int) -> int:
     return wanted // COARSE * COARSE
 
 
-def agreement(deltas: list[int]) -> float | None:
-    """A substitute for the mean cosine of learners' deltas: any number from 0 to 1."""
-    return sum(deltas) % 11 / 10 if len(deltas) > 1 else None
-
-
 def cosines(made: list[int], merged: list[int]) -> tuple[float, ...]:
     """Between each delta and the sum of what is merged: in one dimension signs."""
     total = sum(merged)
@@ -136,7 +131,6 @@ class IntegerArithmetic:
         merged = self._version(fragment, *outer_step(parameter, momentum, weighed))
         return replace(
             merged,
-            agreement=agreement([int(delta) for delta, _, _ in deltas]),
             cosines=cosines([delta.made for delta, _, _ in deltas], [delta for delta, _ in weighed]),
         )
 

@@ -49,8 +49,8 @@ NemesisKind = Literal[
     "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
     "collect", "slow_link", "harm", "diverge", "rotate", "steal",
 ]  # fmt: skip
-MixingSetting = Literal["replace", "blend", "rebase", "adaptive"]
-MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 3 + ("adaptive", "blend")
+MixingSetting = Literal["replace", "rebase"]
+MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 4 + ("replace",)
 SLOW_LINK: NemesisKind = "slow_link"  # drawn after all else, so that seeds without it mean what they meant before
 HARMFUL: tuple[tuple[NemesisKind, ...], ...] = (("harm",),) * 3 + (("diverge",), ("harm", "diverge"))  # likewise
 OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
@@ -111,8 +111,6 @@ class Options:
     faulty_share: float
     signed: bool
     cold_rounds: int = 0
-    cold_learners: int | None = None
-    cold_every: int | None = None
     on_divergence: Literal["rollback", "pause", "warn"] = "rollback"
     poisoner: Tactic | None = None
     forger: bool = False
@@ -147,7 +145,7 @@ class Options:
         the exchange takes longer than a slot, or if progress in flight is kept."""
         participants = fmean((self.learners, self.quorum))
         exchange_slots = (2 * POLL_BOUNDS_S[0] + CALLS_AN_EXCHANGE * self.latency_s) / self.slot_s
-        kept = 1.4 if self.mixing in ("rebase", "adaptive") else 1.0
+        kept = 1.4 if self.mixing == "rebase" else 1.0
         return participants * kept * min(2.2, max(1.0, 0.3 + 0.45 * exchange_slots))
 
     @property
@@ -232,9 +230,7 @@ def drawn_options(seed: int) -> Options:
         nemesis_events=tuple(kind for kind in OTHER_KINDS if draw.chance(0.25)),
         faulty_share=draw.between(0.4, 0.8),
         signed=draw.chance(0.1),
-        cold_rounds=draw.whole(1, 3) if draw.chance(0.1) else 0,
-        cold_learners=draw.choice((None, quorum)),
-        cold_every=draw.choice((None, max(1, every // 2))),
+        cold_rounds=draw.whole(1, 3) if draw.chance(0.1) and quorum == 1 else 0,
     )
     return _with_hostile(_with_slow_links(drawn, draw) if draw.chance(0.1) else drawn, seed)
 
@@ -333,7 +329,7 @@ def run_of(options: Options) -> RunFormat:
         ),
         data=DataSettings(shards=options.learners + options.flooder + SPARE_SHARDS),
         evaluation=EvaluationSettings(every=options.evaluates_every, on_divergence=options.on_divergence),
-        cold_start=ColdStartSettings(options.cold_rounds, options.cold_learners, options.cold_every),
+        cold_start=ColdStartSettings(options.cold_rounds),
         syncer=SyncerSettings(standbys=options.standbys, takeover_s=options.takeover_s),
         retention=RetentionSettings(rounds=options.kept_rounds, grace_s=GRACE_S),
         sync=SyncSettings(

@@ -11,7 +11,7 @@ from diloco_cli.protocol.actors.decisions import OfferDraft, is_over
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.schedule import beginners
+from diloco_cli.protocol.rules.schedule import beginner
 from diloco_cli.signing import learner_signer
 from tests.histories.ledger import Account
 from tests.histories.moments import MomentsWatch
@@ -104,10 +104,10 @@ class Witness(Observer):
         expect(may_wait, "pace", f"{learner.name} waits for {seconds:.2f} s, in {phase}, and might step on")
 
     def _must_wait(self) -> bool:
-        """Whether the learner must wait: in quarantine, or while other learners begin the run alone (cold start)."""
+        """Whether the learner must wait: in quarantine, or while another learner begins the run alone (cold start)."""
         learner = self.learner
-        first = beginners(learner.run, learner.state.slot)
-        return (first is not None and learner.name not in first) or learner.progress.quarantined is not None
+        first = beginner(learner.run, learner.state.slot)
+        return first not in (None, learner.name) or learner.progress.quarantined is not None
 
     def stepped(self, position: int, tokens: int) -> None:
         assert self.account is not None

@@ -25,13 +25,13 @@ from tests.numerics.harness import CLOCK, TrainingProcess, claim, make_run, proc
 from tests.numerics.tiny import ROWS
 
 ADAMW = InnerSettings(lr=0.02, warmup_steps=10, schedule="cosine", weight_decay=0.1)
-MIXINGS = pytest.mark.parametrize("mixing", ["replace", "blend", "rebase", "adaptive"])
+MIXINGS = pytest.mark.parametrize("mixing", ["replace", "rebase"])
 FRAGMENT = 1
 
 
 def after_some_steps(mixing: str, steps: int = 5) -> TrainingProcess:
     """A learner in the middle of its first round, without threads; the syncer has made version 0 and is gone."""
-    sync = SyncSettings(every=30, fragments=3, mixing=mixing, blend=0.25)  # type: ignore[arg-type]
+    sync = SyncSettings(every=30, fragments=3, mixing=mixing)  # type: ignore[arg-type]
     run = make_run(2, 4, sync, OuterSettings(), ADAMW)
     store = MemoryStore()
     store.create(FORMAT_KEY, encode(run))
@@ -48,7 +48,7 @@ def arrival(process: TrainingProcess) -> FetchedVersion:
     """A committed version that differs from everything that the learner has."""
     fragment = process.learner.run.layout.fragments[FRAGMENT]
     values = torch.linspace(-1, 1, fragment.num_parameters)
-    return FragmentVersion(FRAGMENT, 7, 4, 1, "state", "weights", rebase=True), values, 0.0
+    return FragmentVersion(FRAGMENT, 7, 4, 1, "state", "weights"), values, 0.0
 
 
 def adopt(process: TrainingProcess, weights: FetchedVersion) -> None:
@@ -119,10 +119,8 @@ def test_the_next_batch_is_the_next_batch(mixing: str) -> None:
     ("mixing", "offered", "share", "steps"),
     [
         ("replace", True, 0.0, 0),
-        ("blend", True, 0.25, 0),
         ("rebase", True, None, 5),
         ("rebase", False, 0.0, 0),  # no merge holds what it has trained, or will: others went the same way
-        ("adaptive", True, None, 5),
     ],
 )
 def test_only_its_fragment_changes_and_the_books_say_what_counts(

@@ -17,7 +17,7 @@ from diloco_cli.tensors.norms import Cut, Granularity, Span, measured_norms, spa
 from diloco_cli.tensors.payload import views
 
 SHAPES = [("bias", (5,)), ("matrix", (4, 6)), ("stack", (2, 3, 2))]
-GRANULARITIES: list[Granularity] = ["fragment", "tensor", "row"]
+GRANULARITIES: list[Granularity] = ["tensor", "row"]
 RULES: list[MergeRule] = ["rda", "avg"]
 quick = settings(max_examples=25, deadline=None)
 
@@ -54,7 +54,7 @@ def merge(
     rule: MergeRule, granularity: Granularity, fragment: Fragment, deltas: list[Tensor], weights: list[float]
 ) -> Tensor:
     """One fragment's merged delta, [n] float32, from [n] float32 deltas."""
-    cut = Cut(spans(fragment, granularity if rule == "rda" else "fragment"))
+    cut = Cut(spans(fragment, granularity if rule == "rda" else "tensor"))
     sources = [DeltaSource(read, measured_norms(cut, read)) for read in map(reader_of, deltas)]
     return all_blocks(Merging(rule, cut, sources, weights))
 

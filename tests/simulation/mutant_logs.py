@@ -24,7 +24,6 @@ from diloco_cli.protocol.log.records import FragmentVersion, Offer
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.protocol.regions.mirrors import Mirror, copy_once
-from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
 from diloco_cli.signing import LOG, Checksummed, unpacked
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
 from tests.histories.client import Client
@@ -187,13 +186,8 @@ class Gullible(IntegerArithmetic):
 class NoReadBack(Syncer):
     """Commits what it has written, without having seen it again."""
 
-    def _publish(
-        self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
-    ) -> Steps[FragmentVersion]:
-        rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
-        output = FragmentVersion(
-            fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights), rebase
-        )
+    def _publish(self, fragment: int, merged: Merged, version: int, slot: int) -> Steps[FragmentVersion]:
+        output = FragmentVersion(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights))
         yield Create(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         yield Create(weights_key(fragment, version, self.epoch, output.weights_digest), merged.weights)
         return output
@@ -202,13 +196,8 @@ class NoReadBack(Syncer):
 class StateAlone(Syncer):
     """Commits a version of which it has written the state, and forgotten the weights."""
 
-    def _publish(
-        self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
-    ) -> Steps[FragmentVersion]:
-        rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
-        output = FragmentVersion(
-            fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights), rebase
-        )
+    def _publish(self, fragment: int, merged: Merged, version: int, slot: int) -> Steps[FragmentVersion]:
+        output = FragmentVersion(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights))
         yield from write_surely(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         return output
 

@@ -117,7 +117,7 @@ def _outages_of_few(options: Options) -> bool:
 
 
 def _rebases(options: Options) -> bool:
-    return options.mixing in ("rebase", "adaptive")
+    return options.mixing == "rebase"
 
 
 def _keeps_pace(options: Options) -> bool:

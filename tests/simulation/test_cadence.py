@@ -167,16 +167,8 @@ def test_a_link_that_is_too_slow_for_the_cadence_merges_as_often_as_it_carries()
 # -- the first rounds -------------------------------------------------------------------------------------------
 
 
-def test_where_the_first_rounds_are_shorter_everybody_stays_in_step() -> None:
-    """Also through the change: four rounds of a quarter, then whole ones."""
-    played = Played([NEAR] * 3, steps_a_slot=4, rounds=12, cold_start=ColdStartSettings(rounds=4, every=4))
-    steps = [item.steps for commit in played.merges()[4:] for item in commit.inputs]
-    assert set(steps[30:45]) == {3} and set(steps[-30:]) <= {14, 15}, "less than a round by those in flight"
-    assert played.state.participation > 0.97 and played.state.metrics.skips == 0
-
-
 def test_where_one_begins_alone_the_others_come_with_the_round_after() -> None:
-    played = Played([NEAR] * 3, rounds=12, cold_start=ColdStartSettings(rounds=4, learners=1))
+    played = Played([NEAR] * 3, rounds=12, cold_start=ColdStartSettings(rounds=4))
     inputs = [len(commit.inputs) for commit in played.merges()]
     assert inputs[:16] == [1] * 16 and set(inputs[19:]) == {3}
     assert {item.learner for commit in played.merges()[:16] for item in commit.inputs} == {"l0"}

@@ -38,7 +38,7 @@ def finishes(fleet: ToyFleet) -> None:
     assert finished(fleet).kinds.count("rollback") == 1
 
 
-@pytest.mark.parametrize("mixing", ["replace", "rebase", "blend"])
+@pytest.mark.parametrize("mixing", ["replace", "rebase"])
 def test_every_fragment_is_what_it_was_under_a_number_that_no_version_had(mixing: str) -> None:
     """Learners replace their parameters whatever they do otherwise: the reader checks what each delta was made from,
     and that ranges of a learner's data never overlap within a fragment."""

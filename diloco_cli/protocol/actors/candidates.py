@@ -23,7 +23,6 @@ from diloco_cli.protocol.log.records import (
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.rules.eligibility import offered_weight, refusal, round_steps
-from diloco_cli.protocol.rules.merging import as_logged
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 
@@ -205,7 +204,6 @@ def merge_commit(
         grace_used_s=round(facts.now_s - window_start_s(facts), 6),
         opens_s=round(opens_in_s, 6),
         slot_s=round(slot_s, 6),
-        agreement=as_logged(merged.agreement),
         reason=told(reason, candidates.reasons),
     )
 

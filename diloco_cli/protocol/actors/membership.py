@@ -37,7 +37,7 @@ ASK_ANEW_S = 15.0  # while a syncer serves: the request may lie behind many othe
 MAX_REQUESTS = 1000  # of one island to one syncer
 MAX_TEXT = 64
 MAX_ACCELERATORS = 1 << 20
-MAX_TIMES = 8  # a newcomer's batch over the largest of the launch; what it weighs, `sync.max_share` bounds
+MAX_TIMES = 8  # a newcomer's batch over the largest of the launch
 
 
 def refusal_of_island(island: Island, run: RunFormat) -> str | None:

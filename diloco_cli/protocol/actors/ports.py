@@ -18,12 +18,10 @@ the histories, nothing in simulations of time alone."""
 class Merged:
     """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
 
-    `agreement`: the mean cosine between the merged deltas, None for one learner or if the settings do not need it.
     `cosines`: between each delta, in their order, and the merged one, from a sample of their values; of a merge."""
 
     state: bytes
     weights: bytes
-    agreement: float | None = None
     cosines: tuple[float, ...] = ()
 
 

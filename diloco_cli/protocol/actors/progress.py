@@ -27,14 +27,12 @@ from diloco_cli.protocol.log.records import (
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.rules.aim import Aim
 from diloco_cli.protocol.rules.eligibility import is_stale, max_ahead, max_steps
-from diloco_cli.protocol.rules.merging import mixing_of
 from diloco_cli.protocol.rules.schedule import (
     StepPermit,
     Turn,
     fraction_of_run,
     may_step,
     measured_local_steps,
-    steps_share,
 )
 
 
@@ -101,7 +99,7 @@ class Progress:
     @property
     def round_steps(self) -> float:
         """H_i in the round of its next offer's slot; a cold start may set another value."""
-        return self.local_steps * steps_share(self.run, max(self.aim.next_slot, self.aim.head))
+        return self.local_steps
 
     def stepped(self, tokens: int) -> None:
         """One inner step on `tokens` tokens was done."""
@@ -314,7 +312,7 @@ class Progress:
         """The rule by which to adopt `output`: the run's, except if the version that it replaces lies before a rollback
         (all its progress is dropped), or if `rebase` would keep progress that is in no version and never will be,
         because its offer was not merged or never made: both use `replace`."""
-        mixing = mixing_of(self.run.settings.sync, output)
+        mixing: Mixing = self.run.settings.sync.mixing
         book = self.books[output.fragment]
         if self.is_left_behind(output.fragment, state) or (mixing == "rebase" and book.sent is None):
             return "replace"

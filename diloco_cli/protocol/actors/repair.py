@@ -157,7 +157,7 @@ class Repairer:
             for output in state.outputs:
                 yield from pulse()
                 made = yield from self._settled(output)
-                anew = replace(output, version=state.n + 1, slot=state.slot - 1, epoch=epoch, rebase=False)
+                anew = replace(output, version=state.n + 1, slot=state.slot - 1, epoch=epoch)
                 names = (output.fragment, anew.version, epoch)
                 yield from write_surely(state_key(*names, output.state_digest), made.state)
                 yield from write_surely(weights_key(*names, output.weights_digest), made.weights)

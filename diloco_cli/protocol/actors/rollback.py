@@ -83,7 +83,7 @@ def published_anew(
     published = []
     for output in outputs:
         yield from pulse()
-        anew = replace(output, version=version, slot=slot, epoch=epoch, rebase=False)
+        anew = replace(output, version=version, slot=slot, epoch=epoch)
         named = (output.state_digest, output.weights_digest)
         for old_key, new_key, expected in zip(keys_of(output), keys_of(anew), named, strict=True):
             data = yield Get(old_key, max_fragment_bytes(run.layout, output.fragment))

@@ -40,7 +40,6 @@ from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE, together
 from diloco_cli.protocol.rules.divergence import response_to
-from diloco_cli.protocol.rules.merging import as_logged, rebase_of_next
 from diloco_cli.protocol.rules.pacing import Pacer
 from diloco_cli.protocol.rules.polling import pause_s, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (
@@ -161,14 +160,9 @@ class Syncer:
             outputs.append((yield from self._publish(fragment, merged, version=0, slot=-1)))
         return tuple(outputs)
 
-    def _publish(
-        self, fragment: int, merged: Merged, version: int, slot: int, before: FragmentVersion | None = None
-    ) -> Steps[FragmentVersion]:
+    def _publish(self, fragment: int, merged: Merged, version: int, slot: int) -> Steps[FragmentVersion]:
         """Write state and weights surely, at the same time, BEFORE the commit that names them."""
-        rebase = rebase_of_next(self.run.settings.sync, before, as_logged(merged.agreement))
-        output = FragmentVersion(
-            fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights), rebase
-        )
+        output = FragmentVersion(fragment, version, slot, self.epoch, digest(merged.state), digest(merged.weights))
         state = write_surely(state_key(fragment, version, self.epoch, output.state_digest), merged.state)
         key = weights_key(fragment, version, self.epoch, output.weights_digest)
         pulse = self.send_heartbeat((yield Now()))  # a model's first versions may take long
@@ -332,7 +326,7 @@ class Syncer:
                 self.inbox.drop(offers[place], why)
             self._go(SyncerState.SERVING)
             return False
-        output = yield from self._publish(fragment, merged, version, slot, self.state.outputs[fragment])
+        output = yield from self._publish(fragment, merged, version, slot)
         opens_s = next_window_s(facts, self.pace.slot_s)
         opens_in_s = opens_s - (yield Now())
         mine = yield from self._settle(

@@ -60,8 +60,7 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
     """One slot's offers, at least one, became a version of its fragment, the only output.
 
     `grace_s`: how long this merge could wait after its quorum, of which it waited `grace_used_s`; the window of the
-    next slot begins `opens_s` after this commit, that of each further one `slot_s` later. `agreement`: the mean cosine
-    between the deltas, where the run's settings ask for it.
+    next slot begins `opens_s` after this commit, that of each further one `slot_s` later.
     """
 
     slot: int
@@ -74,7 +73,6 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
     grace_used_s: float = 0.0
     opens_s: float = 0.0
     slot_s: float = 0.0
-    agreement: float | None = None
 
     def __post_init__(self) -> None:
         if not self.inputs:

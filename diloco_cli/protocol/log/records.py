@@ -197,7 +197,7 @@ class Timings:
     adoption_s: float = 0.0
 
 
-Mixing = Literal["replace", "blend", "rebase"]
+Mixing = Literal["replace", "rebase"]
 
 
 @dataclass(frozen=True)
@@ -277,9 +277,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class FragmentVersion:
-    """A version of a fragment. The version is the number of the commit that produced it, so it is never reused.
-
-    `rebase`: with `mixing: adaptive`, learners adopt it on top of their progress in flight (rules/merging.py)."""
+    """A version of a fragment. The version is the number of the commit that produced it, so it is never reused."""
 
     fragment: int
     version: int
@@ -287,7 +285,6 @@ class FragmentVersion:
     epoch: int
     state_digest: str
     weights_digest: str
-    rebase: bool = False
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,7 @@ def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int) -> flo
     weighs by its square: so it counts for no more than the largest of the launch."""
     if learner not in run.launched:
         tokens = min(tokens, steps * run.largest_batch_tokens)
-    return token_weight(tokens, steps, run.settings.sync.weight)
+    return token_weight(tokens, steps)
 
 
 def due_for_quarantine(state: RunState, run: RunFormat) -> tuple[str, str] | None:

@@ -1,9 +1,9 @@
 """A learner's schedule: its local steps a round, how far it may step, its position in the run. Pure. aim.py chooses the
 slot of its next offer.
 
-In the first rounds of a run `cold_start` may set other values than later. Models that are hardly trained move fast and
-apart, and what an average of them loses then is missing for long. Every difference in these rounds follows from the
-slot's number, which the log gives to every process; so no message says when the cold start ends.
+In the first `cold_start.rounds` rounds of a run the fastest island trains alone. Models that are hardly trained move
+fast and apart, and what an average of them loses then is missing for long. When that ends follows from the slot's
+number, which the log gives to every process; so no message says it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import OuterSettings
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.rules.quorum import patience_s
 
@@ -56,23 +54,17 @@ def fraction_of_run(
     return min(1.0, (merged_tokens + ahead) / target_tokens)
 
 
-def is_cold(run: RunFormat, slot: int) -> bool:
-    """Whether a slot is in the first `cold_start.rounds` rounds."""
-    return slot < run.settings.cold_start.rounds * run.num_fragments
-
-
-def beginners(run: RunFormat, slot: int) -> tuple[str, ...] | None:
-    """The learners that train until this slot is merged, while the others wait: those planned as the fastest, with ties
-    broken by name. None: all learners train."""
-    count = run.settings.cold_start.learners
-    if count is None or not is_cold(run, slot):
+def beginner(run: RunFormat, slot: int) -> str | None:
+    """The learner that trains until this slot is merged, while the others wait: the one planned as the fastest, with
+    ties broken by name. None: all learners train."""
+    if slot >= run.settings.cold_start.rounds * run.num_fragments:
         return None
-    return tuple(island.name for island in sorted(run.islands, key=lambda i: (-i.tokens_per_s, i.name))[:count])
+    return min(run.islands, key=lambda island: (-island.tokens_per_s, island.name)).name
 
 
 class Turn:
-    """Whether one learner may train yet in a cold start. It waits for the beginners' merges for a limited time, because
-    the beginners may be dead or slow to start; after that it trains."""
+    """Whether one learner may train yet in a cold start. It waits for the beginner's merges for a limited time, because
+    the beginner may be dead or slow to start; after that it trains."""
 
     def __init__(self, run: RunFormat, learner: str) -> None:
         self._run, self._learner, self._quiet_since_s, self._is_mine = run, learner, inf, False
@@ -81,11 +73,11 @@ class Turn:
 
     def held(self, head: int) -> str | None:
         """The reason why the learner may not step yet; None: it may."""
-        first = None if self._is_mine else beginners(self._run, head)
-        if first is None or self._learner in first:
+        first = None if self._is_mine else beginner(self._run, head)
+        if first in (None, self._learner):
             return None
         until = self._run.settings.cold_start.rounds * self._run.num_fragments
-        return f"cold start: {', '.join(first)} alone until slot {until}, now {head}"
+        return f"cold start: {first} alone until slot {until}, now {head}"
 
     def heard(self) -> None:
         """The log has a newer merge."""
@@ -94,26 +86,3 @@ class Turn:
     def waited(self, now_s: float) -> None:
         self._quiet_since_s = min(self._quiet_since_s, now_s)
         self._is_mine |= now_s - self._quiet_since_s > self._patience_s
-
-
-def steps_share(run: RunFormat, slot: int) -> float:
-    """The local steps of this slot's round, as a share of the local steps of a round after the cold start."""
-    every = run.settings.cold_start.every
-    if every is None or not is_cold(run, slot):
-        return 1.0
-    return every / run.settings.sync.every
-
-
-def outer_at(run: RunFormat, slot: int) -> OuterSettings:
-    """The outer optimizer of this slot's merge: it moves in even steps, round by round, from the cold start's values to
-    the run's own. All fragments of a round use the same values."""
-    outer, cold = run.settings.outer, run.settings.cold_start
-    if not is_cold(run, slot):
-        return outer
-    share = (slot // run.num_fragments) / cold.rounds
-    lr = _between(cold.outer_lr, outer.lr, share)
-    return replace(outer, lr=lr, momentum=_between(cold.outer_momentum, outer.momentum, share))
-
-
-def _between(first: float | None, own: float, share: float) -> float:
-    return own if first is None else first + share * (own - first)

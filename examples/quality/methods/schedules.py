@@ -26,7 +26,7 @@ SPREAD = 0.0002  # equal machines are not quite equal: learner i is so much slow
 def synchronous(sync: SyncSettings, learners: int) -> SyncSettings:
     """DiLoCo as first published: the whole model at once, everybody waits for everybody, plain mean."""
     return replace(
-        sync, fragments=1, overlap=0, quorum=learners, adoption="at_tau", merge="avg", embedding_merge="avg",
+        sync, fragments=1, overlap=0, quorum=learners, adoption="at_tau", merge="avg",
         local_steps="planned", clip="none",
     )  # fmt: skip
 
@@ -34,7 +34,7 @@ def synchronous(sync: SyncSettings, learners: int) -> SyncSettings:
 def streaming(sync: SyncSettings, learners: int) -> SyncSettings:
     """Streaming DiLoCo: fragments on their offsets, `sync.overlap` slots in flight, everybody in every merge."""
     return replace(
-        sync, quorum=learners, adoption="at_tau", merge="avg", embedding_merge="avg", local_steps="planned",
+        sync, quorum=learners, adoption="at_tau", merge="avg", local_steps="planned",
         clip="none",
     )  # fmt: skip
 

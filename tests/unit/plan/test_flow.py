@@ -80,7 +80,6 @@ def test_the_mean_fragment_is_that_of_a_parameter_chosen_at_random() -> None:
 def test_there_are_no_more_fragments_than_pieces_and_split_rows_cuts_the_embedding_too() -> None:
     model = ModelFacts(parameters=1000, layers=2, width=1, sequence=1, embedding_parameters=400, num_tensors=9)
     assert fragments_of(SyncSettings(fragments=24), model).count == 9
-    assert fragments_of(SyncSettings(fragments=24, layout="layers"), model).count == 3
     assert fragments_of(SyncSettings(fragments=20, split_rows=True), model) == FragmentSizes(20, 50.0, 50.0)
 
 

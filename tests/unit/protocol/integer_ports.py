@@ -58,7 +58,7 @@ class UnitTraining:
 
 
 class UnitWire:
-    """Implements protocol.actors.ports.Wire. A blend is the mean, rounded down."""
+    """Implements protocol.actors.ports.Wire."""
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
         return b"%d" % (base - values)
@@ -67,8 +67,6 @@ class UnitWire:
         return int(data)
 
     def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None, last: bool = False) -> int:
-        if mixing == "blend":
-            return (merged + own) // 2
         assert mixing == "rebase" and reference is not None
         return merged + (own - reference)
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import ColdStartSettings, InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors.ports import Merged, Refused
@@ -77,19 +77,6 @@ def merged(arithmetic: TorchArithmetic, *deltas: tuple[DeltaSource, float], scal
 
 def current(arithmetic: TorchArithmetic) -> torch.Tensor:
     return arithmetic.parameters(0)
-
-
-def test_in_a_cold_start_a_merge_moves_the_parameters_as_its_round_says(run: RunFormat) -> None:
-    """Learning rate 0.5 in the first of two rounds, 0.75 in the second, then 1."""
-    cold = ColdStartSettings(rounds=2, outer_lr=0.5)
-    warming = begun(replace(run, settings=replace(run.settings, cold_start=cold)))
-    before = warming.parameters(0).clone()
-    for slot, lr in enumerate((0.5, 0.75, 1.0)):
-        found = warming.merge(slot, [(read(warming, [1.0, 1.0, 1.0, 1.0, 1.0]), 1.0, 1.0)])
-        assert isinstance(found, Merged)
-        warming.settle(0, digest(found.state))
-        assert torch.equal(warming.parameters(0), before - lr)
-        before = warming.parameters(0).clone()
 
 
 def test_what_is_settled_can_be_published_anew_bit_for_bit(run: RunFormat, arithmetic: TorchArithmetic) -> None:
@@ -259,28 +246,6 @@ def test_a_delta_at_a_scale_is_the_shorter_delta(arithmetic: TorchArithmetic) ->
     assert scaled == by_hand, "scaling by a power of two is exact"
 
 
-# -- agreement --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rule", ["rda", "avg"])
-@pytest.mark.parametrize("granularity", ["fragment", "tensor"])
-def test_agreement_is_the_mean_cosine(run: RunFormat, rule: str, granularity: str) -> None:
-    arithmetic = begun(run, mixing="adaptive", merge=rule, granularity=granularity)
-    east, north = [3.0, 0.0, 0.0, 1.0, 0.0], [0.0, 3.0, 0.0, 0.0, 1.0]
-    halfway = [3 * 0.5**0.5, 3 * 0.5**0.5, 0.0, 0.5**0.5, 0.5**0.5]
-
-    def agreement(*deltas: list[float]) -> float | None:
-        return merged(arithmetic, *((read(arithmetic, delta), 1.0) for delta in deltas)).agreement
-
-    assert agreement(east) is None
-    assert agreement(east, east) == pytest.approx(1.0)
-    assert agreement(east, north) == pytest.approx(0.0, abs=1e-6)
-    assert agreement(east, halfway) == pytest.approx(0.5**0.5)
-    assert agreement(east, [-value for value in east]) == pytest.approx(-1.0)
-    assert agreement(east, east, north) == pytest.approx(1 / 3), "one pair of three agrees"
-    assert agreement([0.0] * SIZE, [0.0] * SIZE) == 0.0
-
-
 SPOOLED = 1 << 20  # parameters: 1.1 MB of int8 payload each, with scales and norms
 FEW = 1 << 18
 
@@ -348,9 +313,9 @@ def opened_mb(count: int, spool: Path | None) -> float:
 
 
 def test_memory_does_not_grow_with_the_number_of_learners(tmp_path: Path) -> None:
-    """Of 24 payloads of 1.1 MB less than two stay with a spool, and all without. In a new process each: one that has
+    """Of 24 payloads of 1.1 MB less than four stay with a spool, and all without. In a new process each: one that has
     freed much before grows by nothing."""
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         spooled_mb = pool.apply(opened_mb, (24, tmp_path))
         held_mb = pool.apply(opened_mb, (24, None))
-    assert spooled_mb < 2.2 and held_mb > 20
+    assert spooled_mb < 4.4 and held_mb > 20

@@ -85,7 +85,7 @@ def test_an_untied_head_is_the_last_linear_from_an_embeddings_width_to_its_entri
     assert not any(fact.head for fact in parameter_facts(nn.Sequential(nn.Linear(2, 3))))
 
 
-SPLIT = SyncSettings(fragments=7, split_rows=True, head_is_embedding=True)
+SPLIT = SyncSettings(fragments=7, split_rows=True)
 
 
 @pytest.mark.parametrize(("model", "sync"), [(Tied(False), SyncSettings(fragments=3)), (Gpt("untied"), SPLIT)])

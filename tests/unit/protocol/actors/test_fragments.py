@@ -33,7 +33,6 @@ def test_an_incarnation_begins_with_what_was_committed() -> None:
     ("mixing", "since", "own"),
     [
         ("replace", None, 50),
-        ("blend", None, 70),  # half of 50, half of 90
         ("rebase", None, 40),  # all ten that were trained, on top of 50
         ("rebase", 3, 46),  # the four since offer 3 was sent
     ],
@@ -74,12 +73,11 @@ def test_several_adoptions_may_come_while_an_offer_is_on_its_way() -> None:
     assert training.values[0] == 1000 - 3
 
 
-@pytest.mark.parametrize("mixing", ["replace", "blend"])
-def test_after_own_progress_was_given_up_there_is_nothing_to_keep_it_since(mixing: str) -> None:
+def test_after_own_progress_was_given_up_there_is_nothing_to_keep_it_since() -> None:
     fragments, training = begun(100)
     train(training, 10)
     fragments.send(0, 7, keep=True)
-    fragments.adopt(0, 50, mixing, None)  # type: ignore[arg-type]
+    fragments.adopt(0, 50, "replace", None)
     assert fragments.sent[0] == {}
 
 

@@ -101,7 +101,7 @@ def test_a_leaver_on_a_slow_link_offers_for_slots_that_it_reaches_one_upload_aft
     assert [(draft.slot, draft.fragment) for draft in progress.everything(0.0)] == [(2, 0), (3, 1)]
 
 
-@pytest.mark.parametrize("mixing", ["rebase", "replace", "blend"])
+@pytest.mark.parametrize("mixing", ["rebase", "replace"])
 def test_what_a_missed_offer_held_is_given_up_when_the_merge_without_it_is_adopted(mixing: str) -> None:
     """With all that came after it: the others have gone the same way already."""
     run = make_run(fragments=1, mixing=mixing)
@@ -258,21 +258,6 @@ def test_a_version_that_is_adopted_while_an_offer_is_on_its_way_keeps_all_and_th
     hear(progress, state)
     assert adopt(progress, state) == ("rebase", second)
     assert (progress.books[0].steps, progress.books[0].data_start) == (1, 8 * BATCH)
-
-
-def test_replaced_progress_is_not_kept_when_an_offer_that_held_it_is_applied_later() -> None:
-    """`adaptive` may replace first and rebase then: of the offer nothing is in the parameters any more."""
-    run = make_run(fragments=1, mixing="adaptive")
-    progress, state, draft = ready(run)
-    other = merged_without(follow(state, "skip", run, slot=0), 0, run)
-    hear(progress, other)
-    (draft,) = stepped(progress, 4)
-    assert adopt(progress, other) == ("replace", None)
-    stepped(progress, 2)
-    state = merge(other, took(draft), run=run)
-    hear(progress, state)
-    assert adopt(progress, state, rebase=True) == ("replace", None)
-    assert (progress.books[0].steps, progress.books[0].data_start) == (0, draft.data_end + 2 * BATCH)
 
 
 def test_a_learner_knows_which_of_its_offers_was_applied_last() -> None:

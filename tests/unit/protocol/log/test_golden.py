@@ -53,7 +53,7 @@ HEADER: dict[str, Any] = {
 }  # fmt: skip
 VERSIONS = (
     FragmentVersion(0, 7, 5, 2, "blake3-2222", "blake3-3333"),
-    FragmentVersion(1, 7, 5, 2, "blake3-4444", "blake3-5555", True),
+    FragmentVersion(1, 7, 5, 2, "blake3-4444", "blake3-5555"),
 )
 INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5, norm=1.25, cosine=0.75)
 ISLAND = Island("iowa", "us", 4, 12, 100.5, 0.125, "h100", 8, micro_batch_tokens=2, nodes=2, ranks=8)
@@ -71,7 +71,6 @@ COMMITS: list[Commit] = [
         grace_used_s=0.25,
         opens_s=-0.125,
         slot_s=1.5,
-        agreement=0.75,
     ),
     Skip(**HEADER, slot=6),
     Refuse(**HEADER),

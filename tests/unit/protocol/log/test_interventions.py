@@ -26,7 +26,6 @@ from diloco_cli.protocol.log.stability import Evaluated, Stability
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.protocol.rules.eligibility import due_for_quarantine, refusal, why_not_quarantined
-from diloco_cli.protocol.rules.merging import mixing_of
 from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, offer, output
 
@@ -168,7 +167,7 @@ def test_error_feedback_owes_nothing_for_what_a_rollback_took_back() -> None:
     assert owed_after(4) == [None], "the log still names the merge that was taken back"
 
 
-@pytest.mark.parametrize("mixing", ["rebase", "blend"])
+@pytest.mark.parametrize("mixing", ["rebase", "replace"])
 def test_without_a_rollback_a_version_is_adopted_as_the_run_says(mixing: str) -> None:
     run = make_run(2, mixing=mixing)
     state = after_merges(2)
@@ -178,7 +177,7 @@ def test_without_a_rollback_a_version_is_adopted_as_the_run_says(mixing: str) ->
     newer = merge(state, mine)
     hear(progress, newer)
     made = newer.outputs[0]
-    assert progress.mixing_of(made, newer) == mixing_of(run.settings.sync, made) == mixing
+    assert progress.mixing_of(made, newer) == mixing
     assert progress.mixing_of(made, rolled_back(newer, 0)) == "replace"
 
 

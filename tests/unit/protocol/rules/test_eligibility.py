@@ -110,12 +110,10 @@ def test_one_base_is_consumed_by_one_offer() -> None:
     assert refusal(offer(state, seq=1, data_start=8), state, RUN) is None
 
 
-@pytest.mark.parametrize("rule", ["tokens2/steps", "tokens"])
-def test_an_island_that_joined_weighs_no_more_than_the_largest_of_the_launch_for_so_many_steps(rule: Any) -> None:
-    run = replace(RUN, settings=replace(RUN.settings, sync=replace(RUN.settings.sync, weight=rule)))
-    largest = max(run.islands, key=lambda island: island.batch_tokens)
+def test_an_island_that_joined_weighs_no_more_than_the_largest_of_the_launch_for_so_many_steps() -> None:
+    largest = max(RUN.islands, key=lambda island: island.batch_tokens)
     batch, steps = largest.batch_tokens, 4
-    run = replace(run, members=(replace(largest, name="new", batch_tokens=8 * batch),))
+    run = replace(RUN, members=(replace(largest, name="new", batch_tokens=8 * batch),))
     planned = offered_weight(run, largest.name, steps * batch, steps)
     assert offered_weight(run, "new", steps * 8 * batch, steps) == planned > 0
     assert offered_weight(run, "new", steps * batch // 2, steps) < planned
