@@ -61,15 +61,18 @@ CODECS: dict[str, CodecRecord] = {
     "fp32": CodecRecord(32, "exact", "diloco_cli.tensors.codecs:FP32", rounds=False),
     "bf16": CodecRecord(16, "8 bits of mantissa", "diloco_cli.tensors.codecs:BF16"),
     "int8": CodecRecord(
-        8 + 32 / 256, "127 steps to a block's largest value, 256 values a block", "diloco_cli.tensors.codecs:INT8",
+        8 + 32 / 256,
+        "127 steps to a block's largest value, 256 values a block",
+        "diloco_cli.tensors.codecs:INT8",
         quality_cost=0.005,
     ),
     "int4": CodecRecord(
-        4 + 16 / 64, "7 steps to a block's largest value, 64 values a block; too coarse for weights",
+        4 + 16 / 64,
+        "7 steps to a block's largest value, 64 values a block; too coarse for weights",
         "diloco_cli.tensors.codecs:INT4",
         quality_cost=0.02,  # loss +0.09 % (arXiv 2604.21428)
     ),
-}  # fmt: skip
+}
 INNER_OPTIMIZERS: dict[str, InnerRecord] = {
     "adamw": InnerRecord("AdamW", "diloco_cli.training.inner:adamw", ("exp_avg", "exp_avg_sq")),
     "sgd": InnerRecord("plain gradient descent", "diloco_cli.training.inner:sgd"),

@@ -65,8 +65,11 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 60.0
 SHORT_LIFE_S = 60.0
 ONE_CORE_NO_DEVICE = {
-    "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", DEVICE_VARIABLE: "cpu",
-}  # fmt: skip
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+    DEVICE_VARIABLE: "cpu",
+}
 KILLED_AFTER_S = 1.0
 
 
@@ -80,9 +83,15 @@ class Newcomer:
 
 
 def run_learner(
-    url: str, name: str, device: str | None, drain_s: float = 0.0, newcomer: Newcomer | None = None,
-    host_syncer: bool = False, here: NamedHere = NamedHere(), place: RankPlace | None = None,
-) -> int:  # fmt: skip
+    url: str,
+    name: str,
+    device: str | None,
+    drain_s: float = 0.0,
+    newcomer: Newcomer | None = None,
+    host_syncer: bool = False,
+    here: NamedHere = NamedHere(),
+    place: RankPlace | None = None,
+) -> int:
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) and others.
 
     On a signal it leaves at once, or drains for at most `drain_s`. A `newcomer` first asks to be admitted to the run.
@@ -186,9 +195,16 @@ def _train(learner: Learner, lanes: Lanes, store: Store, clock: SystemClock, sto
 
 
 def _learn(
-    run: RunFormat, island: Island, store: RetryingStore, meter: MeteredStore, device_name: str | None,
-    stop: StopSignal, news: RetryNews, place: RankPlace | None, beats: RankBeats,
-) -> None:  # fmt: skip
+    run: RunFormat,
+    island: Island,
+    store: RetryingStore,
+    meter: MeteredStore,
+    device_name: str | None,
+    stop: StopSignal,
+    news: RetryNews,
+    place: RankPlace | None,
+    beats: RankBeats,
+) -> None:
     device = device_here(device_name or island.accelerator, place)
     planned, island = island, at_ranks(run, island, 1 if place is None else place.world_size, device)
     if island is not planned:
@@ -199,11 +215,19 @@ def _learn(
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
     learner = Learner(
-        run, island.name, own_claim(island.ranks), training, wire, nonce, lanes.start, facts, stop.is_set,
+        run,
+        island.name,
+        own_claim(island.ranks),
+        training,
+        wire,
+        nonce,
+        lanes.start,
+        facts,
+        stop.is_set,
         lambda: not stop.is_due(),
         lambda: facts.heartbeat(training.replica.passed, training.replica.data_s) | traffic(meter, store, earlier),
         lanes.news.set,
-    )  # fmt: skip
+    )
 
     def check() -> None:
         lanes.check()
@@ -224,9 +248,13 @@ def _learn(
 
 
 def _ports(
-    run: RunFormat, island: Island, device: torch.device, place: RankPlace | None, beats: RankBeats,
+    run: RunFormat,
+    island: Island,
+    device: torch.device,
+    place: RankPlace | None,
+    beats: RankBeats,
     attend: Callable[[], None],
-) -> tuple[DeviceTraining, TensorWire]:  # fmt: skip
+) -> tuple[DeviceTraining, TensorWire]:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # of this thread, for what it pins
     if place is not None:

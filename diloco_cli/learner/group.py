@@ -68,9 +68,12 @@ POLL_S = 0.05
 
 
 def join_group(
-    place: RankPlace, device: torch.device, meet_s: float = MEET_S,
-    attend: Callable[[], object] = lambda: None, part: str = "",
-) -> None:  # fmt: skip
+    place: RankPlace,
+    device: torch.device,
+    meet_s: float = MEET_S,
+    attend: Callable[[], object] = lambda: None,
+    part: str = "",
+) -> None:
     """Form the island's process group, its default one. Raises TryAgainError that names the ranks that did not come
     within `meet_s`, UsageError if the ranks' versions or devices differ, or for a device that has no group.
 
@@ -90,9 +93,12 @@ def join_group(
         meeting, stated = _met(store, place, own, until_s, attend)
         _compare(stated)
         distributed.init_process_group(
-            backend, store=PrefixStore(meeting, store), rank=place.rank, world_size=place.world_size,
+            backend,
+            store=PrefixStore(meeting, store),
+            rank=place.rank,
+            world_size=place.world_size,
             timeout=timedelta(seconds=COLLECTIVE_S),
-        )  # fmt: skip
+        )
     atexit.register(distributed.destroy_process_group)  # gloo aborts a process that exits with its threads alive
 
 
@@ -113,9 +119,14 @@ def _store(place: RankPlace, until_s: float, attend: Callable[[], object]) -> St
             met: tuple[Store, int, int] = next(iter(rendezvous("env://", timeout=timeout)))
             return met[0]
         return TCPStore(
-            host, int(port), place.world_size, place.commands, timeout, wait_for_workers=False,
+            host,
+            int(port),
+            place.world_size,
+            place.commands,
+            timeout,
+            wait_for_workers=False,
             master_listen_fd=None if listening is None else listening.detach(),
-        )  # fmt: skip
+        )
     except ValueError as error:  # torch's own words: which variable is missing
         hint = "start ranks with torchrun, or let `diloco learner --ranks N` do it"
         raise UsageError(str(error), where="environment", hint=hint) from error

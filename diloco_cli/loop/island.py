@@ -102,10 +102,19 @@ class LoopExchange:
         facts, earlier = Facts(island.name, self._tell), earlier_heartbeat(run, self._store, island.name)
         self._lanes = lanes = Lanes(self._store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
         self.learner = learner = Learner(
-            run, island.name, own_claim(island.ranks), training, TensorWire(run), nonce, lanes.start, facts,
-            stop.is_set, lambda: not stop.is_due(),
-            lambda: _said(facts) | traffic(meter, self._store, earlier), lanes.news.set,
-        )  # fmt: skip
+            run,
+            island.name,
+            own_claim(island.ranks),
+            training,
+            TensorWire(run),
+            nonce,
+            lanes.start,
+            facts,
+            stop.is_set,
+            lambda: not stop.is_due(),
+            lambda: _said(facts) | traffic(meter, self._store, earlier),
+            lanes.news.set,
+        )
         news.heartbeat = lambda: heartbeat_unless_it_fails(meter, learner)
         self._waits = LoopWait(learner, lanes)
         self._clock = SystemClock(monotonic_s, self._waits.sleep_s, lanes.check)

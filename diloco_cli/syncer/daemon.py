@@ -103,9 +103,14 @@ def run_syncer(url: str, rebuild: Rebuild, here: NamedHere = NamedHere()) -> int
 
 
 def serve_run(
-    url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, here: NamedHere, unit: str = SYNCER,
+    url: str,
+    stop: StopSignal,
+    claim: ProcessClaim,
+    rebuild: Rebuild,
+    here: NamedHere,
+    unit: str = SYNCER,
     because: str = "",
-) -> int:  # fmt: skip
+) -> int:
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
     syncer took over; after a command, which leaves again, it serves on. `here`: what this machine consents to. `unit`
     and `because`: the unit that serves, and why, for `status`."""
@@ -130,11 +135,16 @@ def _serve_once(
     home.fit(run)
     evaluator, spending = _evaluator(run, url), Spending(home.pauses, connections_here())
     syncer = Syncer(
-        run, claim, TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")), evaluator,
-        time_text=utc_now_text, nonce=nonce,
+        run,
+        claim,
+        TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")),
+        evaluator,
+        time_text=utc_now_text,
+        nonce=nonce,
         on_commit=lambda state, commit: _note_commit(run, state, commit, spending),
-        recover=lambda output: rebuild(run, home.store, output), because=because,
-    )  # fmt: skip
+        recover=lambda output: rebuild(run, home.store, output),
+        because=because,
+    )
     syncer.evaluations = FromTheStart(run, evaluator)
     events, before = EventWriter(home.bare), _last_heartbeat(run, home.store)
     tell, earlier = said_as_events(events), _earlier_mirrors(before)
@@ -293,9 +303,13 @@ def _loss_text(commit: Evaluation) -> str:
 
 
 def begin(
-    run: RunFormat, versions: Iterable[Version], claim: ProcessClaim, time_text: Callable[[], str],
-    nonce: Callable[[], str], loss: Callable[[], float | None] = lambda: None,
-) -> Steps[RunState]:  # fmt: skip
+    run: RunFormat,
+    versions: Iterable[Version],
+    claim: ProcessClaim,
+    time_text: Callable[[], str],
+    nonce: Callable[[], str],
+    loss: Callable[[], float | None] = lambda: None,
+) -> Steps[RunState]:
     """Commit 0 with these versions, one of each fragment, and a commit with their `loss`, unless that is None. Nothing
     if the log has begun. `versions` are made one by one, as they are written."""
     state: RunState = yield from read_log(run)

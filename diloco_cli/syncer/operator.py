@@ -70,9 +70,14 @@ class Operator:
         return self._perform(read_log(self.run, known))
 
     def request(
-        self, kind: RequestKind, reason: str = "", *, learner: str | None = None, to: int | None = None,
+        self,
+        kind: RequestKind,
+        reason: str = "",
+        *,
+        learner: str | None = None,
+        to: int | None = None,
         key: str | None = None,
-    ) -> RunState:  # fmt: skip
+    ) -> RunState:
         """The head of the log after the answer. Raises UsageError with the log's text if it was a refusal."""
         before, patient = self.head(), kind != "revoke"
         number = self._ask(before, kind, reason, learner, to, key)
@@ -131,13 +136,18 @@ class Operator:
         return True
 
     def _ask(
-        self, state: RunState, kind: RequestKind, reason: str, learner: str | None = None, to: int | None = None,
+        self,
+        state: RunState,
+        kind: RequestKind,
+        reason: str,
+        learner: str | None = None,
+        to: int | None = None,
         key: str | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Write the request and return its number."""
         asked = ask(
             state, kind, nonce(), utc_now_text(), reason, learner=learner, to=to, revoke=key, keyring=self.run.keyring
-        )  # fmt: skip
+        )
         return self._perform(asked)
 
     def _perform(self, steps: Steps[Result]) -> Result:

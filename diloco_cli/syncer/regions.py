@@ -102,9 +102,15 @@ class RegionService:
     takes a line for the log. `events_to`: the home bucket, each call tried once; None: events stay where they are."""
 
     def __init__(
-        self, run: RunFormat, region: RegionStore, store: Store, home: Home, earlier: MirrorHeartbeat, tell: Tell,
+        self,
+        run: RunFormat,
+        region: RegionStore,
+        store: Store,
+        home: Home,
+        earlier: MirrorHeartbeat,
+        tell: Tell,
         events_to: Store | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.run, self.region, self.store, self.earlier, self.tell = run, region, store, earlier, tell
         self.head = home.head
         self.leaving, self.closing = threading.Event(), threading.Event()

@@ -62,9 +62,12 @@ def _wait(
     def facts() -> dict[str, Any]:
         counts = meter.counts
         return {
-            "up_bytes": counts.up_bytes, "down_bytes": counts.down_bytes, "requests": counts.num_requests,
-            "memory_bytes": process.memory_info().rss, "retrying": retrying_text(store),
-        }  # fmt: skip
+            "up_bytes": counts.up_bytes,
+            "down_bytes": counts.down_bytes,
+            "requests": counts.num_requests,
+            "memory_bytes": process.memory_info().rss,
+            "retrying": retrying_text(store),
+        }
 
     try:
         run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)

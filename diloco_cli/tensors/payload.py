@@ -15,9 +15,15 @@ import torch
 from diloco_cli.errors import DataCheckError
 
 DTYPES: dict[torch.dtype, str] = {
-    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8",
-    torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL",
-}  # fmt: skip
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.bool: "BOOL",
+}
 Spec = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 with warnings.catch_warnings():  # torch says once a process that views of bytes must not be written to

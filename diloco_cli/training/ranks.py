@@ -217,7 +217,7 @@ def build_rank(run: RunFormat, island: Island, data: Data, device: torch.device,
     shard, micro = run.shard_of(island.name), island.micro_batch_tokens
     replica = RankedReplica(
         run.settings, model, data, shard, run.num_shards, device, micro_batch_tokens=micro, rank=rank, ranks=ranks
-    )  # fmt: skip
+    )
     torch.manual_seed(run.settings.train.seed * ranks + rank)
     with with_others("the start"):
         distributed.barrier()  # nccl wants all ranks in the first meeting, and a fragment may need only some

@@ -95,14 +95,19 @@ class PacedFleet:
         arithmetic = self.ports.arithmetic or TraceArithmetic(self.run.num_fragments)
         syncer = Syncer(
             self.run, self._claim(), arithmetic, NoEvaluator(), lambda: THEN, self._nonce, on_commit=self._committed
-        )  # fmt: skip
+        )
         self.world.start("syncer", syncer.serve())
         for name in self.pacings:
             lanes = VirtualLanes(lambda steps, name=name: self.world.start(name, steps))  # type: ignore[misc]
             learner = Learner(
-                self.run, name, self._claim(), PacedTraining(self, name, self.ports.training(name)),
-                self.ports.wire(name), self._nonce, lanes.start,
-            )  # fmt: skip
+                self.run,
+                name,
+                self._claim(),
+                PacedTraining(self, name, self.ports.training(name)),
+                self.ports.wire(name),
+                self._nonce,
+                lanes.start,
+            )
             self.world.start(name, learner.train())
 
     @property

@@ -26,17 +26,27 @@ SPREAD = 0.0002  # equal machines are not quite equal: learner i is so much slow
 def synchronous(sync: SyncSettings, learners: int) -> SyncSettings:
     """DiLoCo as first published: the whole model at once, everybody waits for everybody, plain mean."""
     return replace(
-        sync, fragments=1, overlap=0, quorum=learners, adoption="at_tau", merge="avg",
-        local_steps="planned", clip="none",
-    )  # fmt: skip
+        sync,
+        fragments=1,
+        overlap=0,
+        quorum=learners,
+        adoption="at_tau",
+        merge="avg",
+        local_steps="planned",
+        clip="none",
+    )
 
 
 def streaming(sync: SyncSettings, learners: int) -> SyncSettings:
     """Streaming DiLoCo: fragments on their offsets, `sync.overlap` slots in flight, everybody in every merge."""
     return replace(
-        sync, quorum=learners, adoption="at_tau", merge="avg", local_steps="planned",
+        sync,
+        quorum=learners,
+        adoption="at_tau",
+        merge="avg",
+        local_steps="planned",
         clip="none",
-    )  # fmt: skip
+    )
 
 
 def decoupled(sync: SyncSettings) -> SyncSettings:

@@ -78,9 +78,13 @@ class TrainedFleet:
     after each."""
 
     def __init__(
-        self, run: RunFormat, pacings: tuple[Pacing, ...], quantum_tokens: int = 1, data: Data | None = None,
+        self,
+        run: RunFormat,
+        pacings: tuple[Pacing, ...],
+        quantum_tokens: int = 1,
+        data: Data | None = None,
         merged: Callable[[TrainedFleet], None] = lambda fleet: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         torch.set_num_threads(1)
         budget = run.settings.train.tokens
         planned = play_fleet(run, pacings, budget, quantum_tokens).state
