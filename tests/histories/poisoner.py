@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Literal
 
-from diloco_cli.protocol.log.refusals import QUARANTINE_AFTER, is_bad
+from diloco_cli.protocol.log.refusals import are_too_many, is_bad
 from tests.histories.replayer import BLAME, EMPTY, FLOODER, FULL, Plain, Replayer, expect, is_poisoner
 from tests.histories.stream import Stream
 
@@ -21,8 +21,8 @@ until they are as long as can be, and then again from the beginning. Or never, a
 TACTICS: tuple[Tactic, ...] = ("always", "absent", "in turn", "burst", "ratchet", "empty")
 LONG, RATCHET, LONGEST, SHORT = 1000.0, 1.5, 1e6, 1e-3
 CLIP, GROWS = 2.0, 4.0
+COMPARED = 3  # deltas in a merge, and learners in the log's memory, from which on a majority of them decides
 Measured = tuple[float, int]  # a norm, and its steps
-SLACK = 6  # bad offers beyond those for a quarantine: one commit may have several
 
 
 @dataclass
@@ -81,12 +81,14 @@ class NormBooks:
             who = f"commit {commit['n']}: offer {item['incarnation']}/{item['seq']} of {item['learner']}"
             if not is_poisoner(item["learner"]):
                 whole = item["steps"] <= self._round_steps(item["learner"])  # more may count in part
-                expect(item["scale"] == 1.0 or not whole, "8", f"{who} is clipped, and as long as usual")
+                known_alone = len(commit["inputs"]) < COMPARED and len(honest) <= len(known) - len(honest)
+                fair = item["scale"] == 1.0 or not whole or known_alone  # of two nobody can tell
+                expect(fair, "8", f"{who} is clipped, and as long as usual")
                 continue
             if len(here) >= 2:
                 expect(_is_bounded(item, here, CLIP), "8", f"{who} is longer than its company allows")
                 expect(_is_weighed(item, here), "8", f"{who} is empty, and weighs much")
-            if len(honest) > len(known) - len(honest):
+            if len(honest) > len(known) - len(honest) and len(known) >= COMPARED:
                 seen = [pair for pairs in honest for pair in pairs]
                 expect(_is_bounded(item, seen, CLIP * GROWS), "8", f"{who} is longer than the log allows")
         for item in commit["inputs"]:
@@ -98,17 +100,17 @@ class NormBooks:
         return run.settings.sync.every if island is None else island.local_steps
 
     def _count_bad(self, commit: Plain) -> None:
+        trusted = self.replayer.batches.keys() - self.replayer.kept_out
+        if commit["kind"] == "merge" and len(trusted) > self.replayer.run.settings.sync.quorum:
+            for name in sorted(trusted - {FLOODER}):  # which has many refused at once
+                text = f"{name} has made {self.bad[name]} bad offers in a row, and is not kept out"
+                expect(not are_too_many(self.bad[name]), BLAME, text)
         for item in commit.get("inputs", ()):
             self.bad[item["learner"]] = 0
         for outcome in commit["outcomes"]:
             self.bad[outcome["learner"]] += is_bad(outcome["reason"])
         if commit["kind"] in ("quarantine", "readmit"):
             self.bad[commit["learner"]] = 0
-        trusted = self.replayer.batches.keys() - self.replayer.kept_out
-        if commit["kind"] == "merge" and len(trusted) > self.replayer.run.settings.sync.quorum:
-            for name in sorted(trusted - {FLOODER}):  # which has many refused at once
-                text = f"{name} has made {self.bad[name]} bad offers in a row, and is not kept out"
-                expect(self.bad[name] < QUARANTINE_AFTER + SLACK, BLAME, text)
 
 
 def _is_bounded(item: Plain, honest: list[Measured], times: float) -> bool:

@@ -76,12 +76,15 @@ def shortest(norm: float, steps: int, in_steps: int) -> float:
 
 def usual_norms(known: Known, deltas: Sequence[Measured], counted: Sequence[int], grows: float = GROWS) -> list[float]:
     """What is usual for each of a slot's deltas, for the steps that it counts for: `grows` times the median in memory
-    or, among COMPARED or more, the median of the other deltas, whichever is less. 0: there is nothing yet."""
+    or, among COMPARED or more, the median of the other deltas, whichever is less. 0: there is nothing yet. Beside so
+    many deltas the memory of fewer learners does not count: one that came first would say what is usual."""
+    is_heard = len(deltas) < COMPARED or len(known) >= COMPARED
 
     @cache  # most deltas have the same few numbers of steps
     def measures(steps: int) -> tuple[float, list[float]]:
         here = sorted(longest(*one, steps) for one in deltas) if len(deltas) >= COMPARED else []
-        return grows * upper_median(longest(*one, steps) for one in known.values()), here
+        heard = known.values() if is_heard else ()
+        return grows * upper_median(longest(*one, steps) for one in heard), here
 
     usual = []
     for delta, steps in zip(deltas, counted, strict=True):

@@ -65,7 +65,8 @@ def test_what_a_delta_is_compared_with() -> None:
     assert usual([], 1.0, 2.0) == [0.0, 0.0]
     assert usual([], 1.0, 2.0, 3.0) == [3.0, 3.0, 2.0], "the upper median of the others"
     assert usual([1.0, 9.0], 5.0) == [GROWS * 9.0], "the upper median in memory"
-    assert usual([0.625], 1.0, 2.0, 3.0) == [2.5, 2.5, 2.0], "whichever is less"
+    assert usual([0.625] * 3, 1.0, 2.0, 3.0) == [2.5, 2.5, 2.0], "whichever is less"
+    assert usual([0.1], 1.0, 2.0, 3.0) == [3.0, 3.0, 2.0], "one learner that came first is not heard"
 
 
 def test_honest_norms_grow_with_the_steps_by_the_root_at_least_and_in_proportion_at_most() -> None:
