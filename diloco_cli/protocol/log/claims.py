@@ -110,10 +110,9 @@ class ClaimWatch:
         """The newest claim's number, if it is newer than the one known before. `beyond`: the newest number under any of
         the learner's keys, which the next claim follows, under whichever key it comes."""
         before = self.last
+        yield from self._go_on(max(self.last, beyond))  # also before a listing, which may not show the newest claims
         if self.key and self._looks % LISTS_EVERY == 0:  # in case two keys' processes began at the same time
             yield from self._list()
-        else:
-            yield from self._go_on(max(self.last, beyond))
         self._looks += 1
         for number in range(self.last, max(before, self.last - STRANGERS_PASSED), -1):
             claim = incarnation_key(self.learner, incarnation_of(number, self.key))
