@@ -13,7 +13,7 @@ public key can check every record. A learner that joins, a new machine for the s
 more certificate, and no change of the run.
 
 A certificate counts until the operator revokes its key, by a commit; a key that was revoked counts for nothing that is
-judged after that commit (protocol/log/authority.py, which also binds each epoch to one key).
+judged after that commit (protocol/log/state.py, which also binds each epoch to one key).
 
 Private keys are never written to the bucket, logged or shown, and no machine needs another's. A key file also names the
 operator's public key, so its holder does not depend on what FORMAT.json says; a process without a key believes what it
@@ -21,6 +21,10 @@ saw there first (runtime/consent.py).
 
 Records of an unsigned run end with a checksum in the signature's place (`Checksummed`): not every store notices a
 flipped bit, and a commit depends on the one before it.
+
+Ed25519 (RFC 8032) by `cryptography`, on hexadecimal text: keys of 64 digits, signatures of 128.
+
+`cryptography` is imported where it is needed, because commands on unsigned runs start faster without it.
 """
 
 from __future__ import annotations
@@ -32,11 +36,49 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from diloco_cli.digests import digest
-from diloco_cli.ed25519 import is_signature, public_key, signature
 from diloco_cli.errors import DataCheckError, RefusedError, UsageError
+
+KEYS = 256  # remembered: a run has few signers, and each signs many records
+
+
+def public_key(private: str) -> str:
+    """The public half of a private key."""
+    return _private(private)[1]
+
+
+def signature(private: str, text: bytes) -> str:
+    signed: bytes = _private(private)[0].sign(text)
+    return signed.hex()
+
+
+def is_signature(public: str, code: str, text: bytes) -> bool:
+    """Whether `code` is a signature on `text` by the holder of this key."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        _public(public).verify(bytes.fromhex(code), text)
+    except (InvalidSignature, ValueError):  # the latter: a public key that is no point of the curve
+        return False
+    return True
+
+
+@lru_cache(maxsize=KEYS)
+def _private(private: str) -> tuple[Any, str]:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private))
+    return key, key.public_key().public_bytes_raw().hex()
+
+
+@lru_cache(maxsize=KEYS)
+def _public(public: str) -> Any:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(public))
+
 
 ALGORITHM: Literal["ed25519"] = "ed25519"
 LOG = "log"  # what a record of the log must be signed as: by a syncer, or by the operator

@@ -54,10 +54,9 @@ def request(
     run: str = RunArgument, role: Role = RoleArgument, name: str = NameArgument, file: Path = FileArgument
 ) -> None:
     """Make this machine's own key for a signed run; prints its public half, which the operator certifies."""
-    from diloco_cli.ed25519 import public_key
     from diloco_cli.randomness import new_private_key
     from diloco_cli.runtime.consent import write_key
-    from diloco_cli.signing import machine_text, short_key
+    from diloco_cli.signing import machine_text, public_key, short_key
 
     opened = signed_run(run)
     assert opened.format.signing is not None
@@ -79,7 +78,7 @@ def certify(
     allow_store: list[str] = AllowStore,
 ) -> None:
     """Certify a machine's key for a role and a name in a run, with the operator's secret in the environment."""
-    from diloco_cli.protocol.log.certificates import certificate_record
+    from diloco_cli.protocol.log.claims import certificate_record
     from diloco_cli.runtime.consent import consented, signing_secret
     from diloco_cli.signing import KEY_HINT, is_public_key
     from diloco_cli.store.port import Created
@@ -165,7 +164,7 @@ def _no_place_left(opened: OpenRun, name: str) -> str:
 def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:
     """The public keys that were certified for this name, or this one key, by the certificates in the bucket; each with
     the learner whose it is (None: a syncer's)."""
-    from diloco_cli.protocol.log.certificates import certificate_in
+    from diloco_cli.protocol.log.claims import certificate_in
     from diloco_cli.protocol.log.keys import CERTIFICATES
     from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 

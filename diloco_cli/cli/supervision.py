@@ -23,7 +23,7 @@ from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
 from diloco_cli.launch.local_units import background_command, starts_elsewhere, syncer_may_start, units_here
 from diloco_cli.observe.live import Curves, LiveScreen
-from diloco_cli.protocol.actors.decisions import phase_for
+from diloco_cli.protocol.actors.progress import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from diloco_cli.protocol.actors.membership import contradiction_of_member
-from diloco_cli.protocol.log.authority import asked_for
 from diloco_cli.protocol.log.commits import (
     CollectionFloor,
     Commit,
@@ -42,6 +41,7 @@ from diloco_cli.protocol.log.records import (
 )
 from diloco_cli.protocol.log.refusals import are_too_many, bad_in_a_row, is_bad
 from diloco_cli.protocol.log.stability import Stability, stability_after
+from diloco_cli.protocol.log.state import asked_for
 from diloco_cli.protocol.rules.divergence import jump_of
 from diloco_cli.protocol.rules.eligibility import max_steps, offered_weight, round_steps
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge

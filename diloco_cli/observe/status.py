@@ -15,8 +15,7 @@ from diloco_cli.observe.facts import Local, RunFacts, moment
 from diloco_cli.observe.fields import Fields, UnitColumn, made
 from diloco_cli.observe.situation import MERGES, Look, State, Verdict, pace_of_syncer, verdict_at
 from diloco_cli.observe.unit_states import LOST, SUSPECT_S, aged, syncer_lost_after_s
-from diloco_cli.protocol.actors.backlog import NOT_KNOWN
-from diloco_cli.protocol.actors.collection import kept_commits
+from diloco_cli.protocol.actors.collection import NOT_KNOWN, kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import LastDelta, MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot

@@ -28,7 +28,7 @@ from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart, Sharding, shards
 from diloco_cli.plan.speed import computes_in_half
-from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
+from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.merging import keeps_progress
 
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32

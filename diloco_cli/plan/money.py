@@ -8,7 +8,7 @@ Requests, counted from the protocol (M islands, slots of s seconds):
                       the syncer a slot: its polls of M mailboxes, M deltas, and state and weights where the store
                       does not check uploads; about once a slot M incarnations; each 2 s the log and requests
 
-An object that comes once a slot is polled about the time at which it is due (protocol/rules/polling.py).
+An object that comes once a slot is polled about the time at which it is due (protocol/rules/pacing.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from diloco_cli.plan.link import CODEC_BITS, HEARTBEAT_EVERY_S, moment_bytes
 from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import Money
 from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_MOMENTS, LEAST_ROUNDS
-from diloco_cli.protocol.rules.polling import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
+from diloco_cli.protocol.rules.pacing import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
 
 DAY_S = 86_400.0
 GB = 1e9

@@ -23,8 +23,8 @@ from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.plan.link import CLIENT_BPS, CODEC_BITS, GUESSED_RTT_S, reached, rtt_of
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote
+from diloco_cli.protocol.log.operations import MAX_AT_ONCE
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.rules.capacity import (
     MergeWork,
     SlotTime,

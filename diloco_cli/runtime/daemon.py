@@ -30,6 +30,7 @@ from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import InterruptedRunError, NoSpaceError, StoreError, TerminatedError
 from diloco_cli.protocol.log.keys import commit_key, read_commit_key
 from diloco_cli.protocol.log.operations import (
+    MAX_AT_ONCE,
     Create,
     Delete,
     Get,
@@ -44,7 +45,6 @@ from diloco_cli.protocol.log.operations import (
     Undeleted,
 )
 from diloco_cli.protocol.log.records import MAX_EXACT, ProcessClaim
-from diloco_cli.protocol.log.together import MAX_AT_ONCE
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.protocol.rules.capacity import turns
 from diloco_cli.randomness import nonce

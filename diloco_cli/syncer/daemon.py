@@ -29,13 +29,11 @@ from diloco_cli.events.bucket import EventWriter
 from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.evaluating import Evaluations, NoEvaluator, reading_s
 from diloco_cli.protocol.actors.merging import write_surely
-from diloco_cli.protocol.actors.room import make_room
-from diloco_cli.protocol.actors.serving import DisplacedError, serving
 from diloco_cli.protocol.actors.standby import counts_of
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import DisplacedError, Syncer, make_room, serving
+from diloco_cli.protocol.log.claims import claim_epoch
 from diloco_cli.protocol.log.commit_log import append, read_format, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Finish, Merge, Skip
-from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.heartbeats import (
     MAX_HEARTBEAT_BYTES,
     MirrorHeartbeat,

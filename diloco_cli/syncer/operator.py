@@ -12,8 +12,7 @@ from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.errors import FencedError, TryAgainError, UsageError
 from diloco_cli.layout import Layout
-from diloco_cli.protocol.actors.request_handler import StandIn
-from diloco_cli.protocol.actors.requests import ask, is_at_rest, withdraw_stop
+from diloco_cli.protocol.actors.requests import StandIn, ask, is_at_rest, withdraw_stop
 from diloco_cli.protocol.actors.standby import has_left, slowest_s
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit, Refuse

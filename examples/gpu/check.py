@@ -20,7 +20,7 @@ from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings,
 from diloco_cli.layout import make_layout
 from diloco_cli.plan.memory import computing, fit_with_micro_batch
 from diloco_cli.plan.model_facts import model_facts
-from diloco_cli.protocol.actors.fragments import Fragments
+from diloco_cli.protocol.actors.learner import Fragments
 from diloco_cli.protocol.log.records import FragmentVersion, Island, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tensors.flat import parameter_facts

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.claims import claim_incarnation
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.polling import DENSE
+from diloco_cli.protocol.rules.pacing import DENSE
 
 GROUPS = 16  # of learners that hear at the same time
 

@@ -27,7 +27,7 @@ from torch import distributed
 
 from diloco_cli.learner.group import join_group
 from diloco_cli.learner.parent import own_beats, place_here
-from diloco_cli.protocol.actors.fragments import Fragments
+from diloco_cli.protocol.actors.learner import Fragments
 from diloco_cli.protocol.actors.ports import Progression, Values
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.tasks.build import build_data

@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from diloco_cli.errors import DataCheckError, FencedError, NoSpaceError, RefusedError, StoreError
-from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There, Together
-from diloco_cli.protocol.log.together import together
+from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There, Together, together
 from diloco_cli.store.bucket import settled
 from diloco_cli.store.port import (
     Created,

@@ -27,7 +27,7 @@ from itertools import product
 from types import ModuleType
 from typing import Any
 
-from diloco_cli import digests, ed25519
+from diloco_cli import digests, signing
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log import keys, wire
 from diloco_cli.protocol.log.records import SCHEMA, RunFormat
@@ -69,8 +69,8 @@ def remembered() -> Iterator[None]:
             check_key,
         ):
             changes.enter_context(_everywhere(pure.__name__, pure, cache(pure)))
-        changes.enter_context(_everywhere("signature", ed25519.signature, sign))
-        changes.enter_context(_everywhere("is_signature", ed25519.is_signature, verify))
+        changes.enter_context(_everywhere("signature", signing.signature, sign))
+        changes.enter_context(_everywhere("is_signature", signing.is_signature, verify))
         yield
 
 
@@ -116,12 +116,12 @@ def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
 
 
 def _remembered_signatures() -> tuple[Callable[[str, bytes], str], Callable[[str, str, bytes], bool]]:
-    sign, verify = ed25519.signature, ed25519.is_signature
+    sign, verify = signing.signature, signing.is_signature
     known: dict[tuple[str, str, bytes], bool] = {}
 
     def remembered_signature(private: str, text: bytes) -> str:
         code = sign(private, text)
-        known[ed25519.public_key(private), code, text] = True
+        known[signing.public_key(private), code, text] = True
         return code
 
     def remembered_is_signature(public: str, code: str, text: bytes) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.collection import KEPT_MOMENTS, KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
-from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK
+from diloco_cli.protocol.actors.membership import JUNK_PER_LOOK
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     STANDBY_HEARTBEATS,
@@ -404,8 +404,8 @@ class Monitor:
 
     def check_answers(self, free_s: float, now_s: float, look_s: float) -> None:
         """A serving syncer answers requests; those to join after as many looks as it takes to read what others have put
-        into their queue (protocol/actors/joins.py). `free_s`: from then on no fault delays it; `look_s`: between two
-        looks at the queue, if nothing else takes longer."""
+        into their queue (protocol/actors/membership.py). `free_s`: from then on no fault delays it; `look_s`: between
+        two looks at the queue, if nothing else takes longer."""
         asked = {f"request {number}": (since, 0) for number, since in self._asked.items()}
         looks = self._looks_before() if self._joining else 0
         asked |= {f"the wish of {name} to join": (since, looks) for name, since in self._joining.items()}

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.protocol.actors.membership import enter
-from diloco_cli.protocol.actors.request_handler import StandIn
-from diloco_cli.protocol.actors.requests import ask, withdraw_stop
+from diloco_cli.protocol.actors.requests import StandIn, ask, withdraw_stop
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Create, Operation, Steps, There

@@ -9,8 +9,7 @@ from math import inf
 from typing import Any
 
 from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.room import make_room
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import Syncer, make_room
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import OfferId, ProcessClaim
 from diloco_cli.store.retry import MAX_PAUSE_S

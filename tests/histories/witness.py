@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from diloco_cli.protocol.actors.decisions import OfferDraft, is_over
 from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
+from diloco_cli.protocol.actors.progress import OfferDraft, is_over
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.schedule import beginner

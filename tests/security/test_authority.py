@@ -14,9 +14,7 @@ from diloco_cli.errors import RefusedError
 from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.request_handler import StandIn
-from diloco_cli.protocol.actors.requests import ask
-from diloco_cli.protocol.log.authority import AuthorityError
+from diloco_cli.protocol.actors.requests import StandIn, ask
 from diloco_cli.protocol.log.commit_log import append, fold, read_log, state_after, trusting_none_of
 from diloco_cli.protocol.log.keys import (
     commit_key,
@@ -29,7 +27,7 @@ from diloco_cli.protocol.log.keys import (
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Outcome, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.snapshots import newest_snapshot, snapshot_at, write_snapshot
-from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.protocol.log.state import AuthorityError, LearnerRecord, RunState
 from diloco_cli.protocol.log.wire import RecordError, encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import LOG

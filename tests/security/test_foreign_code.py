@@ -17,14 +17,13 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
-from diloco_cli.ed25519 import public_key
 from diloco_cli.launch.new_run import create_run, signed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, heartbeat_key
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.consent import format_digest
 from diloco_cli.runtime.units import diloco_command
-from diloco_cli.signing import Secret, learner_signer, syncer_signer
+from diloco_cli.signing import Secret, learner_signer, public_key, syncer_signer
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import NANO, make_bucket
 from tests.forked import ROOT, run_diloco

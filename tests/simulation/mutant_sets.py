@@ -11,12 +11,10 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import fence, fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
 from diloco_cli.protocol.log.keys import commit_key, delta_key
-from diloco_cli.protocol.log.operations import Get, Steps
+from diloco_cli.protocol.log.operations import Get, Steps, together
 from diloco_cli.protocol.log.records import Offer
-from diloco_cli.protocol.log.signed import create_signed
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.together import together
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.wire import create_signed, encode
 from diloco_cli.signing import LOG
 
 

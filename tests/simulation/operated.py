@@ -9,8 +9,7 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.protocol.actors import collection, syncer
-from diloco_cli.protocol.actors.request_handler import StandIn
-from diloco_cli.protocol.actors.requests import ask, withdraw_stop
+from diloco_cli.protocol.actors.requests import StandIn, ask, withdraw_stop
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RequestKind, RunFormat

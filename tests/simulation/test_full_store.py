@@ -11,9 +11,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.room import make_room
-from diloco_cli.protocol.actors.serving import serving
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import Syncer, make_room, serving
 from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, There, Together
 from diloco_cli.protocol.regions.mirrors import Mirror
 from diloco_cli.store.retry import FULL_DISK_PAUSE_S

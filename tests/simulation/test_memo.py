@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli import ed25519, signing
+from diloco_cli import signing
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log import wire
 from diloco_cli.protocol.log.commits import Commit, Skip
@@ -50,19 +50,19 @@ def test_a_commit_of_its_own_making_is_remembered_for_readers_of_any_kind_of_com
 def test_only_the_signature_made_here_is_remembered_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
     private = "1" * 64
     checked: list[bytes] = []
-    check = ed25519.is_signature
+    check = signing.is_signature
 
     def counted(public: str, code: str, text: bytes) -> bool:
         checked.append(text)
         return check(public, code, text)
 
-    monkeypatch.setattr(ed25519, "is_signature", counted)
+    monkeypatch.setattr(signing, "is_signature", counted)
     monkeypatch.setattr(signing, "is_signature", counted)
     with remembered():
-        code, public = signing.signature(private, b"text"), ed25519.public_key(private)
+        code, public = signing.signature(private, b"text"), signing.public_key(private)
         assert signing.is_signature(public, code, b"text")
         assert checked == []
         for _ in range(2):
             assert not signing.is_signature(public, code, b"another")
-            assert not signing.is_signature(ed25519.public_key("2" * 64), code, b"text")
+            assert not signing.is_signature(signing.public_key("2" * 64), code, b"text")
     assert checked == [b"another", b"text"]

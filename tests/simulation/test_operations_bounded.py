@@ -15,7 +15,7 @@ from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.stand_ins import Sizes
 from diloco_cli.protocol.log.operations import Operation, Together
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.rules.polling import MAX_REQUESTS
+from diloco_cli.protocol.rules.pacing import MAX_REQUESTS
 from diloco_cli.virtual.world import Actor, World
 from tests.simulation.toy import run_of
 

@@ -15,8 +15,8 @@ import pytest
 from diloco_cli import signing
 from diloco_cli.config.codec import replace
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors import collection, inbox, joins, requests
-from diloco_cli.protocol.log import claims, signed, snapshots
+from diloco_cli.protocol.actors import collection, inbox, membership, requests
+from diloco_cli.protocol.log import claims, snapshots, wire
 from diloco_cli.protocol.log.keys import commit_key, incarnation_of, offer_key, read_join_key, snapshot_key
 from diloco_cli.protocol.log.operations import Create, Get, Steps
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
@@ -138,8 +138,8 @@ def sum_of_no_key(checksums: Any, key: str, body: bytes) -> bytes:
 def unchecked_join(queue: Any, key: str, keyring: Any) -> Steps[Any]:
     data = yield Get(key, MAX_RECORD_BYTES)
     try:
-        return joins.FoundJoin(key, data, decode(joins.Join, data, key).island)
-    except joins.RecordError:
+        return membership.FoundJoin(key, data, decode(membership.Join, data, key).island)
+    except membership.RecordError:
         return None
 
 
@@ -163,15 +163,15 @@ OFF: dict[str, Off] = {
     "a signature holds under any key": Off(signing, "_record_text", of_no_key, MINE, signed=True),
     "whoever has a key signs for all": Off(signing, "may_sign", lambda signer, role: True, MINE, signed=True),
     "any operator certifies": Off(signing, "is_certified", lambda *said: True, MINE, signed=True),
-    "whoever is first has the place": Off(signed, "create_signed", first_writers, MINE),
+    "whoever is first has the place": Off(wire, "create_signed", first_writers, MINE),
     "anybody's snapshot": Off(snapshots, "snapshot_at", anybodys_snapshot, MINE),
     "any two snapshots are kept": Off(collection, "kept_snapshots", any_two_snapshots, MINE),
-    "anybody joins": Off(joins.JoinQueue, "_read", unchecked_join, MINE),
+    "anybody joins": Off(membership.JoinQueue, "_read", unchecked_join, MINE),
     "joins of earlier epochs act": Off(
-        joins.JoinQueue, "_counts", of_any_epoch, frozenset({"genuine"}), _hands_over, forger=False, flooder=True
+        membership.JoinQueue, "_counts", of_any_epoch, frozenset({"genuine"}), _hands_over, forger=False, flooder=True
     ),
     "a flood of joins is read at once": Off(
-        joins,
+        membership,
         "JUNK_PER_LOOK",
         1 << 30,
         frozenset({"liveness"}),

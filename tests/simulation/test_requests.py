@@ -6,7 +6,7 @@ import pytest
 
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.requests import ask, withdraw_stop
-from diloco_cli.protocol.actors.serving import DisplacedError
+from diloco_cli.protocol.actors.syncer import DisplacedError
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import asked, command, done, resumed, stand_in, started, state_of

@@ -12,8 +12,7 @@ from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.membership import enter
-from diloco_cli.protocol.actors.serving import DisplacedError, serving
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import DisplacedError, Syncer, serving
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunFormat

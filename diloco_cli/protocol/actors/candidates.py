@@ -10,7 +10,7 @@ from diloco_cli.protocol.actors.merging import Recover, load_delta, make_residen
 from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta, Merged
 from diloco_cli.protocol.log.commits import Merge, Skip
 from diloco_cli.protocol.log.norms import NOTHING, logged_norm
-from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.operations import Steps, together
 from diloco_cli.protocol.log.records import (
     FragmentVersion,
     MergedOffer,
@@ -21,7 +21,6 @@ from diloco_cli.protocol.log.records import (
     fragment_of_slot,
 )
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.rules.eligibility import offered_weight, refusal, round_steps
 from diloco_cli.protocol.rules.norms import JudgedDelta, judge
 from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s

@@ -18,7 +18,7 @@ from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, response_to
-from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S
+from diloco_cli.protocol.rules.pacing import POLL_BOUNDS_S
 
 FINAL_EVALUATION_S = 120.0  # and the time to read all states once
 TRIES = 3  # of a rollback whose objects cannot be read

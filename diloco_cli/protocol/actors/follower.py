@@ -10,20 +10,19 @@ from math import isfinite
 from typing import Any
 
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.actors.decisions import is_over
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.observer import Incarnation
 from diloco_cli.protocol.actors.ports import Values
+from diloco_cli.protocol.actors.progress import is_over
 from diloco_cli.protocol.log.claims import ClaimWatch
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key, key_of, number_of
-from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps
+from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState
-from diloco_cli.protocol.log.together import together
-from diloco_cli.protocol.rules.polling import expected_slot_s, fence_check_every_s, next_request_s
+from diloco_cli.protocol.rules.pacing import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.signing import learner_signer
 
 HEARTBEAT_EVERY_S = 3.0

@@ -22,12 +22,10 @@ from diloco_cli.protocol.log.keys import (
     read_inner_key,
     weights_key,
 )
-from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
+from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.signed import create_signed
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.together import together
-from diloco_cli.protocol.log.wire import RecordError, decode, encode
+from diloco_cli.protocol.log.wire import RecordError, create_signed, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 
 WAIT_FOR_GENESIS_S = 0.1

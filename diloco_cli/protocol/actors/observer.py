@@ -10,10 +10,9 @@ from collections import deque
 from statistics import median_low
 from typing import Literal, Protocol
 
-from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.joining import Joined, Saves
 from diloco_cli.protocol.actors.ports import Wire
-from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.protocol.actors.progress import OfferDraft, Progress
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, Timings
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import LearnerState

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from diloco_cli.protocol.actors.decisions import is_over
+from diloco_cli.protocol.actors.progress import is_over
 from diloco_cli.protocol.actors.requests import is_at_rest
+from diloco_cli.protocol.log.claims import newest_epoch
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
-from diloco_cli.protocol.log.epochs import newest_epoch
 from diloco_cli.protocol.log.heartbeats import (
     MAX_HEARTBEAT_BYTES,
     Beats,

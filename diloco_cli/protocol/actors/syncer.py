@@ -2,6 +2,15 @@
 
 It holds no torch and no clock: arithmetic and evaluation come in as ports, everything else is yielded operations.
 Its states are those of protocol/log/states.py.
+
+What a syncer does when a write of its finds no room: it collects, so that the write can go on by itself.
+
+The write waits meanwhile, and with it the syncer's turn, so this is a turn of its own. It raises no state of the
+syncer: a floor that it commits takes the number of the commit that waits, and the syncer finds that out when it tries
+that number. It then decides anew, or writes the same again; outcomes that the commit was to bring go with the next one.
+What the run's settings promise to keep stays; readers have their grace.
+
+A syncer that was fenced: by another syncer, which has its place, or by an operator's command, which leaves again.
 """
 
 from __future__ import annotations
@@ -15,33 +24,30 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import DataCheckError, FencedError
+from diloco_cli.errors import DataCheckError, FencedError, TryAgainError
 from diloco_cli.protocol.actors.candidates import Candidates, Loader, merge_commit, skip_commit
-from diloco_cli.protocol.actors.collection import Housekeeper
+from diloco_cli.protocol.actors.collection import Housekeeper, collected, floor_in_turn
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.joins import JoinQueue
-from diloco_cli.protocol.actors.membership import admission
+from diloco_cli.protocol.actors.membership import JoinQueue, admission
 from diloco_cli.protocol.actors.merging import Recover, write_surely
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
+from diloco_cli.protocol.actors.progress import may_serve_again
 from diloco_cli.protocol.actors.repair import Repairer
-from diloco_cli.protocol.actors.request_handler import answer_to
-from diloco_cli.protocol.actors.requests import is_at_rest, newest_request, pending_requests
+from diloco_cli.protocol.actors.requests import answer_to, is_at_rest, newest_request, pending_requests
 from diloco_cli.protocol.log import commits
+from diloco_cli.protocol.log.claims import claim_epoch
 from diloco_cli.protocol.log.commit_log import append, fence, next_commit, read_log
-from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.heartbeats import Cadence, sealed
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
-from diloco_cli.protocol.log.operations import Now, Put, Steps
+from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE, Now, Put, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
-from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE, together
 from diloco_cli.protocol.rules.divergence import response_to
-from diloco_cli.protocol.rules.pacing import Pacer
-from diloco_cli.protocol.rules.polling import pause_s, requests_every_s, watch_every_s
+from diloco_cli.protocol.rules.pacing import Pacer, pause_s, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (
     Grace,
     Pace,
@@ -231,7 +237,7 @@ class Syncer:
             self.state = later
 
     def _carry_out_request(self) -> Steps[bool]:
-        """Answer the next requests, in their order (protocol/actors/request_handler.py)."""
+        """Answer the next requests, in their order (protocol/actors/requests.py)."""
         pending = yield from pending_requests(self.run, self.state)
         if pending is None:
             return False
@@ -389,3 +395,47 @@ class Syncer:
         }  # fmt: skip
         key = heartbeat_key(SYNCER)
         yield Put(key, sealed(self.run.keyring, LOG, key, facts))
+
+
+MAKES_FOR_S = 5.0  # then the write is tried again
+WHY = "no space is left"
+
+
+def make_room(syncer: Syncer) -> Steps[bool]:
+    """Delete for a while; where nothing is left to delete, raise the floor as far as the settings allow. False if
+    neither can be done now. Without an epoch, only what lies behind the log's floor goes."""
+    run, collector = syncer.run, syncer.housekeeper.collector
+    if syncer.state.n < 0:
+        return False
+    state = yield from read_log(run, syncer.state)
+    now_s: float = yield Now()
+    collector.look(state, now_s)
+    if (yield from collector.work(state, now_s, MAKES_FOR_S)):
+        return True
+    floor = floor_in_turn(run, state, idle=True)
+    if floor is None or state.epoch != syncer.epoch or not collector.is_done(state):
+        return False
+    _, mine = yield from append(run, state, syncer.drafted(collected(floor, WHY)))
+    return mine
+
+
+class DisplacedError(FencedError):
+    """A command took this syncer for dead and served in its place; the run has no syncer until one begins again."""
+
+    code = "displaced"
+    exit_status = TryAgainError.exit_status
+
+
+def serving(syncer: Syncer) -> Steps[RunState]:
+    """Serve until the run is over. Raises FencedError if another syncer has taken over, DisplacedError if a command
+    has, which leaves again."""
+    try:
+        return (yield from syncer.serve())
+    except FencedError as error:
+        state = yield from read_log(syncer.run, syncer.state)
+        if not may_serve_again(state, syncer.epoch):
+            raise
+        raise DisplacedError(
+            f"a command claimed epoch {state.epoch} while this syncer was silent; nothing was lost",
+            hint="start it again: the run has no syncer",
+        ) from error

@@ -6,19 +6,33 @@ claim comes, and of two incarnations the later one is greater. Objects of strang
 them out) use their numbers up: they are no claims, and nobody waits for them.
 
 `LearnerKeys`: the keys that learners have in a signed run. Each learner leaves its certificate in the bucket.
+
+Certificates in the bucket: an operator leaves one there for a key that another machine has made.
+
+    certificate/<role>/<name>/<public key>.json     create-once, signed by the operator
+
+A process whose key came with its certificate leaves it there, too. They tell under which keys a learner writes
+(claims.py). Who signed a record, the record itself tells: it carries its signer's certificate.
+
+Numbers that processes claim one after the other: the furthest one, and the claim of the next epoch.
+
+Claims are dense: each process takes the first number that is free. So the furthest one is found by doubling and halving
+steps. Claims that lie apart are made by no process of this program; they drive a number on by REACH a look at most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.log.certificates import certificate_in, own_certificate
-from diloco_cli.protocol.log.epochs import REACH, furthest
+from diloco_cli.errors import DataCheckError, TryAgainError
 from diloco_cli.protocol.log.keys import (
     CERTIFICATES,
     MOST_INCARNATIONS,
+    certificate_key,
     claims_prefix,
+    epoch_key,
     fingerprint,
     incarnation_key,
     incarnation_of,
@@ -28,14 +42,112 @@ from diloco_cli.protocol.log.keys import (
     read_certificate_key,
     read_claim_key,
 )
-from diloco_cli.protocol.log.operations import Create, Get, List, Steps
-from diloco_cli.protocol.log.records import ProcessClaim
-from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_signed
-from diloco_cli.protocol.log.together import together, together_got
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
-from diloco_cli.signing import Unsigned, learner_signer
+from diloco_cli.protocol.log.operations import Create, Get, List, Steps, together, together_got
+from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.wire import (
+    LOOKS,
+    MAX_RECORD_BYTES,
+    RecordError,
+    create_signed,
+    decode,
+    encode,
+    read_signed,
+)
+from diloco_cli.signing import LOG, OPERATOR, Keyring, Secret, Unsigned, is_certified, learner_signer, public_key
 
-CLAIMS_TRIED = 64  # of numbers that other processes take first
+
+@dataclass(frozen=True)
+class Certificate:
+    """The operator's word that this public key signs as `signer` in this run."""
+
+    signer: str
+    public: str
+    code: str
+
+
+def certificate_record(run_id: str, secret: Secret, signer: str, public: str) -> tuple[str, bytes]:
+    """Key and bytes of the record for this public key. Raises UsageError if `secret` is not the operator's."""
+    key = certificate_key(signer, public)
+    record = Certificate(signer, public, secret.certificate(run_id, signer, public))
+    return key, secret.keyring(run_id).sign(OPERATOR, key, encode(record))
+
+
+def certificate_in(keyring: Unsigned, key: str, data: bytes) -> Certificate | None:
+    """The certificate in an object, if the operator has given it: its code tells, whoever has written the object."""
+    try:
+        said = decode(Certificate, data, key)
+    except RecordError:
+        return None
+    if not isinstance(keyring, Keyring) or certificate_key(said.signer, said.public) != key:
+        return None
+    return said if is_certified(keyring.operator, keyring.run_id, said.signer, said.public, said.code) else None
+
+
+def own_certificate(keyring: Unsigned, signer: str) -> tuple[str, bytes] | None:
+    """Key and bytes of the certificate with which this process signs as `signer`; None in an unsigned run."""
+    grant = keyring.grants.get(signer) if isinstance(keyring, Keyring) else None
+    if grant is None:
+        return None
+    public = public_key(grant.private)
+    return certificate_key(signer, public), encode(Certificate(signer, public, grant.certificate))
+
+
+def own_keyring(run_id: str, secret: Secret) -> Steps[Keyring]:
+    """The keyring of a machine with its own key: with the certificates for it that lie in the bucket."""
+    public, trusted = public_key(secret.own), Keyring(run_id, secret.operator)
+    found: dict[str, str] = {}
+    for signer in secret.signers:
+        key = certificate_key(signer, public)
+        data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
+        said = None if data is None else certificate_in(trusted, key, data)
+        if said is not None:
+            found[signer] = said.code
+    return secret.keyring(run_id, found)
+
+
+REACH = 1 << 20  # numbers beyond the last one known: more than processes ever die in a row
+CLAIMS_TRIED = 64  # of numbers that others take first
+Found = TypeVar("Found")
+
+
+def furthest(known: int, reach: int, look: Callable[[int], Steps[Found | None]]) -> Steps[tuple[int, Found] | None]:
+    """The furthest number beyond `known`, within `reach` of it, under which `look` finds something, and that; None if
+    there is none."""
+    found: tuple[int, Found] | None = None
+    low, high, step = known, known + reach + 1, 1
+    while high - low > 1:
+        number = min(low + step, (low + high + 1) // 2)
+        there = yield from look(number)
+        if there is None:
+            high = number
+        else:
+            low, found, step = number, (number, there), 2 * step
+    return found
+
+
+def newest_epoch(known: int) -> Steps[tuple[int, bytes] | None]:
+    """The furthest epoch beyond `known` under whose key anything lies, and these bytes; None if there is none."""
+    return (yield from furthest(known, REACH, _epoch_claim))
+
+
+def _epoch_claim(epoch: int) -> Steps[bytes | None]:
+    data: bytes | None = yield Get(epoch_key(epoch), MAX_RECORD_BYTES)
+    return data
+
+
+def claim_epoch(run: RunFormat, claim: ProcessClaim, state: RunState) -> Steps[int]:
+    """A free epoch after the log's, now claimed by this process."""
+    epoch = state.epoch + 1
+    for _ in range(CLAIMS_TRIED):
+        mine = run.keyring.sign(LOG, epoch_key(epoch), encode(replace(claim, number=epoch)))
+        if (yield from create_signed(run.keyring, LOG, epoch_key(epoch), mine)) == mine:
+            return epoch
+        newest = yield from newest_epoch(epoch)
+        epoch = 1 + (epoch if newest is None else newest[0])
+    raise TryAgainError(f"{CLAIMS_TRIED} epochs in a row were claimed by other processes first", where=epoch_key(epoch))
+
+
 STRANGERS_PASSED = 16  # objects that are no claims, on the way down from the furthest one
 LONGEST_LEAP = 1 << 14  # of numbers that one claim leaves out: a stolen key must not use up all numbers
 LISTS_EVERY = 8  # looks

@@ -11,18 +11,16 @@ from itertools import count, takewhile
 
 from msgspec import structs
 
-from diloco_cli.ed25519 import public_key
 from diloco_cli.errors import FencedError, NotFoundError, RefusedError, UsageError
-from diloco_cli.protocol.log.certificates import own_keyring
+from diloco_cli.protocol.log.claims import own_keyring
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     commit_key,
     is_name,
 )
-from diloco_cli.protocol.log.operations import Get, Steps
+from diloco_cli.protocol.log.operations import Get, Steps, together
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, SCHEMA, RunFormat
-from diloco_cli.protocol.log.signed import LOOKS, create_signed, read_signed
 from diloco_cli.protocol.log.snapshots import (
     SNAPSHOT_EVERY,
     TRIES,
@@ -32,12 +30,14 @@ from diloco_cli.protocol.log.snapshots import (
     snapshots_between,
 )
 from diloco_cli.protocol.log.state import RunState, apply
-from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import (
+    LOOKS,
     MAX_RECORD_BYTES,
     RecordError,
+    create_signed,
     decode,
     encode,
+    read_signed,
     record_digest,
 )
 from diloco_cli.signing import (
@@ -50,6 +50,7 @@ from diloco_cli.signing import (
     Signature,
     SignatureError,
     body_of,
+    public_key,
     short_key,
 )
 

@@ -16,10 +16,9 @@ from diloco_cli.protocol.log.keys import (
     snapshot_key,
     snapshot_piece_key,
 )
-from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps
+from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps, together, together_got
 from diloco_cli.protocol.log.records import MAX_EXACT, SCHEMA, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.together import together, together_got
 from diloco_cli.protocol.log.wire import MAX_BODY_BYTES, MAX_RECORD_BYTES, RecordError, decode, encode, record_digest
 from diloco_cli.signing import LOG, unpacked
 

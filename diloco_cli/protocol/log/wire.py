@@ -1,5 +1,8 @@
 """Records as bytes: canonical JSON, size-capped, without NaN, without duplicate keys. Bytes from a bucket are not
-trusted: every error in them raises a RecordError."""
+trusted: every error in them raises a RecordError.
+
+Reading and creating signed records: damage in the read is told from damage in the bucket.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ import msgspec
 from diloco_cli.config.codec import MAX_DEPTH, from_plain, has_huge_integer, is_deep, to_plain
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, DilocoError
+from diloco_cli.protocol.log.operations import Create, Get, Steps
 from diloco_cli.protocol.log.records import RunFormat, not_consented
-from diloco_cli.signing import MAX_TAIL_BYTES, body_of, unpacked
-from diloco_cli.store.port import HOLDER_BYTES
+from diloco_cli.signing import MAX_TAIL_BYTES, Unsigned, body_of, unpacked
+from diloco_cli.store.port import HOLDER_BYTES, Created
 
 MAX_RECORD_BYTES = HOLDER_BYTES  # so the answer to a create that lost holds the whole record
 MAX_BODY_BYTES = MAX_RECORD_BYTES - MAX_TAIL_BYTES  # with room for a signature
@@ -130,3 +134,31 @@ def _parsed(data: bytes, where: str, max_bytes: int = MAX_RECORD_BYTES) -> tuple
 def _require_canonical(is_canonical: bool, where: str) -> None:
     if not is_canonical:
         raise RecordError("not canonical JSON: sorted keys, each once, and no spaces", where=where)
+
+
+LOOKS = 4  # reads of an object that seems damaged: the damage may be in the read
+
+
+def read_signed(keyring: Unsigned, signer: str, key: str, same: int = 2) -> Steps[bytes | None]:
+    """A record's bytes. Bytes that are not authentic may have been damaged in the read: they are read again until they
+    are authentic, or the same `same` times in a row."""
+    data: bytes | None = yield Get(key, MAX_RECORD_BYTES)
+    equal = 1
+    for _ in range(LOOKS - 1):
+        if data is None or equal == same or keyring.authenticates(signer, key, data):
+            break
+        before, data = data, (yield Get(key, MAX_RECORD_BYTES))
+        equal = equal + 1 if data == before else 1
+    return data
+
+
+def create_signed(keyring: Unsigned, signer: str, key: str, mine: bytes, same: int = 2) -> Steps[bytes]:
+    """Create a record, and return the bytes that then lie under the key: `mine`, or the record that was there before.
+    The bytes in the store's answer may be damaged, so others than `mine` are checked and read again. `same`: see
+    read_signed."""
+    answer = yield Create(key, mine)
+    if isinstance(answer, Created):
+        return mine
+    if answer.data == mine or keyring.authenticates(signer, key, answer.data):
+        return bytes(answer.data)
+    return (yield from read_signed(keyring, signer, key, same)) or bytes(answer.data)

@@ -37,14 +37,12 @@ from diloco_cli.protocol.log.keys import (
     snapshot_key,
     weights_key,
 )
-from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
+from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there, together
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
-from diloco_cli.protocol.log.signed import read_signed
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, HeadHint, newest_snapshot, read_pieces, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.together import together
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, encode, read_signed
 from diloco_cli.signing import LOG, MAX_TAIL_BYTES, SignatureError, body_of
 from diloco_cli.store.port import Created
 

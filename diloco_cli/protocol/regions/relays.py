@@ -26,7 +26,7 @@ from diloco_cli.protocol.actors.inbox import (
     kept_mailboxes,
     replaced,
 )
-from diloco_cli.protocol.actors.joins import JoinQueue
+from diloco_cli.protocol.actors.membership import JoinQueue
 from diloco_cli.protocol.actors.merging import read_payload
 from diloco_cli.protocol.log.claims import ClaimWatch, LearnerKeys
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
@@ -39,15 +39,13 @@ from diloco_cli.protocol.log.keys import (
     number_of,
     offer_key,
 )
-from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there
+from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there, together
 from diloco_cli.protocol.log.records import Offer, RunFormat
-from diloco_cli.protocol.log.signed import create_signed, read_signed
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.together import together
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
+from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, create_signed, decode, read_signed
 from diloco_cli.protocol.regions.mirrors import HeadOf
 from diloco_cli.protocol.rules.eligibility import has_possible_size, is_well_formed
-from diloco_cli.protocol.rules.polling import POLL_BOUNDS_S, pause_s, watch_every_s
+from diloco_cli.protocol.rules.pacing import POLL_BOUNDS_S, pause_s, watch_every_s
 from diloco_cli.signing import learner_signer
 from diloco_cli.store.port import Created
 

@@ -21,8 +21,8 @@ from math import ceil, inf
 from typing import Literal
 
 from diloco_cli.formulas import formula
-from diloco_cli.protocol.log.together import MAX_AT_ONCE
-from diloco_cli.protocol.rules.polling import requests_every_s, watch_every_s
+from diloco_cli.protocol.log.operations import MAX_AT_ONCE
+from diloco_cli.protocol.rules.pacing import requests_every_s, watch_every_s
 
 Limit = Literal["calls", "bytes", "processor"]
 WRITTEN = 2  # objects of a version: state and weights

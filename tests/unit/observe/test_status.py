@@ -15,8 +15,7 @@ from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import FORGOTTEN_S, GarbageStatus, MirrorStatus, Status, goodput, status_of
 from diloco_cli.observe.summary import summary_of, summary_text
 from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, syncer_state, working
-from diloco_cli.protocol.actors.backlog import NOT_KNOWN
-from diloco_cli.protocol.actors.collection import kept_commits
+from diloco_cli.protocol.actors.collection import NOT_KNOWN, kept_commits
 from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat, LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.log.records import RegionStore

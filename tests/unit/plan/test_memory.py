@@ -37,7 +37,7 @@ from diloco_cli.plan.memory import (
 from diloco_cli.plan.model_facts import ModelFacts, facts_from_numbers, model_facts
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.protocol.log.together import MAX_BYTES_AT_ONCE
+from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE
 from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, RUN, fleet, island
 
 EMBEDDING = 1_000_000_000 - 12 * 16 * 2048**2

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from diloco_cli.protocol.actors.decisions import OfferDraft
-from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.protocol.actors.progress import OfferDraft, Progress
 from diloco_cli.protocol.log.records import Mixing
 from diloco_cli.protocol.log.state import RunState
 from tests.unit.protocol.records import BATCH

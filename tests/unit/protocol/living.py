@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from diloco_cli.protocol.actors.decisions import OfferDraft
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.observer import Incarnation, Observer
+from diloco_cli.protocol.actors.progress import OfferDraft
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat

@@ -23,8 +23,8 @@ from diloco_cli.protocol.log.operations import (
     Steps,
     Together,
     Undeleted,
+    together,
 )
-from diloco_cli.protocol.log.together import together
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.runtime.daemon import (
     LARGE_BYTES,

@@ -10,11 +10,11 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.actors.request_handler import StandIn
+from diloco_cli.protocol.actors.requests import StandIn
 from diloco_cli.protocol.actors.standby import gone_after_s
+from diloco_cli.protocol.log.claims import claim_epoch
 from diloco_cli.protocol.log.commit_log import append, read_log
 from diloco_cli.protocol.log.commits import EpochStart
-from diloco_cli.protocol.log.epochs import claim_epoch
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim

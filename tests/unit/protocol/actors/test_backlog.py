@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diloco_cli.protocol.actors.backlog import NOT_KNOWN, SAMPLE_EVERY_S, Backlog
+from diloco_cli.protocol.actors.collection import NOT_KNOWN, SAMPLE_EVERY_S, Backlog
 
 
 def test_before_the_first_sweep_ends_only_what_it_has_found_is_known() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncSettings
-from diloco_cli.protocol.actors.decisions import OfferDraft, awaits_last, is_over, merge_is_due, save_is_due, waited_for
+from diloco_cli.protocol.actors.progress import OfferDraft, awaits_last, is_over, merge_is_due, save_is_due, waited_for
 from diloco_cli.protocol.log.state import RunState
 from tests.unit.protocol.records import follow, genesis, output
 

@@ -10,7 +10,7 @@ import pytest
 from diloco_cli.protocol.actors.follower import LOOKS_FOR_ROLLBACK
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import Get, Operation
-from diloco_cli.protocol.rules.polling import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS, SHORT_SLOT_S
+from diloco_cli.protocol.rules.pacing import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS, SHORT_SLOT_S
 from diloco_cli.virtual.world import Actor
 from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living

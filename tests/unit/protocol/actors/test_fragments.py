@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from diloco_cli.protocol.actors.fragments import Fragments
+from diloco_cli.protocol.actors.learner import Fragments
 from tests.unit.protocol.integer_ports import UnitTraining, UnitWire
 
 OTHER = 1  # a fragment that nothing happens to

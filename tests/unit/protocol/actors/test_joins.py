@@ -6,7 +6,7 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
-from diloco_cli.protocol.actors.joins import JUNK_PER_LOOK, JoinQueue
+from diloco_cli.protocol.actors.membership import JUNK_PER_LOOK, JoinQueue
 from diloco_cli.protocol.log.keys import join_key
 from diloco_cli.protocol.log.records import Island, Join
 from diloco_cli.protocol.log.wire import encode

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from diloco_cli.protocol.actors.decisions import OfferDraft
-from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.protocol.actors.progress import OfferDraft, Progress
 from diloco_cli.protocol.log.records import MergedOffer, Outcome, RunFormat, Timings
 from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window
 from diloco_cli.protocol.rules.aim import TAKEN

@@ -9,6 +9,7 @@ import pytest
 from diloco_cli.protocol.log.claims import (
     CLAIMS_TRIED,
     LISTS_EVERY,
+    REACH,
     STRANGERS_PASSED,
     ClaimWatch,
     LearnerKeys,
@@ -16,7 +17,6 @@ from diloco_cli.protocol.log.claims import (
     claim_incarnation,
     next_offer,
 )
-from diloco_cli.protocol.log.epochs import REACH
 from diloco_cli.protocol.log.keys import fingerprint, incarnation_key, incarnation_of, key_of, number_of, offer_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim

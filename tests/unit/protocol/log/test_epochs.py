@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import TryAgainError
-from diloco_cli.protocol.log.epochs import REACH, claim_epoch, newest_epoch
+from diloco_cli.protocol.log.claims import REACH, claim_epoch, newest_epoch
 from diloco_cli.protocol.log.keys import epoch_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim

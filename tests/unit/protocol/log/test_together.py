@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import StoreError
-from diloco_cli.protocol.log.operations import Create, Get, Now, Steps, There, Together, there
-from diloco_cli.protocol.log.together import MAX_AT_ONCE, together
+from diloco_cli.protocol.log.operations import MAX_AT_ONCE, Create, Get, Now, Steps, There, Together, there, together
 
 
 def reads(*keys: str, max_bytes: int = 10) -> Steps[str]:

@@ -11,14 +11,14 @@ from msgspec import structs
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors import joins
+from diloco_cli.protocol.actors import membership
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.keys import delta_key, incarnation_key, join_key, offer_key
 from diloco_cli.protocol.log.operations import Operation, There
 from diloco_cli.protocol.log.records import Island, Join, Offer, RegionStore, RunFormat, Timings
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, encode
 from diloco_cli.protocol.regions.relays import Relay
-from diloco_cli.protocol.rules.polling import MAX_REQUESTS
+from diloco_cli.protocol.rules.pacing import MAX_REQUESTS
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists
 from diloco_cli.virtual.world import LATENCY_S, Actor, World
@@ -237,7 +237,7 @@ def test_one_damaged_answer_from_home_silences_nobody(verb: str) -> None:
 
 
 def test_memory_does_not_grow_with_the_requests_that_strangers_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joins, "MAX_REMEMBERED", 8)
+    monkeypatch.setattr(membership, "MAX_REMEMBERED", 8)
     bench = RelayBench()
     for number in range(40):
         bench.request(f"stranger{number}", region="elsewhere")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.protocol.rules.polling import (
+from diloco_cli.protocol.rules.pacing import (
     DENSE,
     MAX_REQUESTS,
     SHORT_SLOT_S,
