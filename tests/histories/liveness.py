@@ -23,6 +23,7 @@ from diloco_cli.protocol.log.operations import Get, List, Now, Operation, Result
 from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
 from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s, watch_every_s
 from diloco_cli.store.retry import MAX_PAUSE_S
+from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.client import Bucket
 from tests.histories.monitor import check_folded, most_pieces
 from tests.histories.options import (
@@ -316,7 +317,9 @@ def check_bucket(history: History) -> None:
     options, fragments = history.options, history.options.fragments
     kept = max(LEAST_ROUNDS, options.kept_rounds) * fragments
     busy = options.latency_s * (len(history.roles) + 1) > COLLECTS_BELOW * options.slot_s
-    if busy or options.merges < LONG_MERGES[0]:
+    if (
+        busy or options.merges < LONG_MERGES[0] or Fault.FULL in options.calls
+    ):  # there a full store alone moves the floor
         return
     syncers = sum(process.role == SYNCER for process in history.supervisor.processes)
     grace_slots = syncers * (2 * GRACE_S + 2.0) / options.slot_s
