@@ -31,7 +31,7 @@ from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from diloco_cli.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.actors.rollback import Return
+    from diloco_cli.protocol.actors.requests import Return
     from diloco_cli.protocol.log.records import RequestKind
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.port import StoreGoneError
@@ -148,7 +148,7 @@ def rollback(
 
 
 def _rollback_plan(opened: OpenRun, state: RunState, to: int) -> Return:
-    from diloco_cli.protocol.actors.rollback import missing_objects, return_to
+    from diloco_cli.protocol.actors.requests import missing_objects, return_to
 
     plan = opened.perform(return_to(opened.format, state, to))
     if isinstance(plan, str):

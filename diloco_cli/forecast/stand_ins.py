@@ -13,8 +13,7 @@ from diloco_cli.config.settings import Link
 from diloco_cli.digests import digest
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
-from diloco_cli.protocol.actors.ports import Merged, Moments, Progression, Stepped, Values
+from diloco_cli.protocol.actors.ports import Incarnation, Merged, Moments, Observer, Phase, Progression, Stepped, Values
 from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat, fragment_of_slot

@@ -25,7 +25,7 @@ from diloco_cli.learner.parent import RankBeats, RankPlace, own_beats
 from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.membership import enter
-from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
+from diloco_cli.protocol.actors.ports import Incarnation, Observer, Phase
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import heartbeat_key, number_of

@@ -28,8 +28,17 @@ from diloco_cli.protocol.log.commits import (
     Skip,
     Stop,
 )
+from diloco_cli.protocol.log.health import (
+    Norms,
+    Stability,
+    are_too_many,
+    bad_in_a_row,
+    is_bad,
+    known_before,
+    norms_after,
+    stability_after,
+)
 from diloco_cli.protocol.log.keys import fingerprint, key_of
-from diloco_cli.protocol.log.norms import Norms, known_before, norms_after
 from diloco_cli.protocol.log.records import (
     MAX_EXACT,
     FragmentVersion,
@@ -39,12 +48,10 @@ from diloco_cli.protocol.log.records import (
     RunFormat,
     fragment_of_slot,
 )
-from diloco_cli.protocol.log.refusals import are_too_many, bad_in_a_row, is_bad
-from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.log.state import asked_for
 from diloco_cli.protocol.rules.divergence import jump_of
 from diloco_cli.protocol.rules.eligibility import max_steps, offered_weight, round_steps
-from diloco_cli.protocol.rules.norms import JudgedDelta, judge
+from diloco_cli.protocol.rules.merging import JudgedDelta, judge
 from diloco_cli.signing import OPERATOR, Signature
 
 APPLIED, REFUSED = 1, 2

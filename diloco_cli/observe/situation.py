@@ -32,12 +32,11 @@ from diloco_cli.observe.unit_states import (
     syncer_state,
 )
 from diloco_cli.plan.syncer_pace import connections_of, machine_text, measured_by
+from diloco_cli.protocol.log.health import REASONS
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.log.metrics import REFUSED, Note
+from diloco_cli.protocol.log.metrics import REFUSED, Note, share_of_best
 from diloco_cli.protocol.log.records import Island
-from diloco_cli.protocol.log.refusals import REASONS
 from diloco_cli.protocol.log.states import LearnerState, RunPhase, SyncerState
-from diloco_cli.protocol.log.sustained import share_of_best
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.protocol.rules.divergence import concern
 from diloco_cli.units import format_count, format_duration

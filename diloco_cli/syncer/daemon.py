@@ -54,7 +54,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
-from diloco_cli.protocol.regions.regional import home_of, read_after_relays
+from diloco_cli.protocol.regions import home_of, read_after_relays
 from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.protocol.rules.divergence import evaluates_every
 from diloco_cli.randomness import nonce

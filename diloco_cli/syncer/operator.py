@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.records import ProcessClaim, RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
-from diloco_cli.protocol.regions.regional import Home
+from diloco_cli.protocol.regions import Home
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Clock, perform
 from diloco_cli.signing import OPERATOR

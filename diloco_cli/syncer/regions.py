@@ -30,9 +30,7 @@ from diloco_cli.protocol.log.heartbeats import (
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
-from diloco_cli.protocol.regions.mirrors import RegionStoppedError
-from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, Home, RegionLink
-from diloco_cli.protocol.regions.relays import Tell
+from diloco_cli.protocol.regions import TRIES_AGAIN_S, Home, RegionLink, RegionStoppedError, Tell
 from diloco_cli.runtime.daemon import (
     Connections,
     Side,

@@ -132,7 +132,7 @@ def learning_rate(settings: InnerSettings, fraction: float, warmup_fraction: flo
 
 
 def step_learning_rate(run: RunFormat, fraction: float, own_steps: int, moments_lost: bool) -> float:
-    """The learning rate at `fraction` of the run (see protocol/rules/schedule.py, fraction_of_run), `own_steps` steps
+    """The learning rate at `fraction` of the run (see protocol/rules/pacing.py, fraction_of_run), `own_steps` steps
     after this incarnation began or lost its moments. An incarnation that lost them warms up anew."""
     train = run.settings.train
     warmup_tokens = train.inner.warmup_steps * sum(island.batch_tokens for island in run.islands)

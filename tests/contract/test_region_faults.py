@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
-from diloco_cli.protocol.regions.regional import Home
+from diloco_cli.protocol.regions import Home
 from diloco_cli.randomness import nonce
 from diloco_cli.store import retry
 from diloco_cli.store.open import open_store

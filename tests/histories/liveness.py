@@ -20,7 +20,7 @@ from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Get, List, Now, Operation, Result, Steps, Together
-from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S
+from diloco_cli.protocol.regions import TRIES_AGAIN_S
 from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s, watch_every_s
 from diloco_cli.store.retry import MAX_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault

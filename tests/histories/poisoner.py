@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import Literal
 
-from diloco_cli.protocol.log.refusals import are_too_many, is_bad
+from diloco_cli.protocol.log.health import are_too_many, is_bad
 from tests.histories.replayer import BLAME, EMPTY, FLOODER, FULL, Plain, Replayer, expect, is_poisoner
 from tests.histories.stream import Stream
 

@@ -17,9 +17,7 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, weights_key
 from diloco_cli.protocol.log.operations import Now, Operation, Sleep, Steps, There
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.regions.mirrors import RegionStoppedError
-from diloco_cli.protocol.regions.regional import TRIES_AGAIN_S, RegionLink, home_of, read_after_relays
-from diloco_cli.protocol.regions.relays import Relay
+from diloco_cli.protocol.regions import TRIES_AGAIN_S, RegionLink, RegionStoppedError, Relay, home_of, read_after_relays
 from diloco_cli.signing import body_of
 from diloco_cli.virtual.world import Actor
 from tests.histories.client import Bucket

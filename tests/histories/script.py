@@ -11,8 +11,7 @@ from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
-from diloco_cli.protocol.regions.mirrors import Mirror
-from diloco_cli.protocol.regions.relays import Relay
+from diloco_cli.protocol.regions import Mirror, Relay
 from diloco_cli.virtual.faulty_calls import OF_READ_BACK, OF_READS, Fault, Injected
 from tests.histories.client import Client
 from tests.histories.integers import IntegerArithmetic

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
+from diloco_cli.protocol.actors.ports import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.progress import OfferDraft, is_over
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.schedule import beginner
+from diloco_cli.protocol.rules.pacing import beginner
 from diloco_cli.signing import learner_signer
 from tests.histories.ledger import Account
 from tests.histories.moments import MomentsWatch

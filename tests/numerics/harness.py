@@ -22,7 +22,7 @@ from diloco_cli.config.settings import (
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.observer import Observer
+from diloco_cli.protocol.actors.ports import Observer
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit

@@ -10,11 +10,11 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
-from diloco_cli.protocol.actors import candidates
+from diloco_cli.protocol.actors import merging
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.protocol.rules.norms import DeltaShare, judge
+from diloco_cli.protocol.rules.merging import DeltaShare, judge
 from tests.numerics.harness import commits, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT
 
@@ -61,7 +61,7 @@ def test_a_syncer_that_clips_as_it_likes_is_found_out(sync: dict[str, Any], monk
     def halved(*arguments: Any) -> list[DeltaShare]:
         return [replace(one, scale=one.scale * 0.5) for one in judge(*arguments)]
 
-    monkeypatch.setattr(candidates, "judge", halved)
+    monkeypatch.setattr(merging, "judge", halved)
     run = small_run(3, **sync)
     store, _ = run_to_end(run)
     found = LogVerifier(store, run).replay()

@@ -13,7 +13,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier, rebuilt_state, verified
 from diloco_cli.protocol.actors import collection, syncer
-from diloco_cli.protocol.actors.observer import Incarnation, Observer, Phase
+from diloco_cli.protocol.actors.ports import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key

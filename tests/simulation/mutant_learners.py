@@ -19,7 +19,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Offer
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import LearnerState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
-from diloco_cli.protocol.rules.schedule import StepPermit
+from diloco_cli.protocol.rules.pacing import StepPermit
 from diloco_cli.signing import learner_signer
 from tests.histories.learner import SimulatedLearner
 

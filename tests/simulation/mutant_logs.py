@@ -9,9 +9,8 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.candidates import Loader
 from diloco_cli.protocol.actors.inbox import Inbox, Mailbox
-from diloco_cli.protocol.actors.merging import make_resident, write_surely
+from diloco_cli.protocol.actors.merging import Loader, make_resident, write_surely
 from diloco_cli.protocol.actors.ports import Merged
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.actors.syncer import Syncer
@@ -23,7 +22,7 @@ from diloco_cli.protocol.log.operations import Create, Delete, Get, Now, Put, Sl
 from diloco_cli.protocol.log.records import FragmentVersion, Offer
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
-from diloco_cli.protocol.regions.mirrors import Mirror, copy_once
+from diloco_cli.protocol.regions import Mirror, copy_once
 from diloco_cli.signing import LOG, Checksummed, unpacked
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
 from tests.histories.client import Client

@@ -7,8 +7,8 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.config.codec import replace
-from diloco_cli.protocol.actors.candidates import Candidates, Loader, judged
 from diloco_cli.protocol.actors.collection import Housekeeper
+from diloco_cli.protocol.actors.merging import Candidates, Loader, judged
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit, Quarantine
 from diloco_cli.protocol.log.operations import Steps

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from diloco_cli.protocol.actors.candidates import Loader
-from diloco_cli.protocol.actors.merging import load_delta, make_resident
+from diloco_cli.protocol.actors.merging import Loader, load_delta, make_resident
 from diloco_cli.protocol.actors.ports import LoadedDelta
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import fence, fold

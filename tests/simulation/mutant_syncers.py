@@ -9,16 +9,15 @@ from typing import Any
 
 from msgspec import structs
 
-from diloco_cli.protocol.actors.candidates import Candidates, Loader
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
-from diloco_cli.protocol.actors.merging import load_delta, make_resident
+from diloco_cli.protocol.actors.merging import Candidates, Loader, load_delta, make_resident
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit, Membership, Quarantine
 from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import Offer, Outcome, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.regions.relays import Box, Relay
+from diloco_cli.protocol.regions import Box, Relay
 from diloco_cli.protocol.rules.quorum import SlotFacts
 from tests.histories.integers import IntegerArithmetic, numbers, state_bytes
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from diloco_cli.protocol.actors.candidates import Loader
 from diloco_cli.protocol.actors.collection import Collector, Sweep
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
+from diloco_cli.protocol.actors.merging import Loader
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.snapshots import PIECE_BYTES
 from diloco_cli.virtual.faulty_calls import Fault

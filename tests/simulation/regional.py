@@ -10,8 +10,7 @@ from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.log.operations import Operation, Sleep, Steps, There
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
-from diloco_cli.protocol.regions.mirrors import RegionStoppedError
-from diloco_cli.protocol.regions.regional import RegionLink, home_of, read_after_relays
+from diloco_cli.protocol.regions import RegionLink, RegionStoppedError, home_of, read_after_relays
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.virtual.world import Actor, Fault, Injected, World

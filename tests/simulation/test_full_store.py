@@ -13,7 +13,7 @@ from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer, make_room, serving
 from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, There, Together
-from diloco_cli.protocol.regions.mirrors import Mirror
+from diloco_cli.protocol.regions import Mirror
 from diloco_cli.store.retry import FULL_DISK_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World

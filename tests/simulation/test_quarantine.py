@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from diloco_cli.protocol.log.health import QUARANTINE_AFTER
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.refusals import QUARANTINE_AFTER
 from diloco_cli.virtual.world import World
 from tests.simulation.operated import answered, note_texts, run_that_keeps, state_of, where_the_command_dies
 from tests.simulation.sweeps import check, finished

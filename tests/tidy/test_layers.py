@@ -65,7 +65,7 @@ def wrong_imports(path: Path) -> Iterator[tuple[str, int]]:
             continue
         imported = module.split(".")[1]
         if imported == importer == "protocol":
-            if room_of(module) > ROOMS.index(path.parent.name):
+            if room_of(module) > ROOMS.index(path.relative_to(PACKAGE).with_suffix("").parts[1]):
                 yield module, line
         elif imported != importer:
             allowed = RANK[imported] < RANK[importer] or RANK[imported] == RANK[importer] == 0

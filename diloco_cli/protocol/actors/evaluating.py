@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.ports import Evaluator
-from diloco_cli.protocol.actors.requests import MAX_REASON
-from diloco_cli.protocol.actors.rollback import back_to, published_anew, return_to
+from diloco_cli.protocol.actors.requests import MAX_REASON, back_to, published_anew, return_to
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Stop
 from diloco_cli.protocol.log.heartbeats import MOVED_BYTES_PER_S

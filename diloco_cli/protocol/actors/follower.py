@@ -11,8 +11,7 @@ from typing import Any
 
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.joining import fetch_weights
-from diloco_cli.protocol.actors.observer import Incarnation
-from diloco_cli.protocol.actors.ports import Values
+from diloco_cli.protocol.actors.ports import Incarnation, Values
 from diloco_cli.protocol.actors.progress import is_over
 from diloco_cli.protocol.log.claims import ClaimWatch
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked

@@ -84,7 +84,7 @@ class Inbox:
     """All pending offers, and when each learner was last heard (seconds on the syncer's clock).
 
     `withheld(learner, incarnation, seq)`: whether an offer must not be read yet; `claimed(learner)`: the newest
-    incarnations that have been seen elsewhere, one a key. See protocol/regions/relays.py. `claims`: where the claims of
+    incarnations that have been seen elsewhere, one a key. See protocol/regions.py. `claims`: where the claims of
     each learner stand, by its keys. `beside(state, offer)`: what is read of an offer that was just found, while the
     next one is looked for (candidates.py)."""
 

@@ -25,8 +25,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, TerminatedError
 from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
 from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, join, publish
-from diloco_cli.protocol.actors.observer import Observer, Phase, Stopwatch
-from diloco_cli.protocol.actors.ports import Moments, Progression, Training, Values, Wire
+from diloco_cli.protocol.actors.ports import Moments, Observer, Phase, Progression, Stopwatch, Training, Values, Wire
 from diloco_cli.protocol.actors.progress import (
     OfferDraft,
     Progress,

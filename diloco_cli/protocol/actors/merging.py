@@ -1,17 +1,243 @@
-"""Reads and checks deltas, versions and payloads for the arithmetic, and writes versions surely."""
+"""The offers of the due slot, from payloads to a merge.
+
+Payloads are read (those of the next slots ahead), checked, judged together by their norms, and handed to the
+arithmetic; the new version is written, and read back where the store does not check uploads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
-from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta
+from diloco_cli.protocol.actors.inbox import Inbox, in_order
+from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta, Merged
+from diloco_cli.protocol.log.commits import Merge, Skip
+from diloco_cli.protocol.log.health import NOTHING, logged_norm
 from diloco_cli.protocol.log.keys import delta_key, max_fragment_bytes, state_key, weights_key
-from diloco_cli.protocol.log.operations import Create, Get, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat
+from diloco_cli.protocol.log.operations import Create, Get, Steps, together
+from diloco_cli.protocol.log.records import (
+    FragmentVersion,
+    MergedOffer,
+    Offer,
+    OfferId,
+    Outcome,
+    RunFormat,
+    fragment_of_slot,
+)
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.eligibility import offered_weight, refusal, round_steps
+from diloco_cli.protocol.rules.merging import JudgedDelta, judge
+from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 from diloco_cli.store.port import Created
+
+REASONS_TOLD = 3  # in one commit
+AHEAD_BYTES = 1 << 30  # of payloads that wait for later slots: on the syncer's disk
+MAX_AHEAD = 256  # of them: each is an open file
+AHEAD_AT_ONCE_BYTES = 64 << 20  # that one turn reads, for which the due slot may have to wait; larger ones are not
+
+
+@dataclass(frozen=True)
+class FitOffer:
+    """An offer that may be merged, with all that its merge needs and the log states."""
+
+    offer: Offer
+    delta: LoadedDelta
+    norm: float
+    weight: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A slot's offers with sound payloads, sorted by learner. `reasons`: why some of them are clipped."""
+
+    fit: tuple[FitOffer, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def offers(self) -> list[Offer]:
+        return [one.offer for one in self.fit]
+
+    @property
+    def learners(self) -> set[str]:
+        return {one.offer.learner for one in self.fit}
+
+
+def told(reason: str, reasons: tuple[str, ...]) -> str:
+    """The reason of the slot's commit, with those of the clipped deltas."""
+    more = len(reasons) - REASONS_TOLD
+    return "; ".join((reason, *reasons[:REASONS_TOLD], *([f"and {more} more"] if more > 0 else [])))
+
+
+@dataclass
+class Loader:
+    """Reads the candidates' payloads, each once, and keeps them until the slot is decided. While a slot waits, it reads
+    those for later slots, of other fragments. `ahead`: offers whose payloads it has looked for so."""
+
+    run: RunFormat
+    arithmetic: Arithmetic
+    inbox: Inbox
+    recover: Recover
+    loaded: dict[OfferId, LoadedDelta] = field(default_factory=dict)
+    ahead: dict[OfferId, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.inbox.beside = self.early
+
+    def early(self, state: RunState, offer: Offer) -> list[Steps[None]]:
+        """Reads the payload of an offer for the slot that is due as soon as the offer is found, if its fragment's
+        version is resident. One that is not sound is read again with the others."""
+        if offer.slot != state.slot or offer.id in self.loaded or refusal(offer, state, self.run):
+            return []
+        resident = self.arithmetic.holds(offer.fragment, state.outputs[offer.fragment].state_digest)
+        return [self._read_early(state, offer)] if resident else []
+
+    def _read_early(self, state: RunState, offer: Offer) -> Steps[None]:
+        delta = yield from load_delta(self.run, self.arithmetic, state, offer)
+        if not isinstance(delta, str):
+            self.loaded[offer.id] = delta
+
+    def candidates(self, state: RunState) -> Steps[Candidates]:
+        """Of the slot that is due; offers whose payload is not sound are dropped from the inbox."""
+        offers = yield from self.load(state)
+        self._keep(self.inbox.pending())
+        return judged(self.run, state, offers, self.loaded)
+
+    def _keep(self, offers: Iterable[Offer]) -> None:
+        left = {offer.id for offer in offers}
+        self.loaded = {known: delta for known, delta in self.loaded.items() if known in left}
+        self.ahead = {known: size for known, size in self.ahead.items() if known in left}
+
+    def merged(self, fragment: int) -> None:
+        """The fragment has a new version, on which no delta that was read before can be merged."""
+        self._keep(offer for offer in self.inbox.pending() if offer.fragment != fragment)
+
+    def forget(self) -> None:
+        """Every fragment has another version, or what was read does not count any more."""
+        self.loaded, self.ahead = {}, {}
+
+    def look_ahead(self, state: RunState) -> Steps[None]:
+        """Read some of the payloads for the next slots. One that is not sound is read again when its slot is due."""
+        chosen = self._coming(state)
+        deltas = yield from together([load_delta(self.run, self.arithmetic, state, offer) for offer in chosen])
+        for offer, delta in zip(chosen, deltas, strict=True):
+            self.ahead[offer.id] = 0 if isinstance(delta, str) else offer.payload_bytes
+            if not isinstance(delta, str):
+                self.loaded[offer.id] = delta
+
+    def _coming(self, state: RunState) -> list[Offer]:
+        """The newest offer of each learner for each of the next slots, as many as may be read now; none for a fragment
+        whose version is not resident yet."""
+        newest: dict[tuple[int, str], Offer] = {}
+        for offer in self.inbox.pending():
+            if state.slot < offer.slot < state.slot + self.run.num_fragments:
+                rival = newest.setdefault((offer.slot, offer.learner), offer)
+                newest[offer.slot, offer.learner] = max(rival, offer, key=lambda o: (o.incarnation, o.seq))
+        left = min(AHEAD_AT_ONCE_BYTES, AHEAD_BYTES - sum(self.ahead.values()))
+        chosen: list[Offer] = []
+        for _, offer in sorted(newest.items()):
+            resident = self.arithmetic.holds(offer.fragment, state.outputs[offer.fragment].state_digest)
+            if offer.id in self.ahead or not resident:
+                continue
+            left -= offer.payload_bytes
+            if left < 0 or len(self.ahead) + len(chosen) >= MAX_AHEAD:
+                break
+            chosen.append(offer)
+        return chosen
+
+    def load(self, state: RunState) -> Steps[list[Offer]]:
+        """The offers whose payloads are there and sound."""
+        offers = self.inbox.candidates(state.slot)
+        missing = [offer for offer in offers if offer.id not in self.loaded]
+        if missing:
+            yield from make_resident(self.run, self.arithmetic, state.outputs[missing[0].fragment], self.recover)
+        deltas = yield from together([load_delta(self.run, self.arithmetic, state, offer) for offer in missing])
+        for offer, delta in zip(missing, deltas, strict=True):
+            if isinstance(delta, str):
+                self.inbox.drop(offer, delta)
+            else:
+                self.loaded[offer.id] = delta
+        return [offer for offer in offers if offer.id in self.loaded]
+
+
+def judged(
+    run: RunFormat, state: RunState, offers: Sequence[Offer], loaded: Mapping[OfferId, LoadedDelta]
+) -> Candidates:
+    """The offers judged together, by the very norms that the log will state."""
+    run = state.with_members(run)
+    known = state.norms.get(fragment_of_slot(state.slot, run.num_fragments), NOTHING)
+    deltas = [
+        JudgedDelta(
+            learner=offer.learner,
+            steps=offer.steps,
+            norm=logged_norm(loaded[offer.id].norm),
+            weight=offered_weight(run, offer.learner, offer.tokens, offer.steps),
+            round_steps=round_steps(run, offer.learner),
+        )
+        for offer in offers
+    ]
+    verdicts = judge(known, deltas, run.settings.sync.clip)
+    fit = tuple(
+        FitOffer(offer, loaded[offer.id], delta.norm, verdict.weight, verdict.scale)
+        for offer, delta, verdict in zip(offers, deltas, verdicts, strict=True)
+    )
+    return Candidates(fit, tuple(verdict.reason for verdict in verdicts if verdict.reason))
+
+
+def merge_commit(
+    candidates: Candidates,
+    merged: Merged,
+    output: FragmentVersion,
+    facts: SlotFacts,
+    grace: Grace,
+    slot_s: float,
+    opens_in_s: float,
+    reason: str,
+    outcomes: tuple[Outcome, ...],
+) -> Merge:
+    """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
+    return Merge(
+        slot=output.slot,
+        inputs=tuple(map(_input, candidates.fit, merged.cosines)),
+        outputs=(output,),
+        outcomes=in_order(outcomes),
+        tokens=sum(one.offer.tokens for one in candidates.fit),
+        quorum=facts.quorum,
+        alive=facts.alive,
+        grace_s=round(grace.seconds, 6),
+        grace_used_s=round(facts.now_s - window_start_s(facts), 6),
+        opens_s=round(opens_in_s, 6),
+        slot_s=round(slot_s, 6),
+        reason=told(reason, candidates.reasons),
+    )
+
+
+def skip_commit(slot: int, reason: str, outcomes: tuple[Outcome, ...]) -> Skip:
+    return Skip(slot=slot, reason=reason, outcomes=in_order(outcomes))
+
+
+def _input(one: FitOffer, cosine: float) -> MergedOffer:
+    offer = one.offer
+    return MergedOffer(
+        learner=offer.learner,
+        incarnation=offer.incarnation,
+        seq=offer.seq,
+        base=offer.base,
+        data_start=offer.data_start,
+        data_end=offer.data_end,
+        tokens=offer.tokens,
+        steps=offer.steps,
+        weight=one.weight,
+        payload_digest=offer.payload_digest,
+        payload_bytes=offer.payload_bytes,
+        step_s=offer.timings.step_s,
+        scale=one.scale,
+        norm=one.norm,
+        cosine=round(cosine, 4),
+    )
+
 
 READS = 3  # of a payload, before it is called damaged
 

@@ -40,7 +40,7 @@ from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.rules.aim import Aim
 from diloco_cli.protocol.rules.eligibility import is_stale, max_ahead, max_steps
-from diloco_cli.protocol.rules.schedule import (
+from diloco_cli.protocol.rules.pacing import (
     StepPermit,
     Turn,
     fraction_of_run,

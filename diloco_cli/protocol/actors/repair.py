@@ -24,8 +24,7 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.merging import READS, Recover, make_resident, write_surely
 from diloco_cli.protocol.actors.ports import Arithmetic, Merged
-from diloco_cli.protocol.actors.requests import refuse
-from diloco_cli.protocol.actors.rollback import back_to
+from diloco_cli.protocol.actors.requests import back_to, refuse
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Refuse
 from diloco_cli.protocol.log.keys import state_key, weights_key

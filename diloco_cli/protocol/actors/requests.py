@@ -1,35 +1,120 @@
-"""Operators' requests: written into the bucket by their commands, answered by the syncer with commits.
+"""Operators' requests: written into the bucket by their commands, answered by a commit that names the request.
 
-They have numbers without gaps. What is not signed by an operator (in an unsigned run: whose checksum is wrong) is no
-request: readers pass a few such objects by, and who asks takes the number behind them.
+Requests have numbers without gaps. What is not signed by an operator (in an unsigned run: whose checksum is wrong) is
+no request: readers skip a few such objects, and the next request takes the number behind them. The process that serves
+the log answers: the syncer, or, while no syncer is alive, the operator's own command, which claims an epoch for that,
+commits and leaves.
 
-Answers to operators' requests: one commit that names the request.
+A rollback brings the parameters back to those after an earlier commit. It takes nothing out of the log: every
+fragment's state and weights as of that commit are published again, as a version whose number is that of the `rollback`
+commit; then the commit is appended. From there on
 
-The process that serves the log answers: the syncer, or, while no syncer is alive, the operator's own command, which
-claims an epoch for that, commits and leaves.
+    offers       whose base is older are refused (`before_rollback`): re-anchored, they would bring back undone merges
+    learners     replace all their parameters at once, count from 0, and take their moments from before, or new ones
+    tokens       those merged after the target no longer count, neither for the run's end nor for the learning rate
+    data         is not read again: each learner's data position goes on
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, takewhile
 
 from msgspec import structs
 
+from diloco_cli.digests import digest
+from diloco_cli.errors import NotFoundError
+from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.collection import Collector, collected, floor_by_request
-from diloco_cli.protocol.actors.rollback import published_anew, return_to
+from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.log.claims import STRANGERS_PASSED, OccupiedError, claim_epoch
-from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, read_log
-from diloco_cli.protocol.log.commits import Commit, EpochStart, Quarantine, Readmit, Refuse, Revoke, Stop
-from diloco_cli.protocol.log.keys import request_key
-from diloco_cli.protocol.log.operations import Now, Sleep, Steps
-from diloco_cli.protocol.log.records import ProcessClaim, Request, RequestKind, RunFormat
+from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, read_log, state_after
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Quarantine, Readmit, Refuse, Revoke, Rollback, Stop
+from diloco_cli.protocol.log.keys import max_fragment_bytes, request_key, state_key, weights_key
+from diloco_cli.protocol.log.operations import Get, List, Now, Sleep, Steps
+from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, Request, RequestKind, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import LOOKS, RecordError, create_signed, decode, encode, read_signed
 from diloco_cli.protocol.rules.eligibility import why_not_quarantined
 from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, is_public_key
+
+
+@dataclass(frozen=True)
+class Return:
+    """A rollback that can be made: the state `then`, after the target commit, and the state `now`."""
+
+    then: RunState
+    now: RunState
+
+    def commit(self, outputs: tuple[FragmentVersion, ...]) -> Rollback:
+        return back_to(self.then, outputs, f"{self.now.merges - self.then.merges} merges no longer count")
+
+    def tokens_left(self, layout: Layout) -> int:
+        """Merged tokens that will no longer count."""
+        return self.now.tokens(layout) - self.then.tokens(layout)
+
+
+def back_to(
+    then: RunState, outputs: tuple[FragmentVersion, ...], reason: str, evaluated: int | None = None
+) -> Rollback:
+    """The rollback to the commit of `then`, which may be the newest one; `outputs`: its versions, published anew."""
+    known = sorted(then.learners.items())
+    shares = tuple((name, one.token_parameters) for name, one in known if one.token_parameters)
+    return Rollback(to=then.n, outputs=outputs, shares=shares, reason=reason, evaluated=evaluated)
+
+
+def return_to(
+    run: RunFormat, state: RunState, to: int | None, pulse: Pulse = no_pulse
+) -> Steps[Return | str]:  # fmt: skip
+    """The rollback to commit `to` at this head, or the reason why there can be none."""
+    if to is None or not state.gc_floor <= to < state.n:
+        return f"only commits {state.gc_floor} to {state.n - 1} can be gone back to, not {to}"
+    try:
+        then = yield from state_after(run, to, state.revoked, pulse)
+    except NotFoundError as error:
+        return str(error)
+    changed = [o.fragment for o, c in zip(then.outputs, state.outputs, strict=True) if o.state_digest != c.state_digest]
+    if not changed:
+        return f"every fragment is what it was after commit {to}"
+    return Return(then, state)
+
+
+def missing_objects(outputs: tuple[FragmentVersion, ...]) -> Steps[list[str]]:
+    """Keys of these versions that a listing does not show: for people, before they decide."""
+    missing = []
+    for output in outputs:
+        for key in keys_of(output):
+            found: list[str] = yield List(key, limit=1)
+            missing += [] if found else [key]
+    return missing
+
+
+def published_anew(
+    run: RunFormat, outputs: tuple[FragmentVersion, ...], version: int, slot: int, epoch: int, pulse: Pulse
+) -> Steps[tuple[FragmentVersion, ...] | str]:
+    """Publish the same bytes as versions with number `version`, which age as if merged in `slot`; or say what cannot be
+    read. `pulse` runs before each fragment: models are large, and a silent syncer would be taken for dead."""
+    published = []
+    for output in outputs:
+        yield from pulse()
+        anew = replace(output, version=version, slot=slot, epoch=epoch)
+        named = (output.state_digest, output.weights_digest)
+        for old_key, new_key, expected in zip(keys_of(output), keys_of(anew), named, strict=True):
+            data = yield Get(old_key, max_fragment_bytes(run.layout, output.fragment))
+            if data is None or digest(data) != expected:
+                return f"{old_key} {'is missing' if data is None else 'has other bytes than the log says'}"
+            yield from write_surely(new_key, data)
+        published.append(anew)
+    return tuple(published)
+
+
+def keys_of(output: FragmentVersion) -> tuple[str, str]:
+    """The keys of its state and of its weights."""
+    names = (output.fragment, output.version, output.epoch)
+    return state_key(*names, output.state_digest), weights_key(*names, output.weights_digest)
+
 
 MAX_REASON = 500  # characters of a request's text in the log
 

@@ -25,12 +25,11 @@ from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, FencedError, TryAgainError
-from diloco_cli.protocol.actors.candidates import Candidates, Loader, merge_commit, skip_commit
 from diloco_cli.protocol.actors.collection import Housekeeper, collected, floor_in_turn
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.membership import JoinQueue, admission
-from diloco_cli.protocol.actors.merging import Recover, write_surely
+from diloco_cli.protocol.actors.merging import Candidates, Loader, Recover, merge_commit, skip_commit, write_surely
 from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
 from diloco_cli.protocol.actors.progress import may_serve_again
 from diloco_cli.protocol.actors.repair import Repairer

@@ -244,7 +244,7 @@ class MergedOffer:
     """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
 
     `norm`: of its delta as the learner made it, before it was re-anchored or scaled. `scale`: what it was multiplied
-    by, below 1 where it was clipped (protocol/rules/norms.py). `cosine`: between its delta and the merged one, from a
+    by, below 1 where it was clipped (protocol/rules/merging.py). `cosine`: between its delta and the merged one, from a
     sample of their values; for people, no decision depends on it."""
 
     learner: str

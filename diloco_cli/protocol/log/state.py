@@ -26,12 +26,18 @@ from msgspec.structs import replace
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Finish, Merge, Quarantine, Skip
+from diloco_cli.protocol.log.health import (
+    Norms,
+    Stability,
+    bad_in_a_row,
+    is_bad,
+    known_before,
+    norms_after,
+    stability_after,
+)
 from diloco_cli.protocol.log.keys import commit_key, fingerprint, key_of
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
-from diloco_cli.protocol.log.norms import Norms, known_before, norms_after
 from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Outcome, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.refusals import bad_in_a_row, is_bad
-from diloco_cli.protocol.log.stability import Stability, stability_after
 from diloco_cli.protocol.log.states import RunPhase, phase_after
 from diloco_cli.protocol.log.wire import RecordError
 from diloco_cli.signing import NOBODY, OPERATOR, Signature

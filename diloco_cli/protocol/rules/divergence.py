@@ -20,8 +20,8 @@ from statistics import median
 from typing import Literal
 
 from diloco_cli.config.settings import EvaluationSettings
+from diloco_cli.protocol.log.health import Evaluated
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.stability import Evaluated
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 

@@ -1,11 +1,12 @@
 """Whether an offer may enter a merge: the checks that need no payload, and which learners are kept out.
 
-A refusal is one of the words in REASONS (protocol/log/refusals.py)."""
+A refusal is one of the words in REASONS (protocol/log/health.py)."""
 
 from __future__ import annotations
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.digests import is_digest
+from diloco_cli.protocol.log.health import are_too_many
 from diloco_cli.protocol.log.keys import max_fragment_bytes
 from diloco_cli.protocol.log.records import (
     MAX_EXACT,
@@ -16,7 +17,6 @@ from diloco_cli.protocol.log.records import (
     RunFormat,
     fragment_of_slot,
 )
-from diloco_cli.protocol.log.refusals import are_too_many
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.protocol.rules.merging import token_weight
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import count
 
 from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.observer import Incarnation, Observer
+from diloco_cli.protocol.actors.ports import Incarnation, Observer
 from diloco_cli.protocol.actors.progress import OfferDraft
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps

@@ -19,8 +19,7 @@ from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.regions.regional import Home
-from diloco_cli.protocol.regions.relays import withheld_by
+from diloco_cli.protocol.regions import Home, withheld_by
 from diloco_cli.runtime.ending import StopPolicy
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store import retry

@@ -9,8 +9,8 @@ import pytest
 from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.log.commit_log import no_pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation
+from diloco_cli.protocol.log.health import Stability
 from diloco_cli.protocol.log.records import FragmentVersion
-from diloco_cli.protocol.log.stability import Stability
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import evaluates_every
 from tests.unit.protocol.records import RUN, genesis

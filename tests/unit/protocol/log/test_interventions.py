@@ -19,10 +19,9 @@ from diloco_cli.protocol.actors.collection import (
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import CollectionFloor
+from diloco_cli.protocol.log.health import QUARANTINE_AFTER, Evaluated, Stability
 from diloco_cli.protocol.log.keys import delta_key, offer_key, snapshot_key, state_key, weights_key
 from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
-from diloco_cli.protocol.log.refusals import QUARANTINE_AFTER
-from diloco_cli.protocol.log.stability import Evaluated, Stability
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import RecordError, decode, encode
 from diloco_cli.protocol.rules.eligibility import due_for_quarantine, refusal, why_not_quarantined

@@ -9,8 +9,8 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import EvaluationSettings
+from diloco_cli.protocol.log.health import Evaluated, Stability
 from diloco_cli.protocol.log.metrics import Metrics, Note
-from diloco_cli.protocol.log.stability import Evaluated, Stability
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import (
     concern,

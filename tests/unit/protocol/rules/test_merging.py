@@ -1,12 +1,16 @@
-"""Token weights: by hand, and what holds for all of them."""
+"""What a delta weighs, and how far it is scaled down."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_cli.protocol.rules.merging import token_weight
+from diloco_cli.config.settings import SyncSettings
+from diloco_cli.protocol.log.health import GROWS, Known
+from diloco_cli.protocol.rules.merging import LEAST, DeltaShare, JudgedDelta, counted_steps, judge, token_weight
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -35,3 +39,110 @@ def test_mixed_batches_and_speeds_by_hand() -> None:
     """A: 10 steps of 400 tokens; B: 10 of 800; C: 5 of 800 (half as fast): quantity x quality."""
     a, b, c = (token_weight(steps * batch, steps) for steps, batch in ((10, 400), (10, 800), (5, 800)))
     assert (a, b, c) == (1_600_000.0, 6_400_000.0, 3_200_000.0)
+
+
+H = 16
+CLIP = SyncSettings().clip
+assert CLIP != "none"
+
+
+def delta(learner: str, norm: float, steps: int = H, weight: float = 1.0) -> JudgedDelta:
+    return JudgedDelta(learner, steps, norm, weight, round_steps=H)
+
+
+def known(*norms: float) -> Known:
+    """Of learners l0, l1, ..., in a round of H steps each."""
+    return {f"l{i}": (norm, H) for i, norm in enumerate(norms)}
+
+
+def judged(memory: Known, *norms: float) -> list[DeltaShare]:
+    return judge(memory, [delta(f"l{i}", norm) for i, norm in enumerate(norms)], CLIP)
+
+
+def lengths(memory: Known, *norms: float) -> list[float]:
+    """Of deltas of H steps, as they are merged."""
+    return [norm * verdict.scale for norm, verdict in zip(norms, judged(memory, *norms), strict=True)]
+
+
+def test_a_delta_that_is_longer_than_usual_is_clipped_and_why_is_said() -> None:
+    verdict = judged({}, 1.0, 1.0, 45.0)[2]
+    assert verdict.scale == pytest.approx(1 / 45) and verdict.weight == 1.0
+    assert verdict.reason == "l2's delta is 45 times as long as usual: clipped to that"
+    assert judged({}, 1.0, 1.0, CLIP * 0.999)[2] == DeltaShare(1.0, 1.0)
+
+
+def test_where_too_few_are_there_to_compare_what_is_remembered_counts_with_room_for_growth() -> None:
+    assert lengths(known(1.0, 1.0, 1.0), CLIP * GROWS * 0.999) == [CLIP * GROWS * 0.999]
+    assert lengths(known(1.0, 1.0, 1.0), 1.0, 45.0) == pytest.approx([1.0, GROWS])
+
+
+def test_among_three_the_others_count_as_well_and_the_lesser_bound_holds() -> None:
+    assert lengths({}, 1.0, 1.0, 1e6) == pytest.approx([1.0, 1.0, 1.0])
+    assert lengths(known(9.0, 9.0, 9.0), 1.0, 1.0, 1e6)[2] == pytest.approx(1.0)
+    assert lengths(known(1.0, 1.0, 1.0), 9.0, 9.0, 1e6) == pytest.approx([GROWS] * 3)
+
+
+def test_what_nothing_is_known_of_is_merged_as_it_is() -> None:
+    assert lengths({}, 1e6) == [1e6] and lengths({}, 1.0, 1e6) == [1.0, 1e6], "of two nobody can tell"
+    assert lengths({"l0": (0.0, H)}, 1e6) == [1e6]
+
+
+def test_a_run_may_clip_nothing() -> None:
+    assert judge(known(1.0), [delta("l0", 1e9)], "none") == [DeltaShare(1.0, 1.0)]
+
+
+def test_of_two_that_are_remembered_the_longer_one_counts_so_that_short_ones_have_nobody_clipped() -> None:
+    assert lengths(known(1.0, 1e-9), 1.0) == [1.0]
+
+
+def test_a_minority_makes_no_delta_longer_and_has_no_honest_one_clipped() -> None:
+    draw = random.Random(3)
+    for _ in range(300):
+        honest = [draw.uniform(0.5, 2.0) for _ in range(draw.randrange(2, 20))]
+        hostile = [10 ** draw.uniform(-9, 9) for _ in range(len(honest) - 1)]
+        memory = known(*(honest if draw.random() < 0.5 else []), *hostile[: len(honest) // 2])
+        memory = memory if len(memory) > len(honest) else {}
+        found = lengths(memory, *honest, *hostile)
+        assert max(found) <= CLIP * max(honest) * (1 + 1e-9)
+        assert max(honest) > CLIP * min(honest) or found[: len(honest)] == honest
+
+
+def test_a_delta_that_holds_next_to_nothing_weighs_next_to_nothing_beside_others() -> None:
+    """Or one of three empty ones would take a third from the length of the merge."""
+    weights = [verdict.weight for verdict in judged({}, 1.0, 1.0, 1.0, 0.25, 0.0)]
+    assert weights == [1.0, 1.0, 1.0, 0.5, LEAST]
+    assert [verdict.weight for verdict in judged(known(1.0), 1.0, 0.0)] == [1.0, 1.0], "of two nobody can tell"
+    assert [verdict.weight for verdict in judged({}, 1.0, 1.0, 1e6)] == [1.0, 1.0, 1.0], (
+        "nor do long ones make it light"
+    )
+
+
+def test_deltas_of_other_numbers_of_steps_are_clipped_beyond_what_honest_ones_grow() -> None:
+    usual = [delta("a", 1.0), delta("b", 1.0)]
+    few = H // 4
+    assert judge({}, [*usual, delta("c", CLIP / 2, few)], CLIP)[2].scale == 1.0
+    assert judge({}, [*usual, delta("c", 2 * CLIP, few)], CLIP)[2].scale == pytest.approx(0.25 / CLIP)
+    slow = [delta("a", 1.0, few), delta("b", 1.0, few)]
+    assert judge({}, [*slow, delta("c", 4 * CLIP)], CLIP)[2].scale == 1.0, "in proportion to the steps"
+
+
+@pytest.mark.parametrize(
+    ("steps", "counted"),
+    [
+        ((4 * H,), [4 * H]),  # alone, nothing is weighed against it
+        ((H, 4 * H), [H, H]),
+        ((3 * H, 4 * H), [3 * H, 3 * H]),  # after an outage
+        ((H, H, 40 * H), [H, H, H]),
+        ((H // 2, H // 2, H), [H // 2, H // 2, H]),  # a whole round counts beside parts of one
+    ],
+)
+def test_a_delta_counts_for_no_more_steps_than_a_round_or_the_others_hold(
+    steps: tuple[int, ...], counted: list[int]
+) -> None:
+    assert counted_steps([delta(f"l{i}", 1.0, many) for i, many in enumerate(steps)]) == counted
+
+
+def test_steps_that_were_not_made_buy_neither_weight_nor_length() -> None:
+    liar = delta("c", 1e6, 40 * H, weight=40.0)
+    verdict = judge({}, [delta("a", 1.0), delta("b", 1.0), liar], CLIP)[2]
+    assert verdict.weight == 1.0 and verdict.scale * liar.norm == pytest.approx(1.0)

@@ -1,16 +1,143 @@
-"""What a syncer believes of the learners' words on their pace, beside what its own clock shows."""
+"""Local steps and drift bound, believed paces, polling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from diloco_cli.protocol.log.records import Timings
+from diloco_cli.config.codec import replace
+from diloco_cli.config.settings import ColdStartSettings, OuterSettings
+from diloco_cli.plan.planner import make_plan
+from diloco_cli.protocol.log.records import RunFormat, Timings, fragment_of_slot
 from diloco_cli.protocol.log.state import Window
-from diloco_cli.protocol.rules.pacing import MAX_FASTER, MAX_SLOWER, TIMES_SEEN, Gap, Pacer, believed_slot_s
+from diloco_cli.protocol.rules.pacing import (
+    DENSE,
+    EXACT_TO,
+    MAX_FASTER,
+    MAX_REQUESTS,
+    MAX_SLOWER,
+    SHORT_SLOT_S,
+    SLOWEST,
+    TIMES_SEEN,
+    Gap,
+    Pacer,
+    beginner,
+    believed_slot_s,
+    expected_slot_s,
+    fraction_of_run,
+    may_step,
+    measured_local_steps,
+    next_request_s,
+    watch_every_s,
+)
 from diloco_cli.protocol.rules.quorum import SlotFacts
-from tests.unit.protocol.records import RUN, genesis, offer, with_steps
+from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, fleet
+from tests.unit.plan.fleets import RUN as PLANNED
+from tests.unit.protocol.integer_ports import WrittenLog
+from tests.unit.protocol.living import Living
+from tests.unit.protocol.records import RUN, applied, genesis, make_run, offer, with_steps
+
+quick = settings(max_examples=60, deadline=None)
+
+
+def test_every_fragment_is_due_once_a_round() -> None:
+    assert sorted(fragment_of_slot(slot, 5) for slot in range(15, 20)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("own_s", "fastest_s", "expected"),
+    [(1.0, 1.0, 24.0), (2.0, 1.0, 12.0), (1.0, 2.0, 24.0), (7.0, 3.0, 10.286), (99.0, 1.0, 1.0), (23.9, 1.0, 1.004)],
+)
+def test_slower_islands_make_fewer_steps_a_round_but_never_none(
+    own_s: float, fastest_s: float, expected: float
+) -> None:
+    assert measured_local_steps(24, own_s, fastest_s) == expected
+
+
+def test_a_peer_that_says_it_is_very_fast_drives_nobody_to_a_sync_a_step() -> None:
+    assert measured_local_steps(3200, 1.0, 1e-9) == 3200 / SLOWEST
+
+
+@quick
+@given(st.integers(1, 500), st.floats(0.05, 20.0), st.floats(0.05, 20.0))
+def test_all_islands_reach_a_sync_at_the_same_time(every: int, own_s: float, other_s: float) -> None:
+    """Not a whole number of steps, or what rounding leaves over would add up: after 1,000 rounds they are apart by
+    less than the rounding of the figure itself, as far as nobody is at the bound for the slowest."""
+    fastest_s = min(own_s, other_s)
+    rounds_s = [measured_local_steps(every, s, fastest_s) * s for s in (own_s, other_s)]
+    if every * fastest_s / max(own_s, other_s) >= max(1.0, every / SLOWEST):
+        assert abs(rounds_s[0] - rounds_s[1]) <= 10**-EXACT_TO * max(own_s, other_s)
+
+
+@pytest.mark.parametrize(
+    ("own_steps", "expected"), [(0, 0.5), (5, 0.5 + 0.05), (40, 0.5 + 0.4), (400, 0.5 + 0.4)]
+)  # fmt: skip
+def test_the_schedule_goes_on_between_merges_no_further_than_the_drift_bound(own_steps: int, expected: float) -> None:
+    """500 of 1,000 tokens are merged; all together make 100 a round, this learner 10 steps; 4 rounds of drift."""
+    assert fraction_of_run(500, 1000, 100, own_steps, 10, 4) == pytest.approx(expected)
+    assert fraction_of_run(900, 1000, 100, 400, 10, 4) == 1.0
+
+
+def test_the_drift_bound_pauses_with_a_reason() -> None:
+    assert may_step(39, 10, 4).allowed
+    assert not may_step(40, 10, 4).allowed and "drift" in may_step(40, 10, 4).reason
+
+
+ROUNDS, FRAGMENTS = 4, 2
+ENDS = ROUNDS * FRAGMENTS
+
+
+def cold(fragments: int = FRAGMENTS, skip_after_s: float = 60.0, **changes: object) -> RunFormat:
+    """Rounds of four steps; `l1` is the fastest of the run's islands."""
+    run = make_run(fragments, skip_after_s=skip_after_s)
+    start = replace(ColdStartSettings(ROUNDS), **changes)
+    outer = OuterSettings(lr=0.8, momentum=0.4)
+    slow, fast = run.islands
+    return replace(
+        run,
+        islands=(slow, replace(fast, tokens_per_s=200.0)),
+        settings=replace(run.settings, cold_start=start, outer=outer),
+    )
+
+
+def test_without_it_all_train() -> None:
+    assert [beginner(run, slot) for run in (make_run(), cold(rounds=0)) for slot in (0, 1, ENDS)] == [None] * 6
+    assert [beginner(cold(), slot) for slot in (0, ENDS - 1, ENDS)] == ["l1", "l1", None]
+
+
+def test_the_plan_says_which_islands_stand_idle() -> None:
+    plan = make_plan(replace(PLANNED, cold_start=ColdStartSettings(4)), fleet(replace(IOWA, link=FAST), OLD), MODEL)
+    assert [warning for warning in plan.warnings if warning.startswith("cold start")] == [
+        "cold start: iowa alone for 4 rounds; 1 of 2 islands stand idle"
+    ]
+
+
+# -- alone ------------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_trains_at_once_and_of_equal_ones_the_first_by_name() -> None:
+    run = cold()
+    equal = tuple(replace(island, tokens_per_s=100.0) for island in run.islands[::-1])
+    assert beginner(run, 0) == "l1" and beginner(replace(run, islands=equal), 0) == "l0"
+    living = Living(WrittenLog(replace(run, islands=equal)))
+    living.until(lambda: living.training.steps > 0)
+
+
+def test_nobody_waits_for_ever_for_one_that_is_dead() -> None:
+    living = Living(WrittenLog(cold(skip_after_s=20.0)))
+    living.world.run_for(19.0)
+    assert living.training.steps == 0 and living.learner.doing == "WAITING" and living.offers() == []
+    assert living.learner.note == f"cold start: l1 alone until slot {ENDS}, now {living.log.state.slot}"
+    living.log.merge(90, applied("l1"))
+    living.world.run_for(19.0)
+    assert living.training.steps == 0, "there was news"
+    living.world.run_for(3.0)
+    assert living.training.steps > 0
+
 
 SLOT_S = 60.0
 
@@ -101,3 +228,81 @@ def test_where_the_syncer_is_the_slowest_words_are_held_against_what_it_does() -
         facts = SlotFacts(1, 2, 1, due_s, True, due_s, due_s)
         pacer.merged([offer(genesis(), timings=Timings(0.1, 1e6))], facts, due_s + merge_s)
     assert pacer.pace.slot_s == pytest.approx(MAX_SLOWER * merge_s)
+
+
+slots = st.floats(SHORT_SLOT_S, 3600.0)
+
+
+def asked(found_s: float | None, slot_s: float, from_s: float, to_s: float) -> list[float]:
+    """Every request in a stretch of time, all in vain."""
+    times, at_s = [], from_s
+    while at_s < to_s:
+        times.append(at_s)
+        at_s = next_request_s(found_s, at_s, slot_s)
+    return times
+
+
+def test_after_a_find_the_next_is_asked_for_just_before_it_is_due_and_then_ever_less_often() -> None:
+    """Slots of 10 s, found at 100 s: first at 108.8 s, each half second until 111.3 s; then pauses of 1.5 times what
+    lies beyond 110.5 s: 1.2, 3, 7.5 s; and one slot at most."""
+    times = asked(100.0, 10.0, next_request_s(100.0, 100.0, 10.0), 145.0)
+    assert times == pytest.approx(
+        [108.8, 109.3, 109.8, 110.3, 110.8, 111.3, 112.5, 115.5, 123.0, 133.0, 143.0], abs=1e-9
+    )
+
+
+def test_with_nothing_known_it_is_asked_for_eight_times_a_slot() -> None:
+    assert next_request_s(None, 50.0, 8.0) == 51.0
+    assert next_request_s(None, 0.0, 1.4) == pytest.approx(0.175), "also where slots are short"
+    assert next_request_s(None, 0.0, 0.1) == 0.02, "but no oftener than this"
+
+
+@quick
+@given(slots, st.floats(0.0, 1e6))
+def test_no_stretch_of_a_slot_has_more_requests_than_the_bound(slot_s: float, found_s: float) -> None:
+    times = asked(found_s, slot_s, found_s, found_s + 6 * slot_s)
+    assert max(sum(start <= at < start + slot_s for at in times) for start in times) <= MAX_REQUESTS
+    unknown = asked(None, slot_s, 0.0, 6 * slot_s)
+    assert max(sum(start <= at < start + slot_s * 0.999 for at in unknown) for start in unknown) <= MAX_REQUESTS
+
+
+@quick
+@given(slots, st.floats(0.9, 1.1))
+def test_what_comes_about_when_it_is_due_is_found_within_a_twentieth_of_a_slot(slot_s: float, after: float) -> None:
+    times = asked(0.0, slot_s, 0.0, 3 * slot_s)
+    found_s = next(at for at in times if at >= after * slot_s)
+    assert found_s - after * slot_s <= slot_s * DENSE * 1.0001
+
+
+@quick
+@given(st.floats(1e-6, SHORT_SLOT_S, exclude_max=True), st.floats(0.0, 1.05))
+def test_short_slots_are_looked_at_all_the_time_until_something_is_late(slot_s: float, at_slots: float) -> None:
+    at_s = at_slots * slot_s
+    assert 0.019 <= next_request_s(0.0, at_s, slot_s) - at_s <= 0.0751
+
+
+@quick
+@given(st.floats(1e-6, SHORT_SLOT_S, exclude_max=True))
+def test_what_is_late_in_short_slots_is_looked_for_ever_less_often(slot_s: float) -> None:
+    """At most 60 times in a minute, in which it was looked for 1,200 times before, and at least each SHORT_SLOT_S."""
+    times = asked(0.0, slot_s, 1.05 * slot_s, 60.0)
+    assert len(times) <= 60
+    pauses = [later - at for at, later in pairwise(times)]
+    assert max(pauses) <= SHORT_SLOT_S + 1e-6 and pauses == pytest.approx(sorted(pauses))
+
+
+@quick
+@given(st.one_of(st.none(), st.floats(0.0, 1e6)), st.floats(0.0, 1e6), st.floats(1e-3, 1e6))
+def test_time_goes_on(found_s: float | None, asked_s: float, slot_s: float) -> None:
+    asked_s = max(asked_s, found_s or 0.0)
+    assert next_request_s(found_s, asked_s, slot_s) > asked_s
+
+
+@pytest.mark.parametrize(("claimed_s", "expected"), [(0.0, 10.0), (9.0, 9.0), (1e-9, 5.0), (1e6, 40.0)])
+def test_a_learners_word_for_its_pace_counts_within_bounds(claimed_s: float, expected: float) -> None:
+    assert expected_slot_s(claimed_s, 10.0) == expected
+
+
+@pytest.mark.parametrize(("slot_s", "every_s"), [(0.1, 1.0), (5.0, 5.0), (60.0, 10.0)])
+def test_what_comes_unannounced_is_looked_for_once_a_slot_within_bounds(slot_s: float, every_s: float) -> None:
+    assert watch_every_s(slot_s) == every_s

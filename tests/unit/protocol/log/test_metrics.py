@@ -1,4 +1,4 @@
-"""The best pace that a run sustained, from its merges alone."""
+"""The pace that a run sustains."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from diloco_cli.protocol.log import commits
+from diloco_cli.protocol.log.metrics import MAX_BESTS, Sustained, share_of_best, sustained_after
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer
-from diloco_cli.protocol.log.sustained import MAX_BESTS, Sustained, share_of_best, sustained_after
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

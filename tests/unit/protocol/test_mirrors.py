@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
 from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, snapshot_at, write_snapshot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.protocol.regions.mirrors import Mirror, RegionStoppedError
+from diloco_cli.protocol.regions import Mirror, RegionStoppedError
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import NOBODY, Signature, Unsigned
 from diloco_cli.store.memory import MemoryStore

@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.keys import delta_key, incarnation_key, join_key, o
 from diloco_cli.protocol.log.operations import Operation, There
 from diloco_cli.protocol.log.records import Island, Join, Offer, RegionStore, RunFormat, Timings
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, encode
-from diloco_cli.protocol.regions.relays import Relay
+from diloco_cli.protocol.regions import Relay
 from diloco_cli.protocol.rules.pacing import MAX_REQUESTS
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Created, Exists
