@@ -103,13 +103,7 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     """Raises RecordError for bytes that are damaged or no format, also for a format that ends with a signature although
     its fields say that the run has none: then that field is damaged. A signed format is checked with the operator's key
     that it names itself; `with_keys` says whether that is the right operator."""
-    run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", FORMAT_SCHEMA)
-    if run.schema < FORMAT_SCHEMA:
-        raise RecordError(
-            f"this run was created by an older version (schema {run.schema}); this version reads {FORMAT_SCHEMA} only",
-            where=f"{where}/{FORMAT_KEY}",
-            hint="finish or export it with the version that created it (for 0.3.x: pip install 'diloco==0.3.2')",
-        )
+    run = decode(RunFormat, data, f"{where}/{FORMAT_KEY}", FORMAT_SCHEMA, oldest=FORMAT_SCHEMA)
     strange = [name for name in (run.name, *(island.name for island in run.all_islands)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")

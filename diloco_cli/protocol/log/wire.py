@@ -69,13 +69,20 @@ def _as_text(value: Any) -> Any:
 
 
 def decode(
-    kind: type[Record], data: bytes, where: str, schema: int | None = None, max_bytes: int = MAX_RECORD_BYTES
+    kind: type[Record],
+    data: bytes,
+    where: str,
+    schema: int | None = None,
+    max_bytes: int = MAX_RECORD_BYTES,
+    *,
+    oldest: int = 0,
 ) -> Record:
     """Bytes to a record of type `kind`, or of the subclass that their tag names. Unknown keys from newer writers are
-    ignored; wrong types are refused, and so is a record whose own `schema` is newer than `schema`."""
+    ignored; wrong types are refused, and so is a record whose own `schema` is newer than `schema` or older than
+    `oldest`."""
     plain, is_canonical = _parsed(data, where, max_bytes)
-    if schema is not None:  # first: a newer version may write in another way
-        _refuse_newer(plain.get("schema"), schema, where)
+    if schema is not None:  # first: another version may write in another way
+        _refuse_other_schema(plain.get("schema"), oldest, schema, where)
     _require_canonical(is_canonical, where)
     try:
         if kind is RunFormat:
@@ -98,12 +105,20 @@ def _written_as(kind: type[Any]) -> Any:
     return Union[tuple(kind.__subclasses__())] if is_base else kind  # noqa: UP007
 
 
-def _refuse_newer(written: object, known: int, where: str) -> None:
-    if isinstance(written, int) and written > known:
+def _refuse_other_schema(written: object, oldest: int, newest: int, where: str) -> None:
+    if not isinstance(written, int):
+        return
+    if written > newest:
         raise RecordError(
-            f"written with schema {written}; this version reads up to {known}",
+            f"written with schema {written}; this version reads up to {newest}",
             where=where,
             hint="pip install --upgrade diloco",
+        )
+    if written < oldest:
+        raise RecordError(
+            f"this run was created by an older version (schema {written}); this version reads {newest} only",
+            where=where,
+            hint="finish or export it with the version that created it (for 0.3.x: pip install 'diloco==0.3.2')",
         )
 
 

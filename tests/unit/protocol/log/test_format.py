@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,3 +26,12 @@ def test_a_run_of_an_older_version_is_refused_with_a_way_out(schema: int) -> Non
     with pytest.raises(RecordError, match=f"schema {schema}.*reads {FORMAT_SCHEMA} only") as caught:
         parse_format(encode(replace(RUN, schema=schema)), "memory://x")
     assert caught.value.hint is not None and "diloco==" in caught.value.hint
+
+
+def test_a_format_of_schema_8_is_refused_for_its_schema_although_its_settings_are_gone() -> None:
+    """Its bytes are as the version before wrote them."""
+    data = (Path(__file__).parent / "older" / "format-of-schema-8.json").read_bytes()
+    assert b'"max_step"' in data and FORMAT_SCHEMA > 8
+    with pytest.raises(RecordError, match=f"older version .schema 8.*reads {FORMAT_SCHEMA} only") as caught:
+        parse_format(data, "memory://x")
+    assert caught.value.hint is not None and "the version that created it" in caught.value.hint
