@@ -23,6 +23,7 @@ from diloco_cli.observe.unit_states import (
     LOST_S,
     QUARANTINED,
     STEPS,
+    STUCK,
     SUSPECT,
     SUSPECT_S,
     WARNING,
@@ -54,9 +55,9 @@ REFUSALS_TOLD = 2  # reasons
 NOT_KNOWN = "why is not known from the bucket"
 NOT_GENUINE = "its heartbeats and offers are not signed by it, or with a key that is revoked: diloco key request"
 SUPERVISED = frozenset({"started", "restarted", "adopted", "ended", "gave_up"})  # events of a supervisor on a unit
-MISSING = frozenset({LOST, QUARANTINED, LearnerState.DONE, LearnerState.FAILED, LearnerState.STUCK})
+MISSING = frozenset({LOST, QUARANTINED, LearnerState.DONE, LearnerState.FAILED, STUCK})
 SILENCE = frozenset({LOST, LearnerState.DONE, LearnerState.FAILED, LearnerState.FENCED, LearnerState.STARTING})
-SYNCER_GONE = (None, LOST, LearnerState.STUCK, LearnerState.RECOVERING, LearnerState.FAILED, SyncerState.DONE)
+SYNCER_GONE = (None, LOST, STUCK, LearnerState.RECOVERING, LearnerState.FAILED, SyncerState.DONE)
 
 
 class State(StrEnum):
@@ -195,7 +196,7 @@ class Look:
             return "it has left"
         if state == LearnerState.FAILED:
             return "it has ended with an error"
-        if state == LearnerState.STUCK:
+        if state == STUCK:
             return f"its step has not ended for {heard.heartbeat.last_step_s + heard.age_s:.0f} s: it hangs"
         if here is not None and not here.dead:
             return f"not heard for {heard.age_s:.0f} s, though its process {here.pid} lives: it hangs"

@@ -19,7 +19,7 @@ SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 25.0
 STUCK_AFTER = 5.0  # times the time of a step
 FIRST_STEP_S, COMPILED_STEP_S = 60.0, 900.0  # that the first one may take in any case
-SUSPECT, LOST, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "QUARANTINED", "UPLOADING"
+SUSPECT, LOST, STUCK, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "STUCK", "QUARANTINED", "UPLOADING"
 LEFT = (LearnerState.DONE, LearnerState.FAILED)
 STEPS = (LearnerState.TRAINING, UPLOADING)
 LATELY_S = 10.0
@@ -43,7 +43,7 @@ UNIT_STATES: dict[str, Word] = {
     LearnerState.TRAINING: Word("a learner trains", GOOD),
     UPLOADING: Word("a learner trains, and an offer of it is on its way to the bucket", GOOD),
     LearnerState.WAITING: Word("a learner waits for a merge, for its turn in a cold start, or for its link", WARNING),
-    LearnerState.STUCK: Word("a learner is heard and its step does not end, or a unit is paused on this machine", BAD),
+    STUCK: Word("a learner is heard and its step does not end, or a unit is paused on this machine", BAD),
     LearnerState.DRAINING: Word("a learner was told to leave, and awaits the outcome of its offers", WARNING),
     LearnerState.FENCED: Word("a newer process has this one's place", WARNING),
     LearnerState.DONE: Word("a unit has left in good order", GOOD),
@@ -90,7 +90,7 @@ def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:
         return here
     if heard is None or said in LEFT:
         return said
-    return LearnerState.STUCK if is_stuck(facts, name, heard) else aged(said, heard.age_s, lost_after_s(facts))
+    return STUCK if is_stuck(facts, name, heard) else aged(said, heard.age_s, lost_after_s(facts))
 
 
 def is_stuck(facts: RunFacts, name: str, heard: Heard[LearnerHeartbeat]) -> bool:
@@ -132,7 +132,7 @@ def state_here(
     if unit is None or said in (LearnerState.DONE, LearnerState.FENCED):
         return ""
     if unit.condition == "paused":
-        return LearnerState.STUCK
+        return STUCK
     if unit.restarts and (unit.dead or heard is None or heard.age_s > SUSPECT_S):
         return LearnerState.RECOVERING
     if not unit.dead:

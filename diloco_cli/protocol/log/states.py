@@ -19,7 +19,6 @@ class LearnerState(StrEnum):
     RECOVERING = "RECOVERING"  # likewise, after a failure
     TRAINING = "TRAINING"
     WAITING = "WAITING"  # it pauses: the drift bound, a quarantine, or `at_tau` waits for a merge
-    STUCK = "STUCK"  # a step does not end; nothing sets it yet
     DRAINING = "DRAINING"  # it was told to leave and awaits the outcome of its offers
     FENCED = "FENCED"  # a newer incarnation has its place
     DONE = "DONE"
@@ -53,9 +52,8 @@ _OVER = {_L.DONE, _L.FENCED, _L.FAILED}
 LEARNER: Mapping[LearnerState, AbstractSet[LearnerState]] = {
     _L.STARTING: {_L.RECOVERING, _L.TRAINING, _L.WAITING, _L.DRAINING, *_OVER},
     _L.RECOVERING: {_L.TRAINING, _L.WAITING, _L.DRAINING, *_OVER},
-    _L.TRAINING: {_L.WAITING, _L.STUCK, _L.DRAINING, *_OVER},
+    _L.TRAINING: {_L.WAITING, _L.DRAINING, *_OVER},
     _L.WAITING: {_L.TRAINING, _L.DRAINING, *_OVER},
-    _L.STUCK: {_L.TRAINING, *_OVER},
     _L.DRAINING: _OVER,
     **dict.fromkeys(_OVER, frozenset()),
 }

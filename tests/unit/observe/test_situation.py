@@ -16,7 +16,7 @@ from diloco_cli.observe.facts import Heard, Local, LocalUnit, RunFacts, full_dis
 from diloco_cli.observe.screen import status_lines
 from diloco_cli.observe.situation import RUN_STATES, State, machine_of_syncer, refusals_of, verdict_of
 from diloco_cli.observe.status import status_of
-from diloco_cli.observe.unit_states import LOST_S, UNIT_STATES
+from diloco_cli.observe.unit_states import LOST_S, STUCK, UNIT_STATES
 from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, measured_by, work_of
 from diloco_cli.protocol.log.health import Stability
 from diloco_cli.protocol.log.metrics import Note, Sustained
@@ -192,7 +192,7 @@ def test_ages_do_not_depend_on_the_clock_of_the_syncers_machine(hours: int) -> N
 
 def test_every_state_has_its_words() -> None:
     assert set(RUN_STATES) == set(State)
-    said = {*LearnerState, *SyncerState, *StandbyState, "UPLOADING", "QUARANTINED", "SUSPECT", "LOST"}
+    said = {*LearnerState, *SyncerState, *StandbyState, "UPLOADING", "QUARANTINED", "SUSPECT", "LOST", "STUCK"}
     assert set(UNIT_STATES) == said and RUN.name == "nano" and measured() == STATE
 
 
@@ -237,7 +237,7 @@ def test_a_learner_that_lives_again_has_not_failed_though_its_last_heartbeat_say
 
 def test_a_paused_process_is_stuck_and_the_command_that_revives_it_is_named() -> None:
     status = status_of(facts(), Local({"rhine": here(condition="paused", by_chaos=True)}))
-    assert status.learners[1].state == LearnerState.STUCK
+    assert status.learners[1].state == STUCK
     assert "its process 7 is paused by a signal (chaos)" in status.reason
     assert status.hint == "diloco chaos revive rhine --run nano"
 
@@ -245,7 +245,7 @@ def test_a_paused_process_is_stuck_and_the_command_that_revives_it_is_named() ->
 def test_a_learner_that_is_heard_and_does_not_step_is_stuck() -> None:
     """A step takes it 64 tokens' time."""
     stands = facts(last_step_s=9.0, mean_tokens_per_s=1e6)
-    assert status_of(stands).learners[0].state == LearnerState.STUCK
+    assert status_of(stands).learners[0].state == STUCK
     verdict = verdict_of(stands)
     assert verdict.state == State.DEGRADED and "its step has not ended for 10 s: it hangs" in verdict.reason
     assert verdict.hint == "diloco logs iowa --run file:///b/nano"
@@ -268,7 +268,7 @@ def test_a_first_step_may_take_some_planned_ones_or_be_compiled(
     settings = replace(seen.run.settings, train=replace(seen.run.settings.train, compile=compiles))
     islands = tuple(replace(island, step_s=step_s) for island in seen.run.islands)
     seen = replace(seen, run=replace(seen.run, settings=settings, islands=islands))
-    assert (status_of(seen).learners[0].state == LearnerState.STUCK) == stuck
+    assert (status_of(seen).learners[0].state == STUCK) == stuck
 
 
 def test_a_process_that_lives_and_is_not_heard_hangs() -> None:

@@ -403,7 +403,7 @@ def test_a_heartbeat_says_what_it_does() -> None:
     ("error", "state"),
     [(FencedError("another"), "FENCED"), (TerminatedError("SIGTERM"), "DONE"), (ValueError("a bug"), "FAILED")],
 )
-@pytest.mark.parametrize("before", ["STARTING", "RECOVERING", "TRAINING", "WAITING", "STUCK", "DRAINING"])
+@pytest.mark.parametrize("before", ["STARTING", "RECOVERING", "TRAINING", "WAITING", "DRAINING"])
 def test_what_ends_a_learner_is_its_last_state(error: BaseException, state: str, before: str) -> None:
     learner = Living(WrittenLog(make_run()), begins=False).learner
     learner.doing = LearnerState(before)
