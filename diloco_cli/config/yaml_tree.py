@@ -13,15 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from diloco_cli.errors import UsageError
 
 MAX_FILE_BYTES = 8_000_000
 DEEPEST_NESTING = 12
 MAX_SCALAR = 4096
 MAX_SHOWN = 60  # characters of a value in an error
-Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where libyaml is there
 
 INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -81,6 +78,8 @@ def read_yaml_file(path: Path) -> Node:
 
 def parse_yaml(text: str, source: str, *, fixed_place: bool = False) -> Node:
     """The tree of `text`. `fixed_place`: every place is `source` itself (a flag has no lines)."""
+    import yaml  # not above: `status` knows settings and reads no YAML, which would take longer to load than its look
+
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -103,21 +102,25 @@ def parse_yaml(text: str, source: str, *, fixed_place: bool = False) -> Node:
 
 class _Reader:
     def __init__(self, text: str, source: str, fixed_place: bool) -> None:
+        import yaml
+
         self.source = source
         self.fixed_place = fixed_place
-        self.events: Iterator[Any] = yaml.parse(text, Loader=Loader)
+        self.yaml: Any = yaml
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster where libyaml is there
+        self.events: Iterator[Any] = yaml.parse(text, Loader=loader)
 
     def document(self) -> Node:
         next(self.events)  # the stream's start
         first = next(self.events)
-        if isinstance(first, yaml.StreamEndEvent):
+        if isinstance(first, self.yaml.StreamEndEvent):
             raise UsageError(
                 "the file is empty", where=self.source, hint="new files, in a folder of their own: diloco init DIR"
             )
         tree = self._node(next(self.events), depth=0)
         next(self.events)  # the document's end
         after = next(self.events)
-        if not isinstance(after, yaml.StreamEndEvent):
+        if not isinstance(after, self.yaml.StreamEndEvent):
             raise UsageError("a second document begins; write one document a file", where=self._where(after))
         return tree
 
@@ -126,15 +129,15 @@ class _Reader:
 
     def _node(self, event: Any, depth: int) -> Node:
         where = self._where(event)
-        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+        if isinstance(event, self.yaml.AliasEvent) or event.anchor is not None:
             raise UsageError("anchors and aliases (&, *) are not allowed; write the value out", where=where)
         if event.tag is not None:
             raise UsageError(f"the tag {event.tag} is not allowed", where=where)
         if depth > DEEPEST_NESTING:
             raise UsageError(f"nested deeper than {DEEPEST_NESTING} levels", where=where)
-        if isinstance(event, yaml.MappingStartEvent):
+        if isinstance(event, self.yaml.MappingStartEvent):
             return Node(self._mapping(depth), where)
-        if isinstance(event, yaml.SequenceStartEvent):
+        if isinstance(event, self.yaml.SequenceStartEvent):
             return Node(list(self._items(depth)), where)
         if len(event.value) > MAX_SCALAR:
             raise UsageError(f"a value is longer than {MAX_SCALAR} characters", where=where)
@@ -142,12 +145,12 @@ class _Reader:
         return Node(resolve_scalar(event.value) if plain else event.value, where, event.value)
 
     def _items(self, depth: int) -> Iterator[Node]:
-        while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
+        while not isinstance(event := next(self.events), self.yaml.SequenceEndEvent):
             yield self._node(event, depth + 1)
 
     def _mapping(self, depth: int) -> dict[str, Node]:
         entries: dict[str, Node] = {}
-        while not isinstance(event := next(self.events), yaml.MappingEndEvent):
+        while not isinstance(event := next(self.events), self.yaml.MappingEndEvent):
             key = self._node(event, depth + 1)
             if isinstance(key.value, (dict, list)) or not key.text:
                 raise UsageError("a key must be plain text", where=key.where)

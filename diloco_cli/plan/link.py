@@ -14,14 +14,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from typing import TYPE_CHECKING
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, Link, SyncSettings
 from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS, INNER_OPTIMIZERS
 from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.plan import Schedule
 from diloco_cli.store.url import parse_url
+
+if TYPE_CHECKING:
+    from diloco_cli.plan.plan import Schedule
 
 CODEC_BITS = {name: float(record.bits) for name, record in CODECS.items()}  # of a parameter, the finest first
 ROUND_TRIPS = 4  # of one exchange: put the payload, put the offer, see the commit, get the merged fragment

@@ -277,7 +277,7 @@ class Plan:
 
 
 PLAN_FORMAT = "diloco-plan"
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 MAX_PLAN_BYTES = 64_000_000
 SETTINGS = ("run", "inventory", "model")  # a plan's inputs, which `--json` leaves out
 NAME_DIGITS = 12  # of the digest in a file's name

@@ -170,7 +170,7 @@ HEAVY = {"torch", "gcsfs", "fsspec", "aiohttp", "numpy", "safetensors"}
         ("plan -f examples/quickstart/run.yaml", HEAVY | {"rich"}),
         ("plan -f examples/own-data/run.yaml", HEAVY | {"rich"}),
         ("data show nowhere", {"torch", "gcsfs"}),
-        ("status nowhere", HEAVY),
+        ("status nowhere", HEAVY | {"yaml", "prometheus_client", "matplotlib", "diloco_cli.plan.plan"}),
         ("chaos list", HEAVY),
         ("runs", HEAVY),
         ("inventory probe --help", HEAVY),

@@ -98,7 +98,7 @@ def test_the_json_has_the_published_names(made):
     ("change", "message"),
     [
         ({"version": 99}, "of version 99, newer than this diloco reads"),
-        ({"version": 1}, "of version 1, and this diloco reads 3"),
+        ({"version": 3}, "of version 3, and this diloco reads 4"),
         ({"version": "x"}, "version is 'x'"),
         ({"version": True}, "version is True"),
         ({"format": "other"}, "not a plan file"),
@@ -141,7 +141,7 @@ def test_differences_name_what_changed_came_and_went(made):
 
 
 def test_a_plan_file_of_this_version_that_lies_here_for_good_can_still_be_read():
-    plan = load_plan(Path(__file__).parent / "golden" / "plan-3.json")
+    plan = load_plan(Path(__file__).parent / "golden" / "plan-4.json")
     assert [island.name for island in plan.islands] == ["iowa"]
     assert [left.name for left in plan.excluded] == ["home"]
     assert plan.run.sync.every == 100
