@@ -257,7 +257,7 @@ OF_LEARNERS: dict[str, Mutant] = {
         Actors(learner=learners.AdoptsOlderVersions), frozenset("6"), _outages_of_few, longer=LONG
     ),
     "rebase keeps what was merged": Mutant(Actors(learner=learners.KeepsWhatWasMerged), frozenset("4"), _rebases),
-    "rebase counts what was merged": Mutant(_books(learners.CountsFromTheAdoption), frozenset({"liveness"}), _rebases),
+    "rebase counts what was merged": Mutant(_books(learners.CountsFromTheAdoption), frozenset("2"), _rebases),
     "uploads dropped at a rollback": Mutant(
         Actors(learner=learners.DropsUploads),
         frozenset({"4", "liveness", "loss"}),

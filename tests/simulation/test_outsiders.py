@@ -16,12 +16,11 @@ from diloco_cli import signing
 from diloco_cli.config.codec import replace
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors import collection, inbox, membership, requests
-from diloco_cli.protocol.log import claims, snapshots, wire
-from diloco_cli.protocol.log.keys import commit_key, incarnation_of, offer_key, read_join_key, snapshot_key
-from diloco_cli.protocol.log.operations import Create, Get, Steps
+from diloco_cli.protocol.log import claims, snapshots
+from diloco_cli.protocol.log.keys import commit_key, incarnation_of, read_join_key, snapshot_key
+from diloco_cli.protocol.log.operations import Get, Steps
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
 from diloco_cli.signing import NOBODY, UNSIGNED, Checksummed
-from diloco_cli.store.port import Created
 from tests.histories.campaign import lived
 from tests.histories.options import Options, drawn_options
 from tests.histories.replayer import FLOODER, in_one
@@ -76,21 +75,11 @@ class Off:
     also: tuple[tuple[object, str, object], ...] = ()
 
 
-def any_bytes(keyring: Any, learner: str, incarnation: int, seq: int, same: int = 2) -> Steps[tuple[bool, Any]]:
-    data = yield Get(offer_key(learner, incarnation, seq), MAX_RECORD_BYTES)
-    return data is not None, data
-
-
 read_request = requests._asked
 
 
 def anybodys_request(run: Any, state: Any, number: int) -> Steps[Any]:
     return (yield from read_request(replace(run, keyring=UNSIGNED), state, number))
-
-
-def first_writers(keyring: Any, signer: str, key: str, mine: bytes, same: int = 2) -> Steps[bytes]:
-    answer = yield Create(key, mine)
-    return mine if isinstance(answer, Created) else bytes(answer.data)
 
 
 def one_by_one(known: int, reach: int, look: Any) -> Steps[Any]:
@@ -154,7 +143,6 @@ def _hands_over(options: Options) -> bool:
 
 MINE = frozenset({"genuine", "1", "4", "6", "7", "9", "exit", "liveness", "blame", "loss", "10", "drift", "keys"})
 OFF: dict[str, Off] = {
-    "any bytes are a record": Off(claims, "_read_offer", any_bytes, MINE),
     "any bytes are a request": Off(requests, "_asked", anybodys_request, frozenset({"genuine"})),
     "a checksum is not looked at": Off(
         Checksummed, "signature", lambda self, role, key, data: NOBODY, MINE, signed=False
@@ -163,7 +151,6 @@ OFF: dict[str, Off] = {
     "a signature holds under any key": Off(signing, "_record_text", of_no_key, MINE, signed=True),
     "whoever has a key signs for all": Off(signing, "may_sign", lambda signer, role: True, MINE, signed=True),
     "any operator certifies": Off(signing, "is_certified", lambda *said: True, MINE, signed=True),
-    "whoever is first has the place": Off(wire, "create_signed", first_writers, MINE),
     "anybody's snapshot": Off(snapshots, "snapshot_at", anybodys_snapshot, MINE),
     "any two snapshots are kept": Off(collection, "kept_snapshots", any_two_snapshots, MINE),
     "anybody joins": Off(membership.JoinQueue, "_read", unchecked_join, MINE),

@@ -8,11 +8,11 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
+from diloco_cli.protocol import regions
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log.wire import encode
-from diloco_cli.protocol.regions import mirrors
 from diloco_cli.store.port import Store
 from tests.histories.replayer import Replayer
 from tests.simulation.regional import RegionalFleet, regional_run
@@ -154,7 +154,7 @@ def test_a_version_that_home_lost_before_it_was_mirrored_is_passed_over_once_it_
 def test_a_regions_bucket_forgets_what_home_forgets_and_a_late_mirror_passes_it_over(
     cut_off_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (log, syncer, mirrors):
+    for module in (log, syncer, regions):
         monkeypatch.setattr(module, "SNAPSHOT_EVERY", 4)
     monkeypatch.setattr(collection, "FLOORS_APART", 4)
     run = regional_run(merges=60)
