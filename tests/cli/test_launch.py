@@ -111,7 +111,7 @@ def test_several_local_cuda_islands_get_a_device_each(monkeypatch: pytest.Monkey
 def test_a_region_may_have_a_bucket_of_its_own_where_learners_can_meet(diloco: Diloco, quickstart: Path) -> None:
     edit(quickstart / "inventory.yaml", "europe-west4: {}", "europe-west4: {store: memory://eu}")
     done = diloco("launch", "q/run.yaml", "--dry-run")
-    assert done.returncode == 2 and "regions.europe-west4.store: memory:// lives in one process" in done.stderr
+    assert done.returncode == 2 and "regions.europe-west4.store: memory://eu lives in one process" in done.stderr
     edit(quickstart / "inventory.yaml", "memory://eu", "gs://eu/runs")
     assert diloco("launch", "q/run.yaml", "--dry-run").returncode == 0
 

@@ -300,10 +300,10 @@ class AnsweringGcs(GCSStore):
 
     body = b""
 
-    def _call(self, method: str, name: str | None, **parts: Any) -> tuple[dict[str, str], bytes]:
-        if "pageToken" in parts:
-            return {}, b"{}"
-        return {}, self.body
+    async def _ask(
+        self, method: str, path: str, *names: str, key: str, num_bytes: int = 0, **parts: Any
+    ) -> tuple[dict[str, str], bytes]:
+        return {}, b"{}" if "pageToken" in parts else self.body
 
 
 def _answers() -> list[Parser]:

@@ -114,7 +114,6 @@ def test_what_looks_at_a_run_or_repairs_it_needs_no_code(tmp_path: Path, diloco:
     for words in (
         ("generate",),
         ("evaluate",),
-        ("evaluate", "--tasks", "x"),
         ("export", "--to", "torch", "-o", "t.st"),
     ):
         refused = diloco(words[0], url, *words[1:])

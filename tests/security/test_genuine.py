@@ -74,7 +74,7 @@ def test_a_forged_successor_neither_raises_a_floor_nor_retires_a_mailbox_nor_end
     fleet.world.store.create(key, other.sign(learner_signer("l1"), key, encode(forged)))
     fleet.world.run_for(RETIRE_S + 10.0)
     known, before = state_of(fleet).learner("l0"), merged_of(fleet, "l0")
-    assert (known.floor, known.faults, known.refused) == (first, 0, 0)
+    assert (known.floor, known.bad_in_a_row, known.refused) == (first, 0, 0)
     fleet.world.run_for(5.0)
     assert merged_of(fleet, "l0") > before and fleet.errors() == [] and len(fleet.living("l0")) == 1
 

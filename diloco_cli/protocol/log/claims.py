@@ -153,6 +153,7 @@ LONGEST_LEAP = 1 << 14  # of numbers that one claim leaves out: a stolen key mus
 LISTS_EVERY = 8  # looks
 PAGE = 1000
 CERTIFICATES_PER_LOOK = 1024
+DAMAGED_IN_A_ROW = 8  # offers that are passed over together
 KEYS_BELIEVED = 8  # of a learner, beyond which a damaged certificate is no reason to look for claims
 
 
@@ -297,19 +298,25 @@ def claim_incarnation(keyring: Unsigned, learner: str, claim: ProcessClaim, floo
 @dataclass(frozen=True)
 class FoundOffer:
     """The bytes of an offer; None: there is none yet, or (`damaged`) they are not what its learner wrote, though the
-    learner has published the next one, and so this one."""
+    learner has published a later one, and so this one."""
 
     data: bytes | None
     damaged: bool = False
 
 
 def next_offer(keyring: Unsigned, learner: str, incarnation: int, seq: int) -> Steps[FoundOffer]:
-    """Look for the offer of this number. A learner publishes its offers one after the other."""
+    """Look for the offer of this number. A learner publishes its offers one after the other, so a genuine one behind
+    up to DAMAGED_IN_A_ROW damaged ones shows that these were published, too."""
     there, data = yield from _read_offer(keyring, learner, incarnation, seq)
     if data is not None or not there:
         return FoundOffer(data)
-    _, later = yield from _read_offer(keyring, learner, incarnation, seq + 1)
-    if later is None:
+    for later in range(seq + 1, seq + 1 + DAMAGED_IN_A_ROW):
+        there, data = yield from _read_offer(keyring, learner, incarnation, later)
+        if not there:
+            return FoundOffer(None)
+        if data is not None:
+            break
+    else:
         return FoundOffer(None)
     _, again = yield from _read_offer(keyring, learner, incarnation, seq, LOOKS)  # the first bytes may be damaged
     return FoundOffer(again, damaged=again is None)
