@@ -71,6 +71,7 @@ def test_what_a_stop_found_open_behind_it_does_not_act_when_the_run_goes_on() ->
     assert done(fleet, command(fleet)).result.phase == "STOPPED"
     assert answers(fleet) == [(2, "stop")]
     assert operated.resumed(fleet)
+    fleet.kill_all()
     fleet.restart = True
     fleet.start()
     finished(fleet)

@@ -77,6 +77,7 @@ def test_several_fragments_in_flight_merge_and_add_up(every: int, fragments: int
 def test_a_recovered_learner_works_from_the_same_versions_as_one_that_never_failed(dies_at: int) -> None:
     """Within one cycle of its first offer: for each slot, both learners' deltas are made from the same version."""
     fleet = ToyFleet(with_schedule(6, 3, 2, rounds=14, quorum=1)).start().until_commits(dies_at)
+    fleet.restart = False  # or a second successor would come, and fence this one
     fleet.kill("l0")
     fleet.learner("l0", delay_s=0.05)
     finished(fleet, 120)
