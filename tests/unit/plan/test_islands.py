@@ -41,7 +41,7 @@ def machines(hosts: str, fabric: str | None = "pod", accelerators: Accelerators 
 
 
 def formed(*entries: MachineSettings, model=SMALL, run=RUN, islands=()) -> Forming:
-    return form_islands(run, Inventory(StoreSettings("gs://b"), tuple(islands), machines=tuple(entries)), model)
+    return form_islands(run, Inventory(StoreSettings("gs://bucket"), tuple(islands), machines=tuple(entries)), model)
 
 
 def hosts_of(forming: Forming) -> list[tuple[str, ...]]:
@@ -154,7 +154,7 @@ def test_given_islands_come_first_and_keep_their_names():
 
 
 def test_an_inventory_of_islands_is_left_as_it_is():
-    inventory = Inventory(StoreSettings("gs://b"), (IslandSettings("a", "here", H100),))
+    inventory = Inventory(StoreSettings("gs://bucket"), (IslandSettings("a", "here", H100),))
     assert form_islands(RUN, inventory, SMALL) == Forming(inventory, (), ())
 
 
