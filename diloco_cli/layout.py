@@ -4,14 +4,10 @@ Tensors are dealt by size, descending, each into the smallest fragment so far (g
 most 4/3 of the best possible one). So all fragments take about as long to travel; quality does not depend on which
 tensors share a fragment (arXiv 2604.21428, fragments).
 
-A tensor larger than the ideal fragment (parameters / P) is cut by rows into pieces of at most that size, as far as it
-has rows; each piece counts as a tensor of its own, in the layout and for norms. Else one large tensor, mostly the
-embedding, decides how long an exchange takes: a slow link gained 19 %. Quality does not suffer: against whole tensors,
-four islands and 2.46 M tokens (examples/quality, dense, outer 0.4 / 0.9) ended with a held-out loss of +0.11, +0.13 and
--0.07 % for three seeds, +0.05 % on the mean.
-
-Embeddings stand alone, in the first fragments. Tied weights appear once, because callers pass each parameter once.
-Fewer pieces than P give fewer fragments: see `layout_warning`.
+Embeddings stand alone: in the first fragment, or with `split_rows` in the first few. Tied weights appear once, because
+callers pass each parameter once. With `split_rows`, a tensor larger than the ideal fragment (parameters / P) is cut by
+rows into pieces of at most that size, as far as it has rows; each piece counts as a tensor of its own, in the layout
+and for norms. Fewer tensors than P give fewer fragments: see `layout_warning`.
 """
 
 from __future__ import annotations
@@ -20,7 +16,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapreplace
 from itertools import pairwise
 from math import prod
 from typing import Protocol
@@ -93,6 +88,8 @@ class LayoutSettings(Protocol):
 
     @property
     def fragments(self) -> int: ...
+    @property
+    def split_rows(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +99,7 @@ class _Piece:
     fact: ParameterFact
     rows: tuple[int, int] | None = None
 
-    @cached_property
+    @property
     def size(self) -> int:
         return TensorSlot(self.fact.name, self.fact.shape, 0, self.fact.dtype, self.rows).num_elements
 
@@ -113,32 +110,30 @@ class _Piece:
 
 def make_layout(parameters: Iterable[ParameterFact], sync: LayoutSettings) -> Layout:
     """The fragments of a run's model: at most `sync.fragments`. Raises UsageError for an empty model."""
-    return balanced_layout(parameters, sync.fragments)
-
-
-def balanced_layout(parameters: Iterable[ParameterFact], num_fragments: int) -> Layout:
-    """The same, for a number of fragments."""
-    return _layout(_groups(list(parameters), num_fragments))
-
-
-def fragment_sizes(parameters: Iterable[ParameterFact], num_fragments: int) -> tuple[int, ...]:
-    """The elements of each fragment of that layout, for plans of models that are not built."""
-    return tuple(sum(piece.size for piece in group) for group, _ in _groups(list(parameters), num_fragments))
-
-
-def _groups(facts: list[ParameterFact], wanted: int) -> list[tuple[list[_Piece], bool]]:
+    facts, wanted = list(parameters), sync.fragments
     if not facts or wanted < 1:
         raise UsageError(f"cannot make {wanted} fragments of {len(facts)} tensors; both must be at least 1")
     total = sum(prod(fact.shape) for fact in facts)
     ideal = max(1, total // wanted)
-    pieces = [piece for fact in facts for piece in _split(fact, ideal)]
+    pieces = [piece for fact in facts for piece in (_split(fact, ideal) if sync.split_rows else [_Piece(fact)])]
     embeddings = [piece for piece in pieces if piece.fact.embedding]
     others = [piece for piece in pieces if not piece.fact.embedding]
     if embeddings and others and wanted == 1:
-        return [(pieces, False)]
-    of_embeddings = _embedding_fragments(embeddings, bool(others), wanted, ideal)
+        return _layout([(pieces, False)])
+    of_embeddings = _embedding_fragments(embeddings, bool(others), wanted, ideal, sync.split_rows)
     groups = [(group, True) for group in _balanced(embeddings, of_embeddings)]
-    return groups + [(group, False) for group in _balanced(others, wanted - of_embeddings)]
+    return _layout(groups + [(group, False) for group in _balanced(others, wanted - of_embeddings)])
+
+
+def balanced_layout(parameters: Iterable[ParameterFact], num_fragments: int) -> Layout:
+    """`make_layout` with every setting but the number of fragments at its default."""
+    return make_layout(parameters, _Default(num_fragments))
+
+
+@dataclass(frozen=True)
+class _Default:
+    fragments: int
+    split_rows: bool = False
 
 
 def layout_warning(layout: Layout, sync: LayoutSettings) -> str | None:
@@ -146,7 +141,7 @@ def layout_warning(layout: Layout, sync: LayoutSettings) -> str | None:
     found = len(layout.fragments)
     if found == sync.fragments:
         return None
-    return f"{found} fragments instead of the {sync.fragments} of sync.fragments: too few tensors and rows for more"
+    return f"{found} fragments instead of the {sync.fragments} of sync.fragments: too few tensors for more"
 
 
 def _split(fact: ParameterFact, ideal: int) -> list[_Piece]:
@@ -161,22 +156,22 @@ def _split(fact: ParameterFact, ideal: int) -> list[_Piece]:
     return [_Piece(fact, (first, end)) for first, end in pairwise(edges)]
 
 
-def _embedding_fragments(embeddings: Sequence[_Piece], others: bool, wanted: int, ideal: int) -> int:
-    """How many fragments the embeddings get: their share of all."""
+def _embedding_fragments(embeddings: Sequence[_Piece], others: bool, wanted: int, ideal: int, split: bool) -> int:
+    """How many fragments the embeddings get: one, or with `split` their share of all."""
     if not embeddings:
         return 0
-    share = round(sum(piece.size for piece in embeddings) / ideal)
+    share = round(sum(piece.size for piece in embeddings) / ideal) if split else 1
     return max(1, min(share, wanted - others, len(embeddings)))
 
 
 def _balanced(pieces: Sequence[_Piece], count: int) -> list[list[_Piece]]:
     """Greedy LPT; the order of the input does not matter."""
     bins: list[list[_Piece]] = [[] for _ in range(min(count, len(pieces)))]
-    smallest_first = [(0, index) for index in range(len(bins))]  # (elements, bin), a heap
+    sizes = [0] * len(bins)
     for piece in sorted(pieces, key=lambda p: (-p.size, p.order)):
-        size, smallest = smallest_first[0]
+        smallest = sizes.index(min(sizes))
         bins[smallest].append(piece)
-        heapreplace(smallest_first, (size + piece.size, smallest))
+        sizes[smallest] += piece.size
     return bins
 
 

@@ -336,10 +336,13 @@ def _of_plan(path: Path) -> BandwidthAnswer:
 
 
 def _plan_note(plan: Plan) -> str:
-    schedule = plan.schedule
+    from diloco_cli.forecast.bandwidth import exchange_of_plan
+
+    schedule, share = plan.schedule, exchange_of_plan(plan).embedding_share
+    alone = f"; the embedding is one fragment, {100 * share:.0f} % of the model" if share else ""
     return (
         f"Planned: {schedule.codec} up, {schedule.weights_codec} down (sync.weights_codec). Through a bucket: every "
-        f"fragment up one link and down one, both equally full, {schedule.overlap} slots of overlap. Quorum, "
+        f"fragment up one link and down one, both equally full, {schedule.overlap} slots of overlap{alone}. Quorum, "
         "merging and records come on top; what an island needs is the mean flow. Data-parallel: a ring over the "
         f"{len(plan.islands)} islands, {_buckets()}."
     )

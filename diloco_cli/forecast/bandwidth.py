@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from diloco_cli.plan.flow import BACKWARD_SHARE, GRADIENT_BITS, fragment_offsets
 from diloco_cli.plan.link import CODEC_BITS, need_of_round
-from diloco_cli.plan.model_facts import fragment_shares
 from diloco_cli.plan.plan import Plan
 
 GIGA = 1e9
@@ -52,18 +51,22 @@ BANDWIDTH = (
 @dataclass(frozen=True)
 class Exchange:
     """How fragments travel: each once in `sync_every` steps, on its own offset, and needed `overlap` steps after it was
-    sent. `sizes`: each fragment's share of the model (empty: all are equal). `hops`: links that each fragment crosses
-    one after the other (a ring counts as one with its factor; a bucket as two, up and down)."""
+    sent. The first is the embedding's, `embedding_share` of the model, the others are equal (0: all of them are).
+    `hops`: links that each fragment crosses one after the other (a ring counts as one with its factor; a bucket as two,
+    up and down)."""
 
     sync_every: int = 24
     fragments: int = 24
     overlap: int = 2
     hops: int = 1
-    sizes: tuple[float, ...] = ()
+    embedding_share: float = 0.0
 
-    def shares(self) -> tuple[float, ...]:
+    def shares(self) -> list[float]:
         """Each fragment's share of the model."""
-        return self.sizes or (1 / self.fragments,) * self.fragments
+        if not self.embedding_share:
+            return [1 / self.fragments] * self.fragments
+        others = self.fragments - 1
+        return [self.embedding_share] + [(1 - self.embedding_share) / others] * others
 
 
 FITTED = Exchange(sync_every=100, fragments=18)  # reproduces the published decoupled rows
@@ -209,14 +212,15 @@ def rows_of_plan(plan: Plan) -> list[BandwidthRow]:
 
 
 def exchange_of_plan(plan: Plan) -> Exchange:
-    """The plan counts its overlap in slots."""
-    schedule, sizes = plan.schedule, fragment_shares(plan.model, plan.schedule.fragments)
+    """The plan counts its overlap in slots. The embedding is a fragment of its own unless it is cut."""
+    schedule, model = plan.schedule, plan.model
+    alone = schedule.fragments > 1 and not plan.run.sync.split_rows
     return Exchange(
         sync_every=schedule.sync_every,
-        fragments=len(sizes),
+        fragments=schedule.fragments,
         overlap=round(schedule.overlap * schedule.sync_every / schedule.fragments),
         hops=2,
-        sizes=sizes,
+        embedding_share=model.embedding_parameters / model.parameters if alone else 0.0,
     )
 
 

@@ -104,7 +104,7 @@ class MemoryCase:
         each = sum(part.gb for part in parts if part.name != "exchange")
         commanding = sum(part.gb for part in parts)
         if self.host:
-            commanding = each + host_memory_gb(facts, self.sync(), facts.fragments(self.fragments).largest, overlap=0)
+            commanding = each + host_memory_gb(facts, self.sync(), facts.max_fragment(self.fragments), overlap=0)
         return [commanding, *(each for _ in range(1, self.ranks))]
 
 

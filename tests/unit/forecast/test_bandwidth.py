@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -80,12 +79,12 @@ def test_through_a_bucket_a_fragment_crosses_two_links() -> None:
     assert decoupled_gbps(10e9, 1.0, Exchange(5, 1, 2, hops=2), 5 / 8) == pytest.approx(4.0, rel=1e-6)
 
 
-def test_a_large_fragment_by_hand() -> None:
+def test_a_large_embedding_by_hand() -> None:
     """Two fragments in 10 steps of 1 s, 9 of 10 bits in the first; 16 s a round leave 6 s of stalls and 2 s of overlap
     for its 9 bits (1.125 bit/s); halves would take 5 bits in 3 s of stalls and 2 of overlap (1 bit/s)."""
-    halves, uneven = Exchange(10, 2, 2), Exchange(10, 2, 2, sizes=(0.9, 0.1))
+    halves, embedding = Exchange(10, 2, 2), Exchange(10, 2, 2, embedding_share=0.9)
     assert decoupled_gbps(10e9, 1.0, halves, 10 / 16) == pytest.approx(10 / 10, rel=1e-6)
-    assert decoupled_gbps(10e9, 1.0, uneven, 10 / 16) == pytest.approx(9 / 8, rel=1e-6)
+    assert decoupled_gbps(10e9, 1.0, embedding, 10 / 16) == pytest.approx(9 / 8, rel=1e-6)
 
 
 def test_more_of_anything_needed_means_more_bandwidth() -> None:
@@ -99,24 +98,15 @@ def test_more_of_anything_needed_means_more_bandwidth() -> None:
     assert bf16 == sorted(bf16) and all(a > b for a, b in zip(bf16, int8, strict=True))
 
 
-def uneven(exchange: Exchange, largest: float) -> Exchange:
-    """With a first fragment of this share, 0: with equal ones."""
-    if not largest or exchange.fragments == 1:
-        return exchange
-    others = exchange.fragments - 1
-    return replace(exchange, sizes=(largest, *[(1 - largest) / others] * others))
-
-
 EXCHANGES = st.builds(
-    uneven,
-    st.builds(
-        Exchange,
-        sync_every=st.integers(1, 40),
-        fragments=st.integers(1, 40),
-        overlap=st.integers(0, 39),
-        hops=st.integers(1, 2),
-    ).filter(lambda exchange: exchange.overlap < exchange.sync_every),
-    st.sampled_from((0.0, 0.02, 0.3, 0.9)),
+    Exchange,
+    sync_every=st.integers(1, 40),
+    fragments=st.integers(1, 40),
+    overlap=st.integers(0, 39),
+    hops=st.integers(1, 2),
+    embedding_share=st.sampled_from((0.0, 0.02, 0.3, 0.9)),
+).filter(
+    lambda exchange: exchange.overlap < exchange.sync_every and (exchange.fragments > 1 or not exchange.embedding_share)
 )
 UTILISATION = st.floats(0.05, 0.995)
 
@@ -182,10 +172,17 @@ def test_a_plan_is_asked_about_both_directions_in_the_codecs_that_it_has() -> No
         assert row.down_gbps / row.gbps == pytest.approx(8.125 / CODEC_BITS[row.codec])
 
 
-def test_a_plans_fragments_are_those_of_its_layout() -> None:
+def test_a_plans_embedding_is_one_fragment_unless_it_is_cut() -> None:
     plan = plan_of(fragments=24, overlap=2)
     exchange = exchange_of_plan(plan)
     assert (exchange.sync_every, exchange.overlap, exchange.hops) == (100, 8, 2)  # 2 slots of 100 / 24 steps
+    assert exchange.embedding_share == MODEL.embedding_parameters / MODEL.parameters > 2 / 24
     assert len(exchange.shares()) == 24 and sum(exchange.shares()) == pytest.approx(1.0)
     assert max(exchange.shares()) * MODEL.parameters == pytest.approx(plan.schedule.fragment_parameters)
-    assert exchange_of_plan(plan_of(fragments=1)).shares() == (1.0,)
+    assert exchange_of_plan(plan_of(fragments=24, split_rows=True)).embedding_share == 0.0
+    assert exchange_of_plan(plan_of(fragments=1)).embedding_share == 0.0
+    needed = [row.gbps for row in rows_of_plan(plan) if row.method == "decoupled"]
+    cut = [
+        row.gbps for row in rows_of_plan(plan_of(fragments=24, overlap=2, split_rows=True)) if row.method == "decoupled"
+    ]
+    assert all(whole >= parts for whole, parts in zip(needed, cut, strict=True)) and needed[4] > 1.2 * cut[4]
