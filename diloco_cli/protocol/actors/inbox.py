@@ -86,7 +86,7 @@ class Inbox:
     `withheld(learner, incarnation, seq)`: whether an offer must not be read yet; `claimed(learner)`: the newest
     incarnations that have been seen elsewhere, one a key. See protocol/regions.py. `claims`: where the claims of
     each learner stand, by its keys. `beside(state, offer)`: what is read of an offer that was just found, while the
-    next one is looked for (candidates.py)."""
+    next one is looked for (merging.py)."""
 
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)

@@ -127,7 +127,7 @@ class Note(Struct, frozen=True):
 
 
 class LastDelta(Struct, frozen=True):
-    """A learner's newest merged delta: how many times as long as usual it was before clipping (norms.py; 0: there was
+    """A learner's newest merged delta: how many times as long as usual it was before clipping (health.py; 0: there was
     nothing to compare it with), and its cosine to the merged one."""
 
     times_usual: float

@@ -94,7 +94,7 @@ class Applied(Struct, frozen=True, gc=False):
 class LearnerRecord(Struct, frozen=True):
     """What the log says of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
     `floor` with seq < next_seq has an outcome, and so have those in `settled`. `bad_in_a_row`: its bad offers since
-    the last one that was merged (refusals.py); `quarantined`: the commit of its quarantine, None if there is none."""
+    the last one that was merged (health.py); `quarantined`: the commit of its quarantine, None if there is none."""
 
     floor: int = 0
     next_seq: int = 0
@@ -139,7 +139,7 @@ class RunState(Struct, frozen=True, dict=True):
     the present epoch counts; empty in an unsigned run (see authority.py).
 
     `window`: the window of the newest merge, None before the first merge.
-    `norms`: what is remembered of the lengths of deltas (norms.py).
+    `norms`: what is remembered of the lengths of deltas (health.py).
     `fruitless`: syncers that have begun to serve since the newest merge (or the first versions) without a merge.
     `served`: whether the newest epoch is a syncer's; that of a command ends with the command.
     """
