@@ -35,7 +35,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.wire import decode, encode
 from diloco_cli.store.open import open_store
 from tests.studies.launched import SUPERVISOR, LaunchedRun, run_file
-from tests.studies.toy_runs import LEARNERS, integer_run, spawned
+from tests.studies.toy_process import LEARNERS, integer_run, spawned
 from tests.studies.verifying import problems_of, verified_integers
 
 SYNCER = "syncer"

@@ -1,25 +1,27 @@
-"""One process of a toy run: python -m tests.studies.toy_process learner|float-learner|syncer URL [NAME]
+"""One process of a toy run: python -m tests.studies.toy_process learner|syncer URL [NAME]
 
-The product's own protocol code, threads, store clients, retries and signals, in processes without torch. What is the
-toy's own is arithmetic: a learner's training port and wire, a syncer's merge.
+The product's own protocol code, threads, store clients, retries and signals, in processes without torch, which start in
+a third of a second. What is the toy's own is arithmetic: a learner's training port and wire, a syncer's merge.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import subprocess
 import sys
-from array import array
+from pathlib import Path
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
+from diloco_cli.config.settings import EvaluationSettings, RetentionSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import DilocoError
+from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.records import FragmentVersion, Mixing, ProcessClaim
+from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, perform, say
@@ -30,34 +32,36 @@ from tests.histories.integers import IntegerArithmetic
 from tests.histories.learner import IntegerTraining, IntegerWire, LearnerProfile
 
 CLOSES_WITHIN_S = 1.5  # each lane, once the run is over
+ROOT = Path(__file__).resolve().parents[2]
+LEARNERS = ("l0", "l1", "l2")
+FRAGMENTS = 4
+LOCAL_STEPS = 8
+BATCH_TOKENS = 16
 
 
-class FloatWire:
-    """Implements protocol.actors.ports.Wire: the integers of a learner travel as float32 tensors, as the product's
-    codecs write them. `sizes`: the numbers in each fragment."""
-
-    def __init__(self, sizes: tuple[int, ...]) -> None:
-        self._sizes = sizes
-
-    def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
-        return float_payload(float(base - values), self._sizes[fragment])
-
-    def decode(self, output: FragmentVersion, data: bytes) -> int:
-        return round(array("f", data[-4:])[0])
-
-    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None, last: bool = False) -> int:
-        return merged if reference is None else merged + (own - reference)
+def spawned(log: Path, *words: str, **variables: str) -> subprocess.Popen[bytes]:
+    """`python -m WORDS`, whose words go to this log."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
+    with log.open("ab") as out:
+        return subprocess.Popen([sys.executable, "-m", *words], cwd=ROOT, stdout=out, stderr=out, env=environment)
 
 
-def float_payload(value: float, elements: int) -> bytes:
-    """A safetensors file with one tensor: `values`, [elements] float32, all the same."""
-    entry = {"values": {"dtype": "F32", "shape": [elements], "data_offsets": [0, 4 * elements]}}
-    header = json.dumps(entry, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header + array("f", [value]).tobytes() * elements
+def integer_run(rounds: int, step_s: float, retention: RetentionSettings) -> RunFormat:
+    """Three equal islands and four fragments, each of one integer (histories/integers.py)."""
+    settings = RunSettings(
+        name="toy",
+        train=TrainSettings(tokens=rounds * len(LEARNERS) * LOCAL_STEPS * BATCH_TOKENS, batch_tokens=BATCH_TOKENS),
+        sync=SyncSettings(every=LOCAL_STEPS, fragments=FRAGMENTS, quorum=2, skip_after_s=2.0),
+        retention=retention,
+        evaluation=EvaluationSettings(every=1 << 20),
+    )
+    layout = balanced_layout([ParameterFact(f"w{index}", (1,), False) for index in range(FRAGMENTS)], FRAGMENTS)
+    tokens_per_s = BATCH_TOKENS / step_s
+    islands = tuple(Island(name, "here", BATCH_TOKENS, LOCAL_STEPS, tokens_per_s, step_s) for name in LEARNERS)
+    return RunFormat(nonce(), settings.name, "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
 
 
-def run_learner(url: str, name: str, floats: bool, stop: StopSignal) -> None:
+def run_learner(url: str, name: str, stop: StopSignal) -> None:
     """The product's learner in the product's threads; its model is one integer a fragment."""
     store = _background_store(open_store(url), stop)
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, stop.check))
@@ -71,8 +75,7 @@ def run_learner(url: str, name: str, floats: bool, stop: StopSignal) -> None:
     island = run.island(name)
     assert island is not None
     profile = LearnerProfile(island.step_s)
-    sizes = tuple(fragment.num_parameters for fragment in run.layout.fragments)
-    wire = FloatWire(sizes) if floats else IntegerWire(profile, run.settings.sync.error_feedback)
+    wire = IntegerWire(profile, run.settings.sync.error_feedback)
     training = IntegerTraining(name, run.num_fragments, profile)
     learner = Learner(run, name, _claim(), training, wire, nonce, lanes.start)
     perform(learner.train(), store, clock)
@@ -117,7 +120,7 @@ def main() -> None:
         if role == "syncer":
             run_syncer(url, stop)
         else:
-            run_learner(url, names[0], role == "float-learner", stop)
+            run_learner(url, names[0], stop)
     except Exception as error:
         _end(error)
 

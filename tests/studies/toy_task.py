@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,16 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tests.studies.toy_runs import FRAGMENTS
-
 SLOWER = 10.0
-NUMBER_TOKENS = 4
 
 
 class Numbers(nn.Module):
     """One vector of `elements` zeros a fragment."""
 
-    def __init__(self, elements: int, fragments: int = FRAGMENTS) -> None:
+    def __init__(self, elements: int, fragments: int = 4) -> None:
         super().__init__()
         for index in range(fragments):
             self.register_parameter(f"w{index}", nn.Parameter(torch.zeros(elements)))
@@ -50,42 +46,13 @@ class SlowNothing(Nothing):
         return super().batch(shard, num_shards, position, batch_tokens)
 
 
-class Witnessed(Numbers):
-    """The same, and a file for each learner's process says what it has trained on, apart from the product's books: one
-    line a step, its position in the shard."""
-
-    def __init__(self, elements: int, journal: str) -> None:
-        super().__init__(elements)
-        self.path = Path(journal) / f"{own_name()}.{os.getpid()}"
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        if self.training and own_name():
-            with self.path.open("a") as journal:
-                journal.write(f"{int(x[0, 0])}\n")
-        return super().forward(x, y)
-
-
 def own_name() -> str:
     """Of the learner that this process is; empty if it is none."""
     return next((word.partition("=")[2] for word in sys.argv if word.startswith("--name=")), "")
 
 
-class SlowPositions(SlowNothing):
-    """Batches that hold their own position. Those of the shard that the file `slowed` names take `SLOWER` times as
-    long."""
-
-    def __init__(self, step_s: float, slowed: str) -> None:
-        super().__init__(step_s)
-        self.slowed = Path(slowed)
-
-    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
-        is_slow = self.slowed.exists() and self.slowed.read_text() == str(shard)
-        time.sleep(self.step_s * (SLOWER if is_slow else 1.0))
-        return torch.tensor([[position]]), torch.zeros(1, 1)
-
-
 class SteeredData(SlowNothing):
-    """The file `orders/NAME` makes that learner `slow`, or lets it `hang`."""
+    """The file `orders/NAME` makes that learner `slow` (ten times), or lets it `hang`."""
 
     def __init__(self, step_s: float, orders: str) -> None:
         super().__init__(step_s)
@@ -94,7 +61,7 @@ class SteeredData(SlowNothing):
     def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
         found = super().batch(shard, num_shards, position, batch_tokens)
         if ordered(self.orders) == "slow":
-            time.sleep(SLOWER * self.step_s)
+            time.sleep((SLOWER - 1) * self.step_s)
         while ordered(self.orders) == "hang":
             time.sleep(0.05)
         return found
@@ -118,6 +85,5 @@ def ordered(orders: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-model, witnessed_model = Numbers, Witnessed  # entrypoints, and those of data
-data, slow_data, slow_positions = Nothing, SlowNothing, SlowPositions
-steered_model, steered_data = SteeredModel, SteeredData
+model, steered_model = Numbers, SteeredModel  # entrypoints, and those of data
+data, slow_data, steered_data = Nothing, SlowNothing, SteeredData
