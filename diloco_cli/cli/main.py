@@ -10,7 +10,6 @@ import sys
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import dropwhile
 from typing import Any, NoReturn
 
 import typer
@@ -138,13 +137,6 @@ NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 WIDEST = max(map(len, COMMANDS))
 EVERYWHERE = QUIET | {"--debug"}
 
-RENAMED = {  # names of earlier versions
-    ("lift",): "diloco readmit",
-    ("access",): "diloco bucket-policy",
-    ("plan", "--against"): "diloco plan --diff",
-    ("evaluate", "--tasks"): "diloco export my-run --to hf -o my-model; lm_eval --model hf ... (examples/hugging-face)",
-}
-
 
 class CommandGroup(TyperGroup):
     """Loads the module of a command that is used, and no other, so that each starts fast; lists them by groups. (A
@@ -222,14 +214,6 @@ def everywhere_first(words: list[str]) -> list[str]:
     ]
 
 
-def _refuse_old_names(words: list[str]) -> None:
-    """Raises UsageError with the name that a command or an option has now."""
-    words = list(dropwhile(lambda word: word.startswith("-"), words))
-    for (command, *option), now in RENAMED.items():
-        if words[:1] == [command] and all(any(w.partition("=")[0] == name for w in words[1:]) for name in option):
-            raise UsageError(f"'{' '.join([command, *option])}' has another name now", hint=now)
-
-
 def main() -> None:
     """Entry point: every declared error ends with its own exit status; tracebacks are shown with --debug only."""
     sys.argv[1:] = everywhere_first(sys.argv[1:])
@@ -237,7 +221,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an output that is not UTF-8 has no bars and dashes
     try:
-        _refuse_old_names(sys.argv[1:])
         sys.exit(_status_of_command())
     except DilocoError as error:
         _end(error)

@@ -2,10 +2,8 @@
 beside what a run measured, and as a picture.
 
 Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. 80 columns are enough for
-all but the table of islands: it shows what the terminal (or COLUMNS) has room for, and in a pipe every column. Long
-lists end on a terminal with how much there is beyond; in a pipe they are whole.
-
-The table of islands: as many columns as the terminal has room for, the important ones first.
+all but the table of islands: it shows the most important columns that the terminal (or COLUMNS) has room for, and in a
+pipe every column.
 """
 
 from __future__ import annotations
@@ -27,13 +25,9 @@ from diloco_cli.plan.plan import Plan, PlannedIsland
 from diloco_cli.plots import bar_chart
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
 
-MAX_ROWS = 24  # of a large fleet on a terminal: the largest islands
 UNLIMITED = 10**6
 COLUMNS = 80
 BAR_COLUMNS = 24
-MAX_FITS = 4  # lines about memory
-MAX_SECTIONS = 14  # of an explanation: on a terminal only the first islands of a large fleet are shown
-MAX_LISTED = 12  # entries of a list before the rest is counted
 GB = 1e9
 
 
@@ -78,26 +72,15 @@ TABLE_COLUMNS = (
 )
 
 
-def at_most(limit: int) -> int:
-    """How many entries are shown: so many on a terminal; in a pipe or a file nothing is left out."""
-    return limit if sys.stdout.isatty() else UNLIMITED
-
-
-def islands_table(islands: Sequence[PlannedIsland], width: int, max_rows: int) -> list[str]:
-    """Lines of at most `width` characters, unless names alone need more. Nothing inside a cell is ever cut; of more
-    than `max_rows` islands the largest are shown."""
-    largest = sorted(islands, key=lambda i: (-i.tokens_per_s, i.name))[:max_rows]
-    shown = largest if len(islands) > max_rows else islands
+def islands_table(islands: Sequence[PlannedIsland], width: int) -> list[str]:
+    """Lines of at most `width` characters, unless names alone need more. Nothing inside a cell is ever cut."""
     columns = list(TABLE_COLUMNS)
     while True:
-        lines = _lines(columns, shown)
+        lines = _lines(columns, islands)
         widest = max(columns, key=lambda column: column.rank)
         if max(map(len, lines)) <= width or widest.rank == 0:
-            break
+            return lines
         columns.remove(widest)
-    if len(islands) > len(shown):
-        lines.append(f"the {len(shown)} largest of {len(islands)} islands; all of them: | less, or --json")
-    return lines
 
 
 def _lines(columns: Sequence[Column], islands: Sequence[PlannedIsland]) -> list[str]:
@@ -114,7 +97,7 @@ def plan_text(plan: Plan) -> str:
     formed = [f"{f.name}: {compress_hostlist(f.machines).replace(',', ', ')}: {f.reason}" for f in plan.formed]
     blocks = [
         _wrapped(f"{plan.verdict}: {plan.why}", "  "),
-        islands_table(plan.islands, table_columns(), at_most(MAX_ROWS)),
+        islands_table(plan.islands, table_columns()),
         _list("islands were formed of machines", formed),
         *_excluded(plan),
         _schedule(plan),
@@ -145,19 +128,10 @@ def table_columns() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
 
 
-def _short(names: Sequence[str]) -> str:
-    if len(names) <= at_most(4):
-        return ", ".join(names)
-    return f"{', '.join(names[:3])} and {len(names) - 3} more"
-
-
 def _excluded(plan: Plan) -> Iterator[list[str]]:
-    most = at_most(MAX_LISTED)
-    for island in plan.excluded[:most]:
+    for island in plan.excluded:
         ways = chain.from_iterable(_wrapped(f"  suggestion: {way}", "              ") for way in island.suggestions)
         yield [*_wrapped(f"excluded: {island.name}: {island.reason}", "  "), *ways]
-    if len(plan.excluded) > most:
-        yield [f"excluded: {len(plan.excluded) - most} more, each with its reason: | less, or --json"]
 
 
 def _schedule(plan: Plan) -> list[str]:
@@ -193,8 +167,8 @@ def _memory(plan: Plan) -> list[str]:
         text = f"{format_size(island.memory_gb_needed * GB)} on each accelerator{sharding}{micro}: {parts}"
         groups.setdefault(text, []).append(island.name)
     lines: list[str] = []
-    for text, names in list(groups.items())[: at_most(MAX_FITS)]:
-        lines += _labelled("memory", f"{_short(names)}: {text}")
+    for text, names in groups.items():
+        lines += _labelled("memory", f"{', '.join(names)}: {text}")
     host, needs = format_size(max(i.host_memory_gb_needed for i in plan.islands) * GB), plan.syncer
     links = f"{format_bandwidth(needs.down_mbps * 1e6)} down, {format_bandwidth(needs.up_mbps * 1e6)} up"
     syncer = f"{format_size(needs.memory_gb * GB)}, {links}, {needs.merge_percent:.0f} % of its time merging"
@@ -284,10 +258,7 @@ def _percent(share: float) -> str:
 def _list(heading: str, lines: Sequence[str]) -> list[str]:
     if not lines:
         return []
-    most = at_most(MAX_LISTED)
-    shown = chain.from_iterable(_wrapped(f"  - {line}", "    ") for line in lines[:most])
-    rest = [f"  and {len(lines) - most} more: | less, or --json"] if len(lines) > most else []
-    return [f"{heading}:", *shown, *rest]
+    return [f"{heading}:", *chain.from_iterable(_wrapped(f"  - {line}", "    ") for line in lines)]
 
 
 def _labelled(label: str, text: str) -> list[str]:
@@ -303,15 +274,8 @@ def explanation_text(explanations: Sequence[Mapping[str, Any]]) -> str:
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for item in explanations:
         groups.setdefault(item["of"], []).append(item)
-    lines: list[str] = []
-    most = at_most(MAX_SECTIONS)
-    for of in [*groups][:most]:
-        lines += ["", f"{of}:"] if lines else [f"{of}:"]
-        for item in groups[of]:
-            lines += _explained(item)
-    if len(groups) > most:
-        lines += ["", f"and {len(groups) - most} more islands: | less, or --json"]
-    return "\n".join(lines)
+    blocks = [[f"{of}:", *chain.from_iterable(map(_explained, items))] for of, items in groups.items()]
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _explained(item: Mapping[str, Any]) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -22,18 +21,15 @@ from diloco_cli.units import format_duration, parse_count, parse_duration
 if TYPE_CHECKING:
     from diloco_cli.cli.arguments import OpenRun
     from diloco_cli.faults import Injection, Scenario
-    from diloco_cli.forecast.bandwidth import BandwidthRow
-    from diloco_cli.forecast.chips import ChipsLearner, Constants
+    from diloco_cli.forecast.chips import Constants
     from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
-    from diloco_cli.forecast.goodput import GoodputRow, QuorumRule
     from diloco_cli.forecast.run import Price
-    from diloco_cli.plan.plan import Plan, PlannedIsland
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.rules.capacity import SyncerMachine
 
 GRID_DAYS, GRID_SEEDS = 2.0, 3
 FLEET_DAYS, FLEET_SEEDS = 30.0, 1
-SLOWDOWN = 2.0
+CELLS = 30  # of the published table
 MAX_CHIPS, MAX_LEARNERS, MAX_DAYS, MAX_SEEDS = 100_000_000, 1024, 366.0, 100
 
 FITTED_NOTE = (
@@ -41,8 +37,6 @@ FITTED_NOTE = (
     "The published decoupled rows are reproduced by H = 100, P = 18 (both fitted) and tau = 2; the setting that the "
     "publication names, H = P = 24, needs more and stands below them."
 )
-ONE_SITE_NOTE = "One site: nothing travels."
-OF_AN_ISLAND = ("name", "up_mbps_needed", "up_mbps_available", "down_mbps_needed", "down_mbps_available")
 OF_A_MODEL = ("step", "sites", "every", "fragments", "overlap")
 DEFAULT_SLOTS = 300  # where neither the command nor a scenario says how long
 MAX_RUN_DAYS = 30.0
@@ -68,38 +62,50 @@ def goodput(
     days: float = typer.Option(None, "--days", min=0.01, max=MAX_DAYS, help="Simulated days of each history."),
     seed: int = typer.Option(0, "--seed", min=0, help="The first history's seed."),
     seeds: int = typer.Option(None, "--seeds", min=1, max=MAX_SEEDS, help="Histories of each cell."),
-    stragglers: int = typer.Option(0, "--stragglers", min=0, help="So many learners are slow."),
-    slowdown: float = typer.Option(None, "--slowdown", min=1.0, max=1000.0, help="How slow: times a step's time; 2."),
-    plan: Path = typer.Option(
-        None, "--plan", metavar="PLAN", help="Your own fleet: a file written by `diloco plan -o`."
-    ),
     plot: Path = typer.Option(None, "--plot", metavar="FILE", help="Write a picture (SVG) here."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Goodput and uptime of a failing fleet: decoupled learners, data-parallel beside them.
 
-    Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell.
+    Without options: the table of arXiv 2604.21428 (its chips, its learners), with the difference per cell. For the
+    islands of your own plan: diloco plan --simulate.
     """
-    from diloco_cli.forecast.goodput import QuorumRule, all_methods, published_grid
+    from diloco_cli.forecast.chips import equal_learners
+    from diloco_cli.forecast.goodput import all_methods, published_grid
 
-    own = chips is not None or learners is not None or plan is not None
-    _refuse_unused(own, stragglers, slowdown)
-    constants = _constants(plan, mtbi, repair)
+    own, constants = chips is not None or learners is not None, _constants(mtbi, repair)
     days = days or (FLEET_DAYS if own else GRID_DAYS)
     numbers = list(range(seed, seed + (seeds or (FLEET_SEEDS if own else GRID_SEEDS))))
-    started_s, rule = monotonic_s(), QuorumRule()
-    if own:
-        fleet, total, rule = _fleet(plan, chips, learners, constants, (slowdown or SLOWDOWN,) * stragglers)
-        rows = _collect(all_methods(fleet, total, constants, days, numbers, rule), 3)
-    else:
-        rows = _collect(published_grid(constants, days, numbers), 30)
+    started_s = monotonic_s()
+    with progress("simulating") as shown:
+        if own:
+            number, total = learners or 8, 1_200_000 if chips is None else parse_count(chips)
+            if not number <= total <= MAX_CHIPS:
+                raise UsageError(
+                    f"--chips {total} is out of range: from one per learner ({number}) to {MAX_CHIPS:,}",
+                    hint="diloco simulate goodput --chips 1.2M --learners 8",
+                )
+            rows = list(all_methods(equal_learners(total, number, constants), total, constants, days, numbers))
+        else:
+            rows = []
+            for row in published_grid(constants, days, numbers):
+                rows.append(row)
+                shown.share = lambda: len(rows) / CELLS
     data = {
-        **_goodput_data(rows, days, numbers, plan, rule),
-        **_constants_data(constants, plan is not None, mtbi is not None, repair is not None),
+        "rows": [asdict(row) for row in rows],
+        "goodput_meaning": "share of the allocated chip time that is spent on steps that count",
+        "days": days,
+        "seed": seed,
+        "seeds": numbers,
+        **_constants_data(constants, own_mtbi=mtbi is not None, own_repair=repair is not None),
         "wall_s": monotonic_s() - started_s,
     }
     if plot is not None:
-        _plot(rows, plot)
+        from diloco_cli.cli.simulate_view import goodput_plot
+        from diloco_cli.plots import save_svg
+
+        save_svg(plot, lambda: goodput_plot(rows))
+        talk(f"plot written to {plot}")
     if json:
         print_json("simulate goodput", data)
     else:
@@ -108,20 +114,9 @@ def goodput(
         print(goodput_text(rows, data))
 
 
-def _refuse_unused(own: bool, stragglers: int, slowdown: float | None) -> None:
-    if slowdown is not None and not stragglers:
-        raise UsageError("--slowdown says how slow stragglers are, and there are none", hint="add --stragglers 1")
-    if not own and stragglers:
-        raise UsageError("--stragglers needs a fleet of your own", hint="add --chips 1.2M --learners 8")
-
-
-def _constants(plan: Path | None, mtbi: str | None, repair: str | None) -> Constants:
+def _constants(mtbi: str | None, repair: str | None) -> Constants:
     from diloco_cli.forecast.goodput import PUBLISHED
 
-    if plan is not None and (mtbi is not None or repair is not None):
-        raise UsageError(
-            "--plan says how often its islands fail and how long they are away", hint="leave out --mtbi and --repair"
-        )
     constants = PUBLISHED
     if mtbi is not None:
         constants = replace(constants, mtbi_s=_positive("--mtbi", parse_duration(mtbi)))
@@ -137,64 +132,8 @@ def _positive(option: str, seconds: float) -> float:
     return seconds
 
 
-def _fleet(
-    plan: Path | None, chips: str | None, learners: int | None, constants: Constants, slowdowns: tuple[float, ...]
-) -> tuple[tuple[ChipsLearner, ...], int, QuorumRule]:
-    """The learners, how many chips they have, and the quorum that they need."""
-    from diloco_cli.forecast.chips import equal_learners
-    from diloco_cli.forecast.goodput import QuorumRule, learners_of_plan, rule_of_plan
-
-    if plan is not None:
-        from diloco_cli.plan.plan import load_plan
-
-        if chips is not None or learners is not None or slowdowns:
-            raise UsageError("--plan says which islands there are", hint="leave out --chips, --learners, --stragglers")
-        made = load_plan(plan)
-        return learners_of_plan(made), sum(island.devices for island in made.islands), rule_of_plan(made)
-    number, total = learners or 8, parse_count(chips) if chips is not None else 1_200_000
-    if not number <= total <= MAX_CHIPS:
-        raise UsageError(
-            f"--chips {total} is out of range: from one per learner ({number}) to {MAX_CHIPS:,}",
-            hint="diloco simulate goodput --chips 1.2M --learners 8",
-        )
-    if len(slowdowns) > number:
-        raise UsageError(f"--stragglers {len(slowdowns)} is more than the {number} learners")
-    return equal_learners(total, number, constants, slowdowns), total, QuorumRule()
-
-
-def _collect(rows: Iterable[GoodputRow], count: int) -> list[GoodputRow]:
-    """Shows on a terminal how far it is."""
-    shown = sys.stderr.isatty()
-    done = []
-    for row in rows:
-        done.append(row)
-        if shown:
-            print(f"\r{len(done)} of {count} cells", end="", file=sys.stderr, flush=True)
-    if shown:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
-    return done
-
-
-def _goodput_data(
-    rows: list[GoodputRow], days: float, seeds: list[int], plan: Path | None, rule: QuorumRule
-) -> dict[str, Any]:
-    return {
-        "rows": [asdict(row) for row in rows],
-        "goodput_meaning": "share of the allocated chip time that is spent on steps that count",
-        "days": days,
-        "seed": seeds[0],
-        "seeds": seeds,
-        "plan": None if plan is None else str(plan),
-        "quorum": rule.quorum,
-        "drift_s": rule.drift_s if plan is not None else None,
-    }
-
-
-def _constants_data(constants: Constants, planned: bool, own_mtbi: bool, own_repair: bool) -> dict[str, Any]:
-    """The constants that entered, and which of them are fitted: neither published, nor the user's own. A plan states
-    failures, restarts and the length of a slot."""
-    from diloco_cli.forecast.chips import FITTED
-
+def _constants_data(constants: Constants, own_mtbi: bool, own_repair: bool) -> dict[str, Any]:
+    """The constants that entered, and which of them are fitted: neither published, nor the user's own."""
     repair = constants.repair
     named = {
         "mtbi_s": constants.mtbi_s,
@@ -207,31 +146,9 @@ def _constants_data(constants: Constants, planned: bool, own_mtbi: bool, own_rep
         "repair_exponent": repair.exponent,
         "repair_mean_s": repair.mean_s,
     }
-    unused = ("mtbi_s", "step_s", "slice_chips", "repair_scale_s", "repair_mean_s") if planned else ()
     given = [*(["mtbi_s"] if own_mtbi else []), *(["repair_scale_s", "repair_mean_s"] if own_repair else [])]
-    return {
-        "constants": {name: value for name, value in named.items() if name not in unused},
-        "fitted": [
-            name
-            for name in named
-            if (name in FITTED or name.startswith("repair")) and name not in unused and name not in given
-        ],
-        "given": given,
-    }
-
-
-def _plot(rows: list[GoodputRow], path: Path) -> None:
-    from diloco_cli.cli.simulate_view import goodput_plot
-    from diloco_cli.plots import save_svg
-
-    save_svg(path, lambda: goodput_plot(rows))
-    talk(f"plot written to {path}")
-
-
-class BandwidthAnswer(NamedTuple):
-    rows: list[BandwidthRow]
-    note: str
-    data: dict[str, Any]
+    fitted = [name for name in named if name != "mtbi_s" and name not in given]
+    return {"constants": named, "fitted": fitted, "given": given}
 
 
 @simulate.command("bandwidth")
@@ -243,119 +160,52 @@ def bandwidth(
     every: int = typer.Option(24, "--every", min=1, max=100_000, help="H: steps of a round."),
     fragments: int = typer.Option(24, "--fragments", min=1, max=10_000, help="P: fragments of the model."),
     overlap: int = typer.Option(2, "--overlap", min=0, help="tau: steps between sending and needing a fragment."),
-    plan: Path = typer.Option(None, "--plan", metavar="PLAN", help="Your own run: a file written by `diloco plan -o`."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """The link that a compute utilisation needs, data-parallel against decoupled.
 
-    Without options: the published table with the difference per cell. With --parameters or --plan: yours.
+    Without options: the published table with the difference per cell. With --parameters: yours. What the islands of a
+    plan need and have: diloco plan.
     """
-    _refuse_what_would_be_ignored(context, parameters, plan)
-    if plan is not None:
-        answer = _of_plan(plan)
-    elif parameters is not None:
-        answer = _of_options(parameters, step, sites, every, fragments, overlap)
+    from diloco_cli.forecast.bandwidth import BUCKETS, FITTED, Exchange, published_rows, rows_of
+    from diloco_cli.plan.flow import BACKWARD_SHARE
+    from diloco_cli.plan.link import CODEC_BITS
+
+    constants: dict[str, float] = {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
+    buckets = f"Data-parallel: {BUCKETS} equal buckets of gradients (fitted)."
+    if parameters is None:
+        given = [f"--{name}" for name in OF_A_MODEL if _is_given(context, name)]
+        if given:
+            verb = "needs" if len(given) == 1 else "need"
+            raise UsageError(f"{', '.join(given)} {verb} a model of your own", hint="add --parameters 5B")
+        setting = {"sync_every": FITTED.sync_every, "fragments": FITTED.fragments, "overlap": FITTED.overlap}
+        rows, note, constants = published_rows(), f"{FITTED_NOTE} {buckets}", setting | constants
+        fitted = ["sync_every", "fragments", "buckets"]
     else:
-        answer = _published()
+        count, step_s = parse_count(parameters), _positive("--step", parse_duration(step))
+        if count <= 0:
+            raise UsageError("--parameters must be above 0", hint="--parameters 5B")
+        if overlap >= every:
+            raise UsageError(
+                f"--overlap {overlap} must be below --every {every}: a fragment is back before it is sent again",
+                hint=f"--overlap {every - 1}",
+            )
+        rows = rows_of(count, sites, step_s, Exchange(every, fragments, overlap), CODEC_BITS)
+        note = f"A ring over the sites, in steady state. {buckets}" if sites > 1 else "One site: nothing travels."
+        fitted = ["buckets"]
     if json:
-        print_json("simulate bandwidth", {"rows": [asdict(row) for row in answer.rows], **answer.data})
+        data = {"rows": [asdict(row) for row in rows], "constants": constants, "fitted": fitted}
+        print_json("simulate bandwidth", data)
         return
     from diloco_cli.cli.simulate_view import bandwidth_text
 
-    print(bandwidth_text(answer.rows))
-    print("\n" + "\n".join(fill(line, 80) for line in answer.note.split("\n")))
-
-
-def _refuse_what_would_be_ignored(context: typer.Context, parameters: str | None, plan: Path | None) -> None:
-    given = [f"--{name}" for name in OF_A_MODEL if _is_given(context, name)]
-    if plan is not None:
-        given = ["--parameters"] * (parameters is not None) + given
-        if given:
-            raise UsageError("--plan says model, islands and schedule", hint=f"leave out {', '.join(given)}")
-    elif given and parameters is None:
-        verb = "needs" if len(given) == 1 else "need"
-        raise UsageError(f"{', '.join(given)} {verb} a model of your own", hint="add --parameters 5B")
+    print(f"{bandwidth_text(rows)}\n\n{fill(note, 80)}")
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
     """Compared by name: the type of a parameter's source is none of what typer offers in all of its releases."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
-
-
-def _published() -> BandwidthAnswer:
-    from diloco_cli.forecast.bandwidth import FITTED, published_rows
-
-    setting = {"sync_every": FITTED.sync_every, "fragments": FITTED.fragments, "overlap": FITTED.overlap}
-    data = {"constants": {**setting, **_data_parallel_constants()}, "fitted": ["sync_every", "fragments", "buckets"]}
-    return BandwidthAnswer(published_rows(), f"{FITTED_NOTE} Data-parallel: {_buckets()}.", data)
-
-
-def _data_parallel_constants() -> dict[str, float]:
-    """Of the data-parallel rows."""
-    from diloco_cli.forecast.bandwidth import BUCKETS
-    from diloco_cli.plan.flow import BACKWARD_SHARE
-
-    return {"buckets": BUCKETS, "backward_share": BACKWARD_SHARE}
-
-
-def _buckets() -> str:
-    return f"{_data_parallel_constants()['buckets']} equal buckets of gradients (fitted)"
-
-
-def _of_options(parameters: str, step: str, sites: int, every: int, fragments: int, overlap: int) -> BandwidthAnswer:
-    from diloco_cli.forecast.bandwidth import Exchange, rows_of
-    from diloco_cli.plan.link import CODEC_BITS
-
-    count, step_s = parse_count(parameters), parse_duration(step)
-    if count <= 0:
-        raise UsageError("--parameters must be above 0", hint="--parameters 5B")
-    if step_s <= 0:
-        raise UsageError("--step must be above 0", hint="--step '1 s'")
-    if overlap >= every:
-        raise UsageError(
-            f"--overlap {overlap} must be below --every {every}: a fragment is back before it is sent again",
-            hint=f"--overlap {every - 1}",
-        )
-    rows = rows_of(count, sites, step_s, Exchange(every, fragments, overlap), CODEC_BITS)
-    note = f"A ring over the sites, in steady state. Data-parallel: {_buckets()}." if sites > 1 else ONE_SITE_NOTE
-    return BandwidthAnswer(rows, note, {"constants": _data_parallel_constants(), "fitted": ["buckets"]})
-
-
-def _of_plan(path: Path) -> BandwidthAnswer:
-    """Rows, and what each island has."""
-    from diloco_cli.forecast.bandwidth import rows_of_plan
-    from diloco_cli.plan.plan import load_plan
-
-    plan = load_plan(path)
-    lines = [_plan_note(plan), *map(_island_line, plan.islands)]
-    islands = [{field: getattr(island, field) for field in OF_AN_ISLAND} for island in plan.islands]
-    planned = {"codec": plan.schedule.codec, "weights_codec": plan.schedule.weights_codec}
-    data = {"islands": islands, "planned": planned, "constants": _data_parallel_constants(), "fitted": ["buckets"]}
-    return BandwidthAnswer(rows_of_plan(plan), "\n".join(lines), data)
-
-
-def _plan_note(plan: Plan) -> str:
-    from diloco_cli.forecast.bandwidth import exchange_of_plan
-
-    schedule, share = plan.schedule, exchange_of_plan(plan).embedding_share
-    alone = f"; the embedding is one fragment, {100 * share:.0f} % of the model" if share else ""
-    return (
-        f"Planned: {schedule.codec} up, {schedule.weights_codec} down (sync.weights_codec). Through a bucket: every "
-        f"fragment up one link and down one, both equally full, {schedule.overlap} slots of overlap{alone}. Quorum, "
-        "merging and records come on top; what an island needs is the mean flow. Data-parallel: a ring over the "
-        f"{len(plan.islands)} islands, {_buckets()}."
-    )
-
-
-def _island_line(island: PlannedIsland) -> str:
-    def side(way: str, available: float | None, needed: float) -> str:
-        have = "unknown" if available is None else f"{available / 1000:.3g} Gbit/s"
-        return f"{have} {way}, needs {needed / 1000:.3g}"
-
-    up = side("up", island.up_mbps_available, island.up_mbps_needed)
-    down = side("down", island.down_mbps_available, island.down_mbps_needed)
-    return f"{island.name}: has {up}; {down}"
 
 
 @dataclass(frozen=True)

@@ -100,16 +100,8 @@ def _own_fleet(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
 
 
 def _footnotes(rows: Sequence[GoodputRow], data: dict[str, Any]) -> list[str]:
-    c = data["constants"]
-    days, seeds = data["days"], data["seeds"]
+    c, days, seeds = data["constants"], data["days"], data["seeds"]
     how = f"{len(seeds)} x {days:g} days, seed {seeds[0]}, from failure to failure, {format_duration(data['wall_s'])}"
-    if data["plan"] is not None:
-        text = (
-            f"{how}. Islands, failures and restarts as in {data['plan']}; shares go by tokens per second. Goodput "
-            f"after failures alone (links: diloco simulate bandwidth). {_quorum(rows, data)}Data-parallel: the same "
-            f"islands in lockstep, all counted alike, {c['down_s']:g} s for a downscale or an upscale."
-        )
-        return wrap(text, COLUMNS)
     given = "repair_mean_s" in data["given"]
     away = f"away {c['repair_mean_s']:.3g} s on average"
     form = (
@@ -120,31 +112,16 @@ def _footnotes(rows: Sequence[GoodputRow], data: dict[str, Any]) -> list[str]:
         f"{how}. One chip is interrupted once in {format_duration(c['mtbi_s'])}. "
         f"{f'A failed slice is {away}. ' if given else ''}Fitted, one set for all cells, since the publication does "
         f"not give them: step {c['step_s']:g} s, downscale {c['down_s']:g} s, upscale {c['up_s']:g} s, "
-        f"{_slices(rows, c['slice_chips'])}, {f'form of the time away ({form})' if given else f'{away} ({form})'}."
+        f"{_slices(rows[-1], c['slice_chips'])}, {f'form of the time away ({form})' if given else f'{away} ({form})'}."
     )
     return wrap(text, COLUMNS)
 
 
-def _quorum(rows: Sequence[GoodputRow], data: dict[str, Any]) -> str:
-    """What becomes of learners while too few are there to merge."""
-    percent = rows[-1].quorum_percent
-    if percent is None:
-        return ""
-    return (
-        f"The quorum of {data['quorum']} is there {percent:.1f} % of the time; without it learners step on for "
-        f"{format_duration(data['drift_s'])} and then stand still. "
-    )
-
-
-def _slices(rows: Sequence[GoodputRow], fitted: int) -> str:
+def _slices(row: GoodputRow, fitted: int) -> str:
     """A learner has whole slices, and at least one."""
-    row = rows[-1]
     actual = row.chips / row.slices
-    if len({row.chips for row in rows}) > 1 or round(actual) == fitted:
-        return f"slices of {fitted} chips"
-    if row.slices == row.learners:
-        return f"slices of {fitted} chips (here each learner is one slice, of {actual:.4g})"
-    return f"slices of {fitted} chips (here {actual:.4g}, to be whole ones)"
+    here = "" if round(actual) == fitted else f" (here {actual:.4g}, to be whole ones)"
+    return f"slices of {fitted} chips{here}"
 
 
 def goodput_plot(rows: Sequence[GoodputRow]) -> str:
@@ -173,15 +150,11 @@ def bandwidth_text(rows: Sequence[BandwidthRow]) -> str:
         mine = list(group)
         percents = sorted({row.utilisation_percent for row in mine})
         lines = [["utilisation", *(f"{percent:g} %" for percent in percents)]]
-        for (method, codec, every, fragments, _), line in groupby(
+        for (method, codec, every, fragments, _), cells in groupby(
             mine, key=lambda row: (row.method, row.codec, row.sync_every, row.fragments, row.overlap)
         ):
-            cells = list(line)
             name = "data-parallel bf16" if method == "data_parallel" else f"{codec} H={every} P={fragments}"
-            down = cells[0].weights_codec
-            lines.append([f"{name} up" if down else name, *(_gbps(row) for row in cells)])
-            if down:
-                lines.append([f"  {down} down", *(f"{row.down_gbps:.3g}" for row in cells)])
+            lines.append([name, *map(_gbps, cells)])
         where = f"{sites} sites" if sites > 1 else "1 site"
         title = f"Gbit/s for a compute utilisation, {where}, {format_duration(step_s)} steps; decoupled by H and P"
         blocks.append([title, *table(lines)])

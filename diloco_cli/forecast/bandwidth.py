@@ -14,8 +14,6 @@ from math import inf
 from typing import NamedTuple
 
 from diloco_cli.plan.flow import BACKWARD_SHARE, GRADIENT_BITS, fragment_offsets
-from diloco_cli.plan.link import CODEC_BITS, need_of_round
-from diloco_cli.plan.plan import Plan
 
 GIGA = 1e9
 BUCKETS = 44  # of gradients, equal ones; the published rows fit 40 to 48
@@ -50,23 +48,12 @@ BANDWIDTH = (
 
 @dataclass(frozen=True)
 class Exchange:
-    """How fragments travel: each once in `sync_every` steps, on its own offset, and needed `overlap` steps after it was
-    sent. The first is the embedding's, `embedding_share` of the model, the others are equal (0: all of them are).
-    `hops`: links that each fragment crosses one after the other (a ring counts as one with its factor; a bucket as two,
-    up and down)."""
+    """How fragments, which are equal, travel over a link: each once in `sync_every` steps, on its own offset, and
+    needed `overlap` steps after it was sent."""
 
     sync_every: int = 24
     fragments: int = 24
     overlap: int = 2
-    hops: int = 1
-    embedding_share: float = 0.0
-
-    def shares(self) -> list[float]:
-        """Each fragment's share of the model."""
-        if not self.embedding_share:
-            return [1 / self.fragments] * self.fragments
-        others = self.fragments - 1
-        return [self.embedding_share] + [(1 - self.embedding_share) / others] * others
 
 
 FITTED = Exchange(sync_every=100, fragments=18)  # reproduces the published decoupled rows
@@ -75,8 +62,7 @@ HONEST = Exchange(sync_every=24, fragments=24)  # the setting that the publicati
 
 @dataclass(frozen=True)
 class BandwidthRow:
-    """One figure. `sync_every`, `fragments`, `overlap` are 0 for data-parallel; `published_gbps` None: not printed.
-    Through a bucket `gbps` is up, and `down_gbps` down, where fragments come back as `weights_codec`."""
+    """One figure. `sync_every`, `fragments`, `overlap` are 0 for data-parallel; `published_gbps` None: not printed."""
 
     method: str
     codec: str
@@ -88,8 +74,6 @@ class BandwidthRow:
     utilisation_percent: float
     gbps: float
     published_gbps: float | None = None
-    weights_codec: str | None = None
-    down_gbps: float | None = None
 
 
 def ring_factor(sites: int) -> float:
@@ -122,7 +106,7 @@ def max_busy_s(step_s: float, exchange: Exchange, utilisation: float) -> float:
     moments = sorted(_moments(exchange))
     if _keeps_up(exchange, moments, step_s, round_s, round_s):
         return round_s
-    low_s, high_s = (round_s - exchange.sync_every * step_s) / exchange.hops, round_s
+    low_s, high_s = round_s - exchange.sync_every * step_s, round_s
     for _ in range(BISECTIONS):
         busy_s = (low_s + high_s) / 2
         fine = _keeps_up(exchange, moments, step_s, round_s, busy_s)
@@ -151,25 +135,22 @@ def _keeps_up(exchange: Exchange, moments: list[_Moment], step_s: float, round_s
     """Whether rounds that begin every `round_s`, none earlier, never end late, until the fragments in flight repeat. If
     rounds began as soon as possible, links would first fall behind by the whole overlap, which may take many rounds,
     and a link that is too slow would look fast enough until then."""
-    takes_s = [share * busy_s for share in exchange.shares()]
+    takes_s = busy_s / exchange.fragments
     slack_s = TOLERANCE * round_s
-    free_s, back_s = [-inf] * exchange.hops, [-inf] * exchange.fragments  # seconds after the round's beginning
+    free_s, back_s = -inf, [-inf] * exchange.fragments  # seconds after the round's beginning
     for _ in range(ROUNDS):
-        before = [*free_s, *back_s]
-        free_s = [at_s - round_s for at_s in free_s]
+        before = [free_s, *back_s]
+        free_s -= round_s
         done, now_s = 0, 0.0
         for steps, waits, fragment, rounds_ago in moments:
             done, now_s = steps, now_s + (steps - done) * step_s
             if waits:
                 now_s = max(now_s, back_s[fragment] - rounds_ago * round_s)
                 continue
-            at_s = now_s
-            for hop in range(exchange.hops):
-                at_s = free_s[hop] = max(free_s[hop], at_s) + takes_s[fragment]
-            back_s[fragment] = at_s
+            free_s = back_s[fragment] = max(free_s, now_s) + takes_s
         if now_s + (exchange.sync_every - done) * step_s > round_s + slack_s:
             return False
-        if all(new <= old + slack_s for new, old in zip([*free_s, *back_s], before, strict=True)):
+        if all(new <= old + slack_s for new, old in zip([free_s, *back_s], before, strict=True)):
             return True
     return False
 
@@ -195,33 +176,6 @@ def rows_of(
     for codec, bits in bits_of.items():
         rows += decoupled_rows(parameters * bits * ring_factor(sites), codec, sites, step_s, exchange, None)
     return rows
-
-
-def rows_of_plan(plan: Plan) -> list[BandwidthRow]:
-    """At the fastest island's step, through the bucket: up in each codec, down in the planned one. Both links are
-    equally full. Data-parallel: a ring over the islands."""
-    schedule, sites = plan.schedule, len(plan.islands)
-    step_s, exchange = schedule.round_s / schedule.sync_every, exchange_of_plan(plan)
-    rows = _data_parallel_rows(plan.model.parameters, sites, step_s, None)
-    for codec in CODEC_BITS:
-        need = need_of_round(plan.model, codec, schedule.weights_codec)
-        down_share = need.down_bits / need.up_bits
-        for row in decoupled_rows(need.up_bits, codec, sites, step_s, exchange, None):
-            rows.append(replace(row, weights_codec=schedule.weights_codec, down_gbps=row.gbps * down_share))
-    return rows
-
-
-def exchange_of_plan(plan: Plan) -> Exchange:
-    """The plan counts its overlap in slots. The embedding is a fragment of its own unless it is cut."""
-    schedule, model = plan.schedule, plan.model
-    alone = schedule.fragments > 1 and not plan.run.sync.split_rows
-    return Exchange(
-        sync_every=schedule.sync_every,
-        fragments=schedule.fragments,
-        overlap=round(schedule.overlap * schedule.sync_every / schedule.fragments),
-        hops=2,
-        embedding_share=model.embedding_parameters / model.parameters if alone else 0.0,
-    )
 
 
 def _data_parallel_rows(

@@ -85,7 +85,6 @@ class ChipsLearner:
     repair: Repair
     weight: float
     elastic: bool = True
-    slowdown: float = 1.0
 
     @property
     def failures_per_step(self) -> float:
@@ -93,39 +92,34 @@ class ChipsLearner:
         return self.slices * self.failures_per_s * self.step_ms / MS
 
 
-def equal_learners(
-    chips: int, learners: int, constants: Constants, slowdowns: tuple[float, ...] = ()
-) -> tuple[ChipsLearner, ...]:
-    """`chips` split evenly. `slowdowns[i]`: learner i takes so many times longer for a step (a straggler)."""
+def equal_learners(chips: int, learners: int, constants: Constants) -> tuple[ChipsLearner, ...]:
+    """`chips` split evenly."""
     per_learner = chips / learners
     slices = max(1, round(per_learner / constants.slice_chips))
     made = []
     for index in range(learners):
-        slowdown = slowdowns[index] if index < len(slowdowns) else 1.0
         made.append(
             ChipsLearner(
                 name=f"learner-{index}",
                 slices=slices,
                 failures_per_s=per_learner / slices / constants.mtbi_s,
-                step_ms=round(constants.step_s * slowdown * MS),
+                step_ms=round(constants.step_s * MS),
                 down_ms=round(constants.down_s * MS),
                 up_ms=round(constants.up_s * MS),
                 repair=constants.repair,
                 weight=1.0 / learners,
-                slowdown=slowdown,
             )
         )
     return tuple(made)
 
 
 def one_cluster(learners: tuple[ChipsLearner, ...], elastic: bool, constants: Constants) -> ChipsLearner:
-    """The same slices as one synchronous data-parallel learner: all step together, as fast as the slowest, and stop
-    together for a down- or upscale of `constants`. Slices of different learners count alike."""
+    """The same slices as one synchronous data-parallel learner: all step and stop
+    together, for a down- or upscale of `constants`. Slices of different learners count alike."""
     slices = sum(learner.slices for learner in learners)
     failing = sum(learner.slices * learner.failures_per_s for learner in learners)
-    slowest = max(learners, key=lambda learner: learner.slowdown)
     return replace(
-        slowest,
+        learners[0],
         name="data-parallel",
         slices=slices,
         failures_per_s=failing / slices,
@@ -158,10 +152,9 @@ class Timeline:
 
     @property
     def goodput(self) -> float:
-        """Share of its chip time spent on steps that counted; a step with fewer slices counts in part, and a
-        straggler's steps for what a learner of full speed would have needed."""
+        """Share of its chip time spent on steps that counted; a step with fewer slices counts in part."""
         useful_ms = float((self.steps * self.active).sum()) * self.learner.step_ms / self.learner.slices
-        return useful_ms / self.horizon_ms / self.learner.slowdown
+        return useful_ms / self.horizon_ms
 
 
 def timeline(
@@ -221,7 +214,7 @@ def presence(timelines: Sequence[Timeline], quorum: int, drift_s: float = 0.0) -
     for t in timelines:
         counted = np.interp(t.end_ms, moments, counted_ms) - np.interp(t.start_ms, moments, counted_ms)
         learner = t.learner
-        done += learner.weight / learner.slowdown * float((counted * t.active).sum()) / learner.slices
+        done += learner.weight * float((counted * t.active).sum()) / learner.slices
     total = sum(t.learner.weight for t in timelines) * horizon_ms
     uptime = float((np.diff(moments) * (counts & (number[which] > 0))).sum()) / horizon_ms
     return Presence(share, uptime, done / total)

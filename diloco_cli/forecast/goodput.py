@@ -17,9 +17,7 @@ from diloco_cli.forecast.chips import (
     MS,
     ChipsLearner,
     Constants,
-    Presence,
     Repair,
-    Timeline,
     equal_learners,
     fleet_goodput,
     fleet_uptime,
@@ -29,7 +27,7 @@ from diloco_cli.forecast.chips import (
     presence,
 )
 from diloco_cli.plan.candidates import restart_s
-from diloco_cli.plan.flow import drift_s, probability_at_least, waiting
+from diloco_cli.plan.flow import drift_s, probability_at_least
 from diloco_cli.plan.plan import Plan
 from diloco_cli.units import format_count
 
@@ -66,7 +64,7 @@ GOODPUT = (
 @dataclass(frozen=True)
 class GoodputRow:
     """One cell of each table, in percent: means over the seeds, `_sd` their standard deviation (None for one seed).
-    `slices`: of all learners together. `quorum_percent`: of the time in which the quorum is present; None for K = 1."""
+    `slices`: of all learners together."""
 
     method: Method
     learners: int
@@ -76,20 +74,11 @@ class GoodputRow:
     uptime_percent: float
     goodput_sd: float | None
     uptime_sd: float | None
-    quorum_percent: float | None
     closed_form_goodput_percent: float
     closed_form_uptime_percent: float
     failures: int
     published_goodput_percent: float | None = None
     published_uptime_percent: float | None = None
-
-
-@dataclass(frozen=True)
-class QuorumRule:
-    """Without `quorum` learners nothing is merged: the others step on for `drift_s`, and later steps do not count."""
-
-    quorum: int = 1
-    drift_s: float = math.inf
 
 
 def published_grid(constants: Constants, days: float, seeds: Sequence[int]) -> Iterator[GoodputRow]:
@@ -100,7 +89,7 @@ def published_grid(constants: Constants, days: float, seeds: Sequence[int]) -> I
     for published in GOODPUT:
         for chips, goodput, uptime in zip(CHIPS, published.goodput, published.uptime, strict=True):
             learners = equal_learners(chips, published.learners, constants)
-            row = simulate_row(published.method, learners, chips, constants, days, seeds, QuorumRule())
+            row = simulate_row(published.method, learners, chips, constants, days, seeds)
             if comparable:
                 row = replace(row, published_goodput_percent=float(goodput), published_uptime_percent=float(uptime))
             yield row
@@ -112,12 +101,11 @@ def all_methods(
     constants: Constants,
     days: float,
     seeds: Sequence[int],
-    rule: QuorumRule,
 ) -> Iterator[GoodputRow]:
     """One fleet by all three methods."""
     check_work(learners, days)
     for method in METHOD_NUMBERS:
-        yield simulate_row(method, learners, chips, constants, days, seeds, rule)
+        yield simulate_row(method, learners, chips, constants, days, seeds)
 
 
 def check_work(learners: Sequence[ChipsLearner], days: float) -> None:
@@ -142,21 +130,17 @@ def simulate_row(
     constants: Constants,
     days: float,
     seeds: Sequence[int],
-    rule: QuorumRule,
 ) -> GoodputRow:
     """Simulate one fleet once per seed. For data-parallel the learners' chips become one learner."""
     fleet = fleet_of(method, learners, constants)
-    quorum = rule.quorum if method == "decoupled" else 1
-    goodputs, uptimes, quorums, failures = [], [], [], 0
+    goodputs, uptimes, failures = [], [], 0
     for seed in seeds:
         streams = (seed, METHOD_NUMBERS[method], chips, len(fleet))
         timelines = leap(fleet, round(days * DAY_MS), generator(*streams))
-        found = _together(timelines, quorum, rule.drift_s)
-        goodputs.append(100 * found.goodput)
-        uptimes.append(100 * found.uptime)
-        quorums.append(100 * found.share)
+        goodputs.append(100 * fleet_goodput(timelines))
+        uptimes.append(100 * fleet_uptime(timelines))
         failures += sum(timeline.failures for timeline in timelines)
-    closed = closed_form(fleet, quorum, rule.drift_s)
+    closed = closed_form(fleet)
     return GoodputRow(
         method=method,
         learners=len(fleet),
@@ -166,18 +150,10 @@ def simulate_row(
         uptime_percent=fmean(uptimes),
         goodput_sd=_sd(goodputs),
         uptime_sd=_sd(uptimes),
-        quorum_percent=fmean(quorums) if quorum > 1 else None,
         closed_form_goodput_percent=100 * closed[0],
         closed_form_uptime_percent=100 * closed[1],
         failures=failures,
     )
-
-
-def _together(timelines: Sequence[Timeline], quorum: int, drift_s: float) -> Presence:
-    if quorum > 1:
-        return presence(timelines, quorum, drift_s)
-    uptime = fleet_uptime(timelines)
-    return Presence(uptime, uptime, fleet_goodput(timelines))
 
 
 def fleet_of(method: Method, learners: Sequence[ChipsLearner], constants: Constants) -> tuple[ChipsLearner, ...]:
@@ -186,18 +162,11 @@ def fleet_of(method: Method, learners: Sequence[ChipsLearner], constants: Consta
     return (one_cluster(tuple(learners), elastic=method == "data_parallel_elastic", constants=constants),)
 
 
-def closed_form(fleet: Sequence[ChipsLearner], quorum: int = 1, drift_s: float = 0.0) -> tuple[float, float]:
-    """(goodput, uptime) of the fleet by mean values; the learners fail independently, and step on for `drift_s` while
-    the quorum is missing."""
+def closed_form(fleet: Sequence[ChipsLearner]) -> tuple[float, float]:
+    """(goodput, uptime) of the fleet by mean values; the learners fail independently."""
     shares = [_closed_form_alone(learner) for learner in fleet]
-    stepping = [share for _, share in shares]
-    waits = waiting(quorum, stepping, [learner.slices * learner.failures_per_s for learner in fleet], drift_s)
-    goodput = sum(
-        share * moving * learner.weight / learner.slowdown
-        for learner, (share, _), moving in zip(fleet, shares, waits.moving, strict=True)
-    )
-    anybody, enough = probability_at_least(1, stepping), probability_at_least(quorum, stepping)
-    return goodput / sum(learner.weight for learner in fleet), anybody - (anybody - enough) * waits.still
+    goodput = sum(share * learner.weight for learner, (share, _) in zip(fleet, shares, strict=True))
+    return goodput / sum(learner.weight for learner in fleet), probability_at_least(1, [up for _, up in shares])
 
 
 def _closed_form_alone(learner: ChipsLearner) -> tuple[float, float]:
@@ -242,10 +211,6 @@ def learners_of_plan(plan: Plan) -> tuple[ChipsLearner, ...]:
             )
         )
     return tuple(made)
-
-
-def rule_of_plan(plan: Plan) -> QuorumRule:
-    return QuorumRule(plan.schedule.quorum, drift_s(plan.run.sync, plan.schedule))
 
 
 @dataclass(frozen=True)

@@ -119,22 +119,6 @@ def test_wrong_words_about_results_are_refused(diloco: Diloco, tmp_path: Path, w
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "now"),
-    [
-        (("lift", "l0"), "diloco readmit"),
-        (("--debug", "lift", "l0"), "diloco readmit"),
-        (("access", "URL", "learner"), "diloco bucket-policy"),
-        (("plan", "inventory.yaml", "--against", "plan.json"), "diloco plan --diff"),
-        (("plan", "--against=plan.json"), "diloco plan --diff"),
-        (("evaluate", "--tasks", "hellaswag"), "diloco export my-run --to hf"),
-    ],
-)
-def test_old_names_answer_with_those_of_today(diloco: Diloco, words: tuple[str, ...], now: str) -> None:
-    done = diloco(*words)
-    assert done.returncode == 2 and f"hint: {now}" in done.stderr and "another name" in done.stderr
-
-
 def test_a_region_that_does_not_exist_is_refused_before_anything_is_created(diloco: Diloco, quickstart: Path) -> None:
     done = diloco("launch", "q/run.yaml", "--region", "us-centrall")
     assert done.returncode == 2 and "did you mean us-central1?" in done.stderr and "hint:" in done.stderr

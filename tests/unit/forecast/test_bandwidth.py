@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,16 +16,10 @@ from diloco_cli.forecast.bandwidth import (
     Exchange,
     data_parallel_gbps,
     decoupled_gbps,
-    exchange_of_plan,
     max_busy_s,
     ring_factor,
     rows_of,
-    rows_of_plan,
 )
-from diloco_cli.plan.link import CODEC_BITS
-from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.planner import make_plan
-from tests.unit.plan.fleets import IOWA, MODEL, SPOT, fleet, with_sync
 
 
 @cache
@@ -74,19 +67,6 @@ def test_one_fragment_by_hand() -> None:
     assert decoupled_gbps(10e9, 1.0, once, 0.999999) == pytest.approx(5.0, rel=1e-4)
 
 
-def test_through_a_bucket_a_fragment_crosses_two_links() -> None:
-    """Up and down one after the other: 2 x 10 / 4 = 5 s for the same stall."""
-    assert decoupled_gbps(10e9, 1.0, Exchange(5, 1, 2, hops=2), 5 / 8) == pytest.approx(4.0, rel=1e-6)
-
-
-def test_a_large_embedding_by_hand() -> None:
-    """Two fragments in 10 steps of 1 s, 9 of 10 bits in the first; 16 s a round leave 6 s of stalls and 2 s of overlap
-    for its 9 bits (1.125 bit/s); halves would take 5 bits in 3 s of stalls and 2 of overlap (1 bit/s)."""
-    halves, embedding = Exchange(10, 2, 2), Exchange(10, 2, 2, embedding_share=0.9)
-    assert decoupled_gbps(10e9, 1.0, halves, 10 / 16) == pytest.approx(10 / 10, rel=1e-6)
-    assert decoupled_gbps(10e9, 1.0, embedding, 10 / 16) == pytest.approx(9 / 8, rel=1e-6)
-
-
 def test_more_of_anything_needed_means_more_bandwidth() -> None:
     base = decoupled_gbps(80e9, 1.0, HONEST, 0.9)
     assert decoupled_gbps(80e9, 0.5, HONEST, 0.9) == pytest.approx(2 * base, rel=1e-6)
@@ -103,11 +83,7 @@ EXCHANGES = st.builds(
     sync_every=st.integers(1, 40),
     fragments=st.integers(1, 40),
     overlap=st.integers(0, 39),
-    hops=st.integers(1, 2),
-    embedding_share=st.sampled_from((0.0, 0.02, 0.3, 0.9)),
-).filter(
-    lambda exchange: exchange.overlap < exchange.sync_every and (exchange.fragments > 1 or not exchange.embedding_share)
-)
+).filter(lambda exchange: exchange.overlap < exchange.sync_every)
 UTILISATION = st.floats(0.05, 0.995)
 
 
@@ -127,17 +103,15 @@ def test_a_large_overlap_needs_what_a_round_sends_and_no_less(overlap: int) -> N
 def rounds_end_at(exchange: Exchange, step_s: float, busy_s: float, rounds: int) -> list[float]:
     """Step by step and from an empty link, each step as soon as it can: when each round ends."""
     offsets = [max(1, round((p + 1) * exchange.sync_every / exchange.fragments)) for p in range(exchange.fragments)]
-    free_s, needed, now_s, ends = [0.0] * exchange.hops, dict[int, float](), 0.0, []
+    free_s, needed, now_s, ends = 0.0, dict[int, float](), 0.0, []
     for step in range(rounds * exchange.sync_every):
         now_s = max(now_s, needed.pop(step, 0.0)) + step_s
-        for p, share in enumerate(exchange.shares()):
-            if offsets[p] != step % exchange.sync_every + 1:
+        for offset in offsets:
+            if offset != step % exchange.sync_every + 1:
                 continue
-            at_s = now_s
-            for hop in range(exchange.hops):
-                at_s = free_s[hop] = max(free_s[hop], at_s) + share * busy_s
+            free_s = max(free_s, now_s) + busy_s / exchange.fragments
             back = step + exchange.overlap + 1
-            needed[back] = max(needed.get(back, 0.0), at_s)
+            needed[back] = max(needed.get(back, 0.0), free_s)
         if (step + 1) % exchange.sync_every == 0:
             ends.append(now_s)
     return ends
@@ -154,35 +128,3 @@ def test_steps_that_follow_each_other_reach_that_utilisation_and_with_less_they_
     assert ends[-1] - ends[49] <= 50 * round_s * (1 + 1e-6) + 1e-6
     slower = rounds_end_at(exchange, 1.0, busy_s * 1.02, 200)
     assert slower[-1] - slower[99] > 100 * round_s
-
-
-def plan_of(**sync: Any) -> Plan:
-    return make_plan(with_sync(**sync), fleet(IOWA, SPOT), MODEL)
-
-
-def test_a_plan_is_asked_about_both_directions_in_the_codecs_that_it_has() -> None:
-    """1e9 parameters; int4 up, int8 back: the way down needs 8.125 / 4.25 of the way up."""
-    plan = plan_of(codec="int4", weights_codec="int8")
-    rows = [row for row in rows_of_plan(plan) if row.method == "decoupled"]
-    assert {row.codec for row in rows} == set(CODEC_BITS) and {row.weights_codec for row in rows} == {"int8"}
-    for row in rows:
-        at_least = row.utilisation_percent / 100 / plan.schedule.round_s
-        assert row.gbps >= at_least * CODEC_BITS[row.codec] * (1 - 1e-9)
-        assert row.down_gbps is not None and row.down_gbps >= at_least * CODEC_BITS["int8"] * (1 - 1e-9)
-        assert row.down_gbps / row.gbps == pytest.approx(8.125 / CODEC_BITS[row.codec])
-
-
-def test_a_plans_embedding_is_one_fragment_unless_it_is_cut() -> None:
-    plan = plan_of(fragments=24, overlap=2)
-    exchange = exchange_of_plan(plan)
-    assert (exchange.sync_every, exchange.overlap, exchange.hops) == (100, 8, 2)  # 2 slots of 100 / 24 steps
-    assert exchange.embedding_share == MODEL.embedding_parameters / MODEL.parameters > 2 / 24
-    assert len(exchange.shares()) == 24 and sum(exchange.shares()) == pytest.approx(1.0)
-    assert max(exchange.shares()) * MODEL.parameters == pytest.approx(plan.schedule.fragment_parameters)
-    assert exchange_of_plan(plan_of(fragments=24, split_rows=True)).embedding_share == 0.0
-    assert exchange_of_plan(plan_of(fragments=1)).embedding_share == 0.0
-    needed = [row.gbps for row in rows_of_plan(plan) if row.method == "decoupled"]
-    cut = [
-        row.gbps for row in rows_of_plan(plan_of(fragments=24, overlap=2, split_rows=True)) if row.method == "decoupled"
-    ]
-    assert all(whole >= parts for whole, parts in zip(needed, cut, strict=True)) and needed[4] > 1.2 * cut[4]

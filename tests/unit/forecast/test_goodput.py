@@ -31,13 +31,11 @@ from diloco_cli.forecast.goodput import (
     PUBLISHED,
     GoodputRow,
     Method,
-    QuorumRule,
     all_methods,
     check_work,
     closed_form,
     fleet_of,
     published_grid,
-    simulate_row,
 )
 from examples.quality.methods.walking import walk
 
@@ -108,7 +106,7 @@ def test_the_jump_from_failure_to_failure_agrees_with_every_step_within_three_st
 
 def test_without_failures_everything_is_good() -> None:
     never = replace(PUBLISHED, mtbi_s=1e30)
-    rows = list(all_methods(equal_learners(100_000, 4, never), 100_000, never, 0.5, (0,), QuorumRule()))
+    rows = list(all_methods(equal_learners(100_000, 4, never), 100_000, never, 0.5, (0,)))
     assert [row.goodput_percent for row in rows] == [100.0] * 3
     assert [row.closed_form_goodput_percent for row in rows] == [pytest.approx(100.0)] * 3
 
@@ -131,13 +129,6 @@ def test_goodput_falls_with_chips_and_rises_with_learners() -> None:
             assert values[0] > values[1] > values[2]
     for values in zip(*(of_fleet(1_200_000, learners) for learners in (1, 4, 16)), strict=True):
         assert values[0] < values[1] < values[2]
-
-
-def test_a_straggler_slows_data_parallel_down_and_only_itself_when_decoupled() -> None:
-    learners = equal_learners(10_000, 4, PUBLISHED, slowdowns=(10.0,))
-    rows = list(all_methods(learners, 10_000, PUBLISHED, 1.0, (0,), QuorumRule()))
-    assert rows[1].goodput_percent == pytest.approx(10.0, abs=1.0)  # a tenth
-    assert rows[2].goodput_percent == pytest.approx(100 * (3 + 0.1) / 4, abs=2.0)
 
 
 def cost(learners: Sequence[ChipsLearner], days: float) -> tuple[int, int]:
@@ -178,24 +169,8 @@ def lonely(learners: int) -> list[ChipsLearner]:
     return list(equal_learners(learners, learners, constants))
 
 
-@pytest.mark.parametrize(("learners", "quorum"), [(2, 2), (3, 2), (4, 3), (4, 4)])
-@pytest.mark.parametrize("drift_s", [0.0, 100.0, 1000.0])
-def test_a_missing_quorum_costs_what_the_closed_form_says(learners: int, quorum: int, drift_s: float) -> None:
-    """Learners that wait for merges lose what they cannot do; without the quorum they would have kept 75 %."""
-    rules = QuorumRule(quorum=quorum, drift_s=drift_s)
-    fleet = lonely(learners)
-    row = simulate_row("decoupled", fleet, learners, PUBLISHED, 100.0, (0,), rules)
-    alone, points = closed_form(fleet)[0], 2.0 if drift_s < 1000 else 4.0  # absences are not quite exponential
-    assert row.goodput_percent == pytest.approx(row.closed_form_goodput_percent, abs=points)
-    assert row.uptime_percent == pytest.approx(row.closed_form_uptime_percent, abs=points)
-    assert row.closed_form_goodput_percent < 100 * alone
-    if drift_s == 0:  # each works while enough of the others do
-        assert row.quorum_percent == pytest.approx(row.uptime_percent)
-        assert row.goodput_percent < 100 * alone - (3 if quorum < learners - 1 else 5)
-
-
 def test_a_data_parallel_fleet_of_two_islands_is_up_while_one_of_them_is() -> None:
-    rows = list(all_methods(lonely(2), 2, PUBLISHED, 100.0, (0,), QuorumRule()))
+    rows = list(all_methods(lonely(2), 2, PUBLISHED, 100.0, (0,)))
     assert rows[1].method == "data_parallel_elastic" and rows[1].uptime_percent < 95
     assert rows[1].closed_form_uptime_percent == pytest.approx(rows[1].uptime_percent, abs=2.0)
     assert rows[1].closed_form_goodput_percent == pytest.approx(rows[1].goodput_percent, abs=2.0)
@@ -215,14 +190,14 @@ def test_what_would_take_all_memory_is_refused_with_what_would_do(monkeypatch: p
         check_work(fleet, 10.0)
     assert refused.value.hint == "--days 5.00"
     with pytest.raises(UsageError, match="failures"):
-        list(all_methods(fleet, 1_200_000, PUBLISHED, 10.0, (0,), QuorumRule()))
+        list(all_methods(fleet, 1_200_000, PUBLISHED, 10.0, (0,)))
     monkeypatch.setattr(goodput, "MAX_FAILURES", round(2 * failing))
     check_work(fleet, 10.0)
 
 
 def test_the_spread_of_one_seed_is_unknown() -> None:
     fleet = equal_learners(100_000, 4, PUBLISHED)
-    one, two = (list(all_methods(fleet, 100_000, PUBLISHED, 0.5, s, QuorumRule()))[2] for s in ((0,), (0, 1)))
+    one, two = (list(all_methods(fleet, 100_000, PUBLISHED, 0.5, s))[2] for s in ((0,), (0, 1)))
     assert one.goodput_sd is None and two.goodput_sd is not None and two.goodput_sd > 0
 
 
