@@ -17,8 +17,6 @@ All of it may be lost without harm to the run: the bucket alone is enough to go 
                                            operator's key that the run at an address was first seen with
     $DILOCO_HOME/.consent/<digest>.json    or ~/.local/state/diloco/consent/<digest>.json, for all directories: this
                                            machine's consent to what the run format with that digest names
-    $DILOCO_HOME/.report/<digest>.json     or ~/.cache/diloco/report/<digest>.json, for all directories: the log of the
-                                           run with that id, folded, so that a next report reads only what is new
     $DILOCO_HOME/.data/                    or ~/.cache/diloco/data/, for all directories: `text-<digest>/`, the token
                                            shards of text files; `blocks/`, what was read of a bucket's shards
 """

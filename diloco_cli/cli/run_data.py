@@ -188,7 +188,7 @@ def report(
 
         print_json("report", msgspec.to_builtins(found) | {"file": None if path is None else str(path)})
     else:
-        print(f"{path}: run {found.run}, {found.state}, commits {found.first_commit} to {found.last_commit}")
+        print(f"{path}: run {found.run}, {found.state}, {found.commits} commits")
 
 
 def _format(form: str | None, output: Path | None) -> Format:

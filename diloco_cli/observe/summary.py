@@ -30,6 +30,10 @@ class OneSummary:
         return self.facts.state
 
     @property
+    def wall_s(self) -> float:
+        return wall_seconds(self.facts)
+
+    @property
     def up_bytes(self) -> int:
         return sum(learner.up_bytes for learner in self.status.learners)
 
@@ -76,7 +80,7 @@ class Summary:
     step: int = of_summary(lambda it: it.status.step, "The syncer's global step.")
     tokens: int = of_summary(lambda it: it.status.tokens, "Merged tokens.")
     loss: float | None = of_summary(lambda it: it.status.loss, "Held-out loss of the outer parameters.")
-    wall_s: float = of_summary(lambda it: wall_seconds(it.facts), "Since the launch, or until the run's end.")
+    wall_s: float = of_summary(lambda it: it.wall_s, "Since the launch, or until the run's end.")
     goodput: float | None = of_summary(lambda it: it.status.goodput, "Merged tokens by those of the undisturbed plan.")
     participation: float | None = of_summary(lambda it: it.state.participation, "Mean share of the islands in a merge.")
     participants_mean: float | None = of_summary(

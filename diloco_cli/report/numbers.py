@@ -13,14 +13,14 @@ from diloco_cli.config.fields import origin_of, values_of
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.observe.facts import Local, RunFacts
 from diloco_cli.observe.fields import Fields, made
-from diloco_cli.observe.status import LearnerStatus, Status, status_of
-from diloco_cli.observe.summary import Summary, summary_of
+from diloco_cli.observe.status import LearnerStatus, status_of
+from diloco_cli.observe.summary import LearnerSummary, OneSummary, Summary
 from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE
 from diloco_cli.plan.plan import Money, PlannedIsland, Prediction, Setting
 from diloco_cli.protocol.log.keys import PLAN_KEY
 from diloco_cli.protocol.log.metrics import QUIET_OUTCOMES
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
-from diloco_cli.report.history import Mark, RunHistory, Took
+from diloco_cli.report.history import MAX_MARKS, Mark, RunHistory
 from diloco_cli.store.port import Store
 
 GB = 1e9
@@ -29,15 +29,12 @@ MOST = 1e18  # whoever may write the plan may write any number
 
 
 @dataclass(frozen=True)
-class ReportSource:
-    """What a report is computed from."""
+class ReportSource(OneSummary):
+    """What a report is computed from. `events`: what happened, oldest first."""
 
-    facts: RunFacts
     history: RunHistory
     plan: LaunchPlan | None
     events: list[Mark]
-    status: Status
-    summary: Summary
 
     @property
     def scale(self) -> float:
@@ -46,32 +43,26 @@ class ReportSource:
         stated = self.plan.prediction.tokens_per_s_ideal if self.plan is not None else 0.0
         return ideal / stated if stated > 0 else 1.0
 
+    def restarts(self, learner: str) -> int:
+        return self.history.learners[learner].restarts if learner in self.history.learners else 0
+
     @property
-    def learners(self) -> list[LearnerRow]:
-        took = self.history.learners
-        return [made(LearnerRow, (self, learner, took.get(learner.name, Took()))) for learner in self.status.learners]
+    def rows(self) -> list[LearnerRow]:
+        return [made(LearnerRow, (self, learner)) for learner in self.status.learners]
 
 
-of_report = Fields[ReportSource]()
-of_learner = Fields[tuple[ReportSource, LearnerStatus, Took]]()
+of_report, of_row = Fields[ReportSource](), Fields[tuple[ReportSource, LearnerStatus]]()
 
 
 @dataclass(frozen=True)
-class LearnerRow:
+class LearnerRow(LearnerSummary):
     """Bytes are the learner's own statement; 0: not heard."""
 
-    name: str = of_learner(lambda it: it[1].name, "Of the island and its learner.")
-    region: str = of_learner(lambda it: it[1].region, "Where it is.")
-    tokens: int = of_learner(lambda it: it[1].tokens, "Its merged tokens.")
-    share: float = of_learner(
-        lambda it: it[1].tokens / it[0].status.tokens if it[0].status.tokens else 0.0, "Of the run's merged tokens."
-    )
-    merges: int = of_learner(lambda it: it[2].merges, "In so many it took part.")
-    participation: float = of_learner(lambda it: it[0].history.participation(it[1].name), "Of the kept merges.")
-    restarts: int = of_learner(lambda it: it[2].restarts, "How often it took part again with a new process.")
-    up_bytes: int = of_learner(lambda it: it[1].up_bytes, "Sent over its link.")
-    down_bytes: int = of_learner(lambda it: it[1].down_bytes, "Received over its link.")
-    data_percent: float | None = of_learner(lambda it: it[1].data_percent, "Of its steps' time, waits for data.")
+    participation: float = of_row(lambda it: it[0].history.participation(it[1].name), "Of the merges.")
+    restarts: int = of_row(lambda it: it[0].restarts(it[1].name), "How often it took part again with a new process.")
+    up_bytes: int = of_row(lambda it: it[1].up_bytes, "Sent over its link.")
+    down_bytes: int = of_row(lambda it: it[1].down_bytes, "Received over its link.")
+    data_percent: float | None = of_row(lambda it: it[1].data_percent, "Of its steps' time, waits for data.")
 
 
 @dataclass(frozen=True)
@@ -129,77 +120,6 @@ class SettingRow:
     origin: str
 
 
-@dataclass(frozen=True)
-class Report:
-    """The data of `diloco report --json`. Tokens are merged tokens."""
-
-    run: str = of_report(lambda it: it.facts.run.name, "The run's name.")
-    url: str = of_report(lambda it: it.facts.url, "The run's bucket.")
-    state: str = of_report(lambda it: it.status.state, "The verdict on the run.")
-    reason: str = of_report(lambda it: it.status.reason, "Why it is in its state.")
-    hint: str = of_report(lambda it: it.status.hint, "One command that helps.")
-    started_at: str = of_report(lambda it: it.facts.state.metrics.started_at, "Of the first commit.")
-    ended_at: str = of_report(lambda it: it.facts.state.metrics.updated_at, "Of the newest commit.")
-    first_commit: int = of_report(lambda it: it.history.first or 0, "The first that the bucket holds.")
-    last_commit: int = of_report(lambda it: it.history.n, "The newest.")
-    missing_commits: int = of_report(lambda it: it.history.missing, "That the bucket does not hold any more.")
-    wall_s: float = of_report(lambda it: it.summary.wall_s, "Since the launch, or until the run's end.")
-    tokens: int = of_report(lambda it: it.status.tokens, "Merged tokens.")
-    tokens_target: int = of_report(lambda it: it.status.tokens_target, "Merged tokens at which the run ends.")
-    loss: float | None = of_report(lambda it: it.status.loss, "Held-out loss of the outer parameters.")
-    tokens_per_s: float | None = of_report(
-        lambda it: it.status.tokens / it.summary.wall_s if it.summary.wall_s else None, "Mean of the whole run."
-    )
-    planned_tokens_per_s: float | None = of_report(
-        lambda it: it.plan.prediction.tokens_per_s * it.scale if it.plan else None,
-        "As the plan predicts on the machines of the launch; null: no plan.",
-    )
-    goodput: float | None = of_report(lambda it: it.status.goodput, "Merged tokens by those of the undisturbed plan.")
-    planned_goodput: float | None = of_report(
-        lambda it: it.plan.prediction.goodput if it.plan else None, "As the plan predicts."
-    )
-    merges: int = of_report(lambda it: it.summary.merges, "Commits that merged offers.")
-    skips: int = of_report(lambda it: it.history.skips, "Slots without a merge.")
-    participation: float | None = of_report(
-        lambda it: it.summary.participation, "Mean share of the islands in a merge."
-    )
-    participants_mean: float | None = of_report(lambda it: it.summary.participants_mean, "Learners in a merge.")
-    up_bytes: int = of_report(lambda it: it.summary.up_bytes, "Sent over the islands' links.")
-    down_bytes: int = of_report(lambda it: it.summary.down_bytes, "Received over the islands' links.")
-    data_parallel_bytes: int = of_report(
-        lambda it: it.summary.data_parallel_bytes, "What data-parallel training would move."
-    )
-    faults: Survived = of_report(lambda it: _faults(it.history, it.events), "What the run survived.")
-    cost: Cost | None = of_report(
-        lambda it: _cost(it.status, it.summary, it.plan) if it.plan else None, "By the plan's prices."
-    )
-    planned: list[Level] = of_report(
-        lambda it: [Level(s.name, s.tokens_per_s * it.scale) for s in it.plan.prediction.waterfall] if it.plan else [],
-        "From planned speeds to merged tokens, as predicted.",
-    )
-    measured: list[Level] = of_report(
-        lambda it: _measured(it.facts, it.status.tokens, it.summary.wall_s, it.history), "The same, as it was."
-    )
-    learners: list[LearnerRow] = of_report(lambda it: it.learners, "All islands.")
-    regions: list[RegionRow] = of_report(
-        lambda it: _regions(it.status, it.summary, it.learners, it.plan), "Their learners' sums."
-    )
-    events: list[Mark] = of_report(lambda it: it.events, "What happened, oldest first.")
-    events_left_out: int = of_report(lambda it: it.history.marks_left_out, "Older ones.")
-    settings: list[SettingRow] = of_report(
-        lambda it: settings_of(it.facts.run.settings, it.plan), "Every setting, and where it came from."
-    )
-    software: str = of_report(lambda it: it.facts.run.software, "The version that created the run.")
-
-
-def report_of(
-    facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, events: list[Mark], local: Local = Local()
-) -> Report:
-    """`local`: as for `status`, so that both say the same of a run that lives here."""
-    status, summary = status_of(facts, local), summary_of(facts, local)
-    return made(Report, ReportSource(facts, history, plan, events, status, summary))
-
-
 def _faults(history: RunHistory, events: list[Mark]) -> Survived:
     return Survived(
         restarts=sum(took.restarts for took in history.learners.values()),
@@ -216,25 +136,25 @@ def _egress(learner: LearnerStatus | LearnerRow, plan: LaunchPlan | None) -> flo
     return 0.0 if plan is None else learner.up_bytes / GB * plan.egress_per_gb(learner.name)
 
 
-def _cost(status: Status, summary: Summary, plan: LaunchPlan) -> Cost:
-    accelerators = sum(island.price_per_h for island in plan.islands) * summary.wall_s / HOUR_S
-    egress = sum(_egress(learner, plan) for learner in status.learners)
-    egress += sum(mirror.egress_cost for mirror in status.mirrors)
-    store = status.store
-    reads = 0 if store is None else store.requests - store.writes
-    requests = 0.0 if store is None else store.writes * CLASS_A_PRICE + reads * CLASS_B_PRICE
+def _cost(it: ReportSource, plan: LaunchPlan) -> Cost:
+    accelerators = sum(island.price_per_h for island in plan.islands) * it.wall_s / HOUR_S
+    egress = sum(_egress(learner, plan) for learner in it.status.learners)
+    egress += sum(mirror.egress_cost for mirror in it.status.mirrors)
+    reads = it.store.requests - it.store.writes
+    requests = it.store.writes * CLASS_A_PRICE + reads * CLASS_B_PRICE
     return Cost(accelerators, egress, requests, accelerators + egress + requests, plan.money.total)
 
 
-def _measured(facts: RunFacts, tokens: int, wall_s: float, history: RunHistory) -> list[Level]:
+def _measured(it: ReportSource) -> list[Level]:
     """From what all islands would have trained, undisturbed, to what was merged; each step by what it says alone. An
     island is absent from the merges that it took no part in, and weighs by its speed."""
-    islands = facts.run.islands
+    islands, history, wall_s = it.facts.run.islands, it.history, it.wall_s
     ideal = sum(island.tokens_per_s for island in islands)
-    if wall_s <= 0 or ideal <= 0 or history.first_merge_s is None:
+    if wall_s <= 0 or ideal <= 0 or not history.merges:
         return []
-    without_s = history.first_merge_s + sum(end - start for start, end in history.outages)
-    after_start, after_outages = (max(0.0, 1 - gone_s / wall_s) for gone_s in (history.first_merge_s, without_s))
+    start_s = history.merges[0].s
+    without_s = start_s + sum(end - start for start, end in history.outages)
+    after_start, after_outages = (max(0.0, 1 - gone_s / wall_s) for gone_s in (start_s, without_s))
     present = [history.participation(island.name) for island in islands]
     levels = [
         Level("ideal", ideal),
@@ -242,26 +162,20 @@ def _measured(facts: RunFacts, tokens: int, wall_s: float, history: RunHistory) 
         Level("after outages", ideal * after_outages),
         Level("after absences", after_outages * sum(map(mul, (i.tokens_per_s for i in islands), present))),
     ]
-    speeds = _speeds(facts)
-    if speeds:
-        levels.append(Level("at real speeds", after_outages * sum(map(mul, speeds, present))))
-    return [*levels, Level("merged", tokens / wall_s)]
-
-
-def _speeds(facts: RunFacts) -> list[float]:
-    """Of the planned islands while they trained, as they state them; empty if one has not been heard."""
-    heard = [facts.learners.get(island.name) for island in facts.run.islands]
+    heard = [it.facts.learners.get(island.name) for island in islands]
     speeds = [0.0 if learner is None else learner.heartbeat.mean_tokens_per_s for learner in heard]
-    return speeds if all(0 < speed <= MOST for speed in speeds) else []
+    if all(0 < speed <= MOST for speed in speeds):
+        levels.append(Level("at real speeds", after_outages * sum(map(mul, speeds, present))))
+    return [*levels, Level("merged", it.status.tokens / wall_s)]
 
 
-def _regions(status: Status, summary: Summary, learners: list[LearnerRow], plan: LaunchPlan | None) -> list[RegionRow]:
-    mirrors = {mirror.region: mirror for mirror in status.mirrors}
-    prices = {} if plan is None else {island.name: island.price_per_h for island in plan.islands}
+def _regions(it: ReportSource) -> list[RegionRow]:
+    mirrors = {mirror.region: mirror for mirror in it.status.mirrors}
+    prices = {} if it.plan is None else {island.name: island.price_per_h for island in it.plan.islands}
     rows = []
-    for region in sorted({learner.region for learner in learners}):
-        mine, mirror = [learner for learner in learners if learner.region == region], mirrors.get(region)
-        egress = sum(_egress(learner, plan) for learner in mine)
+    for region in sorted({learner.region for learner in it.status.learners}):
+        mine, mirror = [one for one in it.status.learners if one.region == region], mirrors.get(region)
+        egress = sum(_egress(learner, it.plan) for learner in mine)
         rows.append(
             RegionRow(
                 name=region,
@@ -270,7 +184,7 @@ def _regions(status: Status, summary: Summary, learners: list[LearnerRow], plan:
                 up_bytes=sum(learner.up_bytes for learner in mine),
                 down_bytes=sum(learner.down_bytes for learner in mine),
                 mirrored_bytes=0 if mirror is None else mirror.up_bytes + mirror.down_bytes,
-                accelerators=sum(prices.get(learner.name, 0.0) for learner in mine) * summary.wall_s / HOUR_S,
+                accelerators=sum(prices.get(learner.name, 0.0) for learner in mine) * it.wall_s / HOUR_S,
                 egress=egress + (0.0 if mirror is None else mirror.egress_cost),
             )
         )
@@ -283,6 +197,49 @@ def settings_of(settings: RunSettings, plan: LaunchPlan | None) -> list[SettingR
         SettingRow(key, dumps(value), "unknown" if plan is None else plan.origin(key))
         for key, value in values_of(settings)
     ]
+
+
+@dataclass(frozen=True)
+class Report(Summary):
+    """The data of `diloco report --json`: the run's summary, and what the log and the plan tell besides."""
+
+    reason: str = of_report(lambda it: it.status.reason, "Why it is in its state.")
+    started_at: str = of_report(lambda it: it.state.metrics.started_at, "Of the first commit.")
+    ended_at: str = of_report(lambda it: it.state.metrics.updated_at, "Of the newest commit.")
+    tokens_target: int = of_report(lambda it: it.status.tokens_target, "Merged tokens at which the run ends.")
+    tokens_per_s: float | None = of_report(
+        lambda it: it.status.tokens / it.wall_s if it.wall_s else None, "Mean of the whole run."
+    )
+    planned_tokens_per_s: float | None = of_report(
+        lambda it: it.plan.prediction.tokens_per_s * it.scale if it.plan else None,
+        "As the plan predicts on the machines of the launch; null: no plan.",
+    )
+    planned_goodput: float | None = of_report(
+        lambda it: it.plan.prediction.goodput if it.plan else None, "As the plan predicts."
+    )
+    skips: int = of_report(lambda it: it.history.skips, "Slots without a merge.")
+    faults: Survived = of_report(lambda it: _faults(it.history, it.events), "What the run survived.")
+    cost: Cost | None = of_report(lambda it: _cost(it, it.plan) if it.plan else None, "By the plan's prices.")
+    planned: list[Level] = of_report(
+        lambda it: [Level(s.name, s.tokens_per_s * it.scale) for s in it.plan.prediction.waterfall] if it.plan else [],
+        "From planned speeds to merged tokens, as predicted.",
+    )
+    measured: list[Level] = of_report(_measured, "The same, as it was.")
+    learners: list[LearnerRow] = of_report(lambda it: it.rows, "All islands.")  # type: ignore[assignment]
+    regions: list[RegionRow] = of_report(_regions, "Their learners' sums.")
+    events: list[Mark] = of_report(lambda it: it.events[-MAX_MARKS:], "What happened, oldest first.")
+    events_left_out: int = of_report(lambda it: max(0, len(it.events) - MAX_MARKS), "Older ones.")
+    settings: list[SettingRow] = of_report(
+        lambda it: settings_of(it.facts.run.settings, it.plan), "Every setting, and where it came from."
+    )
+    software: str = of_report(lambda it: it.facts.run.software, "The version that created the run.")
+
+
+def report_of(
+    facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, events: list[Mark], local: Local = Local()
+) -> Report:
+    """`local`: as for `status`, so that both say the same of a run that lives here."""
+    return made(Report, ReportSource(facts, status_of(facts, local), history, plan, events))
 
 
 # -- the plan that `launch` left in the bucket ---------------------------------------------------------------------
@@ -317,12 +274,12 @@ def read_launch_plan(store: Store) -> LaunchPlan | None:
         plan = None if data is None else msgspec.json.decode(data, type=LaunchPlan)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return plan if plan is not None and _can_be_drawn(plan) else None
+    return plan if plan is not None and all(0 <= number <= MOST for number in _numbers(plan)) else None
 
 
-def _can_be_drawn(plan: LaunchPlan) -> bool:
+def _numbers(plan: LaunchPlan) -> list[float]:
+    """All that are drawn or added up."""
     p, money = plan.prediction, plan.money
-    numbers = [p.tokens_per_s_ideal, p.tokens_per_s, p.goodput, money.total, money.egress_gb_per_day]
-    numbers += [stage.tokens_per_s for stage in p.waterfall]
-    numbers += [number for island in plan.islands for number in (island.price_per_h, island.egress_per_day)]
-    return all(0 <= number <= MOST for number in numbers)
+    of_islands = [number for island in plan.islands for number in (island.price_per_h, island.egress_per_day)]
+    rates = [p.tokens_per_s_ideal, p.tokens_per_s, *(stage.tokens_per_s for stage in p.waterfall)]
+    return [*rates, *of_islands, p.goodput, money.total, money.egress_gb_per_day]

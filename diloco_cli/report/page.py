@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from diloco_cli.events.event import EVENT_KINDS
 from diloco_cli.observe.situation import TROUBLE
 from diloco_cli.plots import COLOURS, FAINT, FAULT, GRID, Axis, drawn, set_up, short_number
-from diloco_cli.report.history import RESTART, Bin, RunHistory, rates, stretches
+from diloco_cli.report.history import RESTART, RunHistory, Stretch, rates, stretches
 from diloco_cli.report.numbers import Report
 from diloco_cli.units import format_count, format_duration, format_size
 
@@ -79,7 +79,7 @@ def page_of(report: Report, charts: Sequence[Chart], generated_at: str) -> str:
         *(_figure(chart) for chart in charts),
         "</div>",
         *_tables(report),
-        f'<p class="faint">Made at {escape(generated_at)} by diloco from {_commits(report)} of '
+        f'<p class="faint">Made at {escape(generated_at)} by diloco from {report.commits:,} commits of '
         f"<code>{escape(report.url)}</code>; the run was created by diloco {escape(report.software)}.</p>",
         "</body></html>\n",
     ]
@@ -93,18 +93,8 @@ def _head(report: Report) -> list[str]:
     when = f"{escape(_minute(report.started_at))} to {escape(_minute(report.ended_at))}"
     return [
         f'<h1>{escape(report.run)} <span class="{kind}">{escape(report.state)}</span></h1>{reason}{hint}',
-        f'<p class="faint">{when} UTC, {format_duration(report.wall_s)}; {_commits(report)}{_missing(report)}</p>',
+        f'<p class="faint">{when} UTC, {format_duration(report.wall_s)}; {report.commits:,} commits</p>',
     ]
-
-
-def _commits(report: Report) -> str:
-    return f"commits {report.first_commit:,} to {report.last_commit:,}"
-
-
-def _missing(report: Report) -> str:
-    if not report.missing_commits:
-        return ""
-    return f"; {report.missing_commits:,} commits are not in the bucket any more: the series begin at what is kept"
 
 
 def _minute(time: str) -> str:
@@ -323,12 +313,12 @@ class Pictures:
 
     def participants(self, axes: Axes) -> None:
         self.mark(axes)
-        parts = [(start, end, bin_) for start, end, bin_ in stretches(self.history, STRETCHES) if bin_.merges]
-        at = self.at([(start + end) / 2 for start, end, _ in parts])
-        mean = [bin_.participants / bin_.merges for _, _, bin_ in parts]
-        axes.fill_between(at, [bin_.fewest for _, _, bin_ in parts], mean, color=COLOURS[0], alpha=0.2, linewidth=0)
+        parts = [stretch for stretch in stretches(self.history, STRETCHES) if stretch.merges]
+        at = self.at([(part.start_s + part.end_s) / 2 for part in parts])
+        mean = [part.participants / part.merges for part in parts]
+        axes.fill_between(at, [part.fewest for part in parts], mean, color=COLOURS[0], alpha=0.2, linewidth=0)
         axes.plot(at, mean, color=COLOURS[0], label="took part")
-        alive = [bin_.alive / bin_.merges for _, _, bin_ in parts]
+        alive = [part.alive / part.merges for part in parts]
         axes.plot(at, alive, color=COLOURS[1], linestyle="--", linewidth=1, label="alive")
         axes.legend(loc="lower right")
         set_up(axes, self.time, Axis("learners", low=0.0, high=max([*alive, *mean]) * 1.08))
@@ -340,10 +330,8 @@ class Pictures:
         learners, parts = self.report.learners, stretches(self.history, STRETCHES)
         names, regions = [learner.name for learner in learners], [region.name for region in self.report.regions]
         colours = [to_rgb(COLOURS[regions.index(learner.region) % len(COLOURS)]) for learner in learners]
-        image = [
-            [(*colour, _shade(bin_, name)) for _, _, bin_ in parts] for name, colour in zip(names, colours, strict=True)
-        ]
-        end = self.at([parts[-1][1]])[0]
+        image = [[(*colour, _shade(part, name)) for part in parts] for name, colour in zip(names, colours, strict=True)]
+        end = self.at([parts[-1].end_s])[0]
         axes.imshow(image, aspect="auto", interpolation="nearest", extent=(0, end, len(names) - 0.5, -0.5))
         restarts = [mark for mark in self.report.events if mark.unit in names and mark.kind == RESTART]
         rows = [names.index(mark.unit) for mark in restarts]
@@ -387,9 +375,9 @@ def _line(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:
     axes.plot(x, y, color=COLOURS[0], marker="o" if len(x) <= FEW_POINTS else None, markersize=3)
 
 
-def _shade(bin_: Bin, learner: str) -> float:
-    took = bin_.by.get(learner, 0)
-    return 0.25 + 0.7 * took / bin_.merges if took else 0.0
+def _shade(stretch: Stretch, learner: str) -> float:
+    took = stretch.by[learner]
+    return 0.25 + 0.7 * took / stretch.merges if took else 0.0
 
 
 def _rows(axes: Axes, names: Sequence[str], margin: float) -> None:

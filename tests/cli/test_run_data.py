@@ -55,7 +55,7 @@ def test_without_matplotlib_the_command_that_installs_it_is_told_before_anything
 def test_the_numbers_as_json_are_those_of_the_log_and_need_no_matplotlib(diloco: Diloco, url: str) -> None:
     done = diloco("report", url, "--json")
     data, state = json.loads(done.stdout)["data"], json.loads(diloco("status", url, "--json").stdout)["data"]
-    assert data["file"] is None and data["last_commit"] == COMMITS - 1 == state["commit"]
+    assert data["file"] is None and data["commits"] == COMMITS == state["commit"] + 1
     assert (data["tokens"], data["loss"], data["state"]) == (state["tokens"], state["loss"], state["state"])
     assert len(data["learners"]) == 64 and sum(row["tokens"] for row in data["learners"]) <= data["tokens"]
 

@@ -14,13 +14,14 @@ from diloco_cli.observe.facts import Local, LocalUnit
 from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan import Plan, Setting, Stage
 from diloco_cli.protocol.log.keys import PLAN_KEY
-from diloco_cli.report.history import CommitLine, Mark, RefusedOffer
+from diloco_cli.protocol.log.records import Outcome
+from diloco_cli.report.history import Mark
 from diloco_cli.report.numbers import LaunchPlan, Report, read_launch_plan, report_of
 from diloco_cli.report.page import charts_of, figures_of, page_of, poster_svg
 from diloco_cli.store.memory import MemoryStore
 from tests.forked import ROOT
 from tests.unit.observe.test_status import RUN, facts
-from tests.unit.report.test_history import at, begun, merge
+from tests.unit.report.test_history import add, at, begun, merge
 
 HOSTILE = '</td><script>alert("1")</script><img src="https://evil.example/x" onerror=alert(1)>$\\frac{'
 QUICKSTART = read_plan(ROOT / "examples" / "quickstart" / "run.yaml", [])
@@ -65,7 +66,7 @@ def reported(plan: LaunchPlan | None = PLAN) -> tuple[Report, list]:
     history = begun()
     for second in range(1, 50):
         merge(history, second, "iowa", *(["rhine"] if second % 3 else []))
-    history.mark(Mark(20.0, HOSTILE, HOSTILE, HOSTILE))
+    history.marks.append(Mark(20.0, HOSTILE, HOSTILE, HOSTILE))
     report = report_of(facts(), history, plan, history.marks)
     return report, charts_of(report, history)
 
@@ -119,8 +120,8 @@ def test_the_numbers_that_people_ask_for_come_first() -> None:
 
 def test_offers_that_the_runs_end_settled_are_not_called_refused() -> None:
     history = begun()
-    outcomes = tuple(RefusedOffer("iowa", reason) for reason in ("run_over", "superseded", "late"))
-    history.add(CommitLine("skip", 1, 1, "d0", at(1), outcomes=outcomes), "d1")
+    outcomes = tuple(Outcome("iowa", 1, 0, 0, reason) for reason in ("run_over", "superseded", "late"))
+    add(history, "skip", 1, slot=0, outcomes=outcomes)
     report = report_of(facts(), history, None, [])
     assert dict(figures_of(report))["faults survived"] == "0 restarts, 0 takeovers, 1 offer refused"
 
@@ -133,7 +134,7 @@ def test_a_report_says_of_a_run_what_status_says_on_the_same_machine() -> None:
     assert status.reason != status_of(spoken).reason
 
 
-def test_shares_are_of_all_tokens_also_where_commits_are_not_kept() -> None:
+def test_shares_are_of_all_tokens() -> None:
     report = report_of(facts(), begun(), None, [])
     assert [row.share for row in report.learners] == [row.tokens / report.tokens for row in report.learners]
     assert report.learners[0].share > 0, "the history has no merge at all"
