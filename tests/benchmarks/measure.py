@@ -1,10 +1,9 @@
-"""Medians, spread and verdicts, and the run that most benchmarks of whole runs start."""
+"""Medians, spread and verdicts."""
 
 from __future__ import annotations
 
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,13 +11,6 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-INVENTORY = "version: 1\nstore: {url: bucket}\nislands:\n  - {name: alone, region: here, accelerators: 'cpu:1'}\n"
-
-
-def quickstart_alone(folder: Path) -> None:
-    """The quickstart's run, with one island."""
-    shutil.copy(ROOT / "examples" / "quickstart" / "run.yaml", folder)
-    (folder / "inventory.yaml").write_text(INVENTORY)
 
 
 def spread(values: list[float], digits: int = 3) -> str:

@@ -9,13 +9,12 @@ values and one copy take; and what saving the moments takes.
 
 from __future__ import annotations
 
-import json
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from math import ceil
 from os import getloadavg
 from pathlib import Path
@@ -23,28 +22,77 @@ from queue import SimpleQueue
 from statistics import median
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
+from diloco_cli.clock import utc_now_text
+from diloco_cli.config.presets import GPTShape
+from diloco_cli.config.settings import (
+    DataSettings,
+    InnerSettings,
+    ModelSettings,
+    RunSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.environment import environment_with
+from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.group import join_group
-from diloco_cli.learner.parent import own_beats, place_here
+from diloco_cli.learner.parent import RankPlace, own_beats, place_here
 from diloco_cli.protocol.actors.learner import Fragments
 from diloco_cli.protocol.actors.ports import Progression, Values
-from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, Island, RunFormat
+from diloco_cli.tasks import models
 from diloco_cli.tasks.build import build_data
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.training.devices import CudaWire
 from diloco_cli.training.ranks import RankedTraining, build_rank, follow
 from diloco_cli.training.replica import CPU
 from diloco_cli.training.wire import TensorWire
-from tests.benchmarks.measure import machine, row
-from tests.benchmarks.rank_memory import MemoryCase, processes
+from tests.benchmarks.measure import ROOT, machine, row
 from tests.unit.training.slow_device import SlowDevice
 
-CASE = MemoryCase("wide", ranks=4, sequences=4, fragments=24)
+MODULE = "tests.benchmarks.rank_blocking"
+SEQUENCE, PASSES, SEQUENCES = 128, 2, 4  # of a rank's micro-batch
+SHAPES = {
+    "wide": GPTShape(layers=8, width=512, heads=8, sequence=SEQUENCE),
+    "small": GPTShape(layers=24, width=128, heads=4, sequence=SEQUENCE),
+}
 EVERY, STEPS, ROUNDS = 24, 5, 5
 BLOCKED_PERCENT, PER_FRAGMENT = 1.0, 2.0
 AT = Progression(0.5, 1, False)
 Seconds = dict[str, list[float]]
+
+
+class RandomRows:
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(position)
+        tokens = torch.randint(0, 256, (batch_tokens // SEQUENCE, SEQUENCE + 1), generator=generator)
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def held_out(self, num_sequences: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return []
+
+
+def wide() -> nn.Module:
+    return models.build(SHAPES["wide"])
+
+
+def small() -> nn.Module:
+    return models.build(SHAPES["small"])
+
+
+def run_of(shape: str, ranks: int, fragments: int) -> RunFormat:
+    batch_tokens = PASSES * ranks * SEQUENCES * SEQUENCE
+    settings = RunSettings(
+        name="blocking",
+        model=ModelSettings(entrypoint=f"{MODULE}:{shape}", sequence=SEQUENCE),
+        data=DataSettings(entrypoint=f"{MODULE}:RandomRows"),
+        train=TrainSettings(batch_tokens=batch_tokens, precision="fp32", inner=InnerSettings(warmup_steps=0)),
+        sync=SyncSettings(fragments=fragments, codec="int4"),
+    )
+    micro = SEQUENCES * SEQUENCE
+    island = Island("l0", "here", batch_tokens, fragments, 1.0, 1.0, micro_batch_tokens=micro, sharding="fsdp")
+    return RunFormat("id", "blocking", utc_now_text(), settings, (island,), layout_of(settings), "test")
 
 
 def bare_s(sizes: list[int]) -> list[float]:
@@ -66,10 +114,9 @@ def bare_s(sizes: list[int]) -> list[float]:
     return found
 
 
-def rank(case: str, folder: str) -> None:
+def rank(shape: str, ranks: int, fragments: int, folder: str) -> None:
     """One of the ranks, in a process of its own."""
-    place, wanted = place_here(), MemoryCase(**json.loads(case))
-    run = wanted.run()
+    place, run = place_here(), run_of(shape, ranks, fragments)
     assert place is not None
     join_group(place, CPU)
     built = build_rank(run, run.islands[0], build_data(run.settings), CPU, own_beats(place))
@@ -153,10 +200,23 @@ def timed(work: Callable[..., object], *given: object) -> float:
     return time.perf_counter() - started_s
 
 
-def measured(case: MemoryCase = CASE) -> Seconds:
+def measured(shape: str = "wide", ranks: int = 4, fragments: int = 24) -> Seconds:
+    """In processes of one thread each."""
     with tempfile.TemporaryDirectory() as folder:
-        code = f"from tests.benchmarks.rank_blocking import rank; rank({json.dumps(asdict(case))!r}, {folder!r})"
-        processes(code, case.ranks, Path(folder))
+        code = f"from {MODULE} import rank; rank({shape!r}, {ranks}, {fragments}, {folder!r})"
+        variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+        children = []
+        for number in range(ranks):
+            place = RankPlace(number, ranks, number, ranks, f"file://{folder}/meet")
+            environment = environment_with(**variables, **place.environment())
+            children.append(subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment))
+        try:
+            codes = [child.wait(600) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+        if any(codes):
+            raise SystemExit(f"the ranks ended with {codes}")
         found: Seconds = torch.load(Path(folder) / "seconds.pt")
         return found
 
@@ -168,7 +228,7 @@ def percent(found: Seconds, name: str) -> list[float]:
 
 
 def main() -> int:
-    print(machine(), f"load {getloadavg()[0]:.1f}", asdict(CASE))
+    print(machine(), f"load {getloadavg()[0]:.1f}")
     found = measured()
     step_s = median(found["step"])
     blocked, slow = percent(found, "exchange"), percent(found, "slow exchange")

@@ -4,16 +4,12 @@ each with one command (README.md); samples that take long, or much of the machin
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from diloco_cli.learner.daemon import Facts
-from diloco_cli.protocol.log.commit_log import parse_format
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import Mixing
@@ -23,68 +19,21 @@ from diloco_cli.report.history import MAX_POINTS
 from diloco_cli.store.wrappers import MeteredStore
 from tests.benchmarks import (
     bookkeeping,
-    codecs,
     durable,
-    exchange,
-    idle,
-    inner_step,
     learner_memory,
     merge,
-    micro_batch,
     pace,
     participation,
     plan,
     rank_blocking,
-    rank_memory,
-    recovery,
     report,
     simulate,
-    startup,
     syncer_memory,
 )
-from tests.benchmarks.measure import spread
-from tests.benchmarks.participation import LEAST, LEAST_OF_SLOW, MAX_LATE, MIXINGS, Marked, linked, play
+from tests.benchmarks.participation import LEAST, LEAST_OF_SLOW, MAX_LATE, MIXINGS, linked, play
 from tests.benchmarks.rank_blocking import percent
-from tests.benchmarks.rank_memory import MemoryCase
-from tests.unit.protocol.integer_ports import WrittenLog
-from tests.unit.protocol.living import Living
-from tests.unit.protocol.records import make_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # as in the benchmarks
-
-
-def test_the_exchange_benchmark_can_create_its_run(tmp_path: Path) -> None:
-    exchange.prepare(exchange.SETUPS["cpu"], tmp_path, f"file://{tmp_path}/bucket/quickstart")
-    found = parse_format((tmp_path / "bucket" / "quickstart" / "FORMAT.json").read_bytes(), "here")
-    assert [island.name for island in found.islands] == ["alone"]
-
-
-def test_the_recovery_benchmark_reads_first_steps_from_a_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """As a learner writes it: one that dies before its first step, and its successor."""
-    log = WrittenLog(make_run())
-    for nonce in ("a", "b"):
-        facts = Facts("alone")
-        facts.began(Living(log, nonce=nonce).learner)
-    facts.missed("version 0 of fragment 1 cannot be read")
-    facts.stepped(0, 4)
-    (tmp_path / "log").write_text("".join(capfd.readouterr()))
-    assert list(recovery.first_steps(tmp_path / "log")) == [2]
-
-
-def test_start_up_times_are_positive_and_spread_names_its_count(tmp_path: Path) -> None:
-    assert startup.seconds(["true"], tmp_path) > 0
-    assert spread([1.0, 2.0, 3.0]) == "2.000 (1.000 to 3.000, n=3)"
-
-
-def test_the_step_benchmark_measures_positive_rates() -> None:
-    (rates,) = inner_step.measure(("gpt-pico",), rounds=1).values()
-    assert len(rates) == 1 and rates[0] > 0
-
-
-def test_the_micro_batch_benchmark_measures_and_estimates() -> None:
-    rate, peak = micro_batch.measured("gpt-pico", 64, batch_tokens=128)
-    assert rate > 0 and peak > -micro_batch.GB
-    assert micro_batch.estimated("gpt-pico", 128) == 2 * micro_batch.estimated("gpt-pico", 64) > 0
 
 
 def test_the_memory_benchmark_watches_a_syncer_merge() -> None:
@@ -96,32 +45,6 @@ def test_the_simulation_benchmark_counts_what_it_times() -> None:
     assert [chips for chips, _, _ in rows] == list(simulate.CURVE_CHIPS)
     assert rows[-1][1] > 100 * rows[0][1] and all(seconds > 0 for _, _, seconds in rows)
     assert 80 < simulate.history(0, days=0.05) < 95
-
-
-def test_the_simulation_benchmark_draws_what_it_counts() -> None:
-    pytest.importorskip("matplotlib")
-    rows = [(chips, 2000, 0.004) for chips in simulate.CURVE_CHIPS]
-    assert simulate.plot(rows, rows).startswith("<svg")
-
-
-def test_the_simulation_benchmark_says_which_goals_are_missed() -> None:
-    level = [(chips, 2000, 0.004) for chips in simulate.CURVE_CHIPS]
-    by_failures = [(chips, chips // 100, chips * 1e-8) for chips in simulate.CURVE_CHIPS]
-    by_chips = [(chips, 2000, chips * 1e-8) for chips in simulate.CURVE_CHIPS]
-    assert simulate.growth(by_failures, level) == []
-    assert len(simulate.growth(by_chips, level)) == len(simulate.growth(by_failures, by_chips)) == 1
-    assert simulate.show("from failure to failure", [0.2], [9.0]) == []
-    assert simulate.show("from failure to failure", [1.2], [1.2]) != []
-
-
-@pytest.mark.long
-def test_a_process_s_rate_is_counted_with_and_without_tls() -> None:
-    """In a process of its own, because trusted certificates are read when aiohttp is imported."""
-    command = [sys.executable, "-m", "tests.benchmarks.one_process", "--rounds", "1", "--megabytes", "9"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
-    assert [line.split(":")[0] for line in printed.splitlines()[1:]] == [
-        "https, up", "https, down", "http, up", "http, down",
-    ]  # fmt: skip
 
 
 SIZE = 1 << 17
@@ -162,18 +85,6 @@ def test_a_merge_needs_no_memory_beyond_what_is_resident() -> None:
     assert durable.megabytes_beyond(4, 1 << 22) < 8
 
 
-def test_the_codec_benchmark_measures_real_deltas() -> None:
-    delta = codecs.trained_delta(seed=0, steps=2)
-    assert delta.numel() > 10_000 and float(delta.norm()) > 0
-    lines = codecs.errors([delta]) + codecs.speed(1 << 16, rounds=1)
-    assert sum(line.endswith(("yes", "NO")) for line in lines) == 3
-
-
-def test_e3m0_rounds_to_powers_of_two_of_the_blocks_largest() -> None:
-    values = torch.tensor([8.0, -5.9, 6.1, 0.13, 0.06, 0.0])
-    assert codecs.e3m0(values).tolist() == [8.0, -4.0, 8.0, 0.125, 0.0, 0.0]
-
-
 def test_every_learner_of_the_log_is_merged_and_its_next_offer_stays_pending() -> None:
     log = bookkeeping.made_log(6, merges=2)
     found = bookkeeping.times(log, 2)  # asserts that the inbox keeps every offer
@@ -183,41 +94,15 @@ def test_every_learner_of_the_log_is_merged_and_its_next_offer_stays_pending() -
     assert len(log.names) == 6 and len(log.state.members) == 3
 
 
-def test_a_long_commit_is_compressed() -> None:
-    found = bookkeeping.times(bookkeeping.made_log(300, merges=1), 1)
-    assert found.read[0] < found.written[0] / 2
-
-
-def test_an_idle_syncer_turns_four_times_a_second_and_asks_less_often() -> None:
-    """Four silent learners for 40 s at slots of 5 s: eight looks a slot into each mailbox of one that was never heard;
-    once a slot each incarnation, the log and the requests; a heartbeat each 3 s."""
-    clock = idle.idle(learners=4, seconds=40.0)
-    assert clock.requests is not None
-    assert 150 <= clock.turns <= 162
-    assert clock.requests["get"] <= 4 * 8 * (8 + 1) + 9 * (4 + 2)
-    assert clock.requests["put"] <= 14 and clock.requests["list"] == clock.requests["create"] == 0
-
-
 MOST_PERCENT = 10.0  # of a model so small that each fragment's message weighs more than its bytes
 
 
 @pytest.mark.long
 def test_ranks_send_and_adopt_in_little_time_and_wait_for_no_copy() -> None:
-    found = rank_blocking.measured(MemoryCase("small", 2, 2, fragments=4))
+    found = rank_blocking.measured("small", ranks=2, fragments=4)
     assert found["waits"] == [0.0]
     for name in ("exchange", "slow exchange"):
         assert max(percent(found, name)) < MOST_PERCENT
-
-
-WITHIN = 0.25  # of some hundred MB: what a process allocates beside its model weighs more than in the benchmark
-
-CASES = [MemoryCase("small", 1, 8), MemoryCase("small", 2, 8, host=True)]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("case", CASES, ids=["one rank", "two ranks"])
-def test_a_ranks_memory_is_what_plan_says(case: MemoryCase) -> None:
-    assert rank_memory.measured(case) == pytest.approx(case.planned(), rel=WITHIN)
 
 
 MILLIONS, FRAGMENTS = 8, 2
@@ -250,23 +135,6 @@ def test_what_a_slow_island_trains_is_merged() -> None:
     assert play((linked(2.0), linked(2.0), linked(12.0)), 4, "rebase", steps=240).merged_by[-1] >= LEAST_OF_SLOW
 
 
-def test_learners_that_fail_are_up_for_less_than_the_whole_time() -> None:
-    (row,) = list(participation.failure_rows(Marked(), ("rebase",), (4,), (2,), seeds=1, steps=240))[2:]
-    uptime = float(row.split(" | ")[3])
-    assert 0.3 < uptime < 0.97
-
-
-def test_the_time_of_stretches_that_overlap_counts_once() -> None:
-    assert participation.covered_s([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0), (1.5, 2.0)]) == 4.0
-
-
-def test_a_figure_beyond_its_bound_is_marked_and_counted() -> None:
-    marked = Marked()
-    assert [marked.least(0.96), marked.least(0.94), marked.least(0.5, None)] == ["0.960", "**0.940**", "0.500"]
-    assert [marked.late(0.01), marked.late(0.06)] == ["1.0 %", "**6.0 %**"]
-    assert marked.misses == 2
-
-
 SLACK = 3  # times the goal
 
 
@@ -280,11 +148,6 @@ def cpu_s(work: Callable[[], object]) -> float:
 @pytest.mark.parametrize("searched", [False, True])
 def test_a_thousand_islands_are_planned_in_seconds(searched: bool) -> None:
     assert cpu_s(lambda: plan.seconds(plan.islands(1000), searched)) < SLACK * 2.0
-
-
-@pytest.mark.long
-def test_ten_thousand_machines_are_planned_in_seconds() -> None:
-    assert cpu_s(lambda: plan.seconds(plan.machines(10_000), searched=True)) < SLACK * 2.0
 
 
 @pytest.mark.long
@@ -340,15 +203,3 @@ def test_told_learners_offer_what_the_products_do() -> None:
     steady = sorted(ours)[pace.FRAGMENTS * LEARNERS :]
     assert [ours[key][:2] for key in steady] == [theirs[key][:2] for key in steady]
     assert all(abs(ours[key][2] - theirs[key][2]) <= pace.BATCH_TOKENS for key in steady)
-
-
-@pytest.mark.parametrize("told", [False, True])
-def test_too_short_a_slot_misses_the_pace(told: bool) -> None:
-    """Each slot takes several calls of the syncer in turn."""
-    assert pace.play(4, 0.1, 150, told).slots > pace.MAX_SLOTS
-
-
-def test_told_learners_keep_pace() -> None:
-    found = pace.play(8, 1.0, 200, told=True)
-    assert found.slots <= pace.MAX_SLOTS and found.inputs == 1.0
-    assert found.holds, found.kept
