@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,13 +38,21 @@ MAX_FUNCTION_LINES = 60
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, int]]:
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
+def imports_of(path: Path) -> list[tuple[str, int]]:
     """Every imported module's full name and line, function-level imports included."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    found: list[tuple[str, int]] = []
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, node.lineno) for alias in node.names)
+            found += ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module, node.lineno
+            found.append((node.module, node.lineno))
+    return found
 
 
 def part_of(path: Path) -> str:
@@ -108,7 +117,7 @@ def test_nobody_calls_what_is_dangerous() -> None:
     """No eval, exec, torch.load, os.environ outside its module, shell=True, bare except."""
     for path in MODULES:
         where = path.relative_to(ROOT)
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ExceptHandler):
                 assert node.type is not None, f"{where}:{node.lineno}: bare except"
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -126,7 +135,7 @@ def test_files_and_functions_stay_small() -> None:
     for path in MODULES:
         text = path.read_text()
         assert text.count("\n") <= MAX_LINES, f"{path.relative_to(ROOT)} has {text.count(chr(10))} lines"
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert lines <= MAX_FUNCTION_LINES, f"{path.relative_to(ROOT)}: {node.name} has {lines} lines"
@@ -142,7 +151,7 @@ def test_a_class_name_occurs_once() -> None:
         (node.name, str(path.relative_to(ROOT)))
         for folder in ("diloco_cli", "tests", "examples")
         for path in sorted((ROOT / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.ClassDef)
     ]
     count = Counter(name for name, _ in found)
@@ -203,7 +212,7 @@ def test_no_modules_know_each_other() -> None:
 
 
 def _imported_modules(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
