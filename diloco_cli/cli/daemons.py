@@ -138,7 +138,7 @@ def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | 
 
     state = rebuilt_state(run, store, version)
     if state is None:
-        raise lost(run, store, version)
+        raise lost(run, version)
     return state
 
 

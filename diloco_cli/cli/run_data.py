@@ -243,8 +243,7 @@ def wandb(
     opened = open_run(run)
     folder = wandb_directory(opened.name)
     started = start_wandb(opened.format, project, entity, offline, folder)
-    first = None if offline else started.step
-    feed = Feed(started, CommitPoints(opened.format, opened.store), folder / "position.json", first)
+    feed = Feed(started, CommitPoints(opened.format, opened.store), 0 if offline else started.step)
     status = 0
     try:
         with progress(f"sending run {opened.name} to W&B, until it ends"):

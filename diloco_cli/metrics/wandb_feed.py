@@ -3,7 +3,7 @@ is the commit's number. Nothing of this machine is sent: no code, no git state, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.log.states import RunPhase
 from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 from diloco_cli.runtime.daemon import CommitsAhead
-from diloco_cli.runtime.files import UnreadableError, read_json, write_json
 from diloco_cli.store.port import Store
 
 
@@ -58,9 +57,6 @@ def figures_of(commit: Commit, state: RunState, run: RunFormat) -> dict[str, flo
     return {}
 
 
-BATCH = 100  # commits between two notes of the position
-
-
 class Tracker(Protocol):
     """A W&B run, as far as it is used here."""
 
@@ -68,37 +64,19 @@ class Tracker(Protocol):
 
 
 class Feed:
-    """`position`: a file with the next commit to send; `first`: the same as W&B itself knows it, which counts more. A
-    commit that is sent again after a crash has the same figures."""
+    """`next`: the first commit that W&B does not know. Offline it knows none, and each session writes all of them: a
+    commit that comes again has the same figures, and W&B keeps one."""
 
-    def __init__(self, tracker: Tracker, points: CommitPoints, position: Path, first: int | None) -> None:
-        self._tracker, self._points, self._position = tracker, points, position
-        self.next = _noted(position) if first is None else first
+    def __init__(self, tracker: Tracker, points: CommitPoints, first: int) -> None:
+        self._tracker, self._points, self.next = tracker, points, first
 
     def send(self) -> bool:
         """What is new; returns whether the run is over."""
-        self._send(self._points.new())
-        self._note()
-        return self._points.state.phase != RunPhase.RUNNING
-
-    def _send(self, points: Iterable[tuple[int, dict[str, float]]]) -> None:
-        for n, figures in points:
+        for n, figures in self._points.new():
             if n >= self.next:
                 self._tracker.log(figures, step=n)
                 self.next = n + 1
-                if self.next % BATCH == 0:
-                    self._note()
-
-    def _note(self) -> None:
-        write_json(self._position, {"next": self.next})
-
-
-def _noted(position: Path) -> int:
-    try:
-        noted = (read_json(position) or {}).get("next")
-    except UnreadableError:
-        noted = None
-    return noted if isinstance(noted, int) else 0
+        return self._points.state.phase != RunPhase.RUNNING
 
 
 def start_wandb(run: RunFormat, project: str, entity: str | None, offline: bool, folder: Path) -> Any:

@@ -55,42 +55,18 @@ from diloco_cli.protocol.rules.merging import JudgedDelta, judge
 from diloco_cli.signing import OPERATOR, Signature
 
 APPLIED, REFUSED = 1, 2
-MOST_SKIPPED = 1 << 16  # numbers of one incarnation's offers follow each other; others are kept one by one
 Expect = Callable[[bool, str, str], None]  # (whether it holds, the rule of ARCHITECTURE.md, what is wrong)
-
-
-class SettledOffers:
-    """The outcomes of offers, in a byte each: a run of a month has millions. An offer may be both applied and refused
-    where a log is wrong."""
-
-    def __init__(self) -> None:
-        self._dense: dict[tuple[str, int], bytearray] = defaultdict(bytearray)
-        self._strewn: dict[tuple[str, int, int], int] = {}
-
-    def outcome(self, learner: str, incarnation: int, seq: int) -> int:
-        """The sum of APPLIED and REFUSED; 0 for an offer that has no outcome."""
-        dense = self._dense.get((learner, incarnation), b"")
-        return dense[seq] if 0 <= seq < len(dense) else self._strewn.get((learner, incarnation, seq), 0)
-
-    def settle(self, learner: str, incarnation: int, seq: int, outcome: int) -> None:
-        dense = self._dense[learner, incarnation]
-        if not 0 <= seq <= len(dense) + MOST_SKIPPED or (learner, incarnation, seq) in self._strewn:
-            offer_id = (learner, incarnation, seq)
-            self._strewn[offer_id] = self._strewn.get(offer_id, 0) | outcome
-            return
-        if seq >= len(dense):
-            dense.extend(bytes(seq + 1 - len(dense)))
-        dense[seq] |= outcome
 
 
 class Checker:
     """The facts from earlier commits. For each commit call `check`, then `settle`. `expect(holds, rule, otherwise)` is
-    called for each rule."""
+    called for each rule. `offer_outcomes`: APPLIED, REFUSED, or (in a wrong log) both, by learner and incarnation, then
+    by number."""
 
     def __init__(self, run: RunFormat, expect: Expect) -> None:
         self.run, self.expect = run, expect
         self.versions: dict[int, list[FragmentVersion]] = {}
-        self.offers = SettledOffers()
+        self.offer_outcomes: dict[tuple[str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
         self.bases: dict[tuple[str, int], set[int]] = {}
         self.ranges: dict[tuple[str, int], int] = {}
         self.floors: dict[str, int] = defaultdict(int)
@@ -106,7 +82,7 @@ class Checker:
         self.norms: Norms = {}
         self.shares: dict[str, int] = {}
         self.shares_after: dict[int, dict[str, int]] = {}
-        self.losses = LossBooks(run, expect)
+        self.stability = Stability()
 
     @property
     def token_parameters(self) -> int:
@@ -192,7 +168,8 @@ class Checker:
     def _check_input(self, item: MergedOffer, fragment: int, key: str) -> bool:
         """Whether the offer could be applied, by the log alone; enters it into the books."""
         who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
-        outcome = self.offers.outcome(item.learner, item.incarnation, item.seq)
+        settled = self.offer_outcomes[item.learner, item.incarnation]
+        outcome = settled[item.seq]
         used = self.bases.setdefault((item.learner, fragment), set())
         self.duplicates += bool(outcome & APPLIED)
         end, base = self.ranges.get((item.learner, fragment), 0), self.version(fragment, item.base)
@@ -210,7 +187,7 @@ class Checker:
         ]
         for holds, rule, otherwise in rules:
             self.expect(holds, rule, f"{who} {otherwise}")
-        self.offers.settle(item.learner, item.incarnation, item.seq, APPLIED)
+        settled[item.seq] |= APPLIED
         used.add(item.base)
         self.ranges[item.learner, fragment] = max(item.data_end, end)
         return all(holds for holds, _, _ in rules)
@@ -260,17 +237,18 @@ class Checker:
 
     def _check_outcomes(self, commit: Commit, key: str) -> None:
         for outcome in commit.outcomes:
-            before = self.offers.outcome(outcome.learner, outcome.incarnation, outcome.seq)
+            settled = self.offer_outcomes[outcome.learner, outcome.incarnation]
+            before = settled[outcome.seq]
             who = f"{key}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
             self.expect(not before & APPLIED, "2", f"{who} is refused and was applied")
             self.expect(not before & REFUSED, "2", f"{who} is refused a second time")
             known = self.run.island(outcome.learner) is not None
             self.expect(known, "2", f"{who} comes from a learner that the run does not have")
-            self.offers.settle(outcome.learner, outcome.incarnation, outcome.seq, REFUSED)
+            settled[outcome.seq] |= REFUSED
 
     def _check_kind(self, commit: Commit, key: str) -> None:
         """Checks by the commit's kind: a learner that joins, is kept out or readmitted; a rollback; a floor."""
-        self.losses.check(commit, key)
+        self._check_loss(commit, key)
         match commit:
             case Membership():
                 self._check_members(commit, key)
@@ -325,11 +303,33 @@ class Checker:
             same = digests == (output.state_digest, output.weights_digest)
             self.expect(same, "3", f"{key}: fragment {output.fragment} is not what it was after commit {commit.to}")
 
+    def _check_loss(self, commit: Commit, key: str) -> None:
+        """Checks what the log says of jumps of the held-out loss, and of what followed them. The losses themselves are
+        not evaluated again."""
+        known, settings = self.stability, self.run.settings.evaluation
+        rules: list[tuple[bool, str]] = []
+        match commit:
+            case Evaluation():
+                jumps = bool(jump_of(commit.loss, known.good, settings))
+                text = "does not say" if jumps else "says"
+                rules = [(commit.jumped == jumps, f"it {text} that the loss has jumped")]
+            case Rollback() if commit.evaluated is not None:
+                jumped = known.jump is not None and known.jump.n == commit.evaluated
+                good = any(at.n == commit.to for at in known.good[-1:])
+                rules = [
+                    (jumped, f"goes back for commit {commit.evaluated}, whose loss has not jumped"),
+                    (good, f"goes back to commit {commit.to}, not to the last one that evaluated well"),
+                    (settings.on_divergence == "rollback", "goes back, and the run's settings say otherwise"),
+                    (known.recovers_beyond is None, "goes back a second time before the loss had recovered"),
+                ]
+        for holds, otherwise in rules:
+            self.expect(holds, "divergence", f"{key}: {otherwise}")
+
     def settle(self, commit: Commit) -> None:
         """Enter a checked commit into the books."""
         self._settle_shares(commit)
         self._count_bad(commit)
-        self.losses.settle(commit)
+        self.stability = stability_after(self.stability, commit)
         self.norms = norms_after(self.norms, commit, self.run.num_fragments)
         offers: list[MergedOffer | Outcome] = [*commit.inputs, *commit.outcomes]
         named = [(one.learner, one.incarnation) for one in offers if self._counts(one)]
@@ -393,48 +393,9 @@ class Checker:
         return next((o for o in reversed(self.versions.get(fragment, [])) if o.version == number), None)
 
 
-class LossBooks:
-    """Whether what a log says of jumps of the held-out loss, and of what followed them, fits the run's settings. The
-    losses themselves are not evaluated again."""
-
-    def __init__(self, run: RunFormat, expect: Expect) -> None:
-        self.settings, self.expect = run.settings.evaluation, expect
-        self.known = Stability()
-
-    def check(self, commit: Commit, key: str) -> None:
-        match commit:
-            case Evaluation():
-                jumps = bool(jump_of(commit.loss, self.known.good, self.settings))
-                text = "does not say that the loss has jumped" if jumps else "says that the loss has jumped"
-                self.expect(commit.jumped == jumps, "divergence", f"{key}: it {text}")
-            case Rollback() if commit.evaluated is not None:
-                self._check_rollback(commit, key)
-
-    def _check_rollback(self, commit: Rollback, key: str) -> None:
-        known = self.known
-        jumped = known.jump is not None and known.jump.n == commit.evaluated
-        self.expect(jumped, "divergence", f"{key}: goes back for commit {commit.evaluated}, whose loss has not jumped")
-        good = any(at.n == commit.to for at in known.good[-1:])
-        self.expect(
-            good, "divergence", f"{key}: goes back to commit {commit.to}, not to the last one that evaluated well"
-        )
-        self.expect(
-            self.settings.on_divergence == "rollback",
-            "divergence",
-            f"{key}: goes back, and the run's settings say otherwise",
-        )
-        recovered = known.recovers_beyond is None
-        self.expect(recovered, "divergence", f"{key}: goes back a second time before the loss had recovered")
-
-    def settle(self, commit: Commit) -> None:
-        self.known = stability_after(self.known, commit)
-
-
 def disagreements(offer: Offer, item: MergedOffer, fragment: int) -> list[str]:
     """The names of the fields in which the log and the offer itself differ."""
-    said = {
-        "learner": item.learner, "incarnation": item.incarnation, "seq": item.seq, "fragment": fragment,
-        "base": item.base, "data_start": item.data_start, "data_end": item.data_end, "tokens": item.tokens,
-        "steps": item.steps, "payload_digest": item.payload_digest, "payload_bytes": item.payload_bytes,
-    }  # fmt: skip
-    return [name for name, value in said.items() if getattr(offer, name) != value]
+    numbers = ("learner", "incarnation", "seq", "base", "data_start", "data_end", "tokens", "steps")
+    shared = (*numbers, "payload_digest", "payload_bytes")
+    wrong = [name for name in shared if getattr(offer, name) != getattr(item, name)]
+    return wrong if offer.fragment == fragment else [*wrong, "fragment"]

@@ -12,7 +12,6 @@ from diloco_cli.protocol.log.keys import (
     commit_key,
     max_fragment_bytes,
     offer_key,
-    read_snapshot_key,
     read_version_key,
 )
 from diloco_cli.protocol.log.records import MergedOffer, RegionStore, RunFormat
@@ -46,7 +45,9 @@ def check_mirror(run: RunFormat, region: RegionStore, home: Store, there: Store)
     try:
         _same(found, home, there, FORMAT_KEY)
         _check_commits(found, run, home, there)
-        _check_snapshots(found, home, there)
+        for key in _listed(there, "snapshot/"):
+            if home.get(key, MAX_RECORD_BYTES) is not None:  # home may have collected it first
+                _same(found, home, there, key)
         _check_versions(found, run, there)
     except StoreError as error:
         found.unreachable = str(error)
@@ -99,14 +100,6 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
             continue
         if home.get(key, MAX_RECORD_BYTES) != there.get(key, MAX_RECORD_BYTES):  # unless equal bytes have come by now
             found.mismatches.append(f"{key}: beyond what follows the home log")
-
-
-def _check_snapshots(found: MirrorCheck, home: Store, there: Store) -> None:
-    for key in _listed(there, "snapshot/"):
-        if read_snapshot_key(key) is None:
-            continue
-        if home.get(key, MAX_RECORD_BYTES) is not None:  # home may have collected it first
-            _same(found, home, there, key)
 
 
 def _check_versions(found: MirrorCheck, run: RunFormat, there: Store) -> None:

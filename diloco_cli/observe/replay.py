@@ -166,11 +166,13 @@ class LogVerifier:
         if commit.n <= self.found.floor or len(commit.outputs) != 1:
             return False
         output = commit.outputs[0]
-        deltas = self._deltas(commit) if sound else list[DeltaSource | None]([None] * len(commit.inputs))
+        deltas = self.deltas(commit) if sound else list[DeltaSource | None]([None] * len(commit.inputs))
         for item, delta in zip(commit.inputs, deltas, strict=True):
             if delta is not None:
-                self._check_norm(item, delta, key)
-        merged = self._recomputed(commit, deltas)
+                same = isclose(item.norm, delta.norm, rel_tol=TOLERANCE)
+                who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
+                self._expect(same, f"{who} has the norm {delta.norm}, not {item.norm}")
+        merged = self.recomputed(commit, deltas)
         if merged is None:
             self._expect(False, f"{key}: this merge cannot be recomputed")
             return False
@@ -181,14 +183,11 @@ class LogVerifier:
             self._expect(same, f"{key}: {item.learner}'s delta has the cosine {cosine:.4g}, not {item.cosine}")
         return True
 
-    def recompute(self, commit: Merge) -> Merged | None:
-        """The result of a merge's deltas applied to the version before it; None if a delta is damaged or missing."""
-        return self._recomputed(commit, self._deltas(commit))
-
-    def _deltas(self, commit: Merge) -> list[DeltaSource | None]:
+    def deltas(self, commit: Merge) -> list[DeltaSource | None]:
         return [self._delta(item, commit.outputs[0].fragment) for item in commit.inputs]
 
-    def _recomputed(self, commit: Merge, deltas: list[DeltaSource | None]) -> Merged | None:
+    def recomputed(self, commit: Merge, deltas: list[DeltaSource | None]) -> Merged | None:
+        """The deltas applied to the version before; None if one is damaged or missing."""
         sound = [
             (delta, item.weight, item.scale)
             for delta, item in zip(deltas, commit.inputs, strict=True)
@@ -225,11 +224,6 @@ class LogVerifier:
             self.found.mismatches.append(f"{payload_at}: {delta}")
             return None
         return delta
-
-    def _check_norm(self, item: MergedOffer, delta: DeltaSource, key: str) -> None:
-        stated = item.norm
-        who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
-        self._expect(isclose(stated, delta.norm, rel_tol=TOLERANCE), f"{who} has the norm {delta.norm}, not {stated}")
 
     def _offer(self, item: MergedOffer, fragment: int) -> Offer | None:
         """The offer that the log names, if it is there and says what the log says."""
@@ -355,47 +349,21 @@ def rebuilt_state(run: RunFormat, store: Store, wanted: FragmentVersion) -> byte
         if isinstance(commit, Merge):
             if not _restore(replayer, commits[before], wanted.fragment, state):
                 return None
-            merged = replayer.recompute(commit)
+            merged = replayer.recomputed(commit, replayer.deltas(commit))
             state = merged.state if merged is not None else b""
         if digest(state) != _output(commit, wanted.fragment).state_digest:
             return None
     return state
 
 
-def lost(run: RunFormat, store: Store, wanted: FragmentVersion) -> DataCheckError:
-    """The error where a state cannot be made anew, with the way out: to the newest whole commit."""
-    n = newest_whole(run, store)
-    key = state_key(wanted.fragment, wanted.version, wanted.epoch, wanted.state_digest)
+def lost(run: RunFormat, wanted: FragmentVersion) -> DataCheckError:
+    """The error where a state cannot be made anew, with the way out: to the commit before it."""
+    back = f"diloco rollback {run.name} --to {wanted.version - 1}; then: diloco resume {run.name}"
     return DataCheckError(
         f"the committed state of fragment {wanted.fragment} is lost or damaged, and the log does not give it anew",
-        where=key,
-        hint="no earlier commit is whole: restore that object from a copy of the bucket"
-        if n is None
-        else f"go back to the newest commit that is whole: diloco rollback {run.name} --to {n}; then: diloco resume"
-        f" {run.name}",
+        where=state_key(wanted.fragment, wanted.version, wanted.epoch, wanted.state_digest),
+        hint=f"go back to before it: {back}" if wanted.version > 0 else "restore that object from a copy of the bucket",
     )
-
-
-def newest_whole(run: RunFormat, store: Store) -> int | None:
-    """The newest commit that a rollback can go to: all states as of it are in the bucket, with the right bytes."""
-    outputs: list[FragmentVersion] = []
-    n, floor = 0, LogVerifier(store, run).floor()
-    while (data := store.get(commit_key(n), MAX_RECORD_BYTES)) is not None:
-        outputs += decode(Commit, data, commit_key(n)).outputs
-        n += 1
-    whole: dict[FragmentVersion, bool] = {}
-    at = n - 1
-    while at >= floor:
-        newest = {output.fragment: output for output in outputs if output.version <= at}
-        if len(newest) < run.num_fragments:
-            return None
-        for output in newest.values():
-            whole[output] = whole[output] if output in whole else _bytes_of(run, store, output) is not None
-        damaged = [output.version for output in newest.values() if not whole[output]]
-        if not damaged:
-            return at
-        at = min(damaged) - 1
-    return None
 
 
 def _bytes_of(run: RunFormat, store: Store, output: FragmentVersion) -> bytes | None:
