@@ -166,7 +166,7 @@ def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:
     the learner whose it is (None: a syncer's)."""
     from diloco_cli.protocol.log.claims import certificate_in
     from diloco_cli.protocol.log.keys import CERTIFICATES
-    from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+    from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
 
     found: dict[str, str | None] = {}
     listed = opened.store.list(CERTIFICATES)

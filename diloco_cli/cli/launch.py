@@ -238,7 +238,7 @@ def _trusted_store(url: str) -> Store:
     proxy or its server since. Raises StoreError (exit 6)."""
     from diloco_cli.doctor.examine import prove_exclusive_create
     from diloco_cli.protocol.log.keys import FORMAT_KEY
-    from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+    from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
     from diloco_cli.store.open import open_store
     from diloco_cli.store.wrappers import Deadline
 

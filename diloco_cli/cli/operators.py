@@ -284,7 +284,7 @@ def quarantine(
     as_json: bool = JsonOption,
 ) -> None:
     """Keep a learner out: its offers are refused until `diloco readmit`. What it has merged stays: diloco rollback."""
-    from diloco_cli.protocol.rules.eligibility import why_not_quarantined
+    from diloco_cli.protocol.rules.merging import why_not_quarantined
 
     opened, state = open_unfinished(run, "quarantine")
     refused = why_not_quarantined(learner, state, opened.format)

@@ -246,7 +246,7 @@ def evaluate(
 ) -> None:
     """Evaluate the newest committed parameters: the held-out loss."""
     from diloco_cli.inference.generation import load_model
-    from diloco_cli.protocol.log.states import RunPhase
+    from diloco_cli.protocol.log.state import RunPhase
     from diloco_cli.runtime.consent import consented
     from diloco_cli.syncer.evaluation import FINAL_FACTOR, held_out_loss
     from diloco_cli.tasks.build import build_data

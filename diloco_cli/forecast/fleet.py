@@ -25,10 +25,8 @@ from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Operation, Steps
-from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat, encode
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.signing import OPERATOR
 from diloco_cli.units import format_duration
 from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World

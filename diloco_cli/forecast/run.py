@@ -15,8 +15,7 @@ from diloco_cli.plan.link import CODEC_BITS, to_store
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.syncer_pace import work_of
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.protocol.rules.capacity import SyncerMachine, merge_time
 from diloco_cli.units import format_duration
 from diloco_cli.virtual.world import World

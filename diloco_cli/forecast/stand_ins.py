@@ -16,8 +16,16 @@ from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.actors.ports import Incarnation, Merged, Moments, Observer, Phase, Progression, Stepped, Values
 from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Island, Mixing, Offer, OfferId, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.protocol.log.records import (
+    MAX_RECORD_BYTES,
+    FragmentVersion,
+    Island,
+    Mixing,
+    Offer,
+    OfferId,
+    RunFormat,
+    fragment_of_slot,
+)
 from diloco_cli.store.port import Store
 
 

@@ -19,8 +19,7 @@ from diloco_cli.plan.plan import Plan, plan_to_json
 from diloco_cli.plan.speed import busy_cores, share_of_cores
 from diloco_cli.protocol.log.commit_log import parse_format, with_keys
 from diloco_cli.protocol.log.keys import FORMAT_KEY, PLAN_KEY
-from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, encode
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, Island, RecordError, RegionStore, RunFormat, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import OPERATOR, Checksummed, Secret

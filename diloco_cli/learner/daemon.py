@@ -29,8 +29,7 @@ from diloco_cli.protocol.actors.ports import Incarnation, Observer, Phase
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import heartbeat_key, number_of
-from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.wire import RecordError, decode
+from diloco_cli.protocol.log.records import Island, RecordError, RunFormat, decode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
 from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform, say

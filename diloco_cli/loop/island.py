@@ -50,7 +50,7 @@ from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.keys import number_of
 from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.states import LearnerState
+from diloco_cli.protocol.log.state import LearnerState
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import check_operator, signing_secret
 from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform

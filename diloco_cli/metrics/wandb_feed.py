@@ -14,10 +14,8 @@ from diloco_cli.paths import install_hint
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, RunFormat, decode
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.runtime.daemon import CommitsAhead
 from diloco_cli.store.port import Store
 

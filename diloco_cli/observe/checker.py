@@ -50,8 +50,7 @@ from diloco_cli.protocol.log.records import (
 )
 from diloco_cli.protocol.log.state import asked_for
 from diloco_cli.protocol.rules.divergence import jump_of
-from diloco_cli.protocol.rules.eligibility import max_steps, offered_weight, round_steps
-from diloco_cli.protocol.rules.merging import JudgedDelta, judge
+from diloco_cli.protocol.rules.merging import JudgedDelta, judge, max_steps, offered_weight, round_steps
 from diloco_cli.signing import OPERATOR, Signature
 
 APPLIED, REFUSED = 1, 2

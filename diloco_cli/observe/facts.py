@@ -22,9 +22,8 @@ from diloco_cli.paths import run_directory
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER, commit_key, heartbeat_key
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.records import RecordError, RunFormat, decode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import RecordError, decode
 from diloco_cli.runtime.daemon import Clock, perform
 from diloco_cli.runtime.logs import last_store_word
 from diloco_cli.runtime.registry import SUPERVISOR, Supervised, UnitRecord, read_run, read_supervised, read_unit

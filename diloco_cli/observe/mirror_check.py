@@ -14,8 +14,7 @@ from diloco_cli.protocol.log.keys import (
     offer_key,
     read_version_key,
 )
-from diloco_cli.protocol.log.records import MergedOffer, RegionStore, RunFormat
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, MergedOffer, RegionStore, RunFormat, decode
 from diloco_cli.store.port import Store
 
 PAGE = 1000

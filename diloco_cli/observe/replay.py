@@ -25,7 +25,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError
 from diloco_cli.observe.checker import Checker, disagreements
 from diloco_cli.protocol.actors.ports import Merged, Refused
-from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, read_log, read_snapshot
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge, Rollback
 from diloco_cli.protocol.log.keys import (
     commit_key,
@@ -39,9 +39,17 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Result, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, read_snapshot
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
+from diloco_cli.protocol.log.records import (
+    MAX_RECORD_BYTES,
+    FragmentVersion,
+    MergedOffer,
+    Offer,
+    RecordError,
+    RunFormat,
+    decode,
+    fragment_of_slot,
+    record_digest,
+)
 from diloco_cli.runtime.daemon import CommitsAhead, SystemClock, perform
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import LOG, NOBODY, SignatureError, learner_signer

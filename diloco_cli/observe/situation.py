@@ -37,7 +37,7 @@ from diloco_cli.protocol.log.health import REASONS
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import REFUSED, Note, share_of_best
 from diloco_cli.protocol.log.records import Island
-from diloco_cli.protocol.log.states import LearnerState, RunPhase, SyncerState
+from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.protocol.rules.divergence import concern
 from diloco_cli.units import format_count, format_duration

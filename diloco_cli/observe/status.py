@@ -19,8 +19,7 @@ from diloco_cli.protocol.actors.collection import NOT_KNOWN, kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import LastDelta, MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.states import LearnerState, RunPhase
+from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunPhase, RunState
 from diloco_cli.protocol.rules.capacity import SlotTime
 from diloco_cli.protocol.rules.divergence import concern
 from diloco_cli.runtime.consent import trust_of

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from diloco_cli.observe.facts import Heard, Local, LocalUnit, RunFacts
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat, moving_s, tolerated_s
-from diloco_cli.protocol.log.states import LearnerState, RunPhase, StandbyState, SyncerState
+from diloco_cli.protocol.log.state import LearnerState, RunPhase, StandbyState, SyncerState
 from diloco_cli.runtime.ending import Participants
 
 SUSPECT_S = 8.0  # one heartbeat is missing

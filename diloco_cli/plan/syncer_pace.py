@@ -33,7 +33,7 @@ from diloco_cli.protocol.rules.capacity import (
     merge_time,
     shortest_slot,
 )
-from diloco_cli.protocol.rules.eligibility import max_rounds
+from diloco_cli.protocol.rules.merging import max_rounds
 from diloco_cli.store.url import parse_url
 from diloco_cli.units import format_bandwidth, format_count, format_duration
 

@@ -54,7 +54,15 @@ from diloco_cli.protocol.actors.membership import JoinQueue
 from diloco_cli.protocol.actors.merging import READS, read_payload
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.claims import ClaimWatch, LearnerKeys
-from diloco_cli.protocol.log.commit_log import fold, trusting_none_of
+from diloco_cli.protocol.log.commit_log import (
+    SNAPSHOT_EVERY,
+    HeadHint,
+    fold,
+    newest_snapshot,
+    read_pieces,
+    trusting_none_of,
+    write_snapshot,
+)
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
@@ -72,12 +80,19 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, Now, Put, Sleep, Steps, There, there, together
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, HeadHint, newest_snapshot, read_pieces, write_snapshot
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, create_signed, decode, encode, read_signed
-from diloco_cli.protocol.rules.eligibility import has_possible_size, is_well_formed
+from diloco_cli.protocol.log.records import (
+    MAX_RECORD_BYTES,
+    FragmentVersion,
+    Offer,
+    RecordError,
+    RunFormat,
+    create_signed,
+    decode,
+    encode,
+    read_signed,
+)
+from diloco_cli.protocol.log.state import RunPhase, RunState
+from diloco_cli.protocol.rules.merging import has_possible_size, is_well_formed
 from diloco_cli.protocol.rules.pacing import POLL_BOUNDS_S, pause_s, watch_every_s
 from diloco_cli.signing import LOG, MAX_TAIL_BYTES, SignatureError, body_of, learner_signer
 from diloco_cli.store.port import Created

@@ -19,7 +19,7 @@ from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE
 from diloco_cli.plan.plan import Money, PlannedIsland, Prediction, Setting
 from diloco_cli.protocol.log.keys import PLAN_KEY
 from diloco_cli.protocol.log.metrics import QUIET_OUTCOMES
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
 from diloco_cli.report.history import MAX_MARKS, Mark, RunHistory
 from diloco_cli.store.port import Store
 

@@ -28,8 +28,7 @@ from diloco_cli.digests import digest
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.paths import user_state_directory
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import RunFormat, encode
 from diloco_cli.protocol.rules.consent import Allowance, Consent, FormatNames, code_of, decide, to_remember
 from diloco_cli.runtime.files import read_json, write_json
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, MAX_SECRET, Secret, is_public_key, short_key

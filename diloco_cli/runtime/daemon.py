@@ -44,8 +44,7 @@ from diloco_cli.protocol.log.operations import (
     Together,
     Undeleted,
 )
-from diloco_cli.protocol.log.records import MAX_EXACT, ProcessClaim
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.protocol.log.records import MAX_EXACT, MAX_RECORD_BYTES, ProcessClaim
 from diloco_cli.protocol.rules.capacity import turns
 from diloco_cli.randomness import nonce
 from diloco_cli.store.open import connections_here, open_store

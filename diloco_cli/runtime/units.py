@@ -24,7 +24,7 @@ from diloco_cli.clock import monotonic_s, sleep_s, wall_s
 from diloco_cli.config.settings import RESERVED_NAMES, SyncerSettings
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
-from diloco_cli.protocol.log.states import IllegalStateError
+from diloco_cli.protocol.log.state import IllegalStateError
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.files import NO_SPACE_ERRNOS, checked_name, make_directory
 from diloco_cli.runtime.logs import printable

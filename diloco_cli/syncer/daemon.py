@@ -49,11 +49,16 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
-from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode
+from diloco_cli.protocol.log.records import (
+    MAX_RECORD_BYTES,
+    FragmentVersion,
+    ProcessClaim,
+    RecordError,
+    RunFormat,
+    decode,
+)
+from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
+from diloco_cli.protocol.log.state import RunPhase, RunState, SyncerState, moved
 from diloco_cli.protocol.regions import home_of, read_after_relays
 from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.protocol.rules.divergence import evaluates_every

@@ -19,10 +19,8 @@ from diloco_cli.protocol.log.commits import Commit, Refuse
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, Beats, moving_s, of_syncer, tolerated_s
 from diloco_cli.protocol.log.keys import SYNCER, commit_key, heartbeat_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import ProcessClaim, RequestKind, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, ProcessClaim, RequestKind, RunFormat, decode
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.protocol.regions import Home
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Clock, perform

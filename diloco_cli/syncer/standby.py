@@ -13,8 +13,7 @@ from diloco_cli.errors import NoSpaceError, StoreError
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import ProcessClaim
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, ProcessClaim
 from diloco_cli.randomness import jitter
 from diloco_cli.runtime.consent import NamedHere, consented, signing_secret, stores_of
 from diloco_cli.runtime.daemon import StopSignal, opened, own_claim, perform, say

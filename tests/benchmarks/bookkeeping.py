@@ -17,9 +17,18 @@ from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.log.commit_log import kept_versions
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
-from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import (
+    FragmentVersion,
+    Island,
+    MergedOffer,
+    Offer,
+    RunFormat,
+    decode,
+    encode,
+    fragment_of_slot,
+    record_digest,
+)
 from diloco_cli.protocol.log.state import RunState, apply
-from diloco_cli.protocol.log.wire import decode, encode, record_digest
 from diloco_cli.signing import packed, unpacked
 from tests.benchmarks.measure import machine, row
 from tests.unit.protocol.records import make_run

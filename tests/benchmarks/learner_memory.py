@@ -48,8 +48,7 @@ from diloco_cli.protocol.actors.follower import FetchedVersion, Follower
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Island, RunFormat, encode
 from diloco_cli.protocol.rules.consent import Allowance
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.store.local import LocalStore

@@ -24,8 +24,7 @@ from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import MAX_AT_ONCE
-from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import Island, RunFormat, decode
 from diloco_cli.protocol.rules.capacity import MergeWork, SyncerMachine
 from tests.benchmarks.measure import machine
 from tests.benchmarks.offers import OfferingFleet

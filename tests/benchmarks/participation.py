@@ -37,7 +37,7 @@ LEARNERS, FRAGMENTS = (2, 4, 8), (4, 12, 24)
 SPREADS = (0.0, 0.002, 0.01, 0.03, 0.1)
 MIXINGS: tuple[Mixing, ...] = ("replace", "rebase")
 LEAST, MAX_LATE, LEAST_OF_SLOW = 0.95, 0.05, 0.9
-LATE = "late"  # protocol/rules/eligibility.py
+LATE = "late"  # protocol/rules/merging.py
 
 
 @dataclass(frozen=True)

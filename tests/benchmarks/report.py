@@ -27,9 +27,8 @@ from diloco_cli.observe.status import status_of
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, commit_key, heartbeat_key
-from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
 from diloco_cli.report.history import MAX_POINTS
 from diloco_cli.runtime.daemon import CommitsAhead, SystemClock
 from diloco_cli.store.local import LocalStore

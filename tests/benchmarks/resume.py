@@ -17,13 +17,11 @@ from typing import Any
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.digests import digest
-from diloco_cli.protocol.log.commit_log import fold, read_log
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, HeadHint, Snapshot, fold, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
 from diloco_cli.protocol.log.keys import HEAD_HINT_KEY, commit_key, snapshot_key
-from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, HeadHint, Snapshot
+from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, RunFormat, encode, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.wrappers import MeteredStore

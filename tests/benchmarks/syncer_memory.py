@@ -26,8 +26,7 @@ from diloco_cli.layout import make_layout
 from diloco_cli.protocol.actors.joining import publish
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.log.records import Island, Offer, RunFormat, Timings
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Island, Offer, RunFormat, Timings, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore

@@ -12,9 +12,8 @@ import torch
 
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import Mixing
+from diloco_cli.protocol.log.records import Mixing, decode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import decode
 from diloco_cli.report.history import MAX_POINTS
 from diloco_cli.store.wrappers import MeteredStore
 from tests.benchmarks import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.protocol.log.commit_log import AHEAD, LONG_WAY
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY
+from diloco_cli.protocol.log.commit_log import AHEAD, LONG_WAY, SNAPSHOT_EVERY
 from diloco_cli.protocol.log.state import RunState
 from tests.benchmarks import resume
 

@@ -12,8 +12,7 @@ from diloco_cli.launch.new_run import create_run
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
-from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Island, RunFormat, encode
 from diloco_cli.store.local import LocalStore
 
 LAYOUT = balanced_layout([ParameterFact("w", (4, 4), False)], 1)

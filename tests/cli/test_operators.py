@@ -14,9 +14,8 @@ from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log.commit_log import append, read_log
 from diloco_cli.protocol.log.commits import Finish, Quarantine, Refuse, Stop
 from diloco_cli.protocol.log.keys import request_key
-from diloco_cli.protocol.log.records import Outcome, Request
+from diloco_cli.protocol.log.records import Outcome, Request, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Created, Exists

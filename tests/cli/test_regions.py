@@ -14,8 +14,7 @@ from diloco_cli.cli.run_data import check_mirrors
 from diloco_cli.cli.supervision import telling
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.log.records import RegionStore
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import RegionStore, encode
 from diloco_cli.protocol.rules.consent import Allowance
 from diloco_cli.runtime.consent import format_digest, remember
 from diloco_cli.runtime.ending import SupervisionEvent

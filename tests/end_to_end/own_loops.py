@@ -15,7 +15,7 @@ from diloco_cli.corpus.shuffle import BlockShuffle
 from diloco_cli.protocol.log.commit_log import parse_format
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import decode
 from diloco_cli.store.port import Store
 from tests.end_to_end.conftest import EXAMPLES, Playground
 

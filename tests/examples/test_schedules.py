@@ -12,8 +12,7 @@ from diloco_cli.errors import RunFailedError
 from diloco_cli.forecast.chips import equal_learners, generator
 from diloco_cli.forecast.goodput import PUBLISHED
 from diloco_cli.layout import ParameterFact, make_layout
-from diloco_cli.protocol.log.records import Island, Offer, RunFormat
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import Island, Offer, RunFormat, decode
 from examples.quality.methods.fleets import PacedFleet, play_fleet
 from examples.quality.methods.pacing import Pacing, Spell, StepClock
 from examples.quality.methods.schedules import (

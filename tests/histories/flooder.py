@@ -14,8 +14,7 @@ from diloco_cli.protocol.log.keys import (
     number_of,
     offer_key,
 )
-from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Island, Join, Offer, ProcessClaim, encode
 from diloco_cli.signing import Unsigned, learner_signer
 from tests.histories.options import BATCH_TOKENS, with_key
 from tests.histories.outsiders import Outsider

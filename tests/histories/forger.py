@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diloco_cli.digests import digest
+from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import (
     HEAD_HINT_KEY,
@@ -18,10 +19,8 @@ from diloco_cli.protocol.log.keys import (
     request_key,
     snapshot_key,
 )
-from diloco_cli.protocol.log.records import Island, Join, ProcessClaim, Request, RequestKind
-from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
+from diloco_cli.protocol.log.records import Island, Join, ProcessClaim, Request, RequestKind, encode, record_digest
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode, record_digest
 from diloco_cli.signing import LOG, OPERATOR, Checksummed, Secret, learner_signer, syncer_signer
 from tests.histories.client import Bucket
 from tests.histories.options import BATCH_TOKENS, with_key

@@ -12,8 +12,7 @@ from typing import Any
 from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, MAX_PORTIONS
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import RunFormat, encode
 from diloco_cli.signing import OPERATOR
 from diloco_cli.store.port import Created
 from diloco_cli.virtual.faulty_calls import Fault, Injected

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.keys import SYNCER, commit_key, fingerprint, incarnation_key, incarnation_of, number_of
-from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import ProcessClaim, RunFormat, encode
 from diloco_cli.signing import LOG, learner_signer
 from tests.histories.options import with_key
 from tests.histories.replayer import in_one, numbered

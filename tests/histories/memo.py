@@ -29,7 +29,7 @@ from typing import Any
 
 from diloco_cli import digests, signing
 from diloco_cli.protocol.log import commit_log as log
-from diloco_cli.protocol.log import keys, wire
+from diloco_cli.protocol.log import keys, records
 from diloco_cli.protocol.log.records import SCHEMA, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.signing import body_of
@@ -58,8 +58,8 @@ def remembered() -> Iterator[None]:
     encode, decode = _remembered_codec()
     sign, verify = _remembered_signatures()
     with ExitStack() as changes:
-        changes.enter_context(_everywhere("encode", wire.encode, encode))
-        changes.enter_context(_everywhere("decode", wire.decode, decode))
+        changes.enter_context(_everywhere("encode", records.encode, encode))
+        changes.enter_context(_everywhere("decode", records.decode, decode))
         changes.enter_context(_everywhere("fold", log.fold, _remembered_fold()))
         for pure in (
             digests.digest,
@@ -90,7 +90,7 @@ def _remembered_fold() -> Callable[[RunFormat, RunState, bytes], RunState]:
 
 
 def _remembered_codec() -> tuple[Callable[..., bytes], Callable[..., Any]]:
-    encode, decode = wire.encode, wire.decode
+    encode, decode = records.encode, records.decode
     written: dict[int, tuple[object, bytes]] = {}
     known: dict[tuple[type[Any], bytes, int | None], Any] = {}
 

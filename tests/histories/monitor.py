@@ -26,9 +26,8 @@ from diloco_cli.protocol.log.keys import (
     read_snapshot_piece_key,
     snapshot_piece_key,
 )
-from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat, record_digest
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import record_digest
 from tests.histories.client import Bucket
 from tests.histories.harm import Harm
 from tests.histories.moments import MomentsWatch

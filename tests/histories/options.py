@@ -22,9 +22,8 @@ from diloco_cli.config.validation import max_overlap
 from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.collection import FLOORS_APART
-from diloco_cli.protocol.log.commit_log import LONG_WAY
+from diloco_cli.protocol.log.commit_log import LONG_WAY, PIECE_BYTES, SNAPSHOT_EVERY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.log.snapshots import PIECE_BYTES, SNAPSHOT_EVERY
 from diloco_cli.signing import PLAIN_BYTES, Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.poisoner import TACTICS, Tactic

@@ -30,8 +30,7 @@ from diloco_cli.digests import digest
 from diloco_cli.observe.checker import Checker
 from diloco_cli.protocol.log.commits import Commit, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key, epoch_key, state_key, weights_key
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, RunFormat
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, RunFormat, decode
 from diloco_cli.signing import Signature
 from diloco_cli.store.port import Store
 from tests.histories.integers import (

@@ -9,8 +9,7 @@ from diloco_cli.errors import DilocoError, FencedError, UsageError
 from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import IllegalStateError
+from diloco_cli.protocol.log.state import IllegalStateError, RunState
 from diloco_cli.signing import learner_signer, syncer_signer
 from diloco_cli.virtual.world import Actor
 from tests.histories.harm import HarmEvaluator

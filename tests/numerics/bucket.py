@@ -10,8 +10,7 @@ from diloco_cli.digests import digest
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.protocol.log.commits import EpochStart
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, state_key, weights_key
-from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import FragmentVersion, RunFormat, encode
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic

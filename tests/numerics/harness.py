@@ -28,8 +28,15 @@ from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.records import (
+    FragmentVersion,
+    Island,
+    MergedOffer,
+    ProcessClaim,
+    RunFormat,
+    decode,
+    encode,
+)
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Lanes, SystemClock, perform
 from diloco_cli.store.memory import MemoryStore

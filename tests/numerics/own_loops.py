@@ -13,8 +13,7 @@ from diloco_cli.clock import sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.loop.island import LoopIsland
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import RunFormat, encode
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.tasks.build import build_model

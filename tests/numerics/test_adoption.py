@@ -14,8 +14,7 @@ from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.follower import FetchedVersion, Mail
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.protocol.log.records import FragmentVersion
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import FragmentVersion, encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore

@@ -17,8 +17,7 @@ import torch
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.keys import FORMAT_KEY, delta_key
-from diloco_cli.protocol.log.records import Offer, OfferId, RunFormat
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import Offer, OfferId, RunFormat, decode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import state_spec
 from diloco_cli.tasks.build import build_data, build_model

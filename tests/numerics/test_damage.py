@@ -14,8 +14,7 @@ from diloco_cli.digests import digest
 from diloco_cli.observe.replay import LogVerifier, Replay, lost, rebuilt_state
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, offer_key
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import RunFormat, encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from tests.numerics.harness import (

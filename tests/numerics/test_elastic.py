@@ -12,9 +12,8 @@ from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.protocol.log.records import Island, RunFormat
+from diloco_cli.protocol.log.records import Island, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore

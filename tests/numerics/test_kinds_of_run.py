@@ -12,8 +12,7 @@ from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.actors import merging
 from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import RunFormat, encode
 from diloco_cli.protocol.rules.merging import DeltaShare, judge
 from tests.numerics.harness import commits, make_run, run_to_end
 from tests.numerics.test_identities import CONSTANT

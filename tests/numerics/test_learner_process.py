@@ -16,8 +16,7 @@ from diloco_cli.environment import environment_with
 from diloco_cli.protocol.actors.joining import fetch_moments
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import FORMAT_KEY, heartbeat_key
-from diloco_cli.protocol.log.records import Offer
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.records import Offer, decode, encode
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store

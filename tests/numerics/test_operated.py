@@ -17,9 +17,8 @@ from diloco_cli.protocol.actors.ports import Incarnation, Observer, Phase
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.log.records import RequestKind, RunFormat
+from diloco_cli.protocol.log.records import RequestKind, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store

@@ -7,8 +7,7 @@ import torch
 
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, offer_key
-from diloco_cli.protocol.log.records import Offer, RunFormat
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.records import Offer, RunFormat, decode, encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.training.inner import clip_gradients, set_learning_rate, step_learning_rate

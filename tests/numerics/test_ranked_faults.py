@@ -11,7 +11,7 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.environment import environment_with
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import encode
 from tests.numerics.bucket import ROOT, begun_run
 
 WITHIN_S = 120.0  # two ranks load torch, and all have ended

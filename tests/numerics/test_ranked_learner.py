@@ -15,8 +15,7 @@ from diloco_cli.environment import environment_with
 from diloco_cli.learner.parent import RankPlace
 from diloco_cli.observe.replay import verified
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.protocol.log.records import ProcessClaim
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.records import ProcessClaim, decode, encode
 from tests.numerics.bucket import ROOT, begun_run
 from tests.numerics.harness import merges
 from tests.waiting import wait_until

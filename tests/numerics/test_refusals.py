@@ -16,9 +16,8 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.health import REASONS
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key
-from diloco_cli.protocol.log.records import Offer, RunFormat
+from diloco_cli.protocol.log.records import Offer, RunFormat, create_signed, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import create_signed, encode
 from diloco_cli.signing import learner_signer
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tensors.payload import to_bytes

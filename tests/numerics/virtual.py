@@ -13,9 +13,8 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
-from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
+from diloco_cli.protocol.log.records import ProcessClaim, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.syncer.arithmetic import TorchArithmetic
 from diloco_cli.tasks.build import build_data, build_model

@@ -32,14 +32,12 @@ from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import status_of
 from diloco_cli.plan.plan import load_plan, plan_from_text, plan_to_text
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.protocol.log.commit_log import fold, parse_format
+from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot, fold, parse_format
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import is_name, read_inner_key
-from diloco_cli.protocol.log.records import Offer, ProcessClaim, Request
-from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
+from diloco_cli.protocol.log.records import Offer, ProcessClaim, Request, decode, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import decode, encode
-from diloco_cli.protocol.rules.eligibility import is_well_formed, refusal
+from diloco_cli.protocol.rules.merging import is_well_formed, refusal
 from diloco_cli.runtime.files import read_json
 from diloco_cli.runtime.processes import identity_from_json
 from diloco_cli.signing import Secret

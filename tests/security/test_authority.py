@@ -15,7 +15,16 @@ from diloco_cli.protocol.actors import collection
 from diloco_cli.protocol.actors.collection import Collector
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.requests import StandIn, ask
-from diloco_cli.protocol.log.commit_log import append, fold, read_log, state_after, trusting_none_of
+from diloco_cli.protocol.log.commit_log import (
+    append,
+    fold,
+    newest_snapshot,
+    read_log,
+    snapshot_at,
+    state_after,
+    trusting_none_of,
+    write_snapshot,
+)
 from diloco_cli.protocol.log.keys import (
     commit_key,
     fingerprint,
@@ -25,10 +34,8 @@ from diloco_cli.protocol.log.keys import (
     snapshot_key,
 )
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import Outcome, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.snapshots import newest_snapshot, snapshot_at, write_snapshot
+from diloco_cli.protocol.log.records import Outcome, ProcessClaim, RecordError, RunFormat, encode
 from diloco_cli.protocol.log.state import AuthorityError, LearnerRecord, RunState
-from diloco_cli.protocol.log.wire import RecordError, encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import LOG
 from diloco_cli.store.memory import MemoryStore

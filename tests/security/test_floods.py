@@ -8,8 +8,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.protocol.log.claims import STRANGERS_PASSED
 from diloco_cli.protocol.log.keys import join_key, request_key
-from diloco_cli.protocol.log.records import Island, Join, Request, RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Island, Join, Request, RunFormat, encode
 from diloco_cli.signing import learner_signer
 from diloco_cli.virtual.world import World
 from tests.security.signed import SignedFleet, as_learner, signed_run

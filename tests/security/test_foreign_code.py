@@ -19,8 +19,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.launch.new_run import create_run, signed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, heartbeat_key
-from diloco_cli.protocol.log.records import RegionStore, RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import RegionStore, RunFormat, encode
 from diloco_cli.runtime.consent import format_digest
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.signing import Secret, learner_signer, public_key, syncer_signer

@@ -15,8 +15,7 @@ from diloco_cli.config.codec import parse_object
 from diloco_cli.config.hardware import compress_hostlist, expand_hostlist
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.records import Offer
-from diloco_cli.protocol.log.wire import RecordError, decode
+from diloco_cli.protocol.log.records import Offer, RecordError, decode
 from tests.security.fuzz import Parser, fault_of, findings_of, shrunk
 from tests.security.mutation import mutated
 from tests.security.parsers import all_parsers

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from diloco_cli.protocol.actors.inbox import RETIRE_S
 from diloco_cli.protocol.log.keys import fingerprint, incarnation_key, incarnation_of, number_of, offer_key
-from diloco_cli.protocol.log.records import ProcessClaim
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import ProcessClaim, encode
 from diloco_cli.signing import learner_signer
 from diloco_cli.virtual.world import World
 from tests.security.signed import SignedFleet, as_learner, signed_run

@@ -23,9 +23,8 @@ from diloco_cli.protocol.log.keys import (
     offer_key,
     request_key,
 )
-from diloco_cli.protocol.log.records import Offer
+from diloco_cli.protocol.log.records import Offer, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Store

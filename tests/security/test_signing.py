@@ -17,7 +17,7 @@ from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.launch.local_units import keys_of, signers_on
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.requests import ask
-from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, with_keys
+from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     commit_key,
@@ -27,10 +27,8 @@ from diloco_cli.protocol.log.keys import (
     request_key,
     snapshot_key,
 )
-from diloco_cli.protocol.log.records import Request, RunFormat
-from diloco_cli.protocol.log.snapshots import snapshot_at
+from diloco_cli.protocol.log.records import Request, RunFormat, encode
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.consent import signing_secret, write_key
 from diloco_cli.signing import LOG, LONG_BYTES, OPERATOR, UNSIGNED, Secret, SignatureError, learner_signer, unpacked
 from diloco_cli.store.memory import MemoryStore

@@ -26,9 +26,8 @@ from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_OLD_MAILBO
 from diloco_cli.protocol.log.commit_log import fold, parse_format
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log.operations import Get, List, Operation, Steps
-from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA
-from diloco_cli.protocol.log.wire import encode
-from diloco_cli.protocol.rules.eligibility import is_well_formed
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA, encode
+from diloco_cli.protocol.rules.merging import is_well_formed
 from diloco_cli.runtime.daemon import say
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.open import open_store

@@ -12,9 +12,8 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit
 from diloco_cli.protocol.log.keys import offer_key, read_delta_key, read_offer_key
 from diloco_cli.protocol.log.operations import Get, Steps
-from diloco_cli.protocol.log.records import Offer
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, Offer, decode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode
 
 OLDEST = 40  # offers of a mailbox, the newest, that a mutant looks back at
 

@@ -15,10 +15,8 @@ from diloco_cli.protocol.actors.ports import Moments, Values
 from diloco_cli.protocol.actors.progress import OfferDraft, Progress
 from diloco_cli.protocol.log.keys import delta_key, inner_key, offer_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, List, Now, Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Offer
-from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.states import LearnerState
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, FragmentVersion, Offer, encode
+from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunState
 from diloco_cli.protocol.rules.pacing import StepPermit
 from diloco_cli.signing import learner_signer
 from tests.histories.learner import SimulatedLearner

@@ -14,14 +14,13 @@ from diloco_cli.protocol.actors.merging import Loader, make_resident, write_sure
 from diloco_cli.protocol.actors.ports import Merged
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.log import commit_log
 from diloco_cli.protocol.log import commit_log as log
-from diloco_cli.protocol.log import snapshots
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, delta_key, snapshot_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Now, Put, Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Offer
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, FragmentVersion, Offer
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
 from diloco_cli.protocol.regions import Mirror, copy_once
 from diloco_cli.signing import LOG, Checksummed, unpacked
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
@@ -87,8 +86,8 @@ class AlteredSnapshots(Syncer):
         written, self.last_snapshot = self.last_snapshot, FOR_EVER
         mine: bool = yield from super()._commit(draft)
         self.last_snapshot = written
-        if self.state.n - written >= snapshots.SNAPSHOT_EVERY:
-            yield from snapshots.write_snapshot(self.run, without_watermarks(self.state))
+        if self.state.n - written >= commit_log.SNAPSHOT_EVERY:
+            yield from commit_log.write_snapshot(self.run, without_watermarks(self.state))
             self.last_snapshot = self.state.n
         return mine
 

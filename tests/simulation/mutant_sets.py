@@ -11,9 +11,8 @@ from diloco_cli.protocol.log.commit_log import fence, fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
 from diloco_cli.protocol.log.keys import commit_key, delta_key
 from diloco_cli.protocol.log.operations import Get, Steps, together
-from diloco_cli.protocol.log.records import Offer
+from diloco_cli.protocol.log.records import Offer, create_signed, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import create_signed, encode
 from diloco_cli.signing import LOG
 
 

@@ -16,7 +16,7 @@ from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.merging import Loader
 from diloco_cli.protocol.actors.progress import Progress
-from diloco_cli.protocol.log.snapshots import PIECE_BYTES
+from diloco_cli.protocol.log.commit_log import PIECE_BYTES
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.campaign import lived
 from tests.histories.liveness import COLLECTS_BELOW

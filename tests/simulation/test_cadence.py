@@ -12,8 +12,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ColdStartSettings, GraceSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import Island, Offer
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import Island, Offer, decode
 from examples.quality.methods.fleets import play_fleet
 from examples.quality.methods.pacing import Pacing, Spell
 from tests.simulation.toy import run_of

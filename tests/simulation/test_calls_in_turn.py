@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key, delta_key, offer_key
 from diloco_cli.protocol.log.operations import MAX_AT_ONCE, Create, Get, Operation, Steps, Together
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import decode
 from diloco_cli.virtual.faulty_calls import Fault
 from diloco_cli.virtual.world import Actor, World
 from tests.simulation.toy import ToyFleet, make_run

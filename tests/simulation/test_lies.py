@@ -8,7 +8,7 @@ import pytest
 
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.log.records import Offer, Timings
-from diloco_cli.protocol.rules.eligibility import MAX_S
+from diloco_cli.protocol.rules.merging import MAX_S
 from tests.simulation.sweeps import finished
 from tests.simulation.toy import STEP_S, ToyFleet, make_run
 

@@ -10,8 +10,7 @@ import pytest
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.log.keys import delta_key, offer_key
-from diloco_cli.protocol.log.records import Offer
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Offer, encode
 from tests.histories.integers import gradient
 from tests.simulation.sweeps import check, finished
 from tests.simulation.toy import BATCH_TOKENS, ToyFleet, make_run

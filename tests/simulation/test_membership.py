@@ -12,8 +12,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.keys import join_key
-from diloco_cli.protocol.log.records import Island, Join, RunFormat
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, encode
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, Island, Join, RunFormat, encode
 from diloco_cli.signing import MAX_TAIL_BYTES
 from diloco_cli.virtual.world import Actor, World
 from tests.simulation.operated import asked, command, resumed, state_of

@@ -16,10 +16,10 @@ from diloco_cli import signing
 from diloco_cli.config.codec import replace
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors import collection, inbox, membership, requests
-from diloco_cli.protocol.log import claims, snapshots
+from diloco_cli.protocol.log import claims, commit_log
 from diloco_cli.protocol.log.keys import commit_key, incarnation_of, read_join_key, snapshot_key
 from diloco_cli.protocol.log.operations import Get, Steps
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, record_digest
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, RecordError, decode, record_digest
 from diloco_cli.signing import NOBODY, UNSIGNED, Checksummed
 from tests.histories.campaign import lived
 from tests.histories.options import Options, drawn_options
@@ -98,14 +98,14 @@ def anybodys_snapshot(run: Any, n: int) -> Steps[Any]:
     if not data or commit is None:
         return None
     try:
-        snapshot = decode(snapshots.Snapshot, data, snapshot_key(n))
+        snapshot = decode(commit_log.Snapshot, data, snapshot_key(n))
     except RecordError:
         return None
     return snapshot.state if snapshot.commit_digest == record_digest(commit) else None
 
 
 def any_two_snapshots(run: Any, floor: int, revoked: Any) -> Steps[int]:
-    numbers = yield from snapshots.snapshots_between(max(0, floor - collection.LOOK_BACK), floor)
+    numbers = yield from commit_log.snapshots_between(max(0, floor - collection.LOOK_BACK), floor)
     return numbers[-2] if len(numbers) > 1 else 0
 
 
@@ -151,7 +151,7 @@ OFF: dict[str, Off] = {
     "a signature holds under any key": Off(signing, "_record_text", of_no_key, MINE, signed=True),
     "whoever has a key signs for all": Off(signing, "may_sign", lambda signer, role: True, MINE, signed=True),
     "any operator certifies": Off(signing, "is_certified", lambda *said: True, MINE, signed=True),
-    "anybody's snapshot": Off(snapshots, "snapshot_at", anybodys_snapshot, MINE),
+    "anybody's snapshot": Off(commit_log, "snapshot_at", anybodys_snapshot, MINE),
     "any two snapshots are kept": Off(collection, "kept_snapshots", any_two_snapshots, MINE),
     "anybody joins": Off(membership.JoinQueue, "_read", unchecked_join, MINE),
     "joins of earlier epochs act": Off(

@@ -12,7 +12,7 @@ from diloco_cli.protocol import regions
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, incarnation_key, offer_key
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import encode
 from diloco_cli.store.port import Store
 from tests.histories.replayer import Replayer
 from tests.simulation.regional import RegionalFleet, regional_run

@@ -15,9 +15,8 @@ from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.actors.syncer import DisplacedError, Syncer, serving
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.virtual.world import Actor, World
 from tests.histories.integers import IntegerArithmetic
 from tests.histories.learner import LearnerProfile, SimulatedLearner

@@ -33,7 +33,7 @@ from statistics import median
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import decode
 from tests.studies.launched import BATCH_TOKENS, NAME, ROOT, LaunchedRun, inventory_of, lived, toy_file
 
 ISLANDS = ("l0", "l1", "l2")

@@ -23,8 +23,7 @@ from itertools import chain
 from pathlib import Path
 
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.records import Mixing
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import Mixing, decode
 from tests.studies.attendance import gaps_s
 from tests.studies.launched import BATCH_TOKENS, NAME, LaunchedRun, inventory_of, lived, toy_file
 from tests.studies.toy_process import FRAGMENTS, LEARNERS

@@ -31,8 +31,7 @@ from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.observe.replay import Replay
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.records import RunFormat, decode, encode
 from diloco_cli.store.open import open_store
 from tests.studies.launched import SUPERVISOR, LaunchedRun, run_file
 from tests.studies.toy_process import LEARNERS, integer_run, spawned

@@ -16,8 +16,7 @@ from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import delta_key
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, decode
 from diloco_cli.runtime.processes import identify, identity_to_json, own_identity
 from tests.studies import attendance, gaps, kills
 from tests.studies.attendance import CASES, INVENTORY, QUICKSTART, AttendanceRow, files_of, line, misses

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from diloco_cli.protocol.log import states
+from diloco_cli.protocol.log import state
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.runtime import units
 
@@ -23,8 +23,8 @@ def ways(name: str) -> list[tuple[str, str, str]]:
     if name == "unit":
         return [(str(a), str(b), str(event)) for (a, event), b in units.TRANSITIONS.items()]
     if name == "run":
-        return [(str(now), str(to), kind) for now, row in states.RUN.items() for kind, to in row.items()]
-    rows = {"learner": states.LEARNER, "syncer": states.SYNCER, "standby": states.STANDBY}[name]
+        return [(str(now), str(to), kind) for now, row in state.RUN.items() for kind, to in row.items()]
+    rows = {"learner": state.LEARNER, "syncer": state.SYNCER, "standby": state.STANDBY}[name]
     return [(str(now), str(to), "") for now, following in rows.items() for to in sorted(following)]
 
 

@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from diloco_cli.protocol.log.wire import RecordError, decode, encode, record_digest
+from diloco_cli.protocol.log.records import RecordError, decode, encode, record_digest
 from diloco_cli.signing import LOG, MAX_PLAIN_BYTES, PLAIN_BYTES, Checksummed, Secret, Unsigned, body_of, unpacked
 
 KEY = "commit/000000000001.json"

@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Collection
 from statistics import fmean
 
-from diloco_cli.protocol.log.commit_log import LOOK_BACK, state_after, trusting_none_of
+from diloco_cli.protocol.log.commit_log import LOOK_BACK, snapshot_at, snapshots_between, state_after, trusting_none_of
 from diloco_cli.protocol.log.commits import CollectionFloor, Commit, Quarantine
 from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat
 from diloco_cli.protocol.log.keys import (
@@ -44,10 +44,9 @@ from diloco_cli.protocol.log.keys import (
 )
 from diloco_cli.protocol.log.operations import MAX_AT_ONCE, Delete, List, Now, Sleep, Steps, Undeleted, together
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.snapshots import snapshot_at, snapshots_between
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import needed_from
-from diloco_cli.protocol.rules.eligibility import due_for_quarantine
+from diloco_cli.protocol.rules.merging import due_for_quarantine
 
 SAMPLE_EVERY_S = 30.0
 SAMPLES = 20  # the trend is that of the last ten minutes

@@ -19,8 +19,7 @@ from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key, key_of, number_of
 from diloco_cli.protocol.log.operations import Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import LearnerState
+from diloco_cli.protocol.log.state import LearnerState, RunState
 from diloco_cli.protocol.rules.pacing import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.signing import learner_signer
 

@@ -14,10 +14,9 @@ from typing import Any
 from diloco_cli.protocol.log.claims import ClaimWatch, FoundOffer, LearnerKeys, next_offer
 from diloco_cli.protocol.log.keys import incarnation_of, key_of, number_of, offer_key
 from diloco_cli.protocol.log.operations import Steps, together
-from diloco_cli.protocol.log.records import Offer, Outcome, RunFormat
+from diloco_cli.protocol.log.records import Offer, Outcome, RecordError, RunFormat, decode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import RecordError, decode
-from diloco_cli.protocol.rules.eligibility import Eligibility, is_well_formed
+from diloco_cli.protocol.rules.merging import Eligibility, is_well_formed
 from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, expected_slot_s, next_request_s
 from diloco_cli.signing import Unsigned
 

@@ -23,9 +23,17 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps, together
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.log.records import (
+    FragmentVersion,
+    Offer,
+    ProcessClaim,
+    RecordError,
+    RunFormat,
+    create_signed,
+    decode,
+    encode,
+)
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.wire import RecordError, create_signed, decode, encode
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 
 WAIT_FOR_GENESIS_S = 0.1
@@ -83,7 +91,7 @@ def _newest_offers(
 ) -> Steps[dict[int, Offer]]:
     """The last offer of each predecessor that has published any, where this is `known` of the learner. Each incarnation
     began after what those MAX_PREDECESSORS before it had published, so these are enough, and the floor's; if an older
-    one offers late, the log refuses an overlap (rules/eligibility.py)."""
+    one offers late, the log refuses an overlap (rules/merging.py)."""
     earlier = sorted({*predecessors[-MAX_PREDECESSORS:], *(one for one in predecessors if one == known.floor)})
     settled = [known.next_seq if number == known.floor else 0 for number in earlier]
     newest = yield from together([_newest_offer(keyring, learner, *one) for one in zip(earlier, settled, strict=True)])

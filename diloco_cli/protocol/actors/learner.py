@@ -9,7 +9,7 @@ generators share its state, so that training never waits for the store:
     offer  ------------------------> delta, codec, payload, offer             heartbeats, fences
     adopt
 
-Its states are those of protocol/log/states.py.
+Its states are those of protocol/log/state.py.
 
 The fragments of one incarnation as it adopted and sent them, beside the parameters that it trains. Does the steps of
 an adoption in their order. Values are those of the training port.
@@ -38,8 +38,7 @@ from diloco_cli.protocol.actors.progress import (
 from diloco_cli.protocol.log.keys import inner_key, max_moments_bytes, number_of
 from diloco_cli.protocol.log.operations import Create, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import LEARNER, LearnerState, moved
+from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunState, moved
 from diloco_cli.protocol.rules.merging import keeps_progress
 
 
@@ -167,7 +166,7 @@ class Learner:
         return self.state
 
     def go(self, to: LearnerState) -> None:
-        """Raises IllegalStateError (protocol/log/states.py)."""
+        """Raises IllegalStateError (protocol/log/state.py)."""
         self.doing = moved(LEARNER, self.doing, to)
 
     def ended_by(self, error: BaseException) -> None:

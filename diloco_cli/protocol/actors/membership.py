@@ -32,10 +32,17 @@ from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.commits import Membership
 from diloco_cli.protocol.log.keys import JOINS, is_name, join_key, read_join_key
 from diloco_cli.protocol.log.operations import List, Now, Sleep, Steps
-from diloco_cli.protocol.log.records import Island, Join, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import RecordError, create_signed, decode, encode, read_signed
+from diloco_cli.protocol.log.records import (
+    Island,
+    Join,
+    RecordError,
+    RunFormat,
+    create_signed,
+    decode,
+    encode,
+    read_signed,
+)
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.signing import Unsigned, learner_signer
 
 LOOK_AGAIN_S = 0.5

@@ -27,8 +27,7 @@ from diloco_cli.protocol.log.records import (
     fragment_of_slot,
 )
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.eligibility import offered_weight, refusal, round_steps
-from diloco_cli.protocol.rules.merging import JudgedDelta, judge
+from diloco_cli.protocol.rules.merging import JudgedDelta, judge, offered_weight, refusal, round_steps
 from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 from diloco_cli.store.port import Created
 
@@ -266,7 +265,7 @@ def load_delta(run: RunFormat, arithmetic: Arithmetic, state: RunState, offer: O
 def read_payload(offer: Offer) -> Steps[bytes | str]:
     """The bytes that the offer names, or the reason why they cannot be read. Other bytes than those are read again
     first, because a read may damage them, and the learner must not be blamed for that. At most the size that the offer
-    states is read, which was checked against the layout before (see protocol/rules/eligibility.py)."""
+    states is read, which was checked against the layout before (see protocol/rules/merging.py)."""
     reason = "missing_payload"
     for _ in range(READS):
         payload: bytes | None = yield Get(delta_key(*offer.id, offer.payload_digest), offer.payload_bytes)

@@ -17,8 +17,7 @@ from diloco_cli.protocol.actors.joining import Joined, Saves
 from diloco_cli.protocol.actors.progress import OfferDraft, Progress
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, RunFormat, Timings
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import LearnerState
+from diloco_cli.protocol.log.state import LearnerState, RunState
 from diloco_cli.protocol.rules.quorum import moving_average
 
 Values = Any

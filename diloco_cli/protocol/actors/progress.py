@@ -36,10 +36,9 @@ from diloco_cli.protocol.log.records import (
     Timings,
     fragment_of_slot,
 )
-from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.state import LearnerRecord, RunPhase, RunState
 from diloco_cli.protocol.rules.aim import Aim
-from diloco_cli.protocol.rules.eligibility import is_stale, max_ahead, max_steps
+from diloco_cli.protocol.rules.merging import is_stale, max_ahead, max_steps
 from diloco_cli.protocol.rules.pacing import (
     StepPermit,
     Turn,

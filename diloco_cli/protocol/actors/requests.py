@@ -33,11 +33,21 @@ from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Quarantine, Readmit, Refuse, Revoke, Rollback, Stop
 from diloco_cli.protocol.log.keys import max_fragment_bytes, request_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Get, List, Now, Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, ProcessClaim, Request, RequestKind, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import LOOKS, RecordError, create_signed, decode, encode, read_signed
-from diloco_cli.protocol.rules.eligibility import why_not_quarantined
+from diloco_cli.protocol.log.records import (
+    LOOKS,
+    FragmentVersion,
+    ProcessClaim,
+    RecordError,
+    Request,
+    RequestKind,
+    RunFormat,
+    create_signed,
+    decode,
+    encode,
+    read_signed,
+)
+from diloco_cli.protocol.log.state import RunPhase, RunState
+from diloco_cli.protocol.rules.merging import why_not_quarantined
 from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, is_public_key
 
 

@@ -26,10 +26,8 @@ from diloco_cli.protocol.log.heartbeats import (
 )
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
-from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import STANDBY, RunPhase, StandbyState, SyncerState, moved
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, ProcessClaim, RecordError, RunFormat, decode, decode_plain
+from diloco_cli.protocol.log.state import STANDBY, RunPhase, RunState, StandbyState, SyncerState, moved
 from diloco_cli.protocol.rules.quorum import Pace, alive_within_s
 from diloco_cli.signing import LOG
 

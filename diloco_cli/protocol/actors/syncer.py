@@ -1,7 +1,7 @@
 """The syncer as a state machine: it reads offers, decides, merges, and appends commits.
 
 It holds no torch and no clock: arithmetic and evaluation come in as ports, everything else is yielded operations.
-Its states are those of protocol/log/states.py.
+Its states are those of protocol/log/state.py.
 
 What a syncer does when a write of its finds no room: it collects, so that the write can go on by itself.
 
@@ -36,15 +36,13 @@ from diloco_cli.protocol.actors.repair import Repairer
 from diloco_cli.protocol.actors.requests import answer_to, is_at_rest, newest_request, pending_requests
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.claims import claim_epoch
-from diloco_cli.protocol.log.commit_log import append, fence, next_commit, read_log
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, append, fence, next_commit, read_log, write_snapshot
 from diloco_cli.protocol.log.heartbeats import Cadence, sealed
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE, Now, Put, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, write_snapshot
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import SYNCER as SYNCER_STATES
-from diloco_cli.protocol.log.states import RunPhase, SyncerState, moved
+from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
+from diloco_cli.protocol.log.state import RunPhase, RunState, SyncerState, moved
 from diloco_cli.protocol.rules.divergence import response_to
 from diloco_cli.protocol.rules.pacing import Pacer, pause_s, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (

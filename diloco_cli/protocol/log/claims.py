@@ -43,17 +43,18 @@ from diloco_cli.protocol.log.keys import (
     read_claim_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, List, Steps, together, together_got
-from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import (
+from diloco_cli.protocol.log.records import (
     LOOKS,
     MAX_RECORD_BYTES,
+    ProcessClaim,
     RecordError,
+    RunFormat,
     create_signed,
     decode,
     encode,
     read_signed,
 )
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.signing import LOG, OPERATOR, Keyring, Secret, Unsigned, is_certified, learner_signer, public_key
 
 

@@ -13,7 +13,7 @@ from diloco_cli.digests import digest
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER, heartbeat_key
 from diloco_cli.protocol.log.operations import MAX_AT_ONCE
-from diloco_cli.protocol.log.wire import RecordError, decode_plain, encode
+from diloco_cli.protocol.log.records import RecordError, decode_plain, encode
 from diloco_cli.signing import LOG, Unsigned
 
 MAX_HEARTBEAT_BYTES = 1 << 16

@@ -27,9 +27,8 @@ every offer, it is unique, and a later incarnation is greater, under whichever k
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
 
 Every object has a largest possible size, and no more is read: no honest process writes a longer one. Records have
-MAX_RECORD_BYTES (wire.py), as have pieces of snapshots, heartbeats MAX_HEARTBEAT_BYTES (heartbeats.py); all other sizes
-follow from the run's layout
-(at the end of this file).
+MAX_RECORD_BYTES (records.py), as have pieces of snapshots, heartbeats MAX_HEARTBEAT_BYTES (heartbeats.py); all other
+sizes follow from the run's layout (at the end of this file).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The log, folded: all readers of the same commits have the same state.
+"""The log, folded: all readers of the same commits have the same state; and the states of processes.
 
-`apply` is the only way to change the state, one commit at a time; it is a pure function of the state and the record.
+`apply` is the only way to change the folded state, one commit at a time: a pure function of the state and the record.
+A process changes its own state through `moved` alone. ARCHITECTURE.md draws the tables of states, and that of a unit on
+a machine (runtime/units.py).
 
-Which key may sign which commit: what a certificate allows, as far as the log says so. Pure.
+Which key may sign which commit of a signed run:
 
     A revoked key signs no commit after the one that revoked it.
     An epoch counts under one key: the one that signed its epoch_start signs all its commits.
@@ -17,12 +19,15 @@ until a person removes it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import StrEnum
 from functools import cached_property
 from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from diloco_cli.errors import DilocoError
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Finish, Merge, Quarantine, Skip
@@ -37,10 +42,104 @@ from diloco_cli.protocol.log.health import (
 )
 from diloco_cli.protocol.log.keys import commit_key, fingerprint, key_of
 from diloco_cli.protocol.log.metrics import Metrics, metrics_after
-from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Outcome, RunFormat, fragment_of_slot
-from diloco_cli.protocol.log.states import RunPhase, phase_after
-from diloco_cli.protocol.log.wire import RecordError
+from diloco_cli.protocol.log.records import (
+    FragmentVersion,
+    Island,
+    MergedOffer,
+    Outcome,
+    RecordError,
+    RunFormat,
+    fragment_of_slot,
+)
 from diloco_cli.signing import NOBODY, OPERATOR, Signature
+
+
+class LearnerState(StrEnum):
+    STARTING = "STARTING"  # it loads the newest committed versions: the first incarnation
+    RECOVERING = "RECOVERING"  # likewise, after a failure
+    TRAINING = "TRAINING"
+    WAITING = "WAITING"  # it pauses: the drift bound, a quarantine, or `at_tau` waits for a merge
+    DRAINING = "DRAINING"  # it was told to leave and awaits the outcome of its offers
+    FENCED = "FENCED"  # a newer incarnation has its place
+    DONE = "DONE"
+    FAILED = "FAILED"
+
+
+class SyncerState(StrEnum):
+    READING = "READING"  # the log, to its end
+    CLAIMING = "CLAIMING"  # an epoch
+    SERVING = "SERVING"
+    MERGING = "MERGING"
+    FINISHING = "FINISHING"  # the last evaluation, and an outcome for every offer
+    FENCED = "FENCED"  # a syncer of a higher epoch serves
+    DONE = "DONE"
+
+
+class StandbyState(StrEnum):
+    STANDING_BY = "STANDING_BY"
+    CLAIMING = "CLAIMING"  # it takes over, and is a syncer from here on
+    DONE = "DONE"  # the run is over
+
+
+class RunPhase(StrEnum):
+    RUNNING = "RUNNING"
+    STOPPED = "STOPPED"
+    FINISHED = "FINISHED"
+
+
+_L, _S, _B, _R = LearnerState, SyncerState, StandbyState, RunPhase
+_OVER = {_L.DONE, _L.FENCED, _L.FAILED}
+LEARNER: Mapping[LearnerState, AbstractSet[LearnerState]] = {
+    _L.STARTING: {_L.RECOVERING, _L.TRAINING, _L.WAITING, _L.DRAINING, *_OVER},
+    _L.RECOVERING: {_L.TRAINING, _L.WAITING, _L.DRAINING, *_OVER},
+    _L.TRAINING: {_L.WAITING, _L.DRAINING, *_OVER},
+    _L.WAITING: {_L.TRAINING, _L.DRAINING, *_OVER},
+    _L.DRAINING: _OVER,
+    **dict.fromkeys(_OVER, frozenset()),
+}
+SYNCER: Mapping[SyncerState, AbstractSet[SyncerState]] = {
+    _S.READING: {_S.CLAIMING, _S.DONE},
+    _S.CLAIMING: {_S.SERVING, _S.FENCED, _S.DONE},
+    _S.SERVING: {_S.MERGING, _S.FINISHING, _S.FENCED, _S.DONE},
+    _S.MERGING: {_S.SERVING, _S.FENCED, _S.DONE},
+    _S.FINISHING: {_S.SERVING, _S.FENCED, _S.DONE},
+    _S.FENCED: frozenset(),
+    _S.DONE: frozenset(),
+}
+STANDBY: Mapping[StandbyState, AbstractSet[StandbyState]] = {
+    _B.STANDING_BY: {_B.CLAIMING, _B.DONE},
+    _B.CLAIMING: frozenset(),
+    _B.DONE: frozenset(),
+}
+RUN: Mapping[RunPhase, Mapping[str, RunPhase]] = {  # by the kind of a commit; other kinds leave a run RUNNING
+    _R.RUNNING: {"stop": _R.STOPPED, "finish": _R.FINISHED},
+    _R.STOPPED: {"epoch_start": _R.RUNNING},
+    _R.FINISHED: {},
+}
+State = TypeVar("State", LearnerState, SyncerState, StandbyState)
+
+
+class IllegalStateError(DilocoError):
+    """A transition that the state's table does not have: an error of this program."""
+
+    code = "illegal_state"
+
+
+def phase_after(phase: RunPhase, kind: str) -> RunPhase | None:
+    """Of the run after one more commit; None: no commit of this kind may come now."""
+    return RUN[phase].get(kind, phase if phase == RunPhase.RUNNING else None)
+
+
+def moved(table: Mapping[State, AbstractSet[State]], now: State, to: State) -> State:
+    """`to`, if that is the present state or an allowed transition leads there. Raises IllegalStateError."""
+    if to != now and to not in table[now]:
+        kind = type(now).__name__
+        raise IllegalStateError(
+            f"{kind} cannot go from {now} to {to}; allowed: {', '.join(sorted(table[now])) or 'nothing, it is over'}",
+            hint="this is a bug in diloco: please report it",
+        )
+    return to
+
 
 OF_SYNCERS = (Merge, Skip, Evaluation, Quarantine, Finish)  # unless an operator asked for it
 

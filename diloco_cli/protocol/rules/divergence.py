@@ -22,8 +22,7 @@ from typing import Literal
 from diloco_cli.config.settings import EvaluationSettings
 from diloco_cli.protocol.log.health import Evaluated
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.state import RunPhase, RunState
 
 RELATIVE = 0.1
 SPREADS = 3

@@ -23,10 +23,8 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Sleep, Steps
-from diloco_cli.protocol.log.records import MAX_EXACT, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
-from diloco_cli.protocol.log.wire import decode, encode
+from diloco_cli.protocol.log.records import MAX_EXACT, ProcessClaim, RunFormat, decode, encode
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.virtual.world import Actor, VirtualLanes, World
 
 from .pacing import TOLERANCE_S, Pacing, StepClock

@@ -9,8 +9,7 @@ from pathlib import Path
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.keys import incarnation_key
-from diloco_cli.protocol.log.records import ProcessClaim
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import ProcessClaim, encode
 from diloco_cli.signing import learner_signer
 from diloco_cli.virtual.world import World
 from tests.histories.integers import IntegerArithmetic

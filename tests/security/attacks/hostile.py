@@ -17,10 +17,17 @@ from diloco_cli.digests import digest
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import delta_key, incarnation_key, max_fragment_bytes, offer_key
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps
-from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import (
+    MAX_RECORD_BYTES,
+    Offer,
+    ProcessClaim,
+    RunFormat,
+    decode,
+    encode,
+    fragment_of_slot,
+)
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, encode
-from diloco_cli.protocol.rules.eligibility import max_steps
+from diloco_cli.protocol.rules.merging import max_steps
 from diloco_cli.signing import learner_signer
 from diloco_cli.tensors.merge import delta_formats
 

@@ -20,8 +20,7 @@ from typing import Any
 import yaml
 
 from diloco_cli.protocol.log.keys import join_key
-from diloco_cli.protocol.log.records import Island, Join
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Island, Join, encode
 from diloco_cli.signing import KEY_FILE_VARIABLE, learner_signer
 from tests.forked import run_diloco
 from tests.studies.launched import NAME, LaunchedRun, inventory_of, run_file

@@ -40,8 +40,7 @@ from diloco_cli.plan.syncer_pace import machine_of
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import Get
-from diloco_cli.protocol.log.records import Island, RunFormat
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import Island, RunFormat, decode
 from diloco_cli.protocol.rules.capacity import SyncerMachine
 from diloco_cli.virtual.world import Actor
 from tests.unit.plan import fleets

@@ -14,8 +14,7 @@ from diloco_cli.launch.new_run import create_in_region, differences, refuse_anot
 from diloco_cli.learner.daemon import refuse_another_regions_bucket
 from diloco_cli.protocol.log.commit_log import parse_format
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, encode
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.records import RUN
 

@@ -30,8 +30,7 @@ from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
 from diloco_cli.protocol.log.operations import Now, Sleep
-from diloco_cli.protocol.log.records import MergedOffer
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import MergedOffer, decode
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.tasks.build import build_model
 from tests.numerics.harness import CLOCK, merges

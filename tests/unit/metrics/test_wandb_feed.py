@@ -19,8 +19,8 @@ import pytest
 from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.keys import commit_key
+from diloco_cli.protocol.log.records import encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.signing import LOG
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.records import RUN, applied, commit, output

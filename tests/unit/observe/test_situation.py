@@ -20,8 +20,7 @@ from diloco_cli.observe.unit_states import LOST_S, STUCK, UNIT_STATES
 from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, measured_by, work_of
 from diloco_cli.protocol.log.health import Stability
 from diloco_cli.protocol.log.metrics import Note, Sustained
-from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window
-from diloco_cli.protocol.log.states import LearnerState, StandbyState, SyncerState
+from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunState, StandbyState, SyncerState, Window
 from diloco_cli.protocol.rules.capacity import shortest_slot
 from diloco_cli.runtime.registry import Supervised
 from tests.unit.observe.test_status import HEARTBEAT, MERGES, RUN, STATE, SYNCER, WAITING, at, facts, measured

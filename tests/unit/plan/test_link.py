@@ -19,8 +19,7 @@ from diloco_cli.plan.link import (
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.commits import Merge
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome, Timings
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Offer, Outcome, Timings, encode
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, SPOT, fleet, with_sync
 
 DIGEST = "blake3-" + "0123456789abcdef" * 4

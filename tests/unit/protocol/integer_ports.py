@@ -9,9 +9,8 @@ from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, weights_key
 from diloco_cli.protocol.log.operations import Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Mixing, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, Mixing, RunFormat, encode, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.records import commit
 

@@ -10,8 +10,7 @@ from diloco_cli.protocol.actors.ports import Incarnation, Observer
 from diloco_cli.protocol.actors.progress import OfferDraft
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat
-from diloco_cli.protocol.log.wire import decode
+from diloco_cli.protocol.log.records import FragmentVersion, Offer, ProcessClaim, RunFormat, decode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.virtual.world import VirtualLanes, World
 from tests.unit.protocol.integer_ports import UnitTraining, UnitWire, WrittenLog

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.log import snapshots
-from diloco_cli.protocol.log.commit_log import append
+from diloco_cli.protocol.log import commit_log
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, append, snapshot_at, write_snapshot
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
@@ -20,9 +20,8 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
-from diloco_cli.protocol.log.snapshots import SNAPSHOT_EVERY, snapshot_at, write_snapshot
+from diloco_cli.protocol.log.records import encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.protocol.regions import Mirror, RegionStoppedError
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import NOBODY, Signature, Unsigned
@@ -176,7 +175,7 @@ def test_a_place_that_is_not_homes_stops_the_region(spoiled: str) -> None:
 
 
 def test_snapshots_in_pieces_are_mirrored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "PIECE_BYTES", 300)
+    monkeypatch.setattr(commit_log, "PIECE_BYTES", 300)
     bench = MirrorBench()
     assert bench.mirror().error is None
     newest = LENGTH // SNAPSHOT_EVERY * SNAPSHOT_EVERY
@@ -186,7 +185,7 @@ def test_snapshots_in_pieces_are_mirrored_whole(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_where_a_piece_is_gone_at_home_the_mirror_writes_a_snapshot_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshots, "PIECE_BYTES", 300)
+    monkeypatch.setattr(commit_log, "PIECE_BYTES", 300)
     bench = MirrorBench()
     newest = LENGTH // SNAPSHOT_EVERY * SNAPSHOT_EVERY
     bench.home.delete(next(key for key in bench.home.list("snapshot/") if read_snapshot_piece_key(key) == newest))

@@ -15,8 +15,17 @@ from diloco_cli.protocol.actors import membership
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.keys import delta_key, incarnation_key, join_key, offer_key
 from diloco_cli.protocol.log.operations import Operation, There
-from diloco_cli.protocol.log.records import Island, Join, Offer, RegionStore, RunFormat, Timings
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, decode, encode
+from diloco_cli.protocol.log.records import (
+    MAX_RECORD_BYTES,
+    Island,
+    Join,
+    Offer,
+    RegionStore,
+    RunFormat,
+    Timings,
+    decode,
+    encode,
+)
 from diloco_cli.protocol.regions import Relay
 from diloco_cli.protocol.rules.pacing import MAX_REQUESTS
 from diloco_cli.store.memory import MemoryStore

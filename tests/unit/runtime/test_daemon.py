@@ -25,7 +25,7 @@ from diloco_cli.protocol.log.operations import (
     Undeleted,
     together,
 )
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES
+from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
 from diloco_cli.runtime.daemon import (
     LARGE_BYTES,
     CommitsAhead,

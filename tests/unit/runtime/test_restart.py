@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.errors import DataCheckError, FencedError, StoreError, TerminatedError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.events.cause import Cause
-from diloco_cli.protocol.log.states import IllegalStateError
+from diloco_cli.protocol.log.state import IllegalStateError
 from diloco_cli.runtime.restart import (
     CAUSE_VARIABLE,
     Exit,

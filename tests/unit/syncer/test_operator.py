@@ -18,8 +18,7 @@ from diloco_cli.protocol.log.commits import EpochStart
 from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import ProcessClaim
-from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.states import RunPhase
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.signing import Checksummed
 from diloco_cli.store.memory import MemoryStore

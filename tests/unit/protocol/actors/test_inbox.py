@@ -11,7 +11,7 @@ from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, MAX_PORTIONS, Inbox
 from diloco_cli.protocol.log.keys import incarnation_key, offer_key
 from diloco_cli.protocol.log.operations import Get, Operation
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import encode
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.played import played
 from tests.unit.protocol.records import RUN, applied, genesis, merge, offer

@@ -8,8 +8,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.protocol.actors.membership import JUNK_PER_LOOK, JoinQueue
 from diloco_cli.protocol.log.keys import join_key
-from diloco_cli.protocol.log.records import Island, Join
-from diloco_cli.protocol.log.wire import encode
+from diloco_cli.protocol.log.records import Island, Join, encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.records import BATCH, RUN, genesis

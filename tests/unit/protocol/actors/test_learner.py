@@ -11,10 +11,9 @@ from diloco_cli.protocol.actors.learner import PAUSE_S
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import delta_key, heartbeat_key, incarnation_key
 from diloco_cli.protocol.log.operations import Create
-from diloco_cli.protocol.log.records import MergedOffer, Offer, Outcome
-from diloco_cli.protocol.log.states import LearnerState
-from diloco_cli.protocol.log.wire import decode
-from diloco_cli.protocol.rules.eligibility import max_steps
+from diloco_cli.protocol.log.records import MergedOffer, Offer, Outcome, decode
+from diloco_cli.protocol.log.state import LearnerState
+from diloco_cli.protocol.rules.merging import max_steps
 from tests.unit.protocol.integer_ports import STEP_S, UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import applied, make_run, with_inner

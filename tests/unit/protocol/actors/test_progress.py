@@ -12,7 +12,7 @@ from diloco_cli.protocol.actors.progress import OfferDraft, Progress
 from diloco_cli.protocol.log.records import MergedOffer, Outcome, RunFormat, Timings
 from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window
 from diloco_cli.protocol.rules.aim import TAKEN
-from diloco_cli.protocol.rules.eligibility import max_ahead, max_steps, refusal
+from diloco_cli.protocol.rules.merging import max_ahead, max_steps, refusal
 from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import BATCH, applied, follow, genesis, make_run, merge, output
 

@@ -10,13 +10,11 @@ from msgspec import structs
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.collection import is_garbage
 from diloco_cli.protocol.actors.inbox import MAX_OUTCOMES_A_COMMIT, Inbox
-from diloco_cli.protocol.log import snapshots, wire
-from diloco_cli.protocol.log.commit_log import read_log
+from diloco_cli.protocol.log import commit_log, records
+from diloco_cli.protocol.log.commit_log import read_log, snapshot_at, snapshots_between, write_snapshot
 from diloco_cli.protocol.log.keys import read_snapshot_key, read_snapshot_piece_key
-from diloco_cli.protocol.log.records import Outcome
-from diloco_cli.protocol.log.snapshots import snapshot_at, snapshots_between, write_snapshot
+from diloco_cli.protocol.log.records import Outcome, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from tests.simulation.bucket_check import commits_of
@@ -36,13 +34,13 @@ def test_what_is_too_much_for_one_commit_goes_with_the_next_in_the_order_of_arri
     assert taken[0] == tuple(flood[:MAX_OUTCOMES_A_COMMIT]) and taken[2][0].learner == "l0"
     longest = Outcome("l" * 63, 10**7, 10**9, 10**4, "digest_mismatch")
     record = encode(commit(genesis(), "refuse", outcomes=(longest,) * MAX_OUTCOMES_A_COMMIT))
-    assert len(record) < wire.MAX_RECORD_BYTES / 4
+    assert len(record) < records.MAX_RECORD_BYTES / 4
 
 
 @pytest.fixture
 def long_state(monkeypatch: pytest.MonkeyPatch) -> tuple[MemoryStore, RunState]:
     """A log of one commit whose state is longer than one record may be, and the bucket with its snapshot."""
-    monkeypatch.setattr(snapshots, "PIECE_BYTES", 300)
+    monkeypatch.setattr(commit_log, "PIECE_BYTES", 300)
     store = MemoryStore()
     store.create("commit/000000000000.json", encode(commit(RunState(), "epoch_start", outputs=genesis().outputs)))
     state = perform(read_log(RUN), store, CLOCK)
@@ -75,7 +73,7 @@ def test_a_piece_that_is_not_sound_makes_the_snapshot_unsound(
 @pytest.mark.parametrize("named", ["../../x", "d" * 3000, "no digest"])
 def test_a_record_that_names_no_digests_is_no_snapshot(named: str, long_state: tuple[MemoryStore, RunState]) -> None:
     store, state = long_state
-    for pieces in ([named], [], [digest(b"")] * (snapshots.MAX_PIECES + 1)):
+    for pieces in ([named], [], [digest(b"")] * (commit_log.MAX_PIECES + 1)):
         store.delete("snapshot/000000000000.json")
         store.create("snapshot/000000000000.json", encode({"pieces": pieces}))
         assert perform(snapshot_at(RUN, 0), store, CLOCK) is None
@@ -94,7 +92,7 @@ def test_a_state_too_long_for_all_pieces_is_read_from_the_log(
 ) -> None:
     _, state = long_state
     store = MemoryStore()
-    monkeypatch.setattr(snapshots, "MAX_PIECES", 2)
+    monkeypatch.setattr(commit_log, "MAX_PIECES", 2)
     perform(write_snapshot(RUN, state), store, CLOCK)
     assert store.list("snapshot/") == store.list("hint/") == []
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.protocol.log.commit_log import parse_format
-from diloco_cli.protocol.log.records import FORMAT_SCHEMA
-from diloco_cli.protocol.log.wire import RecordError, encode
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, RecordError, encode
 from tests.unit.protocol.records import RUN
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import fields
 
+from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot
 from diloco_cli.protocol.log.commits import (
     CollectionFloor,
     Commit,
@@ -40,9 +41,9 @@ from diloco_cli.protocol.log.records import (
     ProcessClaim,
     Request,
     Timings,
+    decode,
+    encode,
 )
-from diloco_cli.protocol.log.snapshots import HeadHint, Snapshot
-from diloco_cli.protocol.log.wire import decode, encode
 from tests.unit.protocol.records import RUN, applied, genesis, merge
 
 GOLDEN = Path(__file__).parent / "golden"

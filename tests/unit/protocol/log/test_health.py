@@ -21,9 +21,8 @@ from diloco_cli.protocol.log.health import (
     times_usual,
     usual_norms,
 )
-from diloco_cli.protocol.log.records import MergedOffer, Outcome
+from diloco_cli.protocol.log.records import MergedOffer, Outcome, decode, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import decode, encode
 from tests.unit.protocol.log.test_interventions import after_merges
 from tests.unit.protocol.records import applied, follow, genesis, merge, output
 

@@ -21,10 +21,9 @@ from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import CollectionFloor
 from diloco_cli.protocol.log.health import QUARANTINE_AFTER, Evaluated, Stability
 from diloco_cli.protocol.log.keys import delta_key, offer_key, snapshot_key, state_key, weights_key
-from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RunFormat
+from diloco_cli.protocol.log.records import SCHEMA, FragmentVersion, Outcome, RecordError, RunFormat, decode, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import RecordError, decode, encode
-from diloco_cli.protocol.rules.eligibility import due_for_quarantine, refusal, why_not_quarantined
+from diloco_cli.protocol.rules.merging import due_for_quarantine, refusal, why_not_quarantined
 from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, offer, output
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.log.states import (
+from diloco_cli.protocol.log.records import RecordError
+from diloco_cli.protocol.log.state import (
     LEARNER,
     RUN,
     STANDBY,
@@ -18,7 +19,6 @@ from diloco_cli.protocol.log.states import (
     SyncerState,
     moved,
 )
-from diloco_cli.protocol.log.wire import RecordError
 from tests.unit.protocol.records import KINDS, follow, genesis
 
 TABLES: dict[Any, Any] = {LearnerState: LEARNER, SyncerState: SYNCER, StandbyState: STANDBY, RunPhase: RUN}

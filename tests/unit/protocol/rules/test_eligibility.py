@@ -9,7 +9,7 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.protocol.log.records import Outcome
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.eligibility import max_ahead, offered_weight, refusal
+from diloco_cli.protocol.rules.merging import max_ahead, offered_weight, refusal
 from tests.unit.protocol.records import RUN, applied, follow, genesis, merge, next_slot, offer
 
 START, SKIPPED, MOST = genesis(), genesis(), max_ahead(RUN)

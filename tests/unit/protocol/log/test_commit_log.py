@@ -16,14 +16,14 @@ from diloco_cli.protocol.log.commit_log import (
     parse_format,
     read_format,
     read_log,
+    snapshot_at,
+    write_snapshot,
 )
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, offer_key
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import FORMAT_SCHEMA, Offer, RunFormat
-from diloco_cli.protocol.log.snapshots import snapshot_at, write_snapshot
+from diloco_cli.protocol.log.records import FORMAT_SCHEMA, Offer, RecordError, RunFormat, create_signed, decode, encode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.log.wire import RecordError, create_signed, decode, encode
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import LOG, UNSIGNED, Checksummed, SignatureError
 from diloco_cli.store.memory import MemoryStore

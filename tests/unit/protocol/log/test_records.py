@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.codec import MAX_DEPTH
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.records import Offer, RunFormat, Timings
-from diloco_cli.protocol.log.wire import MAX_RECORD_BYTES, RecordError, decode, decode_plain, encode
+from diloco_cli.protocol.log.records import (
+    MAX_RECORD_BYTES,
+    Offer,
+    RecordError,
+    RunFormat,
+    Timings,
+    decode,
+    decode_plain,
+    encode,
+)
 from diloco_cli.signing import MAX_TAIL_BYTES, Secret, learner_signer
 from tests.unit.protocol.log.test_golden import RECORDS
 
