@@ -190,6 +190,7 @@ class SyncSettings(Settings, frozen=True):
         "embedding_merge": "embeddings are merged as a weighted mean (avg)",
         "granularity": "every row of a matrix has a norm of its own (row)",
         "weight": "a delta weighs its tokens times its tokens a step (tokens2/steps)",
+        "split_rows": "tensors larger than an even part are always cut by rows",
         "max_share": "a learner weighs what its tokens say; clip bounds what its delta can do",
         "blend": "mixing is replace or rebase",
         "agreement": "mixing is replace or rebase",
@@ -205,7 +206,6 @@ class SyncSettings(Settings, frozen=True):
     ] = "auto"
     quorum: Annotated[Whole, doc("K: islands that must have come before a merge")] = 1
     grace: GraceSettings = GraceSettings()
-    split_rows: Annotated[bool, doc("true: tensors larger than an even part are cut by rows")] = False
     merge: Annotated[
         Literal["rda", "avg"], doc("rda (radial-directional averaging, of the paper) | avg (weighted mean)")
     ] = "rda"

@@ -40,19 +40,19 @@ def refuse_together(
     run: RunSettings,
     origins: Origins,
     inventory: Inventory,
-    num_tensors: int,
+    num_fragments: int,
     default_place: str,
     sequence: int = 1,
 ) -> None:
     """The checks that need the islands and the model; for islands that are still to be formed, the plan makes them.
-    `sequence`: the model's, in tokens; 1 if only its own code knows it."""
+    `num_fragments`: that the model gives; `sequence`: the model's, in tokens; 1 if only its own code knows it."""
     count, place = len(inventory.islands), _Places(origins, default_place)
     _check_micro_batch(run, sequence, place)
-    fragments = run.sync.fragments if run.sync.split_rows else min(run.sync.fragments, num_tensors)
     if run.sync.overlap != "auto":
-        problem = overlap_problem(run.sync.overlap, run.sync.every, fragments)
+        problem = overlap_problem(run.sync.overlap, run.sync.every, num_fragments)
         if problem is not None:
-            problem += f"; the model has {num_tensors} tensors, and so {fragments} fragments"
+            if num_fragments < run.sync.fragments:
+                problem += f"; the model is too small for more than {num_fragments} fragments"
             place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
     if inventory.machines:
         return

@@ -9,9 +9,10 @@ from diloco_cli.config.settings import Link
 from diloco_cli.faults import Injection
 from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
 from diloco_cli.forecast.stand_ins import Condition, sizes_of
-from diloco_cli.layout import ParameterFact, make_layout
+from diloco_cli.layout import make_layout
 from diloco_cli.plan.candidates import crossing_of, egress_per_gb, restart_s
 from diloco_cli.plan.link import CODEC_BITS, to_store
+from diloco_cli.plan.model_facts import tensors_of
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.syncer_pace import work_of
 from diloco_cli.protocol.log.records import Island, RunFormat
@@ -108,14 +109,7 @@ def not_charged(plan: Plan) -> tuple[str, ...]:
 
 
 def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
-    """A run as `launch` would create it, with tensors that stand for the model's: the embedding, and as many equal ones
-    as there are other fragments. Good for a history."""
-    facts, fragments = plan.model, plan.schedule.fragments
-    others = max(1, fragments - (facts.embedding_parameters > 0)) if fragments > 1 else 1
-    each = max(1, (facts.parameters - facts.embedding_parameters) // others)
-    tensors = [ParameterFact(f"block.{index}.weight", (each,), False) for index in range(others)]
-    if facts.embedding_parameters > 0:
-        tensors.insert(0, ParameterFact("embedding.weight", (facts.embedding_parameters,), True))
+    """A run as `launch` would create it, with tensors that stand for the model's. Good for a history."""
     inventory = {island.name: island for island in plan.inventory.islands}
     islands = tuple(
         Island(
@@ -129,7 +123,7 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
         )
         for island in sorted(plan.islands, key=lambda i: i.name)
     )
-    layout = make_layout(tensors, plan.run.sync)
+    layout = make_layout(tensors_of(plan.model), plan.run.sync)
     return RunFormat(run_id, plan.run.name, "2000-01-01T00:00:00.000Z", plan.run, islands, layout, software)
 
 

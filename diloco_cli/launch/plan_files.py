@@ -159,7 +159,7 @@ def plan_of_files(
     islands, facts = _inventory_as_used_here(inventory_path, tell), facts_of(run, run_path.parent)
     if file is None:
         tell(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
-    refuse_together(run, origins, islands, facts.num_tensors, str(run_path), facts.sequence)
+    refuse_together(run, origins, islands, facts.fragments(run.sync.fragments).count, str(run_path), facts.sequence)
     epochs = planned_epochs(run)
     if epochs is not None:
         tell(epochs)
@@ -188,7 +188,7 @@ def read_plan_with_origins(file: Path, overrides: list[str]) -> tuple[Plan, Orig
             "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
         )
     inventory, facts = _inventory_as_used_here(inventory_path), facts_of(run, file.parent)
-    refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
+    refuse_together(run, origins, inventory, facts.fragments(run.sync.fragments).count, str(file), facts.sequence)
     return make_plan(run, inventory, facts), origins
 
 

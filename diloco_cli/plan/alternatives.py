@@ -199,7 +199,6 @@ FEW_SETTINGS, FEW_CHANGES = 2, 3
 MAX_CHANGES = 8  # of the hardware
 WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal
 NOTHING = 0.05  # percent: smaller gains by other hardware are not listed
-LUMPY = 1.5  # times the mean fragment: then one large tensor decides how long an exchange takes
 MORE_OFTEN = "but learners exchange less often"
 COARSER = "but deltas and versions are rounded more"
 Again = Callable[[RunSettings, Inventory], Plan]
@@ -231,9 +230,6 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
     if not keeps_progress(sync):
         how = "it keeps what is learned while a fragment is in flight, which the paper gives up"
         changes.append(("sync.mixing=rebase", replace(sync, mixing="rebase"), how))
-    mean = plan.model.parameters / plan.schedule.fragments
-    if not sync.split_rows and plan.schedule.fragment_parameters > LUMPY * mean:
-        changes.append(("sync.split_rows=true", replace(sync, split_rows=True), "as the embedding travels in parts"))
     if plan.schedule.fragments > 1:
         half = max(1, plan.schedule.fragments // 2)
         changes.append((f"sync.fragments={half}", replace(sync, fragments=half), "in larger bursts"))

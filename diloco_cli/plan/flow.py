@@ -18,8 +18,8 @@ from diloco_cli.config.settings import IslandSettings, SyncSettings
 from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS
 from diloco_cli.plan.candidates import Candidate, availability_of
-from diloco_cli.plan.link import FragmentSizes, fragments_of, mean_exchange_s, transfer_s
-from diloco_cli.plan.model_facts import ModelFacts
+from diloco_cli.plan.link import mean_exchange_s, transfer_s
+from diloco_cli.plan.model_facts import FragmentSizes, ModelFacts
 from diloco_cli.plan.plan import Schedule
 from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, kept_at_pace, spent_a_slot, syncer_s, waiting_s
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine
@@ -291,7 +291,7 @@ class Fleet:
 
 def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) -> Fleet:
     """Evaluate these islands (fastest step first) under these settings."""
-    fragments = fragments_of(sync, model)
+    fragments = model.fragments(sync.fragments)
     transfers = [transfer_s(c.link, c.rtt_s, fragments.largest, sync.codec, sync.weights_codec) for c in kept]
     machine = kept[0].syncer
     schedule = make_schedule(sync, fragments, [c.step_s for c in kept], transfers, machine)

@@ -20,7 +20,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, Link, SyncSettings
 from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS, INNER_OPTIMIZERS
-from diloco_cli.plan.model_facts import ModelFacts, even_fragment
+from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.store.url import parse_url
 
 if TYPE_CHECKING:
@@ -185,27 +185,3 @@ def rounded_up(bps: float, digits: int) -> float:
     """A bandwidth for people, to so many digits."""
     unit = 10.0 ** (math.floor(math.log10(bps)) + 1 - digits)
     return math.ceil(bps / unit - 1e-9) * unit
-
-
-@dataclass(frozen=True)
-class FragmentSizes:
-    """How many there are, the parameters of the largest, and of the one in which a parameter chosen at random lies."""
-
-    count: int
-    largest: float
-    mean: float
-
-
-def fragments_of(sync: SyncSettings, model: ModelFacts) -> FragmentSizes:
-    """The embedding is one fragment, the rest is divided evenly; with `split_rows` the embedding is cut as well. Never
-    more fragments than tensors."""
-    if sync.split_rows:
-        even = even_fragment(model.parameters, sync.fragments)
-        return FragmentSizes(sync.fragments, even, even)
-    count = min(sync.fragments, model.num_tensors)
-    largest, embedding = model.max_fragment(count), model.embedding_parameters
-    if count == 1:
-        return FragmentSizes(count, largest, largest)
-    rest = model.parameters - embedding
-    others = rest / (count - (embedding > 0))
-    return FragmentSizes(count, largest, (embedding**2 + others * rest) / model.parameters)

@@ -158,7 +158,7 @@ def how_on(
 ) -> Computing:
     """How a rank on one of these accelerators computes. `overlap`: of the schedule, once that is known."""
     device = find_device(accelerators.name, inventory.devices)
-    fragments, half = min(run.sync.fragments, model.num_tensors), computes_in_half(device, run.train.precision)
+    fragments, half = model.fragments(run.sync.fragments).count, computes_in_half(device, run.train.precision)
     how = computing(run, half, fragments, device.memory_gb is not None)
     return how if overlap is None else replace(how, overlap=overlap)
 
@@ -282,7 +282,7 @@ def gathered_gb(gathered_bytes: float, split: int) -> float:
 
 def exchange_gb(model: ModelFacts, how: Computing) -> float:
     """What was sent of each of `overlap` + 1 fragments whose outcome is to come, and what has arrived."""
-    largest = model.max_fragment(how.num_fragments)
+    largest = model.fragments(how.num_fragments).largest
     return exchanged_gb(largest, model.parameters / how.num_fragments, how.overlap, how.arriving)
 
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from diloco_cli.config.huggingface import HuggingFaceFacts, sequence_of
@@ -13,15 +14,24 @@ from diloco_cli.config.presets import TENSORS_BESIDE_LAYERS, TENSORS_PER_DENSE_L
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
-from diloco_cli.layout import ParameterFact
+from diloco_cli.layout import ParameterFact, fragment_sizes
 
 MAX_HIDDEN_WIDTHS = 16.0  # wider MLPs are counted so: the facts of a model of one's own are partly guessed
 LAYER_NUMBER = re.compile(r"(?:^|\.)(\d+)\.")  # of `blocks.11.attention.weight`
 
 
 @dataclass(frozen=True)
+class FragmentSizes:
+    """How many there are, the parameters of the largest, and of the one in which a parameter chosen at random lies."""
+
+    count: int
+    largest: float
+    mean: float
+
+
+@dataclass(frozen=True)
 class ModelFacts:
-    """`embedding_parameters` travel in a fragment of their own; `sequence` is in tokens. `idle_parameters` are those
+    """`embedding_parameters` travel in fragments of their own; `sequence` is in tokens. `idle_parameters` are those
     of the experts that a token does not visit (mixture of experts): they are kept and sent, but not computed with.
     `divides`: it can be sharded layer by layer; else each rank must have a copy."""
 
@@ -53,12 +63,12 @@ class ModelFacts:
         met = (self.parameters - self.embedding_parameters - self.idle_parameters) / self.layers
         return min(max(1.0, (met / self.width**2 - 4) / 2), MAX_HIDDEN_WIDTHS)
 
-    def max_fragment(self, num_fragments: int) -> float:
-        """Parameters of the largest fragment: the embedding alone in one, the rest spread over the others."""
-        embeddings = int(self.embedding_parameters > 0)
-        if num_fragments == 1:
-            return even_fragment(self.parameters, 1)
-        return largest_fragment(self.parameters, float(self.embedding_parameters), num_fragments - embeddings)
+    def fragments(self, wanted: int) -> FragmentSizes:
+        """Those of a layout with at most `wanted`."""
+        shares = fragment_shares(self, wanted)
+        count = len(shares)
+        largest = largest_fragment(self.parameters, count, max(shares) * count)
+        return FragmentSizes(count, largest, self.parameters * sum(share**2 for share in shares))
 
 
 @formula("model", "FLOPs per token")
@@ -67,13 +77,26 @@ def flops_per_token(active_parameters: int, layers: int, width: int, sequence: i
 
 
 @formula("model", "largest fragment", "parameters")
-def largest_fragment(parameters: int, embedding: float, others: int) -> float:
-    return max(embedding, (parameters - embedding) / others)
+def largest_fragment(parameters: int, fragments: int, unevenness: float) -> float:
+    return parameters / fragments * unevenness
 
 
-@formula("model", "largest fragment", "parameters")
-def even_fragment(parameters: int, fragments: int) -> float:
-    return parameters / fragments
+@lru_cache(maxsize=256)
+def fragment_shares(model: ModelFacts, wanted: int) -> tuple[float, ...]:
+    """Each fragment's share of the model, by the layout of its tensors as far as the numbers tell them."""
+    sizes = fragment_sizes(tensors_of(model), wanted)
+    return tuple(size / sum(sizes) for size in sizes)
+
+
+def tensors_of(model: ModelFacts) -> list[ParameterFact]:
+    """Two tensors that stand for the model's, the embedding and the rest: a layout cuts either by rows."""
+    table = round(model.embedding_parameters / model.width) * model.width
+    sizes = (("embedding", table, True), ("layers", model.parameters - table, False))
+    return [
+        ParameterFact(name, (max(1, size // model.width), min(size, model.width)), is_embedding)
+        for name, size, is_embedding in sizes
+        if size > 0
+    ]
 
 
 def model_facts(model: ModelSettings) -> ModelFacts:

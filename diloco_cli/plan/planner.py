@@ -31,7 +31,6 @@ from diloco_cli.plan.link import (
     CODEC_BITS,
     MBPS,
     downlink_mbps,
-    fragments_of,
     traffic_mbps,
     transfer_s,
     uplink_mbps,
@@ -227,7 +226,7 @@ def assemble(
     warnings = [f"{island.name} is excluded: {island.reason}" for island in (*missing, *unused)]
     if fleet.schedule.fragments < run.sync.fragments:
         count = fleet.schedule.fragments
-        warnings.append(f"the model has too few tensors for {run.sync.fragments} fragments: there will be {count}")
+        warnings.append(f"the model has too few rows for {run.sync.fragments} fragments: there will be {count}")
     warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs, fleet, model)
     warnings += cold_start_warnings(fleet, run)
     prediction = predict(fleet, money, run, model)
@@ -440,7 +439,7 @@ def explain(plan: Plan) -> tuple[Explanation, ...]:
     by_name = {c.island.name: c for c in candidates(run, plan.inventory, model)}
     kept = sorted((by_name[i.name] for i in plan.islands), key=lambda c: (c.step_s, c.island.name))
     fleet = run_fleet(kept, run.sync, model)
-    found = told("model", lambda: (model.flops_per_token, fragments_of(run.sync, model)))
+    found = told("model", lambda: (model.flops_per_token, model.fragments(run.sync.fragments)))
     found += told("schedule", lambda: run_fleet(kept, run.sync, model))
     for island in plan.islands:
         found += _island(plan, fleet, by_name[island.name])
@@ -461,7 +460,7 @@ def _island(plan: Plan, fleet: Fleet, candidate: Candidate) -> list[Explanation]
         candidate_of(island, run, inventory, model, candidate.share, lambda *_: fit)
         transfer_s(candidate.link, candidate.rtt_s, schedule.fragment_parameters, sync.codec, sync.weights_codec)
         flow = fleet.flows[fleet.kept.index(candidate)]
-        mean = fragments_of(sync, model).mean
+        mean = model.fragments(sync.fragments).mean
         flow_of(candidate, flow.transfer_s, schedule, sync, fleet.at_syncer, mean, len(fleet.kept), flow.moving)
         sharded_over = fit.ranks if fit.sharding == "fsdp" else 1
         how = how_on(island.accelerators, run, inventory, model, schedule.overlap)

@@ -59,7 +59,7 @@ def space_of(sync: SyncSettings, free: frozenset[str], model: ModelFacts) -> Spa
     both = {"codec", "weights_codec"} <= free
     pairs = [(up, up) for up in ups] if both else list(product(ups, downs))
     counts = [max(1, round(sync.fragments * factor)) for factor in FEWER_FRAGMENTS] if "fragments" in free else []
-    fragments = dict.fromkeys((sync.fragments, *(count for count in counts if count <= model.num_tensors)))
+    fragments = dict.fromkeys((sync.fragments, *(count for count in counts if model.fragments(count).count == count)))
     return Space(
         codecs=tuple(dict.fromkeys(((sync.codec, sync.weights_codec), *pairs))),
         everys=None if "every" in free else (sync.every,),

@@ -56,7 +56,6 @@ class RankedCase:
     rows: int = 8
     at_once: int | None = None
     fragments: int = 3
-    split_rows: bool = False
     precision: str = "fp32"
     optimizer: str = "adamw"
     events: tuple[str, ...] = ()
@@ -84,7 +83,6 @@ class RankedCase:
             ),
             sync=SyncSettings(
                 fragments=self.fragments,
-                split_rows=self.split_rows,
                 codec=self.codec,  # type: ignore[arg-type]
                 error_feedback=self.codec != "fp32",
             ),

@@ -12,6 +12,7 @@ from diloco_cli.config.validation import max_overlap
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tensors.flat import flatten, unflatten
 from diloco_cli.training.inner import build_optimizer
 from diloco_cli.training.wire import mixed
 from tests.numerics.harness import flat, make_run, run_to_end, versions
@@ -72,32 +73,29 @@ def reference(run: RunFormat, slots: int) -> torch.Tensor:
     models = [build_model(run.settings) for _ in run.islands]
     optimizers = [build_optimizer(model, run.settings.train.inner) for model in models]
     own = [dict(model.named_parameters()) for model in models]
-    outer = {name: torch.nn.Parameter(value.detach().clone()) for name, value in own[0].items()}
+    outer = [torch.nn.Parameter(flatten(fragment, own[0])) for fragment in fragments]
     lr, momentum = run.settings.outer.lr, run.settings.outer.momentum
-    descent = torch.optim.SGD(outer.values(), lr=lr, momentum=momentum, nesterov=True)
-    sent: list[list[dict[str, torch.Tensor]]] = []
-    merged: list[dict[str, torch.Tensor]] = []
+    descents = [torch.optim.SGD([values], lr=lr, momentum=momentum, nesterov=True) for values in outer]
+    sent: list[list[torch.Tensor]] = []  # of each slot: every learner's parameters
+    merged: list[torch.Tensor] = []
     adopted = steps = 0
     while len(merged) < slots:
         for shard, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             inner_step(run, model, optimizer, shard, steps)
         steps += 1
         while (len(merged) + 1) * sync.every <= steps * len(fragments) and len(merged) < slots:
-            names = [tensor.name for tensor in fragments[len(merged) % len(fragments)].tensors]
-            sent.append([{name: values[name].detach().clone() for name in names} for values in own])
-            descent.zero_grad()
-            for name in names:
-                outer[name].grad = torch.stack([outer[name].detach() - values[name].detach() for values in own]).mean(0)
-            descent.step()
-            merged.append({name: outer[name].detach().clone() for name in names})
+            index = len(merged) % len(fragments)
+            sent.append([flatten(fragments[index], values) for values in own])
+            outer[index].grad = torch.stack([outer[index].detach() - values for values in sent[-1]]).mean(0)
+            descents[index].step()
+            merged.append(outer[index].detach().clone())
         while adopted + sync.overlap < len(merged):
+            fragment = fragments[adopted % len(fragments)]
             for before, values in zip(sent[adopted], own, strict=True):
-                for name, value in merged[adopted].items():
-                    kept = 1.0 if sync.mixing == "rebase" else 0.0
-                    gone = before[name] if sync.mixing == "rebase" else value
-                    values[name].data.copy_(value + kept * (values[name].detach() - gone))
+                since = flatten(fragment, values) - before if sync.mixing == "rebase" else 0.0
+                unflatten(fragment, merged[adopted] + since, values)
             adopted += 1
-    return flat(run, {name: value.detach() for name, value in outer.items()})
+    return torch.cat([values.detach() for values in outer])
 
 
 @settings(max_examples=14, deadline=None, derandomize=True, phases=[Phase.generate])

@@ -19,6 +19,7 @@ from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import state_spec
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes
 from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK, key_of_state
@@ -47,8 +48,7 @@ def test_the_file_holds_the_committed_values_under_the_models_names(begun: Begun
         values = from_bytes(
             store.get(key_of_state(output)) or b"", state_spec(fragment.num_parameters, run.settings.outer.name)
         )["parameters"]
-        flat = torch.cat([found[slot.name].reshape(-1) for slot in fragment.tensors])
-        assert torch.equal(flat, values)
+        assert torch.equal(flatten(fragment, found), values)
     model = build_model(run.settings)
     assert sorted(found) == sorted(name for name, _ in model.named_parameters())
     model.load_state_dict(found)

@@ -9,6 +9,7 @@ from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSetting
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors.flat import flatten, unflatten
 from diloco_cli.training.inner import build_optimizer, learning_rate, set_learning_rate
 from tests.numerics.harness import flat, make_run, run_to_end
 from tests.numerics.tiny import ROWS
@@ -57,13 +58,10 @@ def streaming_diloco(run: RunFormat, slots: int) -> torch.Tensor:
     fragments, every = run.layout.fragments, run.settings.sync.every
     models = [build_model(run.settings) for _ in run.islands]
     optimizers = [build_optimizer(model, run.settings.train.inner) for model in models]
-    theta = {name: p.detach().clone() for name, p in models[0].named_parameters()}
-    outer = {
-        name: torch.optim.SGD(
-            [torch.nn.Parameter(value)], lr=run.settings.outer.lr, momentum=run.settings.outer.momentum, nesterov=True
-        )
-        for name, value in theta.items()
-    }
+    replicas = [dict(model.named_parameters()) for model in models]
+    outer = [torch.nn.Parameter(flatten(fragment, replicas[0])) for fragment in fragments]
+    lr, momentum = run.settings.outer.lr, run.settings.outer.momentum
+    descents = [torch.optim.SGD([values], lr=lr, momentum=momentum, nesterov=True) for values in outer]
     assert every % len(fragments) == 0
     step = 0
     for slot in range(slots):
@@ -71,29 +69,26 @@ def streaming_diloco(run: RunFormat, slots: int) -> torch.Tensor:
             for shard, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
                 inner_step(run, model, optimizer, shard, step)
             step += 1
-        for tensor in fragments[slot % len(fragments)].tensors:
-            parameter = outer[tensor.name].param_groups[0]["params"][0]
-            replicas = [dict(model.named_parameters())[tensor.name] for model in models]
-            parameter.grad = torch.stack([parameter.detach() - replica.detach() for replica in replicas]).mean(dim=0)
-            outer[tensor.name].step()
-            for replica in replicas:
-                replica.data.copy_(parameter.detach())
-    final = {name: optimizer.param_groups[0]["params"][0].detach() for name, optimizer in outer.items()}
-    return flat(run, final)
+        fragment, values = fragments[slot % len(fragments)], outer[slot % len(fragments)]
+        deltas = [values.detach() - flatten(fragment, replica) for replica in replicas]
+        values.grad = torch.stack(deltas).mean(dim=0)
+        descents[slot % len(fragments)].step()
+        for replica in replicas:
+            unflatten(fragment, values.detach(), replica)
+    return torch.cat([values.detach() for values in outer])
 
 
 def plain_training_slot_by_slot(run: RunFormat, slots: int) -> torch.Tensor:
     """Plain training of one learner; of fragment k mod P, the values after the steps that slot k stands for."""
     fragments, every = run.layout.fragments, run.settings.sync.every
     model = build_model(run.settings)
-    optimizer = build_optimizer(model, run.settings.train.inner)
-    published = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer, own = build_optimizer(model, run.settings.train.inner), dict(model.named_parameters())
+    published = [flatten(fragment, own) for fragment in fragments]
     for slot in range(slots):
         for step in range(slot * every // len(fragments), (slot + 1) * every // len(fragments)):
             inner_step(run, model, optimizer, 0, step)
-        for tensor in fragments[slot % len(fragments)].tensors:
-            published[tensor.name].copy_(dict(model.named_parameters())[tensor.name].detach())
-    return flat(run, published)
+        published[slot % len(fragments)] = flatten(fragments[slot % len(fragments)], own)
+    return torch.cat(published)
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:

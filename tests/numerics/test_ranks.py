@@ -16,12 +16,12 @@ ROLLED_BACK = ("kept", "adopted", "rolled back", "rolled back to fresh moments")
 CASES = [
     RankedCase("sharded"),
     RankedCase("copied", sharding="ddp", at_once=2),
-    RankedCase("micro-batches and uneven shards", rows=10, at_once=2, split_rows=True),
+    RankedCase("micro-batches and uneven shards", rows=10, at_once=2),
     RankedCase("unlike parameters in a step", model="choosing", at_once=1),
     RankedCase("unlike parameters in a step, copied", model="choosing", sharding="ddp", at_once=1),
-    RankedCase("tied weights, a frozen tensor and buffers", model="two_names", split_rows=True),
+    RankedCase("tied weights, a frozen tensor and buffers", model="two_names"),
     RankedCase("plain SGD", optimizer="sgd"),
-    RankedCase("adopted and rolled back", steps=4, events=ROLLED_BACK, split_rows=True),
+    RankedCase("adopted and rolled back", steps=4, events=ROLLED_BACK),
     RankedCase("adopted and rolled back, copied", sharding="ddp", steps=4, events=ROLLED_BACK),
 ]
 MIXTURES = [
@@ -32,7 +32,7 @@ FED_BACK = RankedCase("int4 sent", steps=8, events=("sent",) * 5, codec="int4")
 SENT = [
     FED_BACK,
     replace(FED_BACK, name="int4 sent by copies", sharding="ddp"),
-    replace(FED_BACK, name="int4 sent, rows split", rows=10, at_once=2, split_rows=True),
+    replace(FED_BACK, name="int4 sent, uneven rows", rows=10, at_once=2),
 ]
 HALF = [
     RankedCase("bf16", precision="bf16", optimizer="sgd"),

@@ -121,10 +121,10 @@ def test_every_island_needs_a_shard_of_its_own(tmp_path: Path) -> None:
     assert caught.value.where == f"{tmp_path}/run.yaml:4"
 
 
-def test_a_model_with_few_tensors_shortens_the_round_and_with_it_the_overlap(tmp_path: Path) -> None:
+def test_a_small_model_has_fewer_fragments_and_with_them_less_overlap(tmp_path: Path) -> None:
     run, origins = load(tmp_path, "overlap: 3")
     refuse_together(run, origins, islands(1), 4, "run.yaml")
-    with pytest.raises(UsageError, match="the model has 3 tensors, and so 3 fragments"):
+    with pytest.raises(UsageError, match="too small for more than 3 fragments"):
         refuse_together(run, origins, islands(1), 3, "run.yaml")
 
 

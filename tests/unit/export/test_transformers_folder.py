@@ -42,7 +42,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"vocab_size": 256, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.3},
     "mixtral": {**SIZES, "num_local_experts": 3, "num_experts_per_tok": 2},
 }
-SPLIT = SyncSettings(every=24, fragments=24, split_rows=True)
+SPLIT = SyncSettings(every=24, fragments=24)
 BYTES = DataSettings(preset="python-stdlib")
 CPU = torch.device("cpu")
 

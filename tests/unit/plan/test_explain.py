@@ -55,7 +55,7 @@ def test_every_way_to_get_a_number_computes() -> None:
     for run in (
         RUN,
         with_sync(mixing="rebase", quorum=2, overlap=9),
-        with_sync(split_rows=True, fragments=40),
+        with_sync(fragments=40),
         with_sync(codec="int8", weights_codec="fp32", fragments=1, every=800),
     ):
         assert check(make_plan(run, fleet(IOWA, known, OLD, odd, core), MODEL)) > 40

@@ -8,12 +8,10 @@ from math import prod
 
 import pytest
 
-from diloco_cli.config.settings import Accelerators, IslandSettings, SyncSettings
+from diloco_cli.config.settings import Accelerators, IslandSettings
 from diloco_cli.plan import flow
 from diloco_cli.plan.candidates import availability_of, candidates
 from diloco_cli.plan.flow import busy_share, kept_in_flight, probability_at_least, run_fleet, waiting
-from diloco_cli.plan.link import FragmentSizes, fragments_of
-from diloco_cli.plan.model_facts import ModelFacts
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, SPOT, fleet, with_sync
 
 UTILISATIONS = (50, 75, 90, 95, 99)
@@ -65,22 +63,6 @@ def test_replacement_gives_up_what_was_learned_in_flight_and_rebasing_keeps_it()
         assert kept.after_link == pytest.approx(kept.after_idle)
     assert kept_in_flight(0.1) == 0.9
     assert kept_in_flight(0.75) == pytest.approx(0.25)
-
-
-def test_the_mean_fragment_is_that_of_a_parameter_chosen_at_random() -> None:
-    model = ModelFacts(parameters=1000, layers=2, width=1, sequence=1, embedding_parameters=400, num_tensors=9)
-    four = fragments_of(SyncSettings(fragments=4), model)
-    assert (four.count, four.largest) == (4, 400)
-    assert four.mean == pytest.approx((400 * 400 + 3 * 200 * 200) / 1000)
-    plain = ModelFacts(parameters=1000, layers=2, width=1, sequence=1, embedding_parameters=0, num_tensors=9)
-    assert fragments_of(SyncSettings(fragments=4), plain) == FragmentSizes(4, 250.0, 250.0)
-    assert fragments_of(SyncSettings(fragments=1), model) == FragmentSizes(1, 1000.0, 1000.0)
-
-
-def test_there_are_no_more_fragments_than_pieces_and_split_rows_cuts_the_embedding_too() -> None:
-    model = ModelFacts(parameters=1000, layers=2, width=1, sequence=1, embedding_parameters=400, num_tensors=9)
-    assert fragments_of(SyncSettings(fragments=24), model).count == 9
-    assert fragments_of(SyncSettings(fragments=20, split_rows=True), model) == FragmentSizes(20, 50.0, 50.0)
 
 
 AVAILABILITIES = (0.97, 0.90, 0.95, 0.98)

@@ -1,5 +1,5 @@
-"""Memory by hand: 1.0 B parameters, 16 layers of width 2048, sequences of 2048, an embedding of 195 M; and how many
-sequences a device takes at once."""
+"""Memory by hand: 1.0 B parameters, 16 layers of width 2048, sequences of 2048, an embedding of 195 M, fragments of up
+to 46 M; and how many sequences a device takes at once."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, RUN, fleet, island
 EMBEDDING = 1_000_000_000 - 12 * 16 * 2048**2
 
 HOW = Computing(num_fragments=24)
+LARGEST = MODEL.fragments(24).largest
 
 
 def parts(ranks: int, how: Computing = HOW) -> dict[str, float]:
@@ -58,7 +59,7 @@ def test_the_parts_of_a_replica_add_up() -> None:
     assert (found["weights"], found["gradients"], found["moments"]) == (4.0, 4.0, 8.0)
     assert found["activations"] == pytest.approx((20 + 4 * 4) * 2048 * (16 + 0.5) * 2048 / 1e9)
     assert found["logits"] == pytest.approx(12 * 2048 * EMBEDDING / 2048 / 1e9)
-    assert found["exchange"] == pytest.approx(8 * EMBEDDING / 1e9)
+    assert found["exchange"] == pytest.approx(8 * LARGEST / 1e9)
     assert found["casts"] == 2.0
     assert "gathered" not in found
     assert fit(1, 80.0).needed_gb == pytest.approx(sum(found.values()))
@@ -71,7 +72,7 @@ def test_sharding_divides_the_state_and_gathers_a_layer() -> None:
     assert found["gathered"] == pytest.approx((4 * EMBEDDING + max(0, 4 * EMBEDDING + layer - logits)) / 1e9)
     assert "casts" not in found
     assert found["activations"] == parts(1)["activations"]
-    assert found["exchange"] == pytest.approx(8 * EMBEDDING / 1e9), "the rank that commands has whole fragments"
+    assert found["exchange"] == pytest.approx(8 * LARGEST / 1e9), "the rank that commands has whole fragments"
 
 
 def test_in_fp32_nothing_is_cast_and_activations_are_nearly_twice_as_large() -> None:
@@ -170,7 +171,7 @@ def test_a_host_whose_memory_is_unknown_is_not_refused() -> None:
 
 AUTO = TrainSettings()
 WORKING_GB = 2048 * (36 * 16.5 * 2048 + 12 * (MODEL.embedding_parameters / 2048)) / 1e9  # of one sequence, in bf16
-STATE_GB = (4 + 4 + 8 + 2) * 1.0 + 8 * MODEL.embedding_parameters / 1e9
+STATE_GB = (4 + 4 + 8 + 2) * 1.0 + 8 * LARGEST / 1e9
 
 
 def asked(tokens: int) -> TrainSettings:

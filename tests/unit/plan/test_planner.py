@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
+from diloco_cli.config.devices import find_device
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import (
@@ -158,7 +159,7 @@ def test_overlap_auto_hides_the_exchange_and_leaves_a_slot_of_slack():
 
 
 def test_a_chosen_overlap_that_is_too_short_warns_with_the_one_needed():
-    slower = Link(up_bps=5e8, down_bps=5e8, rtt_s=0.005)
+    slower = Link(up_bps=3e8, down_bps=3e8, rtt_s=0.005)
     linked = fleet(*(replace(IOWA, name=name, link=slower) for name in ("one", "two")))  # alike: neither is left out
     needed = plan(linked).schedule.overlap
     made = plan(linked, with_sync(overlap=1))
@@ -227,8 +228,11 @@ def test_islands_are_either_in_the_plan_or_left_out(shapes):
 
 
 def test_a_device_that_is_too_small_for_all_that_may_be_on_its_way_is_named():
-    slow = Link(up_bps=200e6, down_bps=200e6, rtt_s=0.005)
-    made = plan(fleet(IOWA, replace(OLD, link=slow)))
+    """It has room for the fragments in flight of a fast link, and not for those of a slow one."""
+    slow = Link(up_bps=200e6, down_bps=200e6, rtt_s=5.0)
+    small = replace(find_device(OLD.accelerators.name, {}), memory_gb=13.5)
+    islands = fleet(IOWA, replace(OLD, link=slow))
+    made = plan(replace(islands, devices={OLD.accelerators.name: small}))
     (old,) = (island for island in made.islands if island.name == "old")
     assert made.schedule.overlap > 5 and not old.fits
     assert any("with all that may be on its way it needs" in warning for warning in old.warnings)

@@ -85,14 +85,11 @@ def test_an_untied_head_is_the_last_linear_from_an_embeddings_width_to_its_entri
     assert not any(fact.head for fact in parameter_facts(nn.Sequential(nn.Linear(2, 3))))
 
 
-SPLIT = SyncSettings(fragments=7, split_rows=True)
-
-
-@pytest.mark.parametrize(("model", "sync"), [(Tied(False), SyncSettings(fragments=3)), (Gpt("untied"), SPLIT)])
-def test_scatter_undoes_gather_in_place(model: nn.Module, sync: SyncSettings) -> None:
-    layout, tensors = make_layout(parameter_facts(model), sync), dict(model.named_parameters())
+@pytest.mark.parametrize(("model", "fragments"), [(Tied(False), 1), (Gpt("untied"), 7)])
+def test_scatter_undoes_gather_in_place(model: nn.Module, fragments: int) -> None:
+    layout, tensors = balanced_layout(parameter_facts(model), fragments), dict(model.named_parameters())
     slots = [slot for fragment in layout.fragments for slot in fragment.tensors]
-    assert any(slot.rows for slot in slots) is sync.split_rows
+    assert any(slot.rows for slot in slots) is (fragments > 1)
     before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
     flats = [flatten(fragment, tensors) for fragment in layout.fragments]
     assert sum(flat.numel() for flat in flats) == sum(before[name].numel() for name in {slot.name for slot in slots})

@@ -91,19 +91,18 @@ def test_models_of_transformers_are_built_without_their_parameters(tmp_path: Pat
 
 
 SHAPES = {"embedding": (37, 6), "a": (5, 4, 3), "norm": (3,), "b": (18, 7), "one": (1, 9), "none": (0, 4)}
-SYNC = SyncSettings(fragments=4, split_rows=True, codec="int4")
+SYNC = SyncSettings(fragments=4, codec="int4")
 
 
-def layout(split_rows: bool) -> Layout:
+def layout() -> Layout:
     facts = [ParameterFact(name, shape, name == "embedding") for name, shape in SHAPES.items()]
-    return make_layout(facts, SyncSettings(fragments=4, split_rows=split_rows))
+    return make_layout(facts, SYNC)
 
 
-@pytest.mark.parametrize("split_rows", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_what_ranks_have_makes_the_fragment_and_the_payload_of_the_whole_tensors(ranks: int, split_rows: bool) -> None:
+def test_what_ranks_have_makes_the_fragment_and_the_payload_of_the_whole_tensors(ranks: int) -> None:
     tensors = {name: torch.randn(shape) for name, shape in SHAPES.items()}
-    found = layout(split_rows)
+    found = layout()
     shards = [
         {name: t[slice(*rows_of(t.shape[0], rank, ranks))].contiguous() for name, t in tensors.items()}
         for rank in range(ranks)
