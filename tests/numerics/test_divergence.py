@@ -99,7 +99,7 @@ def test_a_learner_whose_deltas_make_the_loss_jump_again_and_again_pauses_the_ru
 
 
 def test_a_learning_rate_that_is_too_high_everywhere_pauses_the_run() -> None:
-    run = the_run(40, EvaluationSettings(1, 64, "rollback", 0.2), OuterSettings("nesterov", 4.0, 0.9))
+    run = the_run(40, EvaluationSettings(1, 64, "rollback", 0.2), OuterSettings("nesterov", 8.0, 0.9))
     fleet, _ = lived(run, lambda run, name: TensorWire(run))
     (stop,) = told(fleet.store, Stop)
     assert isinstance(stop, Stop) and stop.diverged and fleet.state.phase == "STOPPED"
