@@ -470,7 +470,7 @@ class RegionSettings(Settings, frozen=True):
 class StoreSettings(Settings, frozen=True):
     """The home bucket and prefix: it holds the commit log."""
 
-    GONE: ClassVar = {"checks_uploads": "the syncer tries at its start whether the store refuses damaged uploads"}
+    GONE: ClassVar = {"checks_uploads": "it follows from the kind of store"}
 
     url: StoreURL
     region: Annotated[Name | None, doc("in which the bucket lies")] = None

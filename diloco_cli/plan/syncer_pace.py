@@ -54,7 +54,7 @@ def machine_of(store: StoreSettings) -> SyncerMachine:
         link.up_bps,
         link.down_bps,
         guess.parameters_per_s,
-        parse_url(store.url).kind.checks_uploads is False,
+        not parse_url(store.url).kind.checks_uploads,
         store.connections or guess.connections,
     )
 

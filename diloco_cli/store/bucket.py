@@ -7,8 +7,8 @@ an address from the environment may be wrong, or set by an attacker.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -29,7 +29,7 @@ from diloco_cli.store.port import (
     check_key,
     holder_bytes,
 )
-from diloco_cli.store.url import KINDS, without_credentials
+from diloco_cli.store.url import KINDS, parse_url, without_credentials
 
 MAX_RETRY_AFTER_S = 60.0
 TOO_MANY = 429
@@ -61,19 +61,11 @@ def short_text(text: str) -> str:
 def settled(holder: bytes | None, data: bytes, doubt: Exception, where: str) -> Created | Exists:
     """The outcome of a create that failed or whose answer was lost, by the bytes that its key holds now (`holder`):
     ours or another writer's. Raises `doubt` if there is no object."""
-    if holder is None:
-        if isinstance(doubt, DilocoError):
-            raise doubt
-        raise StoreUnavailableError("the object was deleted while it was created", where=where) from doubt
-    return Created(checked=True) if holder == data else Exists(holder)
-
-
-def intact(found: transfers.Downloaded, where: str) -> bytes:
-    """The bytes that were found, if they fit the checksum that the store states, or if the store states none."""
-    stated = found.stated_crc32c
-    if stated is not None and stated != (found.found_crc32c or transfers.crc32c(found.data)):
-        raise StoreUnavailableError("the bytes read do not match their crc32c", where=where)
-    return found.data
+    if holder is not None:
+        return Created(checked=True) if holder == data else Exists(holder)
+    if isinstance(doubt, DilocoError):
+        raise doubt
+    raise StoreUnavailableError("the object was deleted while it was created", where=where) from doubt
 
 
 @dataclass(frozen=True)
@@ -94,18 +86,15 @@ class BucketStore(ABC):
     """A bucket and prefix. The client starts at the first call, in the process that makes it: never share one store
     with a forked child. It retries only the parts of a large object."""
 
-    sends_parts: bool = False
-    """Whether large objects go up through several connections, as far as is known."""
-
     def __init__(self, url: str, sorted_error: Callable[[Exception, str], Exception]) -> None:
         """`sorted_error(error, where)`: the port's error, or one of ANSWERS, for what the client raised."""
         self.url = url
         self._sorted_error = sorted_error
-        self._checks_uploads = False
+        self._checks_uploads = parse_url(url).kind.checks_uploads
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         try:
-            self._upload(check_key(key), data, exclusive=True)
+            self._sent(check_key(key), data, exclusive=True)
             return Created(checked=self._checks_uploads)
         except (ConditionFailedError, StoreUnavailableError) as doubt:  # of two creates at once either may have won
             return settled(self.get(key, holder_bytes(data)), data, doubt, self._where(key))
@@ -113,21 +102,28 @@ class BucketStore(ABC):
     def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
         check_key(key)
         try:
-            found = self._run(key, partial(self._download, key, max_bytes), None)
+            data, stated = self._run(key, lambda: transfers.download(partial(self._open, key), max_bytes), None)
         except ObjectAbsentError:
             return None
         except RangeBehindEndError:
             return b""  # no range of an empty object can be had
-        is_whole = max_bytes is None or len(found.data) <= max_bytes
-        return intact(found, self._where(key)) if is_whole else found.data
+        is_whole = max_bytes is None or len(data) <= max_bytes
+        if is_whole and stated is not None and stated != transfers.crc32c(data):
+            raise StoreUnavailableError("the bytes read do not match their crc32c", where=self._where(key))
+        return data
 
     def get_range(self, key: str, start: int, end: int) -> bytes | None:
         check_key(key)
         start, end = max(0, start), max(0, end)
         if start >= end:
             return None if self.stat(key) is None else b""
+
+        async def read() -> bytes:
+            async with self._open(key, start, end) as opened:
+                return b"".join([piece async for piece in opened.pieces])
+
         try:
-            found = self._run(key, partial(self._range, key, start, end), end - start)
+            found = self._run(key, read, end - start)
         except ObjectAbsentError:
             return None
         except RangeBehindEndError:
@@ -136,15 +132,11 @@ class BucketStore(ABC):
             raise StoreBrokenError("the store ignores byte ranges", where=self._where(key))
         return found
 
-    async def _range(self, key: str, start: int, end: int) -> bytes:
-        async with aclosing(self._part(key, None, start, end)) as pieces:
-            return b"".join([piece async for piece in pieces])
-
     @abstractmethod
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]: ...
 
     def put(self, key: str, data: bytes) -> None:
-        self._upload(check_key(key), data, exclusive=False)
+        self._sent(check_key(key), data, exclusive=False)
 
     def delete(self, key: str) -> None:
         with suppress(ObjectAbsentError):  # S3 itself says nothing here, others do
@@ -156,24 +148,18 @@ class BucketStore(ABC):
         except ObjectAbsentError:
             return None
 
-    def prove_uploads(self, key: str) -> bool:
-        """Whether the store is seen to refuse damaged uploads, tried at this key, where nothing stays: then what it
-        confirms from now on counts as checked. False if the client sends no checksum that could be compared."""
-        return False
-
     def retention(self, key: str) -> Retention | None:
         """None if the service does not tell. May write the key. Raises StoreError."""
         return None
 
     @abstractmethod
-    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
-        """ConditionFailedError if `exclusive` and there is an object already."""
+    async def _upload(self, key: str, data: bytes, exclusive: bool) -> None:
+        """ConditionFailedError if `exclusive` and there is an object already. Bounds its own time."""
 
     @abstractmethod
-    async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded: ...
-
-    @abstractmethod
-    def _part(self, key: str, version: str | None, start: int, end: int) -> AsyncGenerator[bytes, None]:
+    def _opened(
+        self, key: str, start: int, end: int | None, version: str | None
+    ) -> AbstractAsyncContextManager[transfers.Opened]:
         """Bytes [start, end), clipped to the object's size; of the named version, if one is given."""
 
     @abstractmethod
@@ -199,21 +185,24 @@ class BucketStore(ABC):
             result: T = sync(get_loop(), bounded)
             return result
 
-    def _fetch(self, key: str, version: str | None) -> transfers.Fetch | None:
-        """The function that fetches further parts of a download; None if the store does not name the version."""
-        if not version:
-            return None
+    def _sent(self, key: str, data: bytes, exclusive: bool) -> None:
+        try:
+            self._run(key, partial(self._upload, key, data, exclusive), None)
+        except ObjectAbsentError as error:
+            raise missing_bucket(self.url) from error
 
-        async def fetch(start: int, end: int) -> AsyncGenerator[bytes, None]:
-            try:
-                with self._sorted_errors(key):
-                    async with aclosing(self._part(key, version, start, end)) as pieces:
-                        async for piece in pieces:
-                            yield piece
-            except ANSWERS as error:
-                raise StoreUnavailableError("the object changed while it was read", where=self._where(key)) from error
-
-        return fetch
+    @asynccontextmanager
+    async def _open(
+        self, key: str, start: int, end: int | None, version: str | None = None
+    ) -> AsyncIterator[transfers.Opened]:
+        try:
+            with self._sorted_errors(key):
+                async with self._opened(key, start, end, version) as opened:
+                    yield opened
+        except ANSWERS as error:
+            if version is None:
+                raise
+            raise StoreUnavailableError("the object changed while it was read", where=self._where(key)) from error
 
     @contextmanager
     def _sorted_errors(self, key: str) -> Iterator[None]:

@@ -25,16 +25,16 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from configparser import ConfigParser
 from configparser import Error as ConfigError
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from diloco_cli import clock
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError
 from diloco_cli.store import transfers
@@ -68,6 +68,7 @@ from diloco_cli.store.url import KINDS
 
 S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 AZURE_ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
+IN_PARTS_FROM_BYTES = 256 << 20
 _READ_BYTES = 1 << 20
 _MAX_CHECKED_BYTES = 8 << 20
 """Of an object whose checksum is kept: that of a larger one would take a tenth of the time in which it is moved."""
@@ -106,7 +107,6 @@ class ObstoreStore(BucketStore):
         self._access = access
         self._lock = threading.Lock()
         self._clients: tuple[Any, Any, Any] | None = None
-        self._speed = transfers.UploadSpeed()
         self._takes_parts = True
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
@@ -138,30 +138,27 @@ class ObstoreStore(BucketStore):
         found = await obstore.head_async(self._reader, key)
         return ObjectStat(key, int(found["size"]), found["last_modified"].timestamp())
 
-    def _upload(self, key: str, data: bytes, *, exclusive: bool) -> None:
-        try:
-            if self._takes_parts and len(data) >= transfers.ALWAYS_IN_PARTS_FROM_BYTES:
-                try:
-                    return self._upload_parts(key, data, exclusive)
-                except StoreForbiddenError:
-                    self._takes_parts = False
-            self._run(key, partial(self._put, key, data, exclusive), len(data))
-        except ObjectAbsentError as error:
-            raise missing_bucket(self.url) from error
+    async def _upload(self, key: str, data: bytes, exclusive: bool) -> None:
+        if self._takes_parts and len(data) >= IN_PARTS_FROM_BYTES:
+            try:
+                await transfers.on_time(len(data), self._put_parts(key, data, exclusive))
+                return
+            except Exception as error:  # obstore has few classes
+                if not isinstance(self._sorted_error(error, self._where(key)), StoreForbiddenError):
+                    raise
+                self._takes_parts = False
+        await transfers.on_time(len(data), self._put(key, data, exclusive))
 
-    def _upload_parts(self, key: str, data: bytes, exclusive: bool) -> None:
-        if exclusive and self.stat(key) is not None:
-            raise ConditionFailedError
-        at_once, started_s = self._speed.at_once(len(data)), clock.monotonic_s()
-        self._run(key, partial(self._put_parts, key, data, at_once), len(data))
-        self._speed.note(len(data), clock.monotonic_s() - started_s, at_once)
-
-    async def _put_parts(self, key: str, data: bytes, at_once: int) -> Any:
+    async def _put_parts(self, key: str, data: bytes, exclusive: bool) -> None:
         import obstore
 
+        if exclusive:
+            with suppress(FileNotFoundError):
+                await obstore.head_async(self._reader, key)
+                raise ConditionFailedError
         part_bytes = max(transfers.PART_BYTES, -(-len(data) // transfers.MOST_PARTS))
-        sizes: Any = {"chunk_size": part_bytes, "max_concurrency": at_once}
-        return await obstore.put_async(self._client()[2], key, data, use_multipart=True, **sizes)
+        sizes: Any = {"chunk_size": part_bytes, "max_concurrency": transfers.parts_at_once(len(data))}
+        await obstore.put_async(self._client()[2], key, data, use_multipart=True, **sizes)
 
     async def _put(self, key: str, data: bytes, exclusive: bool) -> Any:
         import obstore
@@ -179,25 +176,18 @@ class ObstoreStore(BucketStore):
             return Retention(None, KINDS[self._scheme].keeps_nothing.format(place=self._place))
         return Retention(0.0, "") if self._scheme == "s3" else None
 
-    async def _download(self, key: str, max_bytes: int | None) -> transfers.Downloaded:
-        import obstore
-
-        span: Any = None if max_bytes is None else {"range": (0, max_bytes + 1)}
-        answer = await transfers.on_time(0, obstore.get_async(self._reader, key, options=span))
-        size = transfers.size_to_read(None, int(answer.meta["size"]), max_bytes)
-        source = transfers.Download(_pieces(answer.stream(min_chunk_size=_READ_BYTES)))
-        fetch = self._fetch(key, answer.meta["e_tag"])
-        data = await transfers.read_in_parts(size, source, fetch, max_bytes)
-        return transfers.Downloaded(data, answer.attributes.get(transfers.CHECKSUM_NAME), source.crc32c())
-
-    async def _part(self, key: str, version: str | None, start: int, end: int) -> AsyncGenerator[bytes, None]:
+    @asynccontextmanager
+    async def _opened(
+        self, key: str, start: int, end: int | None, version: str | None
+    ) -> AsyncIterator[transfers.Opened]:
         import obstore
 
         condition = {} if version is None else {"if_match": version}
-        options: Any = {"range": (start, end), **condition}
+        options: Any = {"range": {"offset": start} if end is None else (start, end), **condition}
         answer = await obstore.get_async(self._reader, key, options=options)
-        async for piece in _pieces(answer.stream(min_chunk_size=_READ_BYTES)):
-            yield piece
+        stated = answer.attributes.get(transfers.CHECKSUM_NAME)
+        pieces = _pieces(answer.stream(min_chunk_size=_READ_BYTES))
+        yield transfers.Opened(pieces, int(answer.meta["size"]), answer.meta["e_tag"], stated)
 
     @property
     def _reader(self) -> Any:

@@ -1,5 +1,5 @@
-"""Opens the store at a URL, and what a process does around its stores: how many calls it makes at a time, whether a
-store is seen to refuse damaged uploads, and the removal of what killed writers left."""
+"""Opens the store at a URL, and what a process does around its stores: how many calls it makes at a time, and the
+removal of what killed writers left."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from diloco_cli import clock
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import DilocoError, StoreError, UsageError
+from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.store.local import YOUNG_S, check_directory
 from diloco_cli.store.port import MAX_CONNECTIONS, Discarded, Store
-from diloco_cli.store.retry import RetryingStore
 from diloco_cli.store.url import parse_url
 
 CONNECTIONS_VARIABLE = "DILOCO_STORE_CONNECTIONS"
-UPLOAD_TRIAL_S = 5.0
 DISCARD_EVERY_S = 3600.0
 
 Item = TypeVar("Item")
@@ -59,28 +56,6 @@ def answers(call: Callable[[Item], Answer], items: Iterable[Item]) -> Iterator[A
     milliseconds. The first error ends those that have not begun."""
     with ThreadPoolExecutor(connections_here()) as pool:
         yield from pool.map(call, items)
-
-
-def checks_uploads(store: Store, key: str, sleep: Callable[[float], object] = clock.sleep_s) -> bool:
-    """Whether what the store confirms has been checked, so that it need not be read back before a commit names it.
-
-    A network may damage an upload, and a service may keep other bytes than it was sent. GCS compares an upload with the
-    checksum that comes with it; other services may take it and never look. So a wrong one is tried at this key, where
-    nothing stays; from then on the store's creates say that they are checked. A directory has the bytes that were
-    written once fsync has returned: to read them again would show the same memory. False also if no try has an answer
-    in time: a run goes on without."""
-    known = parse_url(store.url).kind.checks_uploads
-    if known is not None:
-        return known
-    from diloco_cli.store.bucket import BucketStore
-
-    if not isinstance(store, BucketStore):
-        return False
-    try:
-        trying = RetryingStore(store, UPLOAD_TRIAL_S, sleep=sleep)
-        return trying.persist("create", lambda: store.prove_uploads(key))
-    except StoreError:
-        return False
 
 
 def discard_leftovers_at(url: str) -> Discarded:

@@ -29,8 +29,8 @@ _A_PART = rf"(?!\.{{1,2}}(?:/|\Z))[A-Za-z0-9._-]{{1,{MAX_PART_CHARACTERS}}}"
 @dataclass(frozen=True)
 class Created:
     """The object now holds exactly the bytes given, written by this call or by an earlier try of the same. `checked`:
-    this is known, because the bytes were read back, or because the store compares an upload with its checksum and has
-    been seen to refuse a wrong one (proof.py); else a store with a fault may have kept others."""
+    this is known, because the bytes were read back, or because the store compares an upload with its checksum; else a
+    store with a fault may have kept others."""
 
     checked: bool = field(default=False, compare=False)
 

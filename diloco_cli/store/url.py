@@ -29,9 +29,10 @@ class StoreKind:
     and prefix. `is_bucket`: a service over a network. `is_shared`: other processes can reach it. `makes_place`: the
     command that makes a missing bucket. `policies`: folder of templates/bucket-policy; without one, `policies_hint`.
     `retention`: name of doctor's check of what a bucket keeps of deleted objects; `keeps_nothing`: how to make it keep
-    nothing. `login_hint`: what to do when credentials are missing or refused. `checks_uploads`: whether the store is
-    known to refuse a damaged upload; None: the service decides, and is tried. `leftovers`: `module:callable` that
-    discards what killed writers left, called with the parsed URL.
+    nothing. `login_hint`: what to do when credentials are missing or refused. `checks_uploads`: whether what
+    the store confirms need not be read back before a commit names it: GCS compares an upload with the checksum that
+    comes with it, others may never look; of a directory a read would show the same memory. `leftovers`:
+    `module:callable` that discards what killed writers left, called with the parsed URL.
     """
 
     scheme: str
@@ -46,7 +47,7 @@ class StoreKind:
     retention: str = ""
     keeps_nothing: str = ""
     login_hint: str = ""
-    checks_uploads: bool | None = False
+    checks_uploads: bool = False
     leftovers: str = ""
 
 
@@ -64,7 +65,7 @@ KINDS = {
             retention="soft_delete",
             keeps_nothing="gcloud storage buckets update gs://{place} --clear-soft-delete",
             login_hint="gcloud auth application-default login; check the bucket's roles and this machine's clock",
-            checks_uploads=None,
+            checks_uploads=True,
             leftovers="diloco_cli.store.gcs:discard_parts",
         ),
         StoreKind(

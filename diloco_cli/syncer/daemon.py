@@ -45,7 +45,6 @@ from diloco_cli.protocol.log.keys import (
     commit_key,
     heartbeat_key,
     state_key,
-    upload_trial_key,
     weights_key,
 )
 from diloco_cli.protocol.log.operations import Steps
@@ -76,9 +75,10 @@ from diloco_cli.runtime.daemon import (
 )
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import LOG
-from diloco_cli.store.open import checks_uploads, connections_here, discarding_leftovers, open_store
+from diloco_cli.store.open import connections_here, discarding_leftovers, open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, retrying_text, store_beside
+from diloco_cli.store.url import parse_url
 from diloco_cli.store.wrappers import ThrottledStore
 from diloco_cli.syncer.arithmetic import (
     Spool,
@@ -192,7 +192,7 @@ class _Home:
     def fit(self, run: RunFormat) -> None:
         """The syncer's share of the calls to a store that throttles; whether the store checks uploads."""
         self.throttled.pace.weight = max(1, len(run.all_islands))
-        self.reads_back = not checks_uploads(self.bare, upload_trial_key(nonce()), self._stop.wait)
+        self.reads_back = not parse_url(self.bare.url).kind.checks_uploads
         how = "versions are read back" if self.reads_back else "the store checks uploads: versions are not read back"
         say(f"{utc_now_text()} {how}")
 

@@ -21,7 +21,7 @@ from tests.contract.fake_gcs import FakeGCS
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 PROMISED = {
-    "write", "read_back", "upload_check", "exclusive_create", "own_write", "list_after_write", "delete", "range_read",
+    "write", "read_back", "exclusive_create", "own_write", "list_after_write", "delete", "range_read",
     "clock",
     "throughput",
 }  # fmt: skip
@@ -50,8 +50,6 @@ def test_a_directory_is_proved_and_left_as_it_was(diloco: Diloco, tmp_path: Path
     assert (done.returncode, body["ok"], data["ok"], body["error"]) == (0, True, True, None), done.stdout
     assert {check["name"] for check in data["checks"]} >= PROMISED
     assert all(set(check) >= {"name", "ok", "detail", "hint"} for check in data["checks"])
-    processes = next(check["detail"] for check in data["checks"] if check["name"] == "exclusive_create")
-    assert "3 processes, 12 rounds: one winner each" in processes
     assert data["up_mbps"] > 0 and data["down_mbps"] > 0 and data["latency_ms"] > 0
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["theirs"]
 
@@ -78,8 +76,6 @@ def test_a_bucket_that_ignores_conditions_fails_with_hints_and_exit_6(diloco: Di
     assert done.returncode == 6, done.stdout + done.stderr
     assert [name for name, line in lines.items() if line.startswith("FAIL")] == ["exclusive_create", "own_write"]
     assert "4 of 4 racers were told" in lines["exclusive_create"]
-    assert "2 processes: 4 of 4 rounds went wrong" in lines["exclusive_create"]
-    assert lines["upload_check"].startswith("PASS")
     assert lines["soft_delete"].startswith("WARN") and "7 d" in lines["soft_delete"]
     assert "a month for this run's" in lines["soft_delete"]
     assert "--clear-soft-delete" in done.stdout

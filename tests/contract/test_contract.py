@@ -287,19 +287,17 @@ def test_an_object_that_changes_while_its_parts_come_is_never_mixed(
     """Every part is of the version that the first answer named: a mixture is refused, not returned."""
     if backend.name not in REMOTE:
         pytest.skip("no parts here")
-    for name, value in (("PROBE_BYTES", 80), ("PART_BYTES", 100), ("PARALLEL_PAYS_S", 60.0)):
-        monkeypatch.setattr(transfers, name, value)
+    monkeypatch.setattr(transfers, "PART_BYTES", 100)
+    monkeypatch.setattr(transfers, "pause_s", lambda attempt, error, jitter: 0.0)
     versions = [bytes([number]) * 1000 for number in (1, 2)]
     store.put("k", versions[0])
-    original = transfers.Download.take
+    original = transfers.in_parallel
 
-    async def break_after_the_probe(source: transfers.Download, end: int) -> None:
-        if end <= transfers.PROBE_BYTES:
-            return await original(source, end)
+    async def change_before_the_parts(parts: object, at_once: int) -> object:
         await asyncio.to_thread(store.put, "k", versions[1])
-        raise ConnectionResetError
+        return await original(parts, at_once)
 
-    monkeypatch.setattr(transfers.Download, "take", break_after_the_probe)
+    monkeypatch.setattr(transfers, "in_parallel", change_before_the_parts)
     with pytest.raises(StoreUnavailableError, match="changed"):
         store.get("k")
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from diloco_cli.plan.syncer_pace import machine_of
 from diloco_cli.randomness import nonce
 from diloco_cli.store.bucket import missing_bucket
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.open import checks_uploads, discard_leftovers_at, open_store
+from diloco_cli.store.open import discard_leftovers_at, open_store
 from diloco_cli.store.port import Discarded, Store
 from diloco_cli.store.url import KINDS, StoreKind, join_url, normalise_store_url, parse_url
 from diloco_cli.store.wrappers import PrefixedStore
@@ -69,10 +69,10 @@ def test_config_plan_doctor_and_errors_know_a_new_store(url: str) -> None:
     assert normalise_store_url(f"{url}/", Path("/")) == url and parse_url(url).place == "box"
     with pytest.raises(UsageError):
         parse_url("toy://NO/x")
-    assert machine_of(StoreSettings(url)).reads_back and not checks_uploads(open_store(url), "trial")
+    assert machine_of(StoreSettings(url)).reads_back
     assert discard_leftovers_at(url) == Discarded()
     assert missing_bucket(url).hint == "toy make box"
     with pytest.raises(UsageError) as refused:
         policy_of(url, "reader")
     assert refused.value.hint == "a box has one key"
-    assert examine(url, lambda check: None, 60, Effort(4, 3, 0, 5, 1_000_000)).ok
+    assert examine(url, lambda check: None, 60, Effort(4, 3, 5, 1_000_000)).ok

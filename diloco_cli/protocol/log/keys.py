@@ -123,11 +123,6 @@ def state_key(fragment: int, version: int, epoch: int, digest: str) -> str:
     return f"state/{fragment:04d}/{version:012d}-{epoch:010d}-{digest}"
 
 
-def upload_trial_key(nonce: str) -> str:
-    """Where a syncer tries whether the store refuses an upload with a wrong checksum: nothing stays there."""
-    return f"state/trial-{nonce}"
-
-
 def weights_key(fragment: int, version: int, epoch: int, digest: str) -> str:
     return f"weights/{fragment:04d}/{version:012d}-{epoch:010d}-{digest}"
 

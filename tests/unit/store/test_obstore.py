@@ -279,7 +279,7 @@ def test_a_large_object_goes_up_in_parts_of_which_a_failed_one_is_sent_again(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     proxy: FaultProxy = request.getfixturevalue(scheme)
-    monkeypatch.setattr(transfers, "ALWAYS_IN_PARTS_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(obstore, "IN_PARTS_FROM_BYTES", 1 << 20)
     monkeypatch.setattr(transfers, "PART_BYTES", 5 << 20)  # the least that S3 takes
     store, data = open_store(f"{scheme}://bucket/parts-{nonce()}"), os.urandom((10 << 20) + 123)
     proxy.faults.inject("503", "PUT", times=2)
@@ -291,7 +291,7 @@ def test_a_large_object_goes_up_in_parts_of_which_a_failed_one_is_sent_again(
 
 
 def test_where_a_policy_refuses_parts_one_request_carries_all(s3: FaultProxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "ALWAYS_IN_PARTS_FROM_BYTES", 1 << 10)
+    monkeypatch.setattr(obstore, "IN_PARTS_FROM_BYTES", 1 << 10)
     store = open_store(f"s3://bucket/refused-{nonce()}")
     s3.faults.inject("403", "POST")
     assert store.create("large", b"x" * 5000) == Created()

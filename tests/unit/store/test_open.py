@@ -12,7 +12,7 @@ import pytest
 
 from diloco_cli.errors import StoreError, UsageError
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.open import CONNECTIONS_VARIABLE, answers, checks_uploads, connections_here, open_store
+from diloco_cli.store.open import CONNECTIONS_VARIABLE, answers, connections_here, open_store
 from diloco_cli.store.port import MAX_CONNECTIONS, Created
 from diloco_cli.store.url import join_url
 from diloco_cli.store.wrappers import PrefixedStore
@@ -93,12 +93,6 @@ def test_opening_a_store_makes_no_request_and_imports_no_client_and_no_torch(url
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     assert ran.stdout.strip() == "[]"
-
-
-def test_what_is_known_of_a_store_is_not_tried(tmp_path: Path) -> None:
-    assert checks_uploads(open_store(str(tmp_path)), "trial") and list(tmp_path.iterdir()) == []
-    assert not checks_uploads(open_store("memory://trial"), "trial")
-    assert not checks_uploads(open_store("s3://bucket"), "trial"), "its client sends nothing to compare"
 
 
 def test_a_machine_may_have_fewer_connections(monkeypatch: pytest.MonkeyPatch) -> None:
