@@ -29,14 +29,12 @@ from diloco_cli.protocol.log.commits import (
     Stop,
 )
 from diloco_cli.protocol.log.health import (
+    NOTHING,
     Norms,
     Stability,
     are_too_many,
     bad_in_a_row,
     is_bad,
-    known_before,
-    norms_after,
-    stability_after,
 )
 from diloco_cli.protocol.log.keys import fingerprint, key_of
 from diloco_cli.protocol.log.records import (
@@ -48,7 +46,6 @@ from diloco_cli.protocol.log.records import (
     RunFormat,
     fragment_of_slot,
 )
-from diloco_cli.protocol.log.state import asked_for
 from diloco_cli.protocol.rules.divergence import jump_of
 from diloco_cli.protocol.rules.merging import JudgedDelta, judge, max_steps, offered_weight, round_steps
 from diloco_cli.signing import OPERATOR, Signature
@@ -127,24 +124,18 @@ class Checker:
         operator's in what operators do not ask for."""
         begins = isinstance(commit, EpochStart)
         self.epoch_key = by.public if begins else self.epoch_key
-        served = isinstance(commit, Merge | Skip | Quarantine | Finish) and not asked_for(commit)
-        served = served or (isinstance(commit, EpochStart) and commit.serves)
         rules = [
             (by.public == self.epoch_key, f"is signed with another key than its epoch {commit.epoch} began under"),
             (not begins or by.public == claimed, f"begins an epoch that another key claimed: epoch {commit.epoch}"),
             (by.public not in self.revoked, f"is signed by {by.signer} with a key that was revoked before"),
-            (not served or by.signer != OPERATOR, "is signed by the operator, who only answers requests"),
+            (not commit.is_syncers or by.signer != OPERATOR, "is signed by the operator, who only answers requests"),
         ]
         for holds, otherwise in rules:
             self.expect(holds, "keys", f"{key}: {otherwise}")
 
     def _check_outputs(self, commit: Commit, key: str) -> bool:
         """Whether the commit brings the fragments that are due, as versions of its own number."""
-        due: list[int] = []
-        if commit.n == 0 or isinstance(commit, Rollback):
-            due = list(range(self.run.num_fragments))
-        elif isinstance(commit, Merge):
-            due = [fragment_of_slot(self.slot, self.run.num_fragments)]
+        due = commit.fragments_due(self.slot, self.run.num_fragments)
         brought = [output.fragment for output in commit.outputs]
         numbered = all(output.version == commit.n and output.epoch == commit.epoch for output in commit.outputs)
         self.expect(brought == due, "1", f"{key}: brings fragments {brought} instead of {due}")
@@ -221,7 +212,7 @@ class Checker:
             )
             for item in commit.inputs
         ]
-        known = known_before(self.norms, commit, self.run.num_fragments)
+        known = self.norms.get(fragment_of_slot(commit.slot, self.run.num_fragments), NOTHING)
         for item, verdict in zip(commit.inputs, judge(known, deltas, self.run.settings.sync.clip), strict=True):
             who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
             self.expect(
@@ -284,7 +275,7 @@ class Checker:
         quorum."""
         name, quorum = commit.learner, self.run.settings.sync.quorum
         bad = self.bad_in_a_row.get(name, 0)
-        due = are_too_many(bad) or asked_for(commit)
+        due = are_too_many(bad) or not commit.is_syncers
         self.expect(due, "blame", f"{key}: a quarantine after {bad} bad offers in a row")
         left = len({island.name for island in self.run.all_islands} - self.kept_out - {name})
         self.expect(left >= quorum, "blame", f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
@@ -328,8 +319,8 @@ class Checker:
         """Enter a checked commit into the books."""
         self._settle_shares(commit)
         self._count_bad(commit)
-        self.stability = stability_after(self.stability, commit)
-        self.norms = norms_after(self.norms, commit, self.run.num_fragments)
+        self.stability = commit.stability_after(self.stability)
+        self.norms = commit.norms_after(self.norms, self.run.num_fragments)
         offers: list[MergedOffer | Outcome] = [*commit.inputs, *commit.outcomes]
         named = [(one.learner, one.incarnation) for one in offers if self._counts(one)]
         for name, incarnation in named:

@@ -35,7 +35,7 @@ from diloco_cli.observe.unit_states import (
 from diloco_cli.plan.syncer_pace import connections_of, machine_text, measured_by
 from diloco_cli.protocol.log.health import REASONS
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
-from diloco_cli.protocol.log.metrics import REFUSED, Note, share_of_best
+from diloco_cli.protocol.log.metrics import REFUSED, Note
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
@@ -136,7 +136,7 @@ class Look:
             return None
         present = sum(state not in MISSING for state in self.learners.values())
         so_far_s = self.facts.seconds_since(known.since) - min(self.idle_s, self.expected_s)
-        return share_of_best(known, so_far_s, present)
+        return known.share_of_best(so_far_s, present)
 
     @property
     def here(self) -> LocalUnit | None:

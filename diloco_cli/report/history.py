@@ -21,9 +21,9 @@ import msgspec
 
 from diloco_cli.errors import DataCheckError
 from diloco_cli.events.event import EVENT_KINDS, KINDS, Event, events_of
-from diloco_cli.protocol.log.commits import Commit, Evaluation, Merge, Rollback, Skip, Stop
+from diloco_cli.protocol.log.commits import Commit, Evaluation, Merge, Rollback, Skip, Stop, metrics_after
 from diloco_cli.protocol.log.keys import commit_key, number_of
-from diloco_cli.protocol.log.metrics import Metrics, metrics_after, thinned
+from diloco_cli.protocol.log.metrics import Metrics, thinned
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, RunFormat, record_digest
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import CommitsAhead

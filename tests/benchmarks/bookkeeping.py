@@ -16,7 +16,7 @@ from statistics import median
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.log.commit_log import kept_versions
-from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge, apply
 from diloco_cli.protocol.log.records import (
     FragmentVersion,
     Island,
@@ -28,7 +28,7 @@ from diloco_cli.protocol.log.records import (
     fragment_of_slot,
     record_digest,
 )
-from diloco_cli.protocol.log.state import RunState, apply
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.signing import packed, unpacked
 from tests.benchmarks.measure import machine, row
 from tests.unit.protocol.records import make_run

@@ -25,6 +25,7 @@ from diloco_cli.protocol.log.commit_log import (
     trusting_none_of,
     write_snapshot,
 )
+from diloco_cli.protocol.log.commits import AuthorityError
 from diloco_cli.protocol.log.keys import (
     commit_key,
     fingerprint,
@@ -35,7 +36,7 @@ from diloco_cli.protocol.log.keys import (
 )
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Outcome, ProcessClaim, RecordError, RunFormat, encode
-from diloco_cli.protocol.log.state import AuthorityError, LearnerRecord, RunState
+from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import LOG
 from diloco_cli.store.memory import MemoryStore

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.errors import RefusedError
-from diloco_cli.protocol.log import state
+from diloco_cli.protocol.log import commits
 from diloco_cli.signing import LOG, OPERATOR, Keyring, learner_signer
 from tests.histories.campaign import lived
 from tests.histories.key_events import STOLEN_NONCE
@@ -68,14 +68,14 @@ def test_keys_are_replaced_and_revoked_and_what_a_thief_of_old_ones_writes_count
 
 
 def any_key(*facts: object) -> None:
-    """In place of authority.contradiction: whoever is certified may sign any commit."""
+    """In place of commits.contradiction: whoever is certified may sign any commit."""
     return
 
 
 @pytest.mark.parametrize(
     ("where", "name", "instead", "found"),
     [
-        (state, "contradiction", any_key, {"1", "keys", "exit", "6"}),
+        (commits, "contradiction", any_key, {"1", "keys", "exit", "6"}),
         (Keyring, "without", lambda self, revoked: self, {"2", "keys", "exit", "liveness", "4", "7"}),
     ],
     ids=["whose commit it is", "whose offer it is"],

@@ -17,7 +17,7 @@ from msgspec import structs
 from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import FencedError, NotFoundError, RefusedError, UsageError
 from diloco_cli.protocol.log.claims import own_keyring
-from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.commits import Commit, apply
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     HEAD_HINT_KEY,
@@ -43,7 +43,7 @@ from diloco_cli.protocol.log.records import (
     read_signed,
     record_digest,
 )
-from diloco_cli.protocol.log.state import RunState, apply
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.signing import (
     KEY_HINT,
     LOG,

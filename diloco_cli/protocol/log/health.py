@@ -22,11 +22,8 @@ from math import sqrt
 from typing import NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from diloco_cli.protocol.log import commits
-from diloco_cli.protocol.log.commits import Commit, Merge, Quarantine, Readmit
-from diloco_cli.protocol.log.records import MergedOffer, fragment_of_slot
+from diloco_cli.protocol.log.records import MergedOffer
 
 LEARNERS_KEPT = 64  # of one fragment, those merged last: the median of so many is as good as that of all
 FALLS = 0.5
@@ -41,31 +38,19 @@ Norms = dict[int, dict[str, Measured]]
 NOTHING: Known = {}
 
 
-def known_before(norms: Norms, commit: Commit, num_fragments: int) -> Known:
-    """What is remembered of the fragment that a merge is about to change."""
-    return norms.get(fragment_of_slot(commit.slot, num_fragments), NOTHING) if isinstance(commit, Merge) else NOTHING
-
-
 def logged_norm(norm: float) -> float:
     """A measured norm as the log states it. Decisions are made from this figure, so that they follow from the log."""
     return float(f"{norm:.9g}")
 
 
-def norms_after(norms: Norms, commit: Commit, num_fragments: int) -> Norms:
-    """The memory after one more commit."""
-    if isinstance(commit, Quarantine | Readmit):
-        return {
-            fragment: {name: one for name, one in known.items() if name != commit.learner}
-            for fragment, known in norms.items()
-        }
-    if not isinstance(commit, Merge):
-        return norms
-    known = dict(known_before(norms, commit, num_fragments))
-    for item in commit.inputs:
-        merged = _followed(known.pop(item.learner, None), item.norm * item.scale, max(1, item.steps))
+def norms_of_merge(known: Known, inputs: Iterable[MergedOffer]) -> dict[str, Measured]:
+    """What is remembered of a fragment after a merge of these offers."""
+    found = dict(known)
+    for item in inputs:
+        merged = _followed(found.pop(item.learner, None), item.norm * item.scale, max(1, item.steps))
         if merged[0] > 0:
-            known[item.learner] = merged  # at the end: the first ones were merged longest ago
-    return {**norms, fragment_of_slot(commit.slot, num_fragments): dict(list(known.items())[-LEARNERS_KEPT:])}
+            found[item.learner] = merged  # at the end: the first ones were merged longest ago
+    return dict(list(found.items())[-LEARNERS_KEPT:])
 
 
 def _followed(before: Measured | None, norm: float, steps: int) -> Measured:
@@ -219,46 +204,3 @@ class Stability(Struct, frozen=True):
     recovers_beyond: int | None = None
     paused: bool = False
     since: int = 0
-
-
-def stability_after(known: Stability, commit: commits.Commit) -> Stability:
-    """After one more commit."""
-    match commit:
-        case commits.Merge() | commits.Skip():
-            return replace(known, since=known.since + 1)
-        case commits.Evaluation():
-            return _evaluated(known, commit)
-        case commits.Rollback():
-            return _rolled_back(known, commit)
-        case commits.Stop() if commit.diverged:
-            return replace(known, paused=True)
-        case commits.EpochStart() if commit.serves and known.paused:
-            return _resumed(known)
-    return known
-
-
-def _evaluated(known: Stability, commit: commits.Evaluation) -> Stability:
-    at = Evaluated(commit.evaluated, commit.loss, commit.tokens)
-    known = replace(known, since=0)
-    if commit.jumped:
-        return replace(known, jump=at)
-    recovers = known.recovers_beyond
-    recovered = recovers is None or commit.tokens > recovers
-    return replace(
-        known, good=(*known.good, at)[-GOOD_KEPT:], jump=None, recovers_beyond=None if recovered else recovers
-    )
-
-
-def _rolled_back(known: Stability, commit: commits.Rollback) -> Stability:
-    """Evaluations of undone merges no longer count."""
-    jump, good = known.jump, tuple(at for at in known.good if at.n <= commit.to)
-    known = replace(known, good=good, jump=None)
-    if commit.evaluated is None or jump is None:
-        return known
-    return replace(known, recovers_beyond=jump.tokens)
-
-
-def _resumed(known: Stability) -> Stability:
-    """People have decided: they went back, or accept the loss as it is, which nothing before it is compared with."""
-    good = known.good if known.jump is None else ()
-    return Stability(good=good, since=known.since)

@@ -16,9 +16,7 @@ from typing import TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from diloco_cli.protocol.log import commits
-from diloco_cli.protocol.log.health import NOTHING, Known, times_usual
-from diloco_cli.signing import short_key
+from diloco_cli.protocol.log.records import Outcome
 
 WINDOW_MERGES, WINDOW_S = 10, 5.0  # at least
 WINDOWS = 5
@@ -44,29 +42,25 @@ class Sustained(Struct, frozen=True):
         """The best pace that at most so many learners sustained; 0: none yet."""
         return max((rate for crew, rate in self.bests if crew <= learners), default=0.0)
 
+    def share_of_best(self, so_far_s: float, learners: int) -> float | None:
+        """The present pace over the best that at most so many learners sustained; `so_far_s`: of the present window.
+        None: it cannot be said yet."""
+        seconds, tokens, best = self.last[0] + so_far_s, self.last[1] + self.tokens, self.best(learners)
+        return tokens / seconds / best if best and self.last[0] else None
 
-def sustained_after(known: Sustained, commit: commits.Commit) -> Sustained:
-    match commit:
-        case commits.Merge():
-            return _merged(known, commit)
-        case commits.EpochStart() | commits.Rollback() | commits.Stop():  # what follows is not the same stretch
-            return Sustained(bests=known.bests)
-    return known
-
-
-def _merged(known: Sustained, commit: commits.Merge) -> Sustained:
-    if not known.since:
-        return replace(known, since=commit.time)
-    tokens, merges = known.tokens + sum(item.tokens for item in commit.inputs), known.merges + 1
-    alive = max(known.alive, commit.alive, len(commit.inputs))
-    seconds = _seconds(known.since, commit.time)
-    if seconds < 0:  # another clock: begin anew
-        return Sustained(since=commit.time, bests=known.bests)
-    if merges < WINDOW_MERGES or seconds < WINDOW_S:
-        return replace(known, tokens=tokens, merges=merges, alive=alive)
-    rates, crews = (*known.rates, tokens / seconds)[-WINDOWS:], (*known.crews, alive)[-WINDOWS:]
-    bests = _with_best(known.bests, max(crews), min(rates)) if len(rates) == WINDOWS else known.bests
-    return Sustained(commit.time, last=(seconds, tokens), rates=rates, crews=crews, bests=bests)
+    def merged(self, time: str, tokens: int, alive: int) -> Sustained:
+        """After one more merge of so many tokens."""
+        if not self.since:
+            return replace(self, since=time)
+        tokens, merges, alive = self.tokens + tokens, self.merges + 1, max(self.alive, alive)
+        seconds = _seconds(self.since, time)
+        if seconds < 0:  # another clock: begin anew
+            return Sustained(since=time, bests=self.bests)
+        if merges < WINDOW_MERGES or seconds < WINDOW_S:
+            return replace(self, tokens=tokens, merges=merges, alive=alive)
+        rates, crews = (*self.rates, tokens / seconds)[-WINDOWS:], (*self.crews, alive)[-WINDOWS:]
+        bests = _with_best(self.bests, max(crews), min(rates)) if len(rates) == WINDOWS else self.bests
+        return Sustained(time, last=(seconds, tokens), rates=rates, crews=crews, bests=bests)
 
 
 def _with_best(bests: tuple[tuple[int, float], ...], crew: int, rate: float) -> tuple[tuple[int, float], ...]:
@@ -82,13 +76,6 @@ def _seconds(earlier: str, later: str) -> float:
         return (datetime.fromisoformat(later) - datetime.fromisoformat(earlier)).total_seconds()
     except (ValueError, TypeError):
         return -1.0
-
-
-def share_of_best(known: Sustained, so_far_s: float, learners: int) -> float | None:
-    """The present pace over the best that at most so many learners sustained; `so_far_s`: of the present window. None:
-    it cannot be said yet."""
-    seconds, tokens, best = known.last[0] + so_far_s, known.last[1] + known.tokens, known.best(learners)
-    return tokens / seconds / best if best and known.last[0] else None
 
 
 RECENT_MERGES = 10
@@ -156,122 +143,35 @@ class Metrics(Struct, frozen=True):
         return self.losses[-1][1] if self.losses else None
 
 
-def metrics_after(metrics: Metrics, commit: commits.Commit, tokens: int, known: Known = NOTHING) -> Metrics:
-    """The metrics after one more commit. `tokens`: the merged tokens after it; `known`: of a merge, what was remembered
-    of its fragment's lengths before it."""
-    metrics = replace(
-        metrics,
-        updated_at=commit.time,
-        started_at=metrics.started_at or commit.time,
-        offers_applied=metrics.offers_applied + len(commit.inputs),
-        offers_refused=metrics.offers_refused + len(commit.outcomes),
-        notes=_noted(metrics.notes, commit)[-RECENT_NOTES:],
-        sustained=sustained_after(metrics.sustained, commit),
-    )
-    match commit:
-        case commits.Merge():
-            share = len(commit.inputs) / max(1, commit.alive, len(commit.inputs))
-            merges = (*metrics.recent_merges, _merge_note(commit, tokens))[-RECENT_MERGES:]
-            return replace(
-                metrics,
-                participation_sum=metrics.participation_sum + share,
-                recent_merges=merges,
-                deltas=metrics.deltas | _last_deltas(commit, known),
-            )
-        case commits.Skip():
-            return replace(metrics, skips=metrics.skips + 1)
-        case commits.Evaluation() if commit.loss is not None:
-            losses = (*metrics.losses, (commit.tokens, commit.loss))
-            return replace(metrics, losses=tuple(thinned(losses, MAX_LOSSES, _tokens)))
-        case commits.Rollback():
-            losses = tuple(point for point in metrics.losses if point[0] <= tokens)
-            return replace(metrics, losses=losses, recent_merges=())
-    return metrics
-
-
-def _last_deltas(commit: commits.Merge, known: Known) -> dict[str, LastDelta]:
-    times = times_usual(known, commit.inputs)
-    return {
-        item.learner: LastDelta(round(one, 2), round(item.cosine, 2))
-        for item, one in zip(commit.inputs, times, strict=True)
-    }
-
-
-def _merge_note(commit: commits.Merge, tokens: int) -> MergeNote:
-    participants = tuple(sorted(item.learner for item in commit.inputs))
-    return MergeNote(
-        commit.n, commit.slot, commit.time, participants, commit.alive, commit.quorum, commit.grace_s,
-        commit.grace_used_s, tokens,
-    )  # fmt: skip
-
-
-def _noted(notes: tuple[Note, ...], commit: commits.Commit) -> tuple[Note, ...]:
-    """The notes after one more commit. Refusals of one learner for one reason, within SUMMED_UP_S, are one note, and so
-    are skips: there may be many, and other notes must stay."""
-    for (learner, reason), count in _refusals(commit)[-RECENT_NOTES:]:  # earlier ones would be pushed out
-        note = Note(commit.time, REFUSED, learner, reason, since=commit.time)
-        notes = _summed_up(notes, replace(note, count=count))
-    for unit, text in _own_notes(commit):
-        note = Note(commit.time, commit.kind, unit, text)
-        is_skip = commit.kind == SKIP
-        notes = _summed_up(notes, replace(note, since=commit.time)) if is_skip else (*notes, note)
+def noted(
+    notes: tuple[Note, ...], time: str, kind: str, told: Iterable[tuple[str, str]], outcomes: Iterable[Outcome]
+) -> tuple[Note, ...]:
+    """The notes after a commit of this kind, which tells (unit, text). Refusals of one learner for one reason, within
+    SUMMED_UP_S, are one note, and so are skips: there may be many, and other notes must stay."""
+    refusals: dict[tuple[str, str], int] = {}  # in the order of the last times
+    for outcome in outcomes:
+        if outcome.reason not in QUIET_OUTCOMES:
+            what = outcome.learner, outcome.reason
+            refusals[what] = refusals.pop(what, 0) + 1
+    for (learner, reason), count in list(refusals.items())[-RECENT_NOTES:]:  # earlier ones would be pushed out
+        notes = _summed_up(notes, Note(time, REFUSED, learner, reason, count, since=time))
+    for unit, text in told:
+        notes = (
+            _summed_up(notes, Note(time, kind, unit, text, since=time))
+            if kind == SKIP
+            else (*notes, Note(time, kind, unit, text))
+        )
     return notes
 
 
-def _refusals(commit: commits.Commit) -> list[tuple[tuple[str, str], int]]:
-    """How often each learner was refused for each reason that is told, in the order of the last times."""
-    counts: dict[tuple[str, str], int] = {}
-    for outcome in commit.outcomes:
-        if outcome.reason not in QUIET_OUTCOMES:
-            what = outcome.learner, outcome.reason
-            counts[what] = counts.pop(what, 0) + 1
-    return list(counts.items())
-
-
 def _summed_up(notes: tuple[Note, ...], note: Note) -> tuple[Note, ...]:
-    """The notes and one more, which takes the place of an earlier one of the same."""
+    """The notes and one more, which takes the place of an earlier one of the same. Times are only stated."""
     for known in notes:
         is_same = (known.kind, known.unit) == (note.kind, note.unit) and (known.text == note.text or known.kind == SKIP)
-        if is_same and _is_soon(known, note.time):
+        if is_same and 0 <= _seconds(known.since, note.time) < SUMMED_UP_S:
             others = tuple(other for other in notes if other is not known)
             return (*others, replace(note, count=known.count + note.count, since=known.since))
     return (*notes, note)
-
-
-def _is_soon(note: Note, time: str) -> bool:
-    """Whether `time` is less than SUMMED_UP_S after the first of what the note sums up; times are only stated."""
-    try:
-        return (datetime.fromisoformat(time) - datetime.fromisoformat(note.since)).total_seconds() < SUMMED_UP_S
-    except (ValueError, TypeError):
-        return False
-
-
-def _own_notes(commit: commits.Commit) -> list[tuple[str, str]]:
-    """(unit, text) of what the commit's kind tells."""
-    match commit:
-        case commits.EpochStart():
-            return [("syncer", f"epoch {commit.epoch} starts: {commit.reason}")]
-        case commits.Skip() | commits.Finish() | commits.CollectionFloor():
-            return [("syncer", commit.reason)]
-        case commits.Refuse() | commits.Evaluation():
-            return [("syncer", commit.reason)] if commit.reason else []
-        case commits.Membership():
-            return [(island.name, f"joins in {island.region}") for island in commit.islands]
-        case commits.Quarantine():
-            return [(commit.learner, f"quarantined: {commit.reason}")]
-        case commits.Readmit():
-            return [(commit.learner, f"readmitted: {commit.reason}")]
-        case commits.Revoke():
-            return [("syncer", f"revoked the key {short_key(commit.key)}: {commit.reason}")]
-        case commits.Rollback():
-            return [("syncer", f"rolled back to commit {commit.to}: {commit.reason}")]
-        case commits.Stop():
-            return [("syncer", f"stopped: {commit.reason}")]
-    return []
-
-
-def _tokens(point: tuple[int, float]) -> int:
-    return point[0]
 
 
 def thinned(points: Iterable[Point], most: int, at: Callable[[Point], float]) -> list[Point]:

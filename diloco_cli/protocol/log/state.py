@@ -1,24 +1,12 @@
-"""The log, folded: all readers of the same commits have the same state; and the states of processes.
+"""What the log says once it is folded (commits.py folds it), and the states of processes.
 
-`apply` is the only way to change the folded state, one commit at a time: a pure function of the state and the record.
 A process changes its own state through `moved` alone. ARCHITECTURE.md draws the tables of states, and that of a unit on
 a machine (runtime/units.py).
-
-Which key may sign which commit of a signed run:
-
-    A revoked key signs no commit after the one that revoked it.
-    An epoch counts under one key: the one that signed its epoch_start signs all its commits.
-    An epoch begins after all others, and no commit but an epoch_start begins one.
-    Under the operator's own key a command answers operators while no syncer serves. It makes no merge.
-
-A commit that breaks one of these is refused by every reader, at the same number. Processes of this program fold what
-they are about to write, and so never write one; what a thief of a key has written in the log's next place stays there
-until a person removes it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import StrEnum
 from functools import cached_property
@@ -29,29 +17,19 @@ from msgspec.structs import replace
 
 from diloco_cli.errors import DilocoError
 from diloco_cli.layout import Layout
-from diloco_cli.protocol.log import commits
-from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Finish, Merge, Quarantine, Skip
 from diloco_cli.protocol.log.health import (
     Norms,
     Stability,
-    bad_in_a_row,
-    is_bad,
-    known_before,
-    norms_after,
-    stability_after,
 )
-from diloco_cli.protocol.log.keys import commit_key, fingerprint, key_of
-from diloco_cli.protocol.log.metrics import Metrics, metrics_after
+from diloco_cli.protocol.log.keys import fingerprint, key_of
+from diloco_cli.protocol.log.metrics import Metrics
 from diloco_cli.protocol.log.records import (
     FragmentVersion,
     Island,
     MergedOffer,
     Outcome,
-    RecordError,
     RunFormat,
-    fragment_of_slot,
 )
-from diloco_cli.signing import NOBODY, OPERATOR, Signature
 
 
 class LearnerState(StrEnum):
@@ -141,45 +119,6 @@ def moved(table: Mapping[State, AbstractSet[State]], now: State, to: State) -> S
     return to
 
 
-OF_SYNCERS = (Merge, Skip, Evaluation, Quarantine, Finish)  # unless an operator asked for it
-
-
-class AuthorityError(RecordError):
-    """A commit is signed by a certified key that may not sign it."""
-
-    code = "authority"
-
-    def __init__(self, message: str, where: str) -> None:
-        super().__init__(message, where=where, hint="take its writer's credentials away, then remove that object")
-
-
-def asked_for(commit: Commit) -> bool:
-    """Whether it is the answer to a request that syncers also make by themselves: a quarantine."""
-    return isinstance(commit, Quarantine) and commit.request is not None
-
-
-def contradiction(epoch: int, epoch_key: str, revoked: Mapping[str, int], commit: Commit, by: Signature) -> str | None:
-    """Why a commit signed `by` may not come next in a log whose epoch, with its key, is the given one; None if it may.
-    Nothing is known of who wrote what in an unsigned run."""
-    if by == NOBODY:
-        return None
-    if by.public in revoked:
-        return f"is signed by {by.signer} with a key that commit {revoked[by.public]} revoked"
-    if isinstance(commit, EpochStart):
-        if commit.epoch <= epoch:
-            return f"begins epoch {commit.epoch} after epoch {epoch}"
-        return "serves merges under the operator's key" if by.signer == OPERATOR and commit.serves else None
-    if commit.epoch != epoch or by.public != epoch_key:
-        return f"of epoch {commit.epoch} is signed by {by.signer} with another key than epoch {epoch} began under"
-    if by.signer == OPERATOR and isinstance(commit, OF_SYNCERS) and not asked_for(commit):
-        return "is signed by the operator, who only answers requests"
-    return None
-
-
-ROLLBACKS_KEPT = 16
-Item = TypeVar("Item", bound=MergedOffer | Outcome)
-
-
 class Applied(Struct, frozen=True, gc=False):
     """The last offer of one learner that a merge applied to one fragment."""
 
@@ -210,6 +149,20 @@ class LearnerRecord(Struct, frozen=True):
     def has_outcome(self, seq: int) -> bool:
         return seq < self.next_seq or seq in self.settled
 
+    def settling(self, offers: Sequence[MergedOffer | Outcome]) -> LearnerRecord:
+        """With the outcomes of these offers of the learner. The first one of a newer incarnation raises the floor."""
+        first = offers[0]
+        if len(offers) == 1 and first.seq == self.next_seq and first.incarnation == self.floor and not self.settled:
+            return replace(self, next_seq=self.next_seq + 1)  # the usual case, and thousands of them
+        known, floor = self, max(offer.incarnation for offer in offers)
+        if floor > self.floor:
+            known = replace(self, floor=floor, next_seq=0, settled=())
+        settled = set(known.settled) | {offer.seq for offer in offers if offer.incarnation == known.floor}
+        next_seq = known.next_seq
+        while next_seq in settled:
+            next_seq += 1
+        return replace(known, next_seq=next_seq, settled=tuple(sorted(seq for seq in settled if seq > next_seq)))
+
 
 _UNHEARD_OF = LearnerRecord()
 
@@ -235,7 +188,7 @@ class RunState(Struct, frozen=True, dict=True):
     that did (None: `base_floor` is that one).
 
     `revoked`: the public keys that commits have revoked, each with its commit. `epoch_key`: the public key under which
-    the present epoch counts; empty in an unsigned run (see authority.py).
+    the present epoch counts; empty in an unsigned run.
 
     `window`: the window of the newest merge, None before the first merge.
     `norms`: what is remembered of the lengths of deltas (health.py).
@@ -330,201 +283,3 @@ class RunState(Struct, frozen=True, dict=True):
     def participation(self) -> float | None:
         """Mean over merges of participants / islands alive."""
         return self.metrics.participation_sum / self.merges if self.merges else None
-
-
-def apply(
-    state: RunState, commit: commits.Commit, digest: str, layout: Layout, kept_versions: int, by: Signature = NOBODY
-) -> RunState:
-    """The state after one more commit, signed `by`. Raises RecordError if the record does not continue this log.
-
-    `kept_versions` of each fragment stay known, the newest first, for re-anchoring deltas made from older ones.
-    """
-    wrong = contradiction(state.epoch, state.epoch_key, state.revoked, commit, by)
-    if wrong is not None:
-        raise AuthorityError(f"this {commit.kind} {wrong}", commit_key(commit.n))
-    phase = _next_phase(state, commit)
-    _check_outputs(state, commit, len(layout.fragments))
-    state = replace(state, n=commit.n, digest=digest, epoch=commit.epoch, phase=phase, epoch_key=by.public)
-    if commit.request is not None:
-        state = replace(state, next_request=commit.request + 1)
-    state = _folded(_settle_outcomes(state, commit), commit, layout)
-    state = _adopt_outputs(state, commit.outputs, kept_versions)
-    return replace(
-        state,
-        norms=norms_after(state.norms, commit, len(layout.fragments)),
-        metrics=metrics_after(
-            state.metrics, commit, state.tokens(layout), known_before(state.norms, commit, len(layout.fragments))
-        ),
-        stability=stability_after(state.stability, commit),
-    )
-
-
-def _folded(state: RunState, commit: commits.Commit, layout: Layout) -> RunState:
-    """The changes that depend on the commit's kind."""
-    match commit:
-        case commits.EpochStart():
-            fruitless = state.fruitless + (commit.serves and commit.n > 0)
-            return replace(state, fruitless=fruitless, served=commit.serves)
-        case commits.Merge():
-            return _merge(state, commit, layout)
-        case commits.Skip():
-            return replace(state, slot=state.slot + 1)
-        case commits.Membership():
-            return replace(state, members=(*state.members, *commit.islands))
-        case commits.Quarantine() | commits.Readmit():
-            return _keep_out_or_readmit(state, commit)
-        case commits.Revoke():
-            return _revoke(state, commit)
-        case commits.Rollback():
-            return _roll_back(state, commit)
-        case commits.CollectionFloor():
-            return _raise_floor(state, commit)
-        case commits.Stop() | commits.Finish() | commits.Refuse() | commits.Evaluation():
-            return state
-    raise TypeError(f"a {commit.kind} is folded by nothing")
-
-
-def _next_phase(state: RunState, commit: commits.Commit) -> RunPhase:
-    """The run's phase after the commit. Raises RecordError if the commit cannot come next."""
-    if (commit.n, commit.previous) != (state.n + 1, state.digest):
-        raise RecordError(f"commit {commit.n} does not continue commit {state.n}: the hash chain is broken")
-    if commit.epoch < state.epoch:
-        raise RecordError(f"commit {commit.n} has epoch {commit.epoch}, older than epoch {state.epoch} before it")
-    phase = phase_after(state.phase, commit.kind)
-    if phase is None:
-        raise RecordError(f"commit {commit.n}, a {commit.kind}, comes after the run was {state.phase}")
-    if isinstance(commit, commits.Merge | commits.Skip) and commit.slot != state.slot:
-        raise RecordError(f"commit {commit.n} is for slot {commit.slot}, but slot {state.slot} is due")
-    return phase
-
-
-def _check_outputs(state: RunState, commit: commits.Commit, num_fragments: int) -> None:
-    if commit.n == 0 and not isinstance(commit, commits.EpochStart):
-        raise RecordError(f"the log begins with a {commit.kind}")
-    expected: list[int] = []
-    if commit.n == 0 or isinstance(commit, commits.Rollback):
-        expected = list(range(num_fragments))
-    elif isinstance(commit, commits.Merge):
-        expected = [fragment_of_slot(state.slot, num_fragments)]
-    fragments = [output.fragment for output in commit.outputs]
-    if fragments != expected:
-        raise RecordError(f"commit {commit.n} brings fragments {fragments} instead of {expected}")
-
-
-def _settle_outcomes(state: RunState, commit: commits.Commit) -> RunState:
-    if not commit.inputs and not commit.outcomes:
-        return state
-    settled: list[MergedOffer | Outcome] = [*commit.inputs, *commit.outcomes]
-    if not all(state.counts(item.incarnation) for item in commit.inputs):
-        raise RecordError(f"commit {commit.n} merges an offer under a key that was revoked before")
-    offers, refused = _by_learner(settled), _by_learner(commit.outcomes)
-    learners = dict(state.learners)
-    for name in sorted(offers):
-        mine, outcomes = offers[name], refused.get(name, ())
-        counting = [item for item in mine if state.counts(item.incarnation)]  # what a revoked key offered has no place
-        known = learners.get(name, _UNHEARD_OF)
-        known = _settle(known, counting) if counting else known
-        if outcomes or known.bad_in_a_row:
-            bad = bad_in_a_row(
-                known.bad_in_a_row, len(mine) - len(outcomes), sum(is_bad(outcome.reason) for outcome in outcomes)
-            )
-            known = replace(known, refused=known.refused + len(outcomes), bad_in_a_row=bad)
-        learners[name] = known
-    return replace(state, learners=learners)
-
-
-def _by_learner(items: Iterable[Item]) -> dict[str, list[Item]]:
-    found: dict[str, list[Item]] = {}
-    for item in items:
-        found.setdefault(item.learner, []).append(item)
-    return found
-
-
-def _settle(known: LearnerRecord, offers: Sequence[MergedOffer | Outcome]) -> LearnerRecord:
-    """The first outcome of any offer of a newer incarnation raises the floor."""
-    first = offers[0]
-    if len(offers) == 1 and first.seq == known.next_seq and first.incarnation == known.floor and not known.settled:
-        return replace(known, next_seq=known.next_seq + 1)  # the usual case, and thousands of them
-    floor = max(offer.incarnation for offer in offers)
-    if floor > known.floor:
-        known = replace(known, floor=floor, next_seq=0, settled=())
-    settled = set(known.settled) | {offer.seq for offer in offers if offer.incarnation == known.floor}
-    next_seq = known.next_seq
-    while next_seq in settled:
-        next_seq += 1
-    return replace(known, next_seq=next_seq, settled=tuple(sorted(seq for seq in settled if seq > next_seq)))
-
-
-def _merge(state: RunState, commit: commits.Merge, layout: Layout) -> RunState:
-    output = commit.outputs[0]
-    parameters = layout.fragments[output.fragment].num_parameters
-    learners = dict(state.learners)
-    for item in commit.inputs:
-        known = learners[item.learner]
-        now = Applied(item.base, output.version, item.data_end, item.incarnation, item.seq)
-        applied = {**known.applied, output.fragment: now}
-        learners[item.learner] = replace(
-            known,
-            applied=applied,
-            token_parameters=known.token_parameters + item.tokens * parameters,
-            step_s=item.step_s,
-            merges=known.merges + 1,
-            data_end=max(known.data_end, item.data_end),
-        )
-    return replace(
-        state,
-        slot=state.slot + 1,
-        learners=learners,
-        token_parameters=state.token_parameters + commit.merged_tokens * parameters,
-        merges=state.merges + 1,
-        fruitless=0,
-        window=Window(commit.opens_s, commit.slot_s, commit.grace_s),
-    )
-
-
-def _keep_out_or_readmit(state: RunState, commit: commits.Quarantine | commits.Readmit) -> RunState:
-    known, keeps_out = state.learner(commit.learner), isinstance(commit, commits.Quarantine)
-    if (known.quarantined is None) != keeps_out:
-        raise RecordError(f"commit {commit.n}, a {commit.kind} of {commit.learner!a}, does not fit what was before it")
-    changed = replace(known, bad_in_a_row=0, quarantined=commit.n if keeps_out else None)
-    return replace(state, learners={**state.learners, commit.learner: changed})
-
-
-def _revoke(state: RunState, commit: commits.Revoke) -> RunState:
-    return replace(state, revoked={commit.key: commit.n} | state.revoked)
-
-
-def _roll_back(state: RunState, commit: commits.Rollback) -> RunState:
-    """Tokens and shares become those of commit `to`; the other counts stay, and data positions do not go back."""
-    if not state.gc_floor <= commit.to < commit.n:
-        raise RecordError(f"commit {commit.n} goes back to commit {commit.to}, which is not there")
-    shares = dict(commit.shares)
-    anew = commit.to == commit.n - 1  # it undoes no merge
-    return replace(
-        state,
-        base_floor=commit.n,
-        token_parameters=sum(shares.values()),
-        learners={n: replace(k, token_parameters=shares.get(n, 0)) for n, k in state.learners.items()},
-        history=(),
-        moments_from=state.moments_floor if anew else None,
-        rollbacks=(*state.rollbacks, (commit.to, commit.n))[-ROLLBACKS_KEPT:],
-    )
-
-
-def _raise_floor(state: RunState, commit: commits.CollectionFloor) -> RunState:
-    if not state.gc_floor < commit.floor < commit.n:
-        raise RecordError(f"commit {commit.n} has the floor {commit.floor}, after {state.gc_floor}")
-    return replace(state, gc_floor=commit.floor)
-
-
-def _adopt_outputs(state: RunState, outputs: Iterable[FragmentVersion], kept: int) -> RunState:
-    current = {output.fragment: output for output in state.outputs}
-    history = list(state.history)
-    for output in outputs:
-        current[output.fragment] = output
-        versions = [o for o in history if o.fragment == output.fragment]
-        for old in versions[: max(0, len(versions) - kept + 1)]:
-            history.remove(old)
-        history.append(output)
-    ordered = tuple(current[fragment] for fragment in sorted(current))
-    return replace(state, outputs=ordered, history=tuple(history))

@@ -8,9 +8,9 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.log.commit_log import kept_versions
-from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.commits import Commit, apply
 from diloco_cli.protocol.log.records import FragmentVersion, Island, MergedOffer, Offer, Outcome, RunFormat
-from diloco_cli.protocol.log.state import RunState, apply
+from diloco_cli.protocol.log.state import RunState
 
 BATCH = 4
 

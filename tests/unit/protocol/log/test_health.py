@@ -17,7 +17,6 @@ from diloco_cli.protocol.log.health import (
     Norms,
     bad_in_a_row,
     is_bad,
-    norms_after,
     times_usual,
     usual_norms,
 )
@@ -43,7 +42,7 @@ def test_of_each_learner_the_newest_merged_norm_is_remembered_as_it_was_after_cl
 
 def newest(norms: Norms, *items: MergedOffer) -> Norms:
     """After a merge of fragment 0."""
-    return norms_after(norms, Merge(slot=0, inputs=items, outputs=(output(0, 1, 0),)), 2)
+    return Merge(slot=0, inputs=items, outputs=(output(0, 1, 0),)).norms_after(norms, 2)
 
 
 def test_a_norm_falls_by_half_a_merge_at_most_and_rises_at_once() -> None:
@@ -66,8 +65,8 @@ def test_what_is_remembered_of_a_learner_is_forgotten_when_it_is_kept_out_or_rea
     kind: type[Quarantine] | type[Readmit],
 ) -> None:
     norms = newest({}, item("l0", 2.0), item("l1", 2.0))
-    assert norms_after(norms, kind(learner="l0"), 2) == {0: {"l1": (2.0, 4)}}
-    assert norms_after(norms, Skip(slot=1), 2) == norms
+    assert kind(learner="l0").norms_after(norms, 2) == {0: {"l1": (2.0, 4)}}
+    assert Skip(slot=1).norms_after(norms, 2) == norms
 
 
 def test_what_a_delta_is_compared_with() -> None:

@@ -6,28 +6,21 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from diloco_cli.protocol.log import commits
-from diloco_cli.protocol.log.metrics import MAX_BESTS, Sustained, share_of_best, sustained_after
-from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer
+from diloco_cli.protocol.log.commits import EpochStart, Rollback, Stop, metrics_after
+from diloco_cli.protocol.log.metrics import MAX_BESTS, Metrics, Sustained
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def merge(at_s: float, tokens: int = 100, alive: int = 1) -> commits.Merge:
-    return merge_at((START + timedelta(seconds=at_s)).isoformat(), tokens, alive)
-
-
-def merge_at(time: str, tokens: int = 100, alive: int = 1) -> commits.Merge:
-    offer = MergedOffer("iowa", 1, 0, 0, 0, tokens, tokens, 1, 1.0, "", 0, norm=1.0)
-    outputs = (FragmentVersion(0, 1, 0, 1, "", ""),)
-    return commits.Merge(n=1, time=time, slot=0, inputs=(offer,), outputs=outputs, alive=alive)
+def at(seconds: float) -> str:
+    return (START + timedelta(seconds=seconds)).isoformat()
 
 
 def merged(
     known: Sustained, from_s: float, every_s: float, count: int, tokens: int = 100, alive: int = 1
 ) -> Sustained:  # fmt: skip
     for i in range(count):
-        known = sustained_after(known, merge(from_s + i * every_s, tokens, alive))
+        known = known.merged(at(from_s + i * every_s), tokens, alive)
     return known
 
 
@@ -52,22 +45,23 @@ def test_offers_that_piled_up_in_an_outage_do_not_make_the_best_pace() -> None:
 
 
 def test_a_new_syncer_a_stop_and_a_rollback_begin_anew_and_keep_the_best() -> None:
-    known = merged(Sustained(), 0.0, 1.0, 56)
-    stop = commits.Stop(n=1)
-    assert sustained_after(known, stop) == Sustained(bests=((1, 100.0),))
+    known = Metrics(sustained=merged(Sustained(), 0.0, 1.0, 56))
+    rollback = Rollback(to=0, outputs=())
+    for commit in (Stop(), EpochStart(), rollback):
+        assert metrics_after(known, commit, 0).sustained == Sustained(bests=((1, 100.0),))
 
 
 def test_a_clock_that_goes_back_or_is_none_begins_anew() -> None:
     known = merged(Sustained(), 100.0, 1.0, 5)
-    assert sustained_after(known, merge(0.0)).merges == 0
-    assert sustained_after(known, merge_at("noon")).since == "noon"
+    assert known.merged(at(0.0), 100, 1).merges == 0
+    assert known.merged("noon", 100, 1).since == "noon"
 
 
 def test_the_present_pace_counts_the_last_whole_window_and_the_present_one() -> None:
     known = merged(Sustained(), 0.0, 1.0, 51)
-    assert share_of_best(known, 0.0, 1) == pytest.approx(1.0)
-    assert share_of_best(merged(known, 54.0, 4.0, 5), 20.0, 1) == pytest.approx(0.5)
-    assert share_of_best(Sustained(), 5.0, 1) is None
+    assert known.share_of_best(0.0, 1) == pytest.approx(1.0)
+    assert merged(known, 54.0, 4.0, 5).share_of_best(20.0, 1) == pytest.approx(0.5)
+    assert Sustained().share_of_best(5.0, 1) is None
 
 
 def test_what_guests_added_is_no_measure_for_those_that_are_left() -> None:
@@ -75,10 +69,10 @@ def test_what_guests_added_is_no_measure_for_those_that_are_left() -> None:
     four = merged(two, 51.0, 1.0, 60, tokens=200, alive=4)
     assert four.bests == ((2, 100.0), (4, 200.0))
     left = merged(four, 111.0, 1.0, 20, alive=2)
-    assert share_of_best(left, 0.0, 2) == pytest.approx(1.0), "as they did alone"
-    assert share_of_best(left, 0.0, 4) == pytest.approx(0.5), "as long as the guests are here, it is slow"
+    assert left.share_of_best(0.0, 2) == pytest.approx(1.0), "as they did alone"
+    assert left.share_of_best(0.0, 4) == pytest.approx(0.5), "as long as the guests are here, it is slow"
     guests_first = merged(Sustained(), 0.0, 1.0, 51, alive=4)
-    assert share_of_best(guests_first, 0.0, 2) is None, "what two can do is not known yet"
+    assert guests_first.share_of_best(0.0, 2) is None, "what two can do is not known yet"
 
 
 def test_best_paces_are_few_and_a_slower_one_of_more_learners_is_none() -> None:

@@ -11,11 +11,11 @@ from msgspec import structs
 
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import Snapshot, append, kept_versions
-from diloco_cli.protocol.log.commits import Commit, Skip
+from diloco_cli.protocol.log.commits import Commit, Skip, apply
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import RECENT_MERGES, RECENT_NOTES
 from diloco_cli.protocol.log.records import Outcome, ProcessClaim, RecordError, decode, encode
-from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window, apply
+from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.records import RUN, applied, commit, follow, genesis, make_run, merge, output
