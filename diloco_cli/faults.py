@@ -33,55 +33,39 @@ MAX_FAULTS = 1000
 MAX_S = 366 * 86_400.0
 GROUPS = ("learners", "regions", "all")  # one of the learners, or of the regions, drawn; every learner and the syncer
 
-FaultKind = Literal[
-    "kill",
-    "pause",
-    "slow",
-    "partition",
-    "flaky",
-    "stale",
-    "corrupt",
-    "poison",
-    "disk-full",
-    "clock-skew",
-    "second-syncer",
-]
-Hits = Literal["units", "learners", "syncer", "none"]
+FaultKind = Literal["kill", "pause", "slow", "partition", "corrupt", "poison", "second-syncer"]
+Hits = Literal["units", "learners", "syncer"]
 
 
 @dataclass(frozen=True)
 class FaultRecord:
     """All facts of a kind of fault. `lasts`, `needs_factor`, `revives`: the keys `for`, `factor`, `revive_after` that a
-    scenario must, must, may give. `simulated`: what it can hit in a simulated run, which has an effect of that name for
-    it (forecast/fleet.py); "none": a simulated run cannot do it."""
+    scenario must, must, may give. `hits`: which units of a simulated run, which has an effect of that name for it
+    (forecast/fleet.py); on a machine `diloco chaos` performs what chaos/faults.py has a class for."""
 
     doc: str
+    hits: Hits
     lasts: bool = False
     needs_factor: bool = False
     revives: bool = False
-    simulated: Hits = "none"
 
 
 FAULTS: dict[FaultKind, FaultRecord] = {
     "kill": FaultRecord(
         "the process is gone at once; it is started again after `revive_after` (else when its supervisor does)",
+        "units",
         revives=True,
-        simulated="units",
     ),
     "pause": FaultRecord(
         "the process stands still for `for`: a straggler, or a zombie that wakes after others took its place",
+        "units",
         lasts=True,
-        simulated="units",
     ),
-    "slow": FaultRecord("its link is `factor` times slower for `for`", True, needs_factor=True, simulated="learners"),
-    "partition": FaultRecord("it cannot reach the store for `for`", lasts=True, simulated="units"),
-    "flaky": FaultRecord("a share `factor` of its calls to the store fails for `for`", True, needs_factor=True),
-    "stale": FaultRecord("it reads an old state of the store for `for`", lasts=True),
-    "corrupt": FaultRecord("a copy of an object that it wrote has a flipped bit", simulated="learners"),
-    "poison": FaultRecord("its next delta is far too large", simulated="learners"),
-    "disk-full": FaultRecord("its disk takes nothing for `for`", lasts=True),
-    "clock-skew": FaultRecord("its clock is wrong by `factor` seconds for `for`", True, needs_factor=True),
-    "second-syncer": FaultRecord("another syncer starts beside the one that serves", simulated="syncer"),
+    "slow": FaultRecord("its link is `factor` times slower for `for`", "learners", lasts=True, needs_factor=True),
+    "partition": FaultRecord("it cannot reach the store for `for`", "units", lasts=True),
+    "corrupt": FaultRecord("a copy of an object that it wrote has a flipped bit", "learners"),
+    "poison": FaultRecord("its next delta is far too large", "learners"),
+    "second-syncer": FaultRecord("another syncer starts beside the one that serves", "syncer"),
 }
 
 

@@ -20,7 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 LONG_TIMEOUT_S = 6 * 3600
 BEYOND_CORES = 1  # a whole run waits for much of its time: with one more process the cores are busy meanwhile
-WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/", "tests/security/attacks/")
+WHOLE_RUNS = ("tests/end_to_end/", "tests/studies/")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,6 +16,7 @@ from typing import Literal
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.errors import RefusedError
+from diloco_cli.faults import FaultKind
 from diloco_cli.runtime.processes import (
     STOPPED,
     Identity,
@@ -112,7 +113,7 @@ class Kill:
 
     target: Target
     held: bool = False
-    kind: str = "kill"
+    kind: FaultKind = "kill"
 
     def describe(self) -> str:
         return f"kill {self.target.name} (process {self.target.pid}) with SIGKILL; {self._after()}"
@@ -154,7 +155,7 @@ class PauseFault:
 
     target: Target
     for_s: float | None = None
-    kind: str = "pause"
+    kind: FaultKind = "pause"
 
     def describe(self) -> str:
         how_long = "until it is revived" if self.for_s is None else f"for {self.for_s:g} s"

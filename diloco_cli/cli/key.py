@@ -21,7 +21,7 @@ from diloco_cli.cli.arguments import (
 )
 from diloco_cli.cli.operators import open_unfinished
 from diloco_cli.cli.output import print_json, talk
-from diloco_cli.errors import DataCheckError, UsageError
+from diloco_cli.errors import DataCheckError, RefusedError, UsageError
 from diloco_cli.signing import KEY_FILE_VARIABLE
 
 Role = Literal["learner", "syncer"]
@@ -79,8 +79,9 @@ def certify(
 ) -> None:
     """Certify a machine's key for a role and a name in a run, with the operator's secret in the environment."""
     from diloco_cli.protocol.log.claims import certificate_record
+    from diloco_cli.protocol.log.keys import fingerprint
     from diloco_cli.runtime.consent import consented, signing_secret
-    from diloco_cli.signing import KEY_HINT, is_public_key
+    from diloco_cli.signing import KEY_HINT, is_public_key, short_key
     from diloco_cli.store.port import Created
 
     opened, secret = signed_run(run), signing_secret()
@@ -89,6 +90,10 @@ def certify(
     if not is_public_key(public):
         raise UsageError(f"{public[:64]!a} is no public key (64 hexadecimal digits)", hint="diloco key request, there")
     signers, regions = signers_of(opened, role, name), opened.format.region_urls
+    others = certified_keys(opened, name).keys() - {public}
+    if twin := next((other for other in others if fingerprint(other) == fingerprint(public)), None):
+        what = f"the key {short_key(public)} begins like {short_key(twin)}, which is certified for {name}"
+        raise RefusedError(f"{what}: they would write to the same places", hint="make another one: diloco key request")
     consented(opened.format, opened.url, named_here([], allow_store), regions, code=False)
     full = _no_place_left(opened, name) if role == "learner" else ""
     for store in [opened.store, *(foreground_store(url) for url in regions)]:

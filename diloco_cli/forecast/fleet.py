@@ -209,7 +209,7 @@ class SimulatedFleet:
         effect: Callable[[str, Injection], str | None] = getattr(self, f"_{fault.kind.replace('-', '_')}")
         return effect(name, fault)
 
-    # one effect for each fault that faults.py says can be simulated
+    # one effect for each fault of faults.py
 
     def _kill(self, name: str, fault: Injection) -> str | None:
         return self._end(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)
@@ -300,17 +300,10 @@ def units_of(run: RunFormat) -> tuple[Unit, ...]:
 
 
 def refuse_impossible_faults(faults: Sequence[Injection]) -> None:
-    """Called before the simulation. Raises UsageError for a fault that cannot be simulated, or not for this unit."""
-    able = [kind for kind, record in FAULTS.items() if record.simulated != "none"]
-    unable = sorted({fault.kind for fault in faults} - set(able))
-    if unable:
-        raise UsageError(
-            f"a simulated run cannot do {', '.join(unable)}; it can do {', '.join(able)}",
-            hint="leave it out of the scenario",
-        )
+    """Called before the simulation. Raises UsageError for a fault that cannot hit this unit."""
     for fault in faults:
         what = f"#{fault.number} at {format_duration(fault.at_s)}: "
-        hits = FAULTS[fault.kind].simulated
+        hits = FAULTS[fault.kind].hits
         if hits == "learners" and SYNCER in fault.targets:
             raise UsageError(
                 f"{what}a simulated run cannot do {fault.kind} to the {SYNCER}",

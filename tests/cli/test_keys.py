@@ -89,6 +89,19 @@ def test_where_learners_host_standbys_a_learners_key_is_certified_for_the_log_to
     assert ring.holds("learner/iowa") and ring.holds(LOG)
 
 
+def test_a_key_whose_fingerprint_another_one_of_its_name_has_is_not_certified(diloco: Diloco, tmp_path: Path) -> None:
+    """Both would write below the same prefix, and nobody could tell whose the records there are."""
+    diloco("key", "new", "run.key")
+    url = make_bucket(tmp_path / "nano", signed(NANO, Secret((tmp_path / "run.key").read_text().strip(), "TEST")))
+    first, twin = "a1b2c3d4" + 56 * "0", "a1b2c3d4" + 56 * "1"
+    assert diloco("key", "certify", url, "learner", "iowa", first, **{FILE: "run.key"}).returncode == 0
+    assert diloco("key", "certify", url, "learner", "iowa", first, **{FILE: "run.key"}).returncode == 0, "once more"
+    refused = diloco("key", "certify", url, "learner", "iowa", twin, **{FILE: "run.key"})
+    assert refused.returncode == 8 and "a1b2c3d4" in refused.stderr and "diloco key request" in refused.stderr
+    certificates = list((tmp_path / "nano" / "certificate" / "learner" / "iowa").iterdir())
+    assert [path.stem for path in certificates] == [first]
+
+
 def test_commands_need_the_key_that_fits(diloco: Diloco, tmp_path: Path) -> None:
     diloco("key", "new", "run.key")
     diloco("key", "new", "other.key")

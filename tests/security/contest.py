@@ -31,10 +31,10 @@ from diloco_cli.store.port import Store
 from diloco_cli.syncer.evaluation import evaluation_request
 from tests.numerics.test_divergence import AtOnce
 from tests.numerics.virtual import VirtualFleet
-from tests.security.attacks.hostile import HOSTILE, Hostile, Strategy, honest_of
+from tests.security.hostile import HOSTILE, Hostile, Strategy, honest_of
 
 THREE = (2, 1)  # honest and hostile islands
-TASK = "tests.security.attacks.tiny_text"
+TASK = "tests.security.tiny_text"
 BATCH_TOKENS, LOCAL_STEPS, FRAGMENTS, STEP_S = 256, 8, 4, 0.5
 SLOT_S = LOCAL_STEPS * STEP_S / FRAGMENTS
 STEP_OF = {"l0": 0.98 * STEP_S}  # somebody is the first

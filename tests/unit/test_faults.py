@@ -129,10 +129,10 @@ def test_the_timetable_depends_on_the_seed_and_on_nothing_else() -> None:
     assert done.stdout.strip() == "\n".join(fault.describe() for fault in timetable(storm, UNITS)).strip()
 
 
-def test_each_fault_that_can_be_simulated_has_an_effect() -> None:
+def test_each_fault_has_an_effect_in_a_simulated_run() -> None:
     for kind, record in FAULTS.items():
         assert record.doc
-        assert hasattr(SimulatedFleet, f"_{kind.replace('-', '_')}") == (record.simulated != "none")
+        assert hasattr(SimulatedFleet, f"_{kind.replace('-', '_')}")
 
 
 def test_draws_are_uniform() -> None:
