@@ -3,6 +3,7 @@
 Every error has the exit status that `diloco` ends with; `cli/main.py` prints them.
 
 `suggestion` gives the closest names to a mistyped one, for hints alone: no name is ever looked up by similarity.
+`escaped` is text from a bucket, a log or a user's code, as it may be shown: it must not control a terminal.
 """
 
 from __future__ import annotations
@@ -135,3 +136,12 @@ def suggestion(word: str, names: Iterable[str]) -> str:
     """'; did you mean a or b?' or nothing."""
     found = similar_names(word, names)
     return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """The text with escapes in the place of control characters, except those in `keep`."""
+    return "".join(c if c.isprintable() or c in keep else _escape(c) for c in text)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode()

@@ -1,4 +1,6 @@
-"""The only module that knows local paths: what a run keeps on this machine beside the bucket.
+"""Local files: the only module that knows where they are, and how the small ones are written and read.
+
+What a run keeps on this machine beside the bucket:
 
     .diloco/<run>/run.json                 name and URL of the run
     .diloco/<run>/supervisor.json          identity of the supervising process
@@ -23,14 +25,25 @@ All of it may be lost without harm to the run: the bucket alone is enough to go 
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import re
 import shlex
 import sys
+import tempfile
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from diloco_cli.environment import environment_value
+from diloco_cli.errors import NoSpaceError, UsageError
 
 SOURCE = Path(__file__).resolve().parent.parent
+MAX_FILE_BYTES = 64 * 1024
+NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+NO_PLACE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR})
 
 
 def home_directory() -> Path:
@@ -87,3 +100,87 @@ def install_hint(extra: str) -> str:
     if (SOURCE / "pyproject.toml").is_file():
         return f"{pip} -e {shlex.quote(f'{SOURCE}[{extra}]')}"
     return f"{pip} 'diloco[{extra}]'"
+
+
+class UnreadableError(ValueError):
+    """A torn, foreign or newer file; the text is the reason."""
+
+
+def checked_name(name: str, what: str) -> str:
+    """The name, if it may become a file name: it cannot point outside of the run's directory."""
+    if not NAME.fullmatch(name):
+        raise UsageError(f"{what} must match [a-z0-9][a-z0-9-]{{0,62}}, got {name!r}")
+    return name
+
+
+def write_json(path: Path, body: dict[str, Any]) -> None:
+    """Readable by its owner alone; a reader sees the old file or the new one."""
+    try:
+        make_directory(path.parent)
+        write_whole(path, json.dumps(body, allow_nan=False).encode())
+    except OSError as error:
+        if error.errno in NO_SPACE_ERRNOS:
+            raise NoSpaceError("no space left to note the state of a unit", where=str(path)) from error
+        if error.errno in NO_PLACE_ERRNOS:
+            raise _unwritable(path.parent, error) from error
+        raise
+
+
+def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """A reader sees the old file or the new one; an error leaves the old one."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(descriptor, mode)
+            file.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in the file, None if there is no file; UnreadableError if it holds anything else."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UnreadableError(f"cannot be read: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise UnreadableError(f"longer than {MAX_FILE_BYTES} bytes")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnreadableError(f"not valid JSON (torn?): {error}") from error
+    if not isinstance(found, dict):
+        raise UnreadableError("not a JSON object")
+    return found
+
+
+def make_directory(path: Path) -> None:
+    """With parents, for the owner alone: identities hold secrets."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        if error.errno in NO_PLACE_ERRNOS:
+            raise _unwritable(path, error) from error
+        raise
+
+
+def refuse_unwritable(directory: Path) -> None:
+    """Raises UsageError where this machine's notes could not be written, before anything else begins."""
+    make_directory(directory)
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        if error.errno in NO_PLACE_ERRNOS:
+            raise _unwritable(directory, error) from error
+        raise
+
+
+def _unwritable(directory: Path, error: OSError) -> UsageError:
+    reason = (error.strerror or str(error)).lower()
+    hint = "set DILOCO_HOME to a folder of yours"
+    return UsageError(f"cannot write there: {reason}", where=str(directory), hint=hint)

@@ -21,10 +21,9 @@ from diloco_cli.chaos.faults import Fault, Kill, PauseFault, Target, find_target
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import from_plain, parse_object
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
-from diloco_cli.paths import run_directory
+from diloco_cli.paths import checked_name, make_directory, run_directory
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.files import checked_name, make_directory
-from diloco_cli.runtime.processes import Identity, identity_from_json, identity_to_json
+from diloco_cli.runtime.processes import Identity
 from diloco_cli.runtime.registry import SUPERVISOR, release
 from diloco_cli.runtime.units import Child, end_all
 
@@ -117,7 +116,7 @@ def healer(run: str, identity: Identity, entry: JournalEntry, for_s: float) -> I
     the pause and waits for its end."""
     child = Child("diloco_cli.chaos.actions", apart=True)
     try:
-        child.tell({"run": run, "entry": entry.id, "identity": identity_to_json(identity), "for_s": for_s})
+        child.tell({"run": run, "entry": entry.id, "identity": asdict(identity), "for_s": for_s})
         if not _is_ready(child):
             raise TryAgainError("the process that would end the pause did not start, so nothing was paused")
 
@@ -140,7 +139,7 @@ def _is_ready(child: Child) -> bool:
 def main() -> None:
     """The healer's side: an order, `ready`, then `go` or the pipe's end, then the time's or the pipe's end."""
     order = json.loads(_read_line())
-    identity = identity_from_json(order["identity"])
+    identity = from_plain(Identity, order["identity"])
     print(json.dumps(READY), flush=True)
     if _read_line() == f"{json.dumps(GO)}\n".encode():
         select.select([0], [], [], float(order["for_s"]))

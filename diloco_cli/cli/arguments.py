@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from diloco_cli.protocol.log.operations import Steps
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.log.state import RunState
-    from diloco_cli.protocol.rules.consent import Allowance
-    from diloco_cli.runtime.consent import NamedHere
+    from diloco_cli.runtime.consent import Allowance, NamedHere
     from diloco_cli.runtime.daemon import SystemClock
     from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.store.port import Store, StoreGoneError
@@ -81,6 +80,13 @@ TimeoutOption = typer.Option(
 YesOption = typer.Option(False, "-y", "--yes", help="Do not ask.")
 DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would be done.")
 JsonOption = typer.Option(False, "--json", help="One JSON object.")
+EndJsonOption = typer.Option(False, "--json", help="One JSON object at the end.")
+RegionOption = typer.Option(None, "--region", help="Start only this region's islands.")
+DetachOption = typer.Option(False, "--detach", help="Supervise in the background.")
+OnEvent = typer.Option(
+    None, "--on-event", metavar="CMD", help="Run this when the run stalls, fails or finishes: JSON on stdin."
+)
+Webhook = typer.Option(None, "--webhook", metavar="URL", help="POST the event there as JSON.")
 
 
 @dataclass(frozen=True)
@@ -261,8 +267,7 @@ def named_here(codes: list[str], stores: list[str] | None = None, run_file: Path
     """What was named on the command line, and in a run file of this machine with its inventory."""
     from diloco_cli.config.huggingface import HUB
     from diloco_cli.digests import is_digest
-    from diloco_cli.protocol.rules.consent import Allowance
-    from diloco_cli.runtime.consent import NamedHere
+    from diloco_cli.runtime.consent import Allowance, NamedHere
     from diloco_cli.store.url import real_url
 
     for code in codes:

@@ -125,7 +125,7 @@ def syncer(
 
         with telling_why(place, SYNCER):
             sys.exit(run_syncer(place, _rebuilt, here))
-    from diloco_cli.runtime.files import checked_name
+    from diloco_cli.paths import checked_name
     from diloco_cli.syncer.standby import run_standby
 
     called = checked_name(name or "standby", "name of a standby")

@@ -70,7 +70,7 @@ def _refuse_unknown(unit: str, islands: set[str], found: list[Event]) -> None:
 
 def _print(found: list[Event], seen: Seen, as_json: bool) -> None:
     """What was not printed before. (A summed-up event is printed again when it has grown.)"""
-    from diloco_cli.escaping import escaped
+    from diloco_cli.errors import escaped
     from diloco_cli.observe.screen import date_and_clock
 
     for event in found:
@@ -91,8 +91,8 @@ def logs(
     follow: bool = typer.Option(False, "-f", "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:
     """Print the logs that a run's units and their supervisor wrote on this machine, in the order of time."""
-    from diloco_cli.runtime.logs import Line, by_time, log_files, tail
-    from diloco_cli.runtime.logs import follow as follow_logs
+    from diloco_cli.runtime.registry import Line, by_time, log_files, tail
+    from diloco_cli.runtime.registry import follow as follow_logs
 
     files = log_files(find_run(run).name, unit)
     width = max(map(len, files)) if len(files) > 1 else 0

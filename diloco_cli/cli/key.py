@@ -141,8 +141,8 @@ def signed_run(run: str) -> OpenRun:
 
 def signers_of(opened: OpenRun, role: Role, name: str) -> tuple[str, ...]:
     """As whom such a machine signs in this run."""
-    from diloco_cli.launch.local_units import signers_on
-    from diloco_cli.runtime.files import checked_name
+    from diloco_cli.paths import checked_name
+    from diloco_cli.runtime.units import signers_on
     from diloco_cli.signing import syncer_signer
 
     checked_name(name, f"the name of a {role}")

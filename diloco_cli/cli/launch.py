@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.arguments import OpenRun, foreground_store, open_known_run
-from diloco_cli.cli.hooks import OnEvent, Webhook, hooks_of
+from diloco_cli.cli.arguments import (
+    DetachOption,
+    EndJsonOption,
+    OnEvent,
+    OpenRun,
+    RegionOption,
+    Webhook,
+    foreground_store,
+    open_known_run,
+)
 from diloco_cli.cli.output import ProgressLine, progress, talk
 from diloco_cli.errors import UsageError
 
@@ -29,9 +37,9 @@ def launch(
     file: Path | None = typer.Argument(
         None, metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
     ),
-    region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
+    region: str | None = RegionOption,
     backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
-    detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
+    detach: bool = DetachOption,
     create_only: bool = typer.Option(
         False,
         "--create-only",
@@ -41,7 +49,7 @@ def launch(
     overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
     on_event: str | None = OnEvent,
     webhook: str | None = Webhook,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+    as_json: bool = EndJsonOption,
 ) -> None:
     """Start a run: learners of every region and the syncer; watch, restart what dies. Ctrl-C stops the run if all of it
     is here; else it ends what runs here, and the run goes on."""
@@ -58,7 +66,7 @@ def launch(
     if dry_run:
         _say_plan(plan, region)
         return
-    from diloco_cli.cli.supervision import go_on
+    from diloco_cli.cli.supervision import go_on, hooks_of
     from diloco_cli.runtime.consent import NamedHere, consented, named_in_files, search_last, stores_of
 
     hooks, folder = hooks_of(on_event, webhook), file.parent
@@ -136,7 +144,7 @@ def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> 
 
 def _say_created(opened: OpenRun, is_new: bool, as_json: bool) -> None:
     from diloco_cli.cli.supervision import print_summary
-    from diloco_cli.launch.local_units import starts_everywhere
+    from diloco_cli.runtime.units import starts_everywhere
 
     if as_json:
         print_summary(opened, "launch", as_json)
@@ -157,8 +165,7 @@ def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
 def _prepare(plan: Plan, shown: ProgressLine) -> None:
     """Before anything is written to the bucket: the place for this machine's notes, and the run's text as tokens."""
     from diloco_cli.corpus.sources import markup_warning
-    from diloco_cli.paths import home_directory
-    from diloco_cli.runtime.files import refuse_unwritable
+    from diloco_cli.paths import home_directory, refuse_unwritable
     from diloco_cli.tasks.data import prepare_text
 
     refuse_unwritable(home_directory())

@@ -11,11 +11,16 @@ import typer
 from diloco_cli.cli.arguments import (
     AllowCode,
     AllowStore,
+    DetachOption,
     DryRunOption,
+    EndJsonOption,
     JsonOption,
+    OnEvent,
     OpenRun,
+    RegionOption,
     RunArgument,
     TimeoutOption,
+    Webhook,
     YesOption,
     complete_units,
     find_run,
@@ -25,7 +30,6 @@ from diloco_cli.cli.arguments import (
     open_run,
     operator_of,
 )
-from diloco_cli.cli.hooks import OnEvent, Webhook, hooks_of
 from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from diloco_cli.units import format_duration, format_size
@@ -102,16 +106,16 @@ def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) 
 
 def resume(
     run: str | None = RunArgument,
-    region: str | None = typer.Option(None, "--region", help="Start only this region's islands."),
-    detach: bool = typer.Option(False, "--detach", help="Supervise in the background."),
-    as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+    region: str | None = RegionOption,
+    detach: bool = DetachOption,
+    as_json: bool = EndJsonOption,
     on_event: str | None = OnEvent,
     webhook: str | None = Webhook,
     allow_code: list[str] = AllowCode,
     allow_store: list[str] = AllowStore,
 ) -> None:
     """Go on with a run from its bucket alone; living units are adopted. Ctrl-C ends what runs here; the run goes on."""
-    from diloco_cli.cli.supervision import go_on
+    from diloco_cli.cli.supervision import go_on, hooks_of
     from diloco_cli.runtime.registry import remember_run
 
     hooks = hooks_of(on_event, webhook)

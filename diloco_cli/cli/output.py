@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.environment import environment_flag, environment_value
-from diloco_cli.errors import DilocoError, NoSpaceError, UsageError
-from diloco_cli.escaping import escaped
+from diloco_cli.errors import DilocoError, NoSpaceError, UsageError, escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -145,7 +144,7 @@ def writing_to(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from diloco_cli.runtime.files import NO_SPACE_ERRNOS
+        from diloco_cli.paths import NO_SPACE_ERRNOS
 
         kind = NoSpaceError if error.errno in NO_SPACE_ERRNOS else UsageError
         raise kind(f"cannot write: {error.strerror}", where=str(path)) from error

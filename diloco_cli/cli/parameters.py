@@ -13,6 +13,7 @@ import typer
 from diloco_cli.cli.arguments import (
     AllowCode,
     AllowStore,
+    EndJsonOption,
     JsonOption,
     OpenRun,
     RunArgument,
@@ -22,8 +23,7 @@ from diloco_cli.cli.arguments import (
     open_run,
 )
 from diloco_cli.cli.output import print_json, progress, refuse_place, talk, writing_to
-from diloco_cli.errors import DataCheckError, UsageError
-from diloco_cli.escaping import escaped
+from diloco_cli.errors import DataCheckError, UsageError, escaped
 from diloco_cli.randomness import seed as fresh_seed
 from diloco_cli.units import format_size, parse_size
 
@@ -176,7 +176,7 @@ def generate(
     ),
     tokenizer: str | None = TokenizerOption,
     device: str = DeviceOption,
-    as_json: bool = typer.Option(False, "--json", help="One JSON object at the end."),
+    as_json: bool = EndJsonOption,
     allow_code: list[str] = AllowCode,
 ) -> None:
     """Write text with the newest committed parameters, as it is sampled."""

@@ -19,7 +19,7 @@ from diloco_cli.cli.output import console, print_json, report_error, screen_widt
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, DilocoError, NotFoundError, StoreError, UsageError
-from diloco_cli.runtime.files import write_whole
+from diloco_cli.paths import write_whole
 
 if TYPE_CHECKING:
     from diloco_cli.observe.status import Status

@@ -1,46 +1,182 @@
 """What `launch` and `resume` end in: units of a run start on this machine, and are watched until the run ends here. The
-person in front of it is told what happens, and so is the bucket, as events; with who killed what was killed."""
+person in front of it is told what happens, and so is the bucket, as events; with who killed what was killed.
+
+Hooks are the user's own command and webhook, for when a run stalls, fails or finishes. They come from flags,
+DILOCO_ON_EVENT and DILOCO_WEBHOOK, or the user's own file, never from a run file or a bucket: who may write those must
+not run commands here. The command gets no shell (`sh -c '...'` asks for one), the event as JSON on stdin, and
+DILOCO_EVENT_KIND, _RUN, _URL, _TEXT, _TIME in its environment.
+"""
 
 from __future__ import annotations
 
-import os
+import json
+import shlex
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, head_of, operator_of
-from diloco_cli.cli.hooks import HookCaller, Hooks
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.status import Watcher
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.errors import DilocoError
+from diloco_cli.config.run_file import read_user_text
+from diloco_cli.environment import environment_value, environment_with
+from diloco_cli.errors import DilocoError, RefusedError, UsageError
 from diloco_cli.events.bucket import EventWriter
+from diloco_cli.events.cause import safe
 from diloco_cli.events.event import KINDS
-from diloco_cli.launch.local_units import background_command, starts_elsewhere, syncer_may_start, units_here
 from diloco_cli.observe.live import Curves, LiveScreen
 from diloco_cli.protocol.actors.progress import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of, trust_of
-from diloco_cli.runtime.ending import Participants, StopPolicy, SupervisionEvent, SupervisionResult, last_words, listed
-from diloco_cli.runtime.logs import StoreWords, note_line
-from diloco_cli.runtime.registry import SUPERVISOR, log_path, read_unit
+from diloco_cli.runtime.processes import TOKEN_VARIABLE
+from diloco_cli.runtime.registry import SUPERVISOR, log_path, note_line, read_unit
 from diloco_cli.runtime.restart import place_data
-from diloco_cli.runtime.supervisor import WholeRun, supervise
-from diloco_cli.runtime.units import UnitSpec
+from diloco_cli.runtime.supervisor import (
+    StopPolicy,
+    SupervisionEvent,
+    SupervisionResult,
+    WholeRun,
+    listed,
+    supervise,
+)
+from diloco_cli.runtime.units import (
+    UnitSpec,
+    diloco_command,
+    start_detached,
+    starts_elsewhere,
+    syncer_may_start,
+    units_here,
+)
 from diloco_cli.store.open import open_store
 from diloco_cli.store.retry import gone_after_s
 from diloco_cli.store.wrappers import Deadline
 
-STDERR = 2
-Show = Callable[[SupervisionEvent], None]
+TIMEOUT_S = 10.0
+HookKind = Literal["stalled", "failed", "finished"]
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """ "" where there is none."""
+
+    on_event: str = ""
+    webhook: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """For a process that goes on with them: an address may hold a secret, which argv would show."""
+        named = {"DILOCO_ON_EVENT": self.on_event, "DILOCO_WEBHOOK": self.webhook}
+        return {name: value for name, value in named.items() if value}
+
+
+def hooks_of(on_event: str | None, webhook: str | None) -> Hooks:
+    """From the flags, else DILOCO_ON_EVENT and DILOCO_WEBHOOK, else the user's own file. Raises UsageError for what
+    can never work."""
+    command, named = (on_event, "--on-event") if on_event is not None else read_user_text("on_event")
+    address, given = (webhook, "--webhook") if webhook is not None else read_user_text("webhook")
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"on_event: {error}: {command!r}", where=named) from error
+    if command and not words:
+        raise UsageError("on_event: an empty command", where=named)
+    parts = urlsplit(address)
+    if address and (parts.scheme not in ("http", "https") or not parts.netloc):
+        raise UsageError("webhook: not an http:// or https:// address", where=given)
+    return Hooks(command, address)
+
+
+class HookCaller:
+    """Calls the hooks beside the work, each kind once until another state lies between. A failure is said once."""
+
+    def __init__(self, hooks: Hooks, run: str, url: str, say: Callable[[str], None]) -> None:
+        self._hooks, self._run, self._url, self._say = hooks, run, url, say
+        self._last = ""
+        self._told: set[str] = set()
+        self._calls: list[threading.Thread] = []
+
+    def look(self, state: str, reason: str) -> None:
+        """The state of the run, as it is shown."""
+        if state == "STALLED":
+            self.call("stalled", reason)
+        else:
+            self._last = ""
+
+    def call(self, kind: HookKind, text: str) -> None:
+        if kind == self._last or not (self._hooks.on_event or self._hooks.webhook):
+            return
+        self._last = kind
+        event = {"kind": kind, "run": self._run, "url": safe(self._url), "text": safe(text), "time": utc_now_text()}
+        for name, work in (("on_event", self._command), ("webhook", self._post)):
+            if getattr(self._hooks, name):
+                thread = threading.Thread(target=self._try, args=(name, work, event), name=name, daemon=True)
+                self._calls.append(thread)
+                thread.start()
+
+    def __enter__(self) -> HookCaller:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """An error of the run is its failure. Waits for the calls that were begun, which end within TIMEOUT_S."""
+        if isinstance(error, DilocoError) and not isinstance(error, RefusedError):
+            self.call("failed", str(error))
+        for thread in self._calls:
+            thread.join(TIMEOUT_S + 1)
+
+    def _try(self, name: str, work: Callable[[dict[str, str]], None], event: dict[str, str]) -> None:
+        try:
+            work(event)
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            if name not in self._told:
+                self._told.add(name)
+                self._say(f"warning: {name} failed ({safe(_told(error))}); if it fails again, that is not said")
+
+    def _command(self, event: dict[str, str]) -> None:
+        facts = {f"DILOCO_EVENT_{key.upper()}": value for key, value in event.items()}
+        subprocess.run(
+            shlex.split(self._hooks.on_event),
+            input=json.dumps(event).encode(),
+            env=environment_with(**facts),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+
+    def _post(self, event: dict[str, str]) -> None:
+        from urllib.request import Request, urlopen  # it takes its time to load
+
+        headers = {"Content-Type": "application/json", "User-Agent": "diloco"}
+        request = Request(self._hooks.webhook, json.dumps(event).encode(), headers, method="POST")
+        with urlopen(request, timeout=TIMEOUT_S):
+            pass
+
+
+def _told(error: Exception) -> str:
+    """Without the command or the address, which may hold secrets."""
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"no end within {TIMEOUT_S:.0f} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        return f"status {error.returncode}: {(error.stderr or b'').decode(errors='replace').strip()[-200:]}"
+    return f"{type(error).__name__}: {error}"
+
+
 UNKNOWN = "not by diloco: by a person, or by the kernel for want of memory"
+Show = Callable[[SupervisionEvent], None]
+
+
+def is_detached() -> bool:
+    """Whether this process was started in the background: then what it says goes to the supervisor's log anyhow."""
+    return environment_value(TOKEN_VARIABLE) is not None
 
 
 @contextmanager
@@ -61,7 +197,7 @@ class Teller:
 
     def __init__(self, run: str, url: str, units: list[str], show: Show) -> None:
         self._run, self._units, self._show = run, units, show
-        self._log = None if logs_itself(run) else log_path(run, SUPERVISOR)
+        self._log = None if is_detached() else log_path(run, SUPERVISOR)
         self._writer = EventWriter(open_store(url))
 
     def tell(self, event: SupervisionEvent) -> None:
@@ -85,15 +221,6 @@ class Teller:
 
 def line_of(event: SupervisionEvent) -> str:
     return f"{event.unit or 'run'}: {event.kind}: {event.text}"
-
-
-def logs_itself(run: str) -> bool:
-    """Whether what this process says goes to the supervisor's log anyhow: it was detached."""
-    try:
-        here, log = os.fstat(STDERR), log_path(run, SUPERVISOR).stat()
-    except OSError:
-        return False
-    return (here.st_dev, here.st_ino) == (log.st_dev, log.st_ino)
 
 
 def kind_of(event: SupervisionEvent) -> str:
@@ -178,9 +305,8 @@ def _say_who_gives_way(opened: OpenRun, state: RunState, units: list[UnitSpec]) 
 
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks) -> int:
-    from diloco_cli.runtime.units import start_detached
-
-    identity = start_detached(opened.name, background_command(opened.url, region), hooks.environment())
+    chosen = () if region is None else (f"--region={region}",)
+    identity = start_detached(opened.name, diloco_command("resume", opened.url, *chosen), hooks.environment())
     if as_json:
         print_json(
             command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}
@@ -195,17 +321,16 @@ def supervise_run(
     opened: OpenRun, units: list[UnitSpec], region: str | None, command: str, as_json: bool, hooks: Hooks
 ) -> int:
     """Watch until the run ends here, or this machine leaves; print its summary; return the exit status."""
-    whole = None
+    log, whole = FollowedLog(opened), None
     if command == "launch" and region is None:
-        whole = WholeRun(
-            partial(_participants, opened, units), partial(operator_of(opened).request_stop, "interrupted")
-        )
+        names = {unit.name for unit in units}
+        whole = WholeRun(lambda: log.islands() - names, partial(operator_of(opened).request_stop, "interrupted"))
     calling = HookCaller(hooks, opened.name, opened.url, talk)
     with calling, ProgressDisplay(opened, calling) as progress, telling(opened, units, progress.tell) as tell:
         outcome = supervise(
             opened.name,
             units,
-            run_state=_phase_reader(opened),
+            run_state=log.phase,
             on_event=tell,
             whole_run=whole,
             stop=_stop_policy(opened.format, units),
@@ -218,38 +343,38 @@ def supervise_run(
     return outcome.exit_status
 
 
-def _participants(opened: OpenRun, units: list[UnitSpec]) -> Participants:
-    from diloco_cli.observe.unit_states import participants_of
+class FollowedLog:
+    """The log as it was read last. A stop from before this supervision does not count: the run is being resumed."""
 
-    return participants_of(boxed(opened, Deadline(LOOK_S)).facts(), [unit.name for unit in units])
+    def __init__(self, opened: OpenRun) -> None:
+        self._opened = opened
+        self._known = head_of(opened)
+        self._began_at, self._still_since_s = self._known.n, monotonic_s()
 
-
-def _phase_reader(opened: OpenRun) -> Callable[[], str]:
-    """The run's phase in the bucket. A stop from before this supervision does not count: the run is being resumed."""
-    known = head_of(opened)
-    began_at, still_since_s = known.n, monotonic_s()
-
-    def phase() -> str:
-        nonlocal known, still_since_s
-        before, known = known, head_of(opened, known)
+    def phase(self) -> str:
+        """The run's phase, read anew."""
+        before, self._known = self._known, head_of(self._opened, self._known)
         now_s = monotonic_s()
-        if known.n != before.n:
-            still_since_s = now_s
-        elif now_s - still_since_s >= LOOKS_FOR_BUCKET_S:
-            still_since_s = now_s
-            opened.store.list(FORMAT_KEY, limit=1)  # raises if the bucket is gone: on GCS a read only finds nothing
-        return phase_for(known, began_at)
+        if self._known.n != before.n:
+            self._still_since_s = now_s
+        elif now_s - self._still_since_s >= LOOKS_FOR_BUCKET_S:
+            self._still_since_s = now_s
+            self._opened.store.list(FORMAT_KEY, limit=1)  # raises if the bucket is gone: on GCS a read finds nothing
+        return phase_for(self._known, self._began_at)
 
-    return phase
+    def islands(self) -> set[str]:
+        """The names of all islands of the run, those that joined it too."""
+        return {island.name for island in self._known.with_members(self._opened.format).all_islands}
 
 
-def _stop_policy(run: RunFormat, units: Sequence[UnitSpec]) -> StopPolicy:
+def _stop_policy(run: RunFormat, units: list[UnitSpec]) -> StopPolicy:
     """A syncer may need a while for its regions once the run is over."""
+    usual = StopPolicy()
     if not run.regions or all(unit.kind != "syncer" for unit in units):
-        return StopPolicy()
+        return usual
     from diloco_cli.syncer.regions import ends_within_s
 
-    return StopPolicy(syncer_finish_s=ends_within_s(run))
+    return replace(usual, finish_s=max(usual.finish_s, ends_within_s(run)))
 
 
 def _report(
@@ -261,18 +386,15 @@ def _report(
         print_summary(boxed(opened, Deadline(LOOK_S)), command, as_json)
     finally:  # the last lines on the screen, also where the bucket does not answer
         if outcome.reason == "left":
-            _say_last_words(opened, outcome, units, region)
-
-
-def _say_last_words(opened: OpenRun, outcome: SupervisionResult, units: list[UnitSpec], region: str | None) -> None:
-    participants = None
-    with suppress(DilocoError):
-        participants = _participants(opened, units)
-    only = "" if region is None else f" --region {region}"
-    serve = f"diloco syncer {opened.format.home_of(opened.url)}"
-    served = syncer_may_start(opened.format, [unit for unit in units if unit.name in outcome.left])
-    for line in last_words(f"diloco resume {opened.url}{only}", serve, outcome.left, served, participants):
-        talk(line)
+            only = "" if region is None else f" --region {region}"
+            back = f"diloco resume {opened.url}{only}"
+            talk(f"left the run without stopping it; ended here: {listed(outcome.left)}. Come back: {back}")
+            if syncer_may_start(opened.format, [unit for unit in units if unit.name in outcome.left]):
+                serve = f"diloco syncer {opened.format.home_of(opened.url)}"
+                talk(
+                    "no syncer is left here: learners elsewhere train on up to the drift bound, unless a standby takes "
+                    f"over. Start one on any machine: {serve}"
+                )
 
 
 def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
@@ -293,8 +415,6 @@ class ProgressDisplay:
         box = Deadline(LOOK_S)
         self._watcher = Watcher(boxed(opened, box), box)
         self._curves = Curves()
-        self._words = StoreWords(opened.name)
-        self._detached = logs_itself(opened.name)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="progress", daemon=True)
         self._live: Any = None
@@ -324,7 +444,7 @@ class ProgressDisplay:
 
     def _print(self, line: str) -> None:
         if self._live is None:
-            talk(f"{utc_now_text()} {line}" if self._detached else line)
+            talk(f"{utc_now_text()} {line}" if is_detached() else line)
         else:
             self._live.console.print(line, markup=False)
 
@@ -338,8 +458,6 @@ class ProgressDisplay:
         if self._live is not None:
             self._live.update("starting the units: a few seconds", refresh=True)
         while not self._ended.wait(SCREEN_EVERY_S if self._live else LINE_EVERY_S):
-            for word in self._words.news():
-                self._print(f"{word.unit}: store: {word.text}")
             try:
                 status = self._watcher.look()
             except DilocoError as error:

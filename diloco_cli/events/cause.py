@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_cli.environment import secret_values
-from diloco_cli.errors import DilocoError
-from diloco_cli.escaping import escaped
+from diloco_cli.errors import DilocoError, escaped
 
 MAX_CAUSE_BYTES = 2048
 HIDDEN = "***"

@@ -6,8 +6,7 @@ import re
 from typing import Literal
 
 from diloco_cli.errors import UsageError
-from diloco_cli.paths import templates_directory
-from diloco_cli.runtime.files import checked_name
+from diloco_cli.paths import checked_name, templates_directory
 from diloco_cli.store.url import parse_url
 
 Role = Literal["learner", "syncer", "operator", "reader"]

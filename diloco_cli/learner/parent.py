@@ -45,7 +45,7 @@ from diloco_cli.protocol.log.records import Island
 from diloco_cli.runtime.consent import signing_secret
 from diloco_cli.runtime.daemon import StopSignal, opened, perform, say
 from diloco_cli.runtime.processes import STOPPED, read_process
-from diloco_cli.runtime.restart import CAUSE_VARIABLE, read_cause_file, tell
+from diloco_cli.runtime.restart import CAUSE_VARIABLE, read_cause, tell
 from diloco_cli.signing import learner_signer
 
 ENDPOINT = re.compile(r"[A-Za-z0-9.:_\[\]-]+:[0-9]{1,5}")
@@ -261,7 +261,7 @@ class _Family:
         world = self.node.ranks * self.node.count
         ended = how_it_ended(rank, world, status)
         say(f"{utc_now_text()} {self.name}: {ended}: the others were ended")
-        cause = read_cause_file(self._cause_path(rank), self.ranks[rank].pid)
+        cause = read_cause(self._cause_path(rank), self.ranks[rank].pid)
         if status not in (FencedError.exit_status, 143, 130):
             text = ended if cause is None else f"rank {rank} of {world}: {cause.text}"
             tell(url, self.name, replace(cause or Cause(ended), text=text))

@@ -26,9 +26,8 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.observe.fields import Metric, declared
 from diloco_cli.observe.status import LastMerge, LearnerStatus, MirrorStatus, Status, StoreStatus, SyncerStatus
-from diloco_cli.paths import metrics_token_path
+from diloco_cli.paths import MAX_FILE_BYTES, make_directory, metrics_token_path
 from diloco_cli.randomness import new_private_key
-from diloco_cli.runtime.files import MAX_FILE_BYTES, make_directory
 
 LOOPBACK, PORT = "127.0.0.1", 9464
 FRESH_S = 2.0  # scrapes within share a look at the bucket

@@ -25,8 +25,15 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER,
 from diloco_cli.protocol.log.records import RecordError, RunFormat, decode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import Clock, perform
-from diloco_cli.runtime.logs import last_store_word
-from diloco_cli.runtime.registry import SUPERVISOR, Supervised, UnitRecord, read_run, read_supervised, read_unit
+from diloco_cli.runtime.registry import (
+    SUPERVISOR,
+    Supervised,
+    UnitRecord,
+    last_store_word,
+    read_run,
+    read_supervised,
+    read_unit,
+)
 from diloco_cli.runtime.units import UnitState
 from diloco_cli.signing import LOG, Unsigned, learner_signer
 from diloco_cli.store.open import answers

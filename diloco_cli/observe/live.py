@@ -9,7 +9,7 @@ from itertools import pairwise
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from diloco_cli.escaping import escaped
+from diloco_cli.errors import escaped
 from diloco_cli.observe.screen import cut, head_lines, lines_of, recent_lines, rest_lines, styled, unit_table
 from diloco_cli.observe.status import Status, rate_between
 from diloco_cli.observe.unit_states import BAD

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from diloco_cli.escaping import escaped
+from diloco_cli.errors import escaped
 from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.observe.fields import UnitColumn, declared
 from diloco_cli.observe.situation import RUN_STATES, State

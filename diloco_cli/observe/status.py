@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from diloco_cli.config.hardware import data_class_of
-from diloco_cli.escaping import escaped
+from diloco_cli.errors import escaped
 from diloco_cli.events.bucket import newest, unhealed_errors
 from diloco_cli.events.event import EVENT_KINDS, Event
 from diloco_cli.observe.facts import Local, RunFacts, moment

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diloco_cli.escaping import escaped
+from diloco_cli.errors import escaped
 from diloco_cli.observe.facts import Local, RunFacts
 from diloco_cli.observe.fields import Fields, made
 from diloco_cli.observe.screen import flowing, mirror_parts, next_commands, wrapped

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from diloco_cli.observe.facts import Heard, Local, LocalUnit, RunFacts
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat, moving_s, tolerated_s
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, StandbyState, SyncerState
-from diloco_cli.runtime.ending import Participants
 
 SUSPECT_S = 8.0  # one heartbeat is missing
 LOST_S = 25.0
@@ -143,17 +142,6 @@ def state_here(
     return "" if heard_elsewhere or said == LearnerState.FAILED else LOST
 
 
-def participants_of(facts: RunFacts, here: Collection[str]) -> Participants:
-    """`here`: the names of this machine's units. A syncer that is not heard any more may still be named, as ages are
-    measured by clocks: then a machine leaves where it could have stopped the run, and says so."""
-    mine = {*here, *(f"standby-{name}" for name in here)}  # a learner may host a standby
-    others = [name for name, heard in facts.standbys.items() if name not in mine and _waits(heard.heartbeat)]
-    if facts.syncer is not None and _serves_elsewhere(facts.syncer.heartbeat, mine):
-        others.append(f"{facts.syncer.heartbeat.unit} on {facts.syncer.heartbeat.host}")
-    joined = tuple(island.name for island in facts.state.members)
-    return Participants(tuple(island.name for island in facts.run.islands), joined, tuple(sorted(others)))
-
-
 def working(facts: RunFacts, names: Collection[str]) -> list[str]:
     """Of these units those that work by what they said within LATELY_S."""
     heard = {name: (said.age_s, said.heartbeat.state) for name, said in facts.learners.items()}
@@ -162,13 +150,3 @@ def working(facts: RunFacts, names: Collection[str]) -> list[str]:
     return sorted(
         name for name in heard.keys() & set(names) if heard[name][0] <= LATELY_S and heard[name][1] not in ENDED
     )
-
-
-def _waits(heartbeat: SyncerHeartbeat) -> bool:
-    return heartbeat.state == StandbyState.STANDING_BY
-
-
-def _serves_elsewhere(heartbeat: SyncerHeartbeat, mine: Collection[str]) -> bool:
-    if heartbeat.state not in SERVES:
-        return False
-    return heartbeat.unit not in mine or heartbeat.host != os.uname().nodename

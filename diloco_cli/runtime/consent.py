@@ -4,33 +4,32 @@ this machine's consent to what a run's format names.
 Trust on first use: a key file names its operator, so a process with a key asks nobody. One without a key believes
 FORMAT.json once, says whose key that is, and from then on accepts no other, nor a missing signature.
 
-Consent: code, data and stores that a format names are used only after this machine's user has agreed; the decision is
-protocol/rules/consent.py's, and it is remembered. Presets and Hugging Face configs, which a format carries whole, need
-none.
+Consent: who can write FORMAT.json must not choose what other machines import, or which paths and buckets they open.
+Code, data and stores that a format names are used only after this machine's user has named them, or the format's
+digest, or a run file that names the same; that is remembered for this format. Presets and Hugging Face configs, which a
+format carries whole, and what lies in the run's own bucket, need none.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any
 
+from diloco_cli.config.codec import from_plain
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.corpus.sources import data_places
 from diloco_cli.digests import digest
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import RefusedError, UsageError
-from diloco_cli.paths import user_state_directory
+from diloco_cli.errors import NoSpaceError, RefusedError, UsageError
+from diloco_cli.paths import UnreadableError, read_json, user_state_directory, write_json
 from diloco_cli.protocol.log.records import RunFormat, encode
-from diloco_cli.protocol.rules.consent import Allowance, Consent, FormatNames, code_of, decide, to_remember
-from diloco_cli.runtime.files import read_json, write_json
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, MAX_SECRET, Secret, is_public_key, short_key
 from diloco_cli.store.url import is_beside, real_url
 
@@ -72,9 +71,6 @@ def write_key(path: Path, text: str) -> None:
         raise UsageError(f"cannot be written: {error.strerror}", where=str(path)) from None
 
 
-MAX_BYTES = 4096
-
-
 def trust_of(run: RunFormat) -> str:
     """Whom a run trusts, for people."""
     if run.signing is None:
@@ -84,50 +80,92 @@ def trust_of(run: RunFormat) -> str:
 
 def check_operator(run: RunFormat, url: str, secret: Secret | None, tell: Callable[[str], None]) -> None:
     """Raises RefusedError if this address was seen with another operator's key before; `tell` names a new key."""
-    path = _path_of(url)
-    known, named = _known(path), None if run.signing is None else run.signing.operator
-    if secret is not None or known == named:
-        if named is not None and known != named:
-            _remember(path, url, named)  # the key in use says so
+    path = user_state_directory("operators") / f"{digest(url.rstrip('/').encode())}.json"
+    known, named = _known_operator(path), None if run.signing is None else run.signing.operator
+    if known == named:
         return
-    if known is not None:
+    if secret is None and known is not None:
         now = "is not signed" if named is None else f"names the operator's key {short_key(named)}"
         raise RefusedError(
             f"run {run.name} {now}, and was seen here with the operator's key {short_key(known)}",
             where=url,
             hint=f"somebody may have replaced FORMAT.json; if a new run is meant to be there: rm {path}",
         )
-    assert named is not None
-    tell(f"run {run.name} names the operator's key {short_key(named)}: believed, as it is seen here for the first time")
-    _remember(path, url, named)
+    if named is None:
+        return
+    if secret is None:  # else the key in use says so
+        key = short_key(named)
+        tell(f"run {run.name} names the operator's key {key}: believed, as it is seen here for the first time")
+    with suppress(OSError, UsageError, NoSpaceError):  # then the next process believes FORMAT.json again
+        write_json(path, {"url": url, "operator": named})
 
 
-def _path_of(url: str) -> Path:
-    return user_state_directory("operators") / f"{digest(url.rstrip('/').encode())}.json"
-
-
-def _known(path: Path) -> str | None:
+def _known_operator(path: Path) -> str | None:
     """A file that is absent, torn or foreign says nothing."""
     try:
-        with path.open("rb") as file:
-            said = json.loads(file.read(MAX_BYTES))
-    except (OSError, ValueError):
+        operator = (read_json(path) or {}).get("operator")
+    except UnreadableError:
         return None
-    operator = said.get("operator") if isinstance(said, dict) else None
     return operator if isinstance(operator, str) and is_public_key(operator) else None
 
 
-def _remember(path: Path, url: str, operator: str) -> None:
-    """Where this cannot be written, the next process believes FORMAT.json for the first time again."""
-    new = path.with_suffix(f".{os.getpid()}")
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"url": url, "operator": operator}, file)
-        new.replace(path)
-
-
 FORMAT = 1
+SHOWN = 200  # characters of an entrypoint's arguments
+
+
+@dataclass(frozen=True)
+class Code:
+    """An entrypoint that a format names at `place`, with its arguments."""
+
+    place: str
+    name: str
+    args: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.args.items())
+        return f"{self.place} {self.name}({given if len(given) <= SHOWN else given[:SHOWN] + '...'})"
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What was named here. `words`: modules, entrypoints (module:function, both with any arguments) and digests of
+    formats; `code`: the entrypoints of a local run file; `stores`: URLs, each with all that lies below it."""
+
+    words: tuple[str, ...] = ()
+    code: tuple[Code, ...] = ()
+    stores: tuple[str, ...] = ()
+
+    def __or__(self, other: Allowance) -> Allowance:
+        return Allowance(
+            tuple(dict.fromkeys(self.words + other.words)),
+            self.code + other.code,
+            tuple(dict.fromkeys(self.stores + other.stores)),
+        )
+
+    def allows(self, code: Code) -> bool:
+        return code.name.partition(":")[0] in self.words or code.name in self.words or code in self.code
+
+    def opens(self, url: str) -> bool:
+        return any(url == store or url.startswith(f"{store.rstrip('/')}/") for store in self.stores)
+
+
+@dataclass(frozen=True)
+class NamedByFormat:
+    """What the format with this digest names: code to import, and the URLs of stores that are not the run's own."""
+
+    digest: str
+    code: tuple[Code, ...] = ()
+    stores: tuple[str, ...] = ()
+
+    def beyond(self, allowance: Allowance) -> NamedByFormat:
+        """What of it was not consented to."""
+        if self.digest in allowance.words:
+            return NamedByFormat(self.digest)
+        code = tuple(code for code in self.code if not allowance.allows(code))
+        return NamedByFormat(self.digest, code, tuple(url for url in self.stores if not allowance.opens(url)))
+
+    def __bool__(self) -> bool:
+        return bool(self.code or self.stores)
 
 
 @dataclass(frozen=True)
@@ -140,6 +178,18 @@ class NamedHere:
     command: str = "diloco resume URL"
 
 
+def code_of(settings: RunSettings) -> tuple[Code, ...]:
+    """Every entrypoint of a run's settings; and a Hugging Face folder or name, if its config does not come with it."""
+    model, data, found = settings.model, settings.data, []
+    if model.entrypoint:
+        found.append(Code("model.entrypoint", model.entrypoint, model.args))
+    if model.huggingface and not model.args:
+        found.append(Code("model.huggingface", model.huggingface))
+    if data.entrypoint:
+        found.append(Code("data.entrypoint", data.entrypoint, data.args))
+    return tuple(found)
+
+
 def format_digest(run: RunFormat) -> str:
     """The digest of FORMAT.json, without its signature or checksum."""
     return digest(encode(replace(run, members=())))
@@ -147,8 +197,7 @@ def format_digest(run: RunFormat) -> str:
 
 def stores_of(run: RunFormat) -> tuple[str, ...]:
     """The URLs of every store that the format names."""
-    home = (run.home_url,) if run.home_url is not None else ()
-    return (*home, *run.region_urls)
+    return (*([run.home_url] if run.home_url is not None else []), *run.region_urls)
 
 
 def named_in_files(run: RunSettings, inventory: Inventory | None) -> Allowance:
@@ -165,34 +214,34 @@ def consented(
     whether this process needs code and data; if not, they may still be used if this machine has consented. `data`:
     whether it ever reads data; if not, no consent to them is asked for. What was named here is remembered. Raises
     RefusedError."""
-    stores, places = tuple(stores), data_places(run.settings.data) if data else ()
-    elsewhere, data_there = _elsewhere(stores, url), data_elsewhere(run, url) if data else ()
-    named = FormatNames(format_digest(run), code_of(run.settings), (*elsewhere, *data_there))
+    elsewhere, there = _elsewhere(stores, url), data_elsewhere(run, url) if data else ()
+    named = NamedByFormat(format_digest(run), code_of(run.settings), (*elsewhere, *there))
     if not named:
         return _allowed(run)
     known, folder = remembered(named.digest)
     allowance = known | here.allowance
-    runs = decide(replace(named, stores=data_there), allowance).allowed
-    needed = named if code else replace(named, code=(), stores=elsewhere)
-    decision = decide(needed, allowance)
-    if not decision.allowed:
-        raise refusal(run, url, decision, named.digest, here.command)
-    # what is beside one store is not beside each
-    noted = to_remember(replace(named, stores=(*map(_real, stores), *places)), here.allowance)
-    if noted:
+    refused = (named if code else replace(named, code=(), stores=elsewhere)).beyond(allowance)
+    if refused:
+        raise _refusal(run, url, refused, here.command)
+    names = tuple(code.name for code in named.code if here.allowance.allows(code))
+    given = Allowance(here.allowance.words + names, (), here.allowance.stores)
+    if given != Allowance():
         folder = here.folder or Path.cwd()
-        remember(named.digest, run.name, known | noted, folder)
-    if runs and named.code and folder is not None:
+        remember(named.digest, run.name, known | given, folder)
+    if replace(named, stores=there).beyond(allowance):
+        return run
+    if named.code and folder is not None:
         search_last(folder)
-    return _allowed(run) if runs else run
+    return _allowed(run)
 
 
 def refused_stores(run: RunFormat, url: str, stores: Iterable[str]) -> tuple[str, ...]:
     """Those of the `stores` that this machine has not consented to open."""
-    given_digest = format_digest(run)
-    allowance = remembered(given_digest)[0]
-    named = {store: FormatNames(given_digest, stores=_elsewhere([store], url)) for store in stores}
-    return tuple(store for store in named if not decide(named[store], allowance).allowed)
+    named_digest = format_digest(run)
+    allowance = remembered(named_digest)[0]
+    return tuple(
+        store for store in stores if NamedByFormat(named_digest, stores=_elsewhere([store], url)).beyond(allowance)
+    )  # fmt: skip
 
 
 def data_elsewhere(run: RunFormat, url: str) -> tuple[str, ...]:
@@ -203,48 +252,55 @@ def data_elsewhere(run: RunFormat, url: str) -> tuple[str, ...]:
 
 
 def _elsewhere(stores: Iterable[str], url: str) -> tuple[str, ...]:
-    return tuple(_real(store) for store in stores if not _is_beside(store, url))
-
-
-def _real(store: str) -> str:
-    """Where it leads: a link or `..` below a store that was named may lead out of it."""
-    try:
-        return real_url(store)
-    except UsageError:  # it is no URL of a store
-        return store
-
-
-def _is_beside(store: str, url: str) -> bool:
-    try:
-        return is_beside(store, url)
-    except UsageError:
-        return False
+    """Where they lead, of those that are not beside the run: a link or `..` below a store that was named may lead out
+    of it. What is no URL of a store is elsewhere."""
+    found = []
+    for store in stores:
+        try:
+            if not is_beside(store, url):
+                found.append(real_url(store))
+        except UsageError:
+            found.append(store)
+    return tuple(found)
 
 
 def _allowed(run: RunFormat) -> RunFormat:
     return replace(run, settings=run.settings.with_consent(True))
 
 
-def refusal(run: RunFormat, url: str, refused: Consent, given_digest: str, command: str) -> RefusedError:
+def _refusal(run: RunFormat, url: str, refused: NamedByFormat, command: str) -> RefusedError:
     """What would be used, whose word that is, and the ways to consent; to all of it only where code is needed."""
+    what = [f"code: {', '.join(map(str, refused.code))}"] if refused.code else []
+    what += [f"stores elsewhere: {', '.join(refused.stores)}"] if refused.stores else []
     flags = [word for code in refused.code for word in ("--allow-code", code.name)]
     flags += [word for store in refused.stores for word in ("--allow-store", store)]
-    whole = f"all of this format, if its operator gave you this digest: {command} --allow-code {given_digest}; or, "
+    whole = f"all of this format, if its operator gave you this digest: {command} --allow-code {refused.digest}; or, "
     return RefusedError(
-        f"the format of run {run.name} {refused.reason}",
+        f"the format of run {run.name} names {' and '.join(what)}; this machine has not consented to that",
         where=url,
         hint=f"if you trust what it names: {command} {shlex.join(flags)}; or{f' {whole}' if refused.code else ', '}"
         "with the run file that names it: diloco resume RUN.yaml",
     )
 
 
+@dataclass(frozen=True)
+class ConsentNote:
+    """This machine's consent to the format with this digest; its modules are looked for in `folder` last."""
+
+    format: int
+    digest: str
+    run: str
+    words: Sequence[str]
+    stores: Sequence[str]
+    folder: str
+
+
 def remember(named_digest: str, run_name: str, allowance: Allowance, folder: Path) -> None:
-    """Note that this machine consents to so much of the format with this digest; its modules are looked for in `folder`
-    last. Raises UsageError where nothing can be noted."""
-    path = _path(named_digest)
-    body = {"words": list(allowance.words), "stores": list(allowance.stores), "folder": str(folder.absolute())}
+    """Raises UsageError where nothing can be noted."""
+    path, words, stores = _path(named_digest), list(allowance.words), list(allowance.stores)
+    body = {"format": FORMAT, "digest": named_digest, "run": run_name, "words": words, "stores": stores}
     try:
-        write_json(path, {"format": FORMAT, "digest": named_digest, "run": run_name, **body})
+        write_json(path, {**body, "folder": str(folder.absolute())})
     except OSError as error:
         hint = "set DILOCO_HOME to a folder of yours"
         raise UsageError(f"the consent cannot be noted: {error.strerror}", where=str(path), hint=hint) from error
@@ -256,19 +312,14 @@ def remembered(named_digest: str) -> tuple[Allowance, Path | None]:
     try:
         path = _path(named_digest)
         found = path.stat()
-        body = read_json(path) if found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077 else None
-    except (OSError, ValueError, UsageError):
-        body = None
-    if body is None or body.get("digest") != named_digest or body.get("format") != FORMAT:
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            return Allowance(), None
+        note = from_plain(ConsentNote, read_json(path))
+    except (OSError, UnreadableError, UsageError):
         return Allowance(), None
-    words, stores, folder = (body.get(name) for name in ("words", "stores", "folder"))
-    if not (_are_texts(words) and _are_texts(stores) and isinstance(folder, str)):
+    if (note.format, note.digest) != (FORMAT, named_digest):
         return Allowance(), None
-    return Allowance(tuple(words), (), tuple(stores)), Path(folder)
-
-
-def _are_texts(found: object) -> TypeGuard[list[str]]:
-    return isinstance(found, list) and all(isinstance(item, str) for item in found)
+    return Allowance(tuple(note.words), (), tuple(note.stores)), Path(note.folder)
 
 
 def _path(named_digest: str) -> Path:

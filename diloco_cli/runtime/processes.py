@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import RefusedError, TryAgainError
-
-if TYPE_CHECKING:
-    import psutil
 
 TOKEN_VARIABLE = "DILOCO_UNIT_TOKEN"
 ZOMBIE = "Z"
@@ -86,10 +83,9 @@ def _children(pid: int) -> list[int]:
             return []
     import psutil
 
-    try:
+    with suppress(psutil.NoSuchProcess):
         return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.NoSuchProcess:
-        return []
+    return []
 
 
 def _all_pids() -> list[int]:
@@ -106,16 +102,9 @@ def _read_linux(pid: int) -> ProcessFacts | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The second field is the command's name in brackets and may itself hold blanks and brackets.
-    fields = stat[stat.rindex(b")") + 2 :].decode("ascii").split()
-    return ProcessFacts(
-        pid=pid,
-        state=fields[0],
-        parent=int(fields[1]),
-        group=int(fields[2]),
-        session=int(fields[3]),
-        start_time=f"{_boot_id()}:{fields[19]}",
-        token=_token_linux(pid),
-    )
+    state, parent, group, session, *fields = stat[stat.rindex(b")") + 2 :].decode("ascii").split()
+    start_time = f"{_boot_id()}:{fields[15]}"
+    return ProcessFacts(pid, int(parent), int(group), int(session), state, start_time, _token_linux(pid))
 
 
 def _boot_id() -> str:
@@ -141,36 +130,15 @@ def _read_portable(pid: int) -> ProcessFacts | None:
     """Elsewhere (macOS): the same facts through psutil."""
     import psutil
 
+    token = None
     try:
         process = psutil.Process(pid)
         state = _PSUTIL_STATES.get(process.status(), "S")
-        start_time = f"{process.create_time():.6f}"
-        parent = process.ppid()
-    except psutil.NoSuchProcess:
-        return None
-    return ProcessFacts(pid, parent, _group(pid), _session(pid), state, start_time, _token_portable(process))
-
-
-def _group(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except OSError:
-        return 0
-
-
-def _session(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return 0
-
-
-def _token_portable(process: psutil.Process) -> str | None:
-    import psutil
-
-    try:
-        return process.environ().get(TOKEN_VARIABLE)
-    except psutil.Error:
+        with suppress(psutil.AccessDenied):
+            token = process.environ().get(TOKEN_VARIABLE)
+        group, session, start_time = os.getpgid(pid), os.getsid(pid), f"{process.create_time():.6f}"
+        return ProcessFacts(pid, process.ppid(), group, session, state, start_time, token)
+    except (psutil.NoSuchProcess, OSError):
         return None
 
 
@@ -233,22 +201,6 @@ def is_paused(identity: Identity) -> bool:
     return mismatch(identity, facts) is None and facts is not None and facts.state == STOPPED
 
 
-def identity_to_json(identity: Identity) -> dict[str, Any]:
-    return {"pid": identity.pid, "start_time": identity.start_time, "token": identity.token}
-
-
-def identity_from_json(value: Any) -> Identity:
-    """The identity in a JSON value. Raises ValueError for a value that no release has written."""
-    if not isinstance(value, dict):
-        raise ValueError("an identity must be an object")
-    pid, start_time, token = value.get("pid"), value.get("start_time"), value.get("token")
-    if type(pid) is not int or pid <= 1 or not isinstance(start_time, str):
-        raise ValueError("an identity needs `pid` > 1 and a text `start_time`")
-    if token is not None and not (isinstance(token, str) and token):
-        raise ValueError("`token` of an identity must be a text or null")
-    return Identity(pid, start_time, token)
-
-
 def refusal_to_signal(pid: int, own_pid: int, own_ancestors: tuple[int, ...]) -> str | None:
     """Why no signal may go to `pid`, whatever process has it; None if it may. Pure."""
     if pid <= 1:
@@ -264,15 +216,29 @@ def signal_process(identity: Identity, signum: int) -> None:
     """Sends `signum` to the identified process; RefusedError if it may not be signalled, is gone, or is another one.
 
     On Linux the pidfd is opened first and the facts are compared after: if they match, the identified process
-    has held this pid all the time, so the descriptor is its own, and a reused pid cannot get the signal.
+    has held this pid all the time, so the descriptor is its own, and a reused pid cannot get the signal. Elsewhere a
+    race of microseconds remains.
     """
     reason = refusal_to_signal(identity.pid, os.getpid(), ancestors(os.getpid()))
     if reason is not None:
         raise RefusedError(f"refused to signal: {reason}")
-    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
-        _signal_by_pidfd(identity, signum)
-    else:
-        _signal_portable(identity, signum)
+    descriptor = None
+    try:
+        if sys.platform == "linux":
+            descriptor = os.pidfd_open(identity.pid)
+        reason = mismatch(identity, read_process(identity.pid))
+        if reason is None and sys.platform == "linux" and descriptor is not None:
+            signal.pidfd_send_signal(descriptor, signum)
+        elif reason is None:
+            os.kill(identity.pid, signum)
+    except ProcessLookupError:
+        reason = f"no process has pid {identity.pid}"
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+    if reason is not None:
+        hint = "list the units with `diloco chaos list`"
+        raise RefusedError(f"nothing was signalled: {reason}", hint=hint)
 
 
 def signal_unit(identity: Identity, signum: int) -> None:
@@ -302,37 +268,3 @@ def _signal_quietly(identity: Identity, signum: int) -> bool:
     except RefusedError:
         return False
     return True
-
-
-def _signal_by_pidfd(identity: Identity, signum: int) -> None:
-    try:
-        descriptor = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
-        raise _stranger(f"no process has pid {identity.pid}") from None
-    try:
-        reason = mismatch(identity, read_process(identity.pid))
-        if reason is not None:
-            raise _stranger(reason)
-        signal.pidfd_send_signal(descriptor, signum)
-    except ProcessLookupError:
-        raise _stranger(f"process {identity.pid} ended just now") from None
-    finally:
-        os.close(descriptor)
-
-
-def _signal_portable(identity: Identity, signum: int) -> None:
-    """psutil compares the creation time once more before it signals: a race of microseconds remains."""
-    import psutil
-
-    try:
-        process = psutil.Process(identity.pid)
-        reason = mismatch(identity, read_process(identity.pid))
-        if reason is not None:
-            raise _stranger(reason)
-        process.send_signal(signum)
-    except psutil.NoSuchProcess:
-        raise _stranger(f"no process has pid {identity.pid}") from None
-
-
-def _stranger(reason: str) -> RefusedError:
-    return RefusedError(f"nothing was signalled: {reason}", hint="list the units with `diloco chaos list`")

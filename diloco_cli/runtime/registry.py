@@ -6,29 +6,37 @@ supervised.json     what the supervisor last decided about each unit, and why
 hold/<unit>         present: the supervisor must not restart this unit
 supervisor.json     the identity of the supervising process
 supervisor.lock     locked by it as long as it lives: the kernel unlocks it on any death
+logs/<unit>.log     what a unit printed, and what the supervisor said
 """
 
 from __future__ import annotations
 
 import fcntl
-import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from diloco_cli.clock import wall_s
+from diloco_cli.clock import sleep_s, utc_now_text, wall_s
 from diloco_cli.config.codec import from_plain
-from diloco_cli.errors import NoSpaceError, NotFoundError, RefusedError, UsageError
-from diloco_cli.paths import home_directory, run_directory
-from diloco_cli.runtime.files import NAME, UnreadableError, checked_name, make_directory, read_json, write_json
-from diloco_cli.runtime.processes import Identity, identity_from_json, identity_to_json, is_alive, own_identity
+from diloco_cli.errors import NoSpaceError, NotFoundError, RefusedError, UsageError, escaped
+from diloco_cli.paths import (
+    NAME,
+    UnreadableError,
+    checked_name,
+    home_directory,
+    make_directory,
+    read_json,
+    run_directory,
+    write_json,
+)
+from diloco_cli.runtime.processes import Identity, is_alive, own_identity
 
 FORMAT = 1
 SUPERVISOR = "supervisor"
-MAX_UNITS = 10_000
+LAUNCH_HINT = "start one with `diloco launch RUN.yaml`, or see `diloco runs`"
 
 
 @dataclass(frozen=True)
@@ -49,19 +57,8 @@ class Ignored:
     reason: str
 
 
-def log_path(run: str, unit: str) -> Path:
-    return _directory(run) / "logs" / f"{checked_name(unit, 'name of a unit')}.log"
-
-
 def write_unit(run: str, record: UnitRecord) -> None:
-    body = {
-        "format": FORMAT,
-        "name": record.name,
-        "kind": record.kind,
-        "identity": identity_to_json(record.identity),
-        "started_s": record.started_s,
-    }
-    write_json(_unit_path(run, record.name), body)
+    write_json(_unit_path(run, record.name), {"format": FORMAT, **asdict(record)})
 
 
 def read_unit(run: str, name: str) -> UnitRecord | Ignored | None:
@@ -69,14 +66,15 @@ def read_unit(run: str, name: str) -> UnitRecord | Ignored | None:
     path = _unit_path(run, name)
     try:
         body = read_json(path)
-        return None if body is None else _unit_from_json(body, name)
-    except ValueError as error:
+        found = None if body is None else from_plain(UnitRecord, body, strict=False)
+    except (UnreadableError, UsageError) as error:
         return Ignored(path, str(error))
+    return found if found is None or found.name == name else Ignored(path, f"it is not the record of unit {name}")
 
 
 def list_units(run: str) -> list[UnitRecord]:
     """All records, by name."""
-    paths = sorted((_directory(run) / "units").glob("[a-z0-9]*.json"))[:MAX_UNITS]
+    paths = sorted((_directory(run) / "units").glob("[a-z0-9]*.json"))
     entries = (read_unit(run, path.stem) for path in paths)
     return [entry for entry in entries if isinstance(entry, UnitRecord)]
 
@@ -102,8 +100,8 @@ def read_supervised(run: str) -> dict[str, Supervised]:
     """By unit; empty if there is no valid note."""
     try:
         body = read_json(_directory(run) / "supervised.json") or {}
-        return {name: from_plain(Supervised, unit) for name, unit in body["units"].items()}
-    except (KeyError, AttributeError, ValueError, UsageError):
+        return from_plain(dict[str, Supervised], body.get("units", {}))
+    except (UnreadableError, UsageError):
         return {}
 
 
@@ -128,12 +126,12 @@ def is_held(run: str, unit: str) -> bool:
 
 
 def read_supervisor(run: str) -> Identity | None:
-    """The last supervisor of the run, dead or alive; None too if its file is torn."""
+    """The last supervisor of the run, dead or alive; None too if its file is torn: the lock, not this file, keeps a
+    second supervisor out."""
     try:
         body = read_json(_directory(run) / "supervisor.json")
-        return None if body is None else identity_from_json(body.get("identity"))
-    except ValueError:
-        # The lock, not this file, keeps a second supervisor out; with a torn file its pid is unknown.
+        return None if body is None else from_plain(Identity, body.get("identity"))
+    except (UnreadableError, UsageError):
         return None
 
 
@@ -153,7 +151,7 @@ def supervisor_lock(run: str) -> Iterator[Identity]:
         except BlockingIOError:
             raise _second_supervisor(run) from None
         identity = own_identity()
-        body = {"format": FORMAT, "identity": identity_to_json(identity), "started_s": wall_s()}
+        body = {"format": FORMAT, "identity": asdict(identity), "started_s": wall_s()}
         write_json(_directory(run) / "supervisor.json", body)
         yield identity
     finally:
@@ -170,17 +168,6 @@ def _second_supervisor(run: str) -> RefusedError:
     )
 
 
-def _unit_from_json(body: dict[str, Any], name: str) -> UnitRecord:
-    if type(body.get("format")) is not int or body["format"] > FORMAT:
-        raise UnreadableError(f"format {body.get('format')!r} is not one of 1..{FORMAT}")
-    kind, started_s = body.get("kind"), body.get("started_s")
-    if body.get("name") != name or not isinstance(kind, str):
-        raise UnreadableError(f"is not the record of unit {name}")
-    if not isinstance(started_s, int | float):
-        raise UnreadableError("`started_s` is not a number")
-    return UnitRecord(name, kind, identity_from_json(body.get("identity")), float(started_s))
-
-
 def _directory(run: str) -> Path:
     return run_directory(checked_name(run, "name of a run"))
 
@@ -191,10 +178,6 @@ def _unit_path(run: str, unit: str) -> Path:
 
 def _hold_path(run: str, unit: str) -> Path:
     return _directory(run) / "hold" / checked_name(unit, "name of a unit")
-
-
-MAX_RUNS = 10_000
-LAUNCH_HINT = "start one with `diloco launch RUN.yaml`, or see `diloco runs`"
 
 
 @dataclass(frozen=True)
@@ -209,43 +192,38 @@ class KnownRun:
 def remember_run(name: str, url: str) -> KnownRun:
     """Notes the run in this directory; the first noted time of creation stays."""
     known = read_run(name)
-    run = KnownRun(checked_name(name, "name of a run"), url, known.created_s if known else wall_s())
-    body = {"name": run.name, "url": run.url, "created_s": run.created_s}
-    write_json(run_directory(name) / "run.json", body)
+    run = KnownRun(name, url, known.created_s if known else wall_s())
+    write_json(_directory(name) / "run.json", asdict(run))
     return run
 
 
 def read_run(name: str) -> KnownRun | None:
     """The noted run; None if there is none here, or its file is invalid: the bucket alone is enough."""
     try:
-        body = read_json(run_directory(checked_name(name, "name of a run")) / "run.json")
-        return None if body is None else _run_from_json(body, name)
-    except ValueError:
+        body = read_json(_directory(name) / "run.json")
+        found = None if body is None else from_plain(KnownRun, body, strict=False)
+    except (UnreadableError, UsageError):
         return None
+    return found if found is not None and found.name == name else None
 
 
 def known_runs() -> list[KnownRun]:
     """All runs of this directory, newest first."""
     home = home_directory()
     names = sorted(path.name for path in home.iterdir()) if home.is_dir() else []
-    runs = [run for name in names[:MAX_RUNS] if NAME.fullmatch(name) and (run := read_run(name))]
+    runs = [run for name in names if NAME.fullmatch(name) and (run := read_run(name))]
     return sorted(runs, key=lambda run: (run.created_s, run.name), reverse=True)
 
 
-def newest_run() -> KnownRun:
-    runs = known_runs()
-    if not runs:
-        raise NotFoundError("no run is known", where=str(home_directory()), hint=LAUNCH_HINT)
-    return runs[0]
-
-
 def resolve_run(text: str | None, say: Callable[[str], None]) -> KnownRun:
-    """The run of this directory with that name or URL; `say` reports which run was chosen if none was given."""
+    """The run of this directory with that name or URL; without one the newest, which `say` is told."""
+    runs = known_runs()
     if text is None:
-        run = newest_run()
-        say(f"run {run.name} ({run.url}), the newest of this directory")
-        return run
-    by_name = {run.name: run for run in reversed(known_runs())}
+        if not runs:
+            raise NotFoundError("no run is known", where=str(home_directory()), hint=LAUNCH_HINT)
+        say(f"run {runs[0].name} ({runs[0].url}), the newest of this directory")
+        return runs[0]
+    by_name = {run.name: run for run in reversed(runs)}
     by_url = {run.url.rstrip("/"): run for run in by_name.values()}
     found = by_name.get(text) or by_url.get(text.rstrip("/"))
     if found is None:
@@ -255,8 +233,117 @@ def resolve_run(text: str | None, say: Callable[[str], None]) -> KnownRun:
     return found
 
 
-def _run_from_json(body: dict[str, Any], name: str) -> KnownRun | None:
-    url, created_s = body.get("url"), body.get("created_s")
-    if body.get("name") != name or not isinstance(url, str) or not isinstance(created_s, int | float):
-        return None
-    return KnownRun(name, url, float(created_s)) if math.isfinite(created_s) else None
+MAX_TAIL_BYTES = 4 * 1024 * 1024
+MAX_LINE_CHARACTERS = 16_384
+FOLLOW_EVERY_S = 0.25
+STORE_LINES = 20  # the last ones of a log, in which a word about the store is looked for
+STORE_MARK = " store: "
+_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?")  # all in UTC
+
+
+@dataclass(frozen=True)
+class Line:
+    unit: str
+    text: str
+
+
+def log_path(run: str, unit: str) -> Path:
+    return _directory(run) / "logs" / f"{checked_name(unit, 'name of a unit')}.log"
+
+
+def log_files(run: str, unit: str | None = None) -> dict[str, Path]:
+    """The existing logs, by unit. Raises NotFoundError if there is none, or none of the given unit."""
+    folder = run_directory(run) / "logs"
+    found = {path.stem: path for path in sorted(folder.glob("*.log"))}
+    chosen = {name: path for name, path in found.items() if unit in (None, name)}
+    if not chosen:
+        missing = "no log" if unit is None else f"no log of {unit}"
+        message = f"{missing} on this machine; logs here: {', '.join(found) or 'none'}"
+        raise NotFoundError(message, where=str(folder), hint=f"see `diloco status {run}`")
+    return chosen
+
+
+def note_line(path: Path, text: str) -> None:
+    """Append a line with the time now, as a process's own log has it."""
+    make_directory(path.parent)
+    with open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
+        log.write(f"{utc_now_text()} {text}\n".encode(errors="backslashreplace"))
+
+
+def tail(path: Path, num_lines: int) -> list[str]:
+    """The last lines, safe to print; only the last 4 MiB are looked at."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MAX_TAIL_BYTES))
+            lines = file.read(MAX_TAIL_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return []
+    if not lines[-1]:
+        lines.pop()
+    return [printable(line) for line in lines[-num_lines:]] if num_lines > 0 else []
+
+
+def printable(line: bytes) -> str:
+    """The line with control characters escaped: text from the bucket in a log must not control a terminal."""
+    return escaped(line.decode("utf-8", "backslashreplace").rstrip("\r")[:MAX_LINE_CHARACTERS], keep="\t")
+
+
+def by_time(lines: Iterable[Line], last: dict[str, str]) -> list[Line]:
+    """The lines in the order of the times that they begin with; one without (a traceback's) follows the line before it
+    of the same unit. `last`: the newest time of each unit's log, kept from call to call."""
+    timed = []
+    for line in lines:
+        found = _TIME.match(line.text)
+        if found is not None:
+            last[line.unit] = found[0]
+        timed.append((last.get(line.unit, ""), line))
+    return [line for _, line in sorted(timed, key=lambda pair: pair[0])]
+
+
+@dataclass
+class _Follower:
+    """Reads what is added to one log, also after it was rotated."""
+
+    unit: str
+    path: Path
+    inode: int = 0
+    offset: int = 0
+    rest: bytes = b""
+
+    def __post_init__(self) -> None:
+        stat = self.path.stat()
+        self.inode, self.offset = stat.st_ino, stat.st_size
+
+    def read(self) -> list[Line]:
+        try:
+            with self.path.open("rb") as file:
+                stat = os.fstat(file.fileno())
+                if stat.st_ino != self.inode or stat.st_size < self.offset:
+                    self.inode, self.offset = stat.st_ino, 0
+                file.seek(self.offset)
+                data = file.read(MAX_TAIL_BYTES)
+        except FileNotFoundError:
+            return []
+        self.offset += len(data)
+        *whole, self.rest = (self.rest + data).split(b"\n")
+        return [Line(self.unit, printable(line)) for line in whole]
+
+
+def follow(files: dict[str, Path], stop: Callable[[], bool] = lambda: False) -> Iterator[Line]:
+    """Every line that is added from now on, until `stop`; those that are found at once in the order of their times."""
+    followers = [_Follower(unit, path) for unit, path in files.items()]
+    last: dict[str, str] = {}
+    while not stop():
+        lines = by_time((line for follower in followers for line in follower.read()), last)
+        yield from lines
+        if not lines:
+            sleep_s(FOLLOW_EVERY_S)
+
+
+def last_store_word(run: str, unit: str) -> tuple[str, str]:
+    """(time, text) of the newest line about the store in a unit's log; empty if there is none. While the bucket takes
+    no heartbeats, the logs alone show a failing store."""
+    said = [line for line in tail(log_path(run, unit), STORE_LINES) if STORE_MARK in line]
+    before, _, text = said[-1].partition(STORE_MARK) if said else ("", "", "")
+    return before.partition(" ")[0], text

@@ -12,17 +12,17 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
+from diloco_cli.config.codec import from_plain
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import DilocoError, FencedError, TerminatedError
+from diloco_cli.errors import DilocoError, FencedError, TerminatedError, UsageError
 from diloco_cli.events.bucket import WRITE_EVERY_S, tell_event
 from diloco_cli.events.cause import Cause, cause_of
-from diloco_cli.paths import run_directory
-from diloco_cli.runtime.files import checked_name, read_json, write_json
+from diloco_cli.paths import UnreadableError, checked_name, read_json, run_directory, write_json
 
 FENCED_STATUS = 9
 DONE_STATUSES = {0: "it is done", FENCED_STATUS: "a newer process has taken its place (fenced)"}
@@ -43,16 +43,15 @@ OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, sign
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """`first_delay_s` is short, because a fleet loses this time whenever a learner is killed."""
+    """`first_delay_s` is short, because a fleet loses this time whenever a learner is killed. A life is healthy after
+    `healthy_s`; after `settled_s` if a signal from outside ended it, which is no fault of the unit."""
 
     first_delay_s: float = 0.2
     second_delay_s: float = 0.5
     max_delay_s: float = 30.0
     healthy_s: float = 60.0
     settled_s: float = 5.0
-    max_restarts: int = 20
-    max_kills: int = 60
-    window_s: float = 600.0
+    max_restarts: int = 20  # in a row without a healthy life
     max_hopeless: int = 3
     max_repeats: int = 2
     patience_s: float = 3600.0
@@ -88,7 +87,7 @@ def decide(exits: Sequence[Exit], now_s: float, policy: RestartPolicy, stands_by
     exhausted = _exhausted(exits, now_s, policy)
     if exhausted is not None:
         return RestartDecision("give_up", f"{cause}; {exhausted}")
-    delay_s = _delay_s(_bad_lives(exits, policy), policy)
+    delay_s = _delay_s(len(_bad_lives(exits, policy)), policy)
     return RestartDecision("restart", f"{cause}; restart in {delay_s:g} s", now_s + delay_s)
 
 
@@ -110,55 +109,37 @@ def exit_facts(last: Exit, pid: int | None) -> dict[str, str | int | float]:
     return {**({} if pid is None else {"pid": pid}), **how, "lived_s": round(last.lived_s, 1)}
 
 
-def is_healthy(life: Exit, policy: RestartPolicy) -> bool:
-    """Whether a life was long, or was ended by a signal from outside, which is no fault of the unit."""
-    killed = life.status is not None and -life.status in OUTSIDE_SIGNALS
-    return life.lived_s >= (policy.settled_s if killed else policy.healthy_s)
+def _bad_lives(exits: Sequence[Exit], policy: RestartPolicy) -> list[Exit]:
+    """The latest lives in a row that were not healthy, the last one first."""
 
+    def is_bad(life: Exit) -> bool:
+        killed = life.status is not None and -life.status in OUTSIDE_SIGNALS
+        return life.lived_s < (policy.settled_s if killed else policy.healthy_s)
 
-def _bad_lives(exits: Sequence[Exit], policy: RestartPolicy) -> int:
-    """How many of the latest lives in a row were not healthy."""
-    return sum(1 for _ in takewhile(lambda life: not is_healthy(life, policy), reversed(exits)))
+    return list(takewhile(is_bad, reversed(exits)))
 
 
 def _delay_s(bad_lives: int, policy: RestartPolicy) -> float:
     if bad_lives <= 1:
         return policy.first_delay_s
-    doublings = min(bad_lives - 2, 32)
-    return min(policy.max_delay_s, policy.second_delay_s * 2.0**doublings)
+    return min(policy.max_delay_s, policy.second_delay_s * 2.0 ** min(bad_lives - 2, 32))
 
 
 def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> str | None:
     """The reason to give up, or None."""
-    last = exits[-1]
-    repeats = _repeats(exits)
+    last, repeats = exits[-1], _repeats(exits)
     if repeats >= policy.max_repeats:
         return f"{repeats + 1} times at the same place without progress, a restart does not heal it"
-    if last.status in OUTSIDE_STATUSES:
-        since_s = now_s - _outside_since_s(exits, policy)
-        return f"so for {since_s:.0f} s now" if since_s > policy.patience_s else None
     if last.status in HOPELESS_STATUSES:
-        tries = _hopeless_tries(exits, policy)
+        again = takewhile(lambda life: life.status == last.status and life.lived_s < policy.patience_s, reversed(exits))
+        tries = sum(1 for _ in again)
         return f"{tries} times in a row, a restart does not heal it" if tries >= policy.max_hopeless else None
-    recent = [life for life in exits if now_s - life.at_s <= policy.window_s]
-    bad = sum(not is_healthy(life, policy) for life in recent)
-    for count, bound in ((bad, policy.max_restarts), (len(recent), policy.max_kills)):
-        if count > bound:
-            return f"restarts exhausted: {bound} within {policy.window_s:.0f} s"
-    return None
-
-
-def _hopeless_tries(exits: Sequence[Exit], policy: RestartPolicy) -> int:
-    """How many of the latest lives in a row ended with the last one's status; one as long as `patience_s` begins a
-    series: what ended it is none of the start's faults."""
-    tries = 0
-    for life in reversed(exits):
-        if life.status != exits[-1].status:
-            break
-        tries += 1
-        if life.lived_s >= policy.patience_s:
-            break
-    return tries
+    bad = _bad_lives(exits, policy)
+    if last.status in OUTSIDE_STATUSES:
+        series = list(takewhile(lambda life: life.status in OUTSIDE_STATUSES, bad))
+        since_s = now_s - series[-1].at_s if series else 0.0
+        return f"so for {since_s:.0f} s now" if since_s > policy.patience_s else None
+    return f"restarts exhausted: {policy.max_restarts} in a row" if len(bad) > policy.max_restarts else None
 
 
 def _repeats(exits: Sequence[Exit]) -> int:
@@ -174,18 +155,6 @@ def _repeats(exits: Sequence[Exit]) -> int:
 def _is_repeated(cause: Cause, last: Cause) -> bool:
     is_further = last.position is not None and cause.position is not None and last.position > cause.position
     return cause.place == last.place and not is_further
-
-
-def _outside_since_s(exits: Sequence[Exit], policy: RestartPolicy) -> float:
-    """When the latest series of outside failures began; a healthy life ends a series."""
-    since_s = exits[-1].at_s
-    for life in reversed(exits):
-        if life.status not in OUTSIDE_STATUSES:
-            break
-        since_s = life.at_s
-        if is_healthy(life, policy):
-            break
-    return since_s
 
 
 def _signal_name(number: int) -> str:
@@ -220,20 +189,13 @@ def cause_environment(run: str, unit: str) -> dict[str, str]:
     return {CAUSE_VARIABLE: f"{os.getpid()}:{cause_path(run, unit)}"}
 
 
-def read_cause(run: str, unit: str, pid: int) -> Cause | None:
-    """What that process left."""
-    return read_cause_file(cause_path(run, unit), pid)
-
-
-def read_cause_file(path: Path, pid: int) -> Cause | None:
+def read_cause(path: Path, pid: int) -> Cause | None:
+    """What the process with this pid left there."""
     try:
         body = read_json(path) or {}
-    except ValueError:
+        return from_plain(Cause, body.get("cause")) if body.get("pid") == pid else None
+    except (UnreadableError, UsageError):
         return None
-    text, place, position, hint = (body.get(name) for name in ("text", "place", "position", "hint"))
-    if body.get("pid") != pid or not isinstance(text, str) or not isinstance(place, str) or not isinstance(hint, str):
-        return None
-    return Cause(text, place, body.get("lasting") is True, position if isinstance(position, int) else None, hint)
 
 
 def hint_of(run: str, unit: str, cause: Cause | None) -> str:
@@ -248,8 +210,7 @@ def tell(url: str, unit: str, cause: Cause) -> None:
     """To this process's supervisor, or to the bucket if there is none."""
     supervisor, _, path = (environment_value(CAUSE_VARIABLE) or "").partition(":")
     if path and Path(path).stem == unit:
-        body = {"text": cause.text, "place": cause.place, "lasting": cause.lasting, "position": cause.position}
-        write_json(Path(path), {"pid": os.getpid(), "hint": cause.hint, **body})
+        write_json(Path(path), {"pid": os.getpid(), "cause": asdict(cause)})
         if supervisor == str(os.getppid()):  # it lives, and tells the bucket
             return
     # a process that is restarted fast must not flood the bucket

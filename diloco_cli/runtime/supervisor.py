@@ -2,8 +2,11 @@
 tells this machine to leave.
 
 The loop polls: it takes in signals and the run's state in the bucket (`SignalCount`, `Asking`) without waiting for
-either, advances each unit by its state table, and leaves decisions to restart.py and ending.py. `end_here` ends what
-runs of a run here without its bucket.
+either, advances each unit by its state table, and leaves restarts to restart.py. `end_here` ends what runs of a run
+here without its bucket.
+
+A signal ends what runs here, and nothing else: the run goes on elsewhere, or waits in its bucket. Only Ctrl-C in a
+`launch` that has the whole run on its machine also stops the run, as `diloco stop` does.
 """
 
 from __future__ import annotations
@@ -12,32 +15,15 @@ import signal
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, Literal
 
 from diloco_cli.clock import monotonic_s, sleep_s, wall_s
 from diloco_cli.errors import DilocoError, RefusedError, RunFailedError, UsageError
 from diloco_cli.events.cause import Cause
-from diloco_cli.runtime.ending import (
-    ENDINGS,
-    Answer,
-    Ending,
-    EventKind,
-    Participants,
-    Reason,
-    StopPolicy,
-    SupervisionEvent,
-    SupervisionResult,
-    answer_alone,
-    answer_to_ctrl_c,
-    begin_ending,
-    drain_text,
-    next_ending,
-    without_bucket,
-)
 from diloco_cli.runtime.processes import Identity, is_alive, signal_family, signal_process
 from diloco_cli.runtime.registry import (
     SUPERVISOR,
@@ -56,6 +42,7 @@ from diloco_cli.runtime.restart import (
     FENCED_STATUS,
     Exit,
     RestartPolicy,
+    cause_path,
     decide,
     describe_exit,
     exit_facts,
@@ -75,8 +62,131 @@ from diloco_cli.runtime.units import (
 from diloco_cli.store.port import StoreGoneError
 from diloco_cli.store.retry import GONE_AFTER_S
 
+SIGNAL_STATUS_BASE = 128
+EventKind = Literal[
+    "started", "adopted", "ended", "held", "released", "done", "failed", "stopping", "leaving", "terminated", "killed",
+    "fenced",
+]  # fmt: skip
+Reason = Literal["finished", "stopped", "interrupted", "left", "fenced", "failed", "gone"]
+ENDINGS: dict[str, Reason] = {"FINISHED": "finished", "STOPPED": "stopped"}
+AGAIN = "ask again to end at once"
+Facts = dict[str, str | int | float]
+
+
+@dataclass(frozen=True)
+class SupervisionEvent:
+    """One line for people. `unit` is None if it concerns all. `data`: facts for programs; of an end `pid`, `status` and
+    `lived_s`, of a start `pid` and which one it is. `cause`: what the unit itself said before its end."""
+
+    kind: EventKind
+    unit: str | None
+    text: str
+    data: Facts = field(default_factory=dict)
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class SupervisionResult:
+    """How a supervision ended. `signum` is the signal that interrupted it; `left`: the units that ran until then."""
+
+    reason: Reason
+    signum: int | None
+    left: tuple[str, ...] = ()
+
+    @property
+    def exit_status(self) -> int:
+        if self.reason in ("interrupted", "left"):
+            return SIGNAL_STATUS_BASE + (self.signum or 2)
+        return FENCED_STATUS if self.reason == "fenced" else 0
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """Of a `launch` of the whole run, which Ctrl-C may stop. `others`: islands of the run that are no units here, as
+    the log said last; `request_stop` asks the bucket, and may be slow or fail."""
+
+    others: Callable[[], Collection[str]]
+    request_stop: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class StopPolicy:
+    """Bounds of a clean end, from its beginning; together below 10 s, but `finish_s` more where the run is over: units
+    then leave by themselves, a learner after its present step, a syncer after its regions have all.
+
+    Units that can read in the bucket that the run has ended, or will stop, have `leave_s` before they get
+    SIGTERM; if no stop request was written, they get it at once. Where this machine leaves, learners get it at once,
+    and drain; syncers get it once the learners have gone, or after `drain_s`, as they may merge their last offers. A
+    unit that lives after `kill_s` gets SIGKILL. Where the bucket is gone, nothing can be drained: `gone_kill_s`.
+    """
+
+    finish_s: float = 30.0
+    leave_s: float = 4.0
+    drain_s: float = 6.0
+    kill_s: float = 8.0
+    gone_kill_s: float = 2.0
+    give_up_s: float = 9.5
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The reason for the end, and its times on the monotonic clock. Learners get SIGTERM at `terminate_at_s`; syncers
+    too, but where learners live here, at `syncers_at_s`. SIGKILL comes at `kill_at_s`."""
+
+    reason: Reason
+    text: str
+    terminate_at_s: float
+    syncers_at_s: float
+    kill_at_s: float
+    give_up_at_s: float
+
+    def terminates(self, kind: str, learners_live: bool, now_s: float) -> bool:
+        """Whether a unit of this kind gets SIGTERM now."""
+        return now_s >= (self.syncers_at_s if kind == "syncer" and learners_live else self.terminate_at_s)
+
+
+def begin_ending(reason: Reason, text: str, now_s: float, delay_s: float, policy: StopPolicy) -> Ending:
+    """An ending whose SIGTERM comes after `delay_s`."""
+    at_s = now_s + delay_s
+    return Ending(reason, text, at_s, at_s, now_s + policy.kill_s, now_s + policy.give_up_s)
+
+
+def ending_after_a_signal(
+    before: Ending | None, signum: int, whole_run: bool, away: Collection[str], now_s: float, policy: StopPolicy
+) -> Ending:
+    """The ending that a first signal begins. `whole_run`: this is a `launch` of all regions in the foreground; `away`:
+    islands and units of the run that do not live here. The end of a run that is over already is not prolonged."""
+    if before is not None:
+        fresh = begin_ending("interrupted", f"asked to leave; {AGAIN}", now_s, 0.0, policy)
+        return replace(fresh, kill_at_s=min(fresh.kill_at_s, before.kill_at_s))
+    if signum == signal.SIGINT and whole_run and not away:
+        text = f"stopping the run: all of it is here; {AGAIN}"
+        return begin_ending("interrupted", text, now_s, policy.leave_s, policy)
+    why = f"{signal.Signals(signum).name} ends what runs here"
+    if signum == signal.SIGINT and whole_run:
+        why = f"{listed(away)} {'is' if len(away) == 1 else 'are'} not alive here"
+    elif signum == signal.SIGINT:
+        why = "Ctrl-C stops a run only in the `launch` that has all of it"
+    return replace(begin_ending("left", why, now_s, 0.0, policy), syncers_at_s=now_s + policy.drain_s)
+
+
+def listed(names: Collection[str]) -> str:
+    """`a, b and c`."""
+    *most, last = names or ("nothing",)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def drain_text(why: str, learners: Collection[str], syncers: Collection[str]) -> str:
+    """The line that says what goes on while this machine leaves: `learners` and `syncers` that live here."""
+    steps = []
+    if learners:
+        steps.append(f"{listed(learners)} {'offers its' if len(learners) == 1 else 'offer their'} last deltas")
+    if syncers:
+        steps.append(f"{'then ' if learners else ''}{listed(syncers)} {'ends' if len(syncers) == 1 else 'end'}")
+    return f"{why}: {', '.join(steps) or 'nothing lives here'}; the run itself goes on. {AGAIN.capitalize()}"
+
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-Result = TypeVar("Result")
 
 
 class SignalCount:
@@ -163,24 +273,19 @@ class Asking:
             self._ended.wait(self._every_s)
 
 
-class OnceInBackground(Generic[Result]):
-    """One call in a thread; once it is `done`, `result` is its answer, or `trouble` why it failed."""
+class InBackground:
+    """One call in a thread; `trouble`: why it failed."""
 
-    def __init__(self, call: Callable[[], Result]) -> None:
-        self._call = call
-        self.result: Result | None = None
+    def __init__(self, call: Callable[[], object]) -> None:
         self.trouble: str | None = None
-        self.done = False
-        self._thread = threading.Thread(target=self._run, name="once", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, args=(call,), name="once", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, call: Callable[[], object]) -> None:
         try:
-            self.result = self._call()
+            call()
         except Exception as error:
             # The units are ended by signals all the same; the supervisor reports the error.
             self.trouble = f"{type(error).__name__}: {error}"
-        self.done = True
 
 
 MAX_EXITS_KEPT = 200
@@ -215,7 +320,6 @@ class SupervisedUnit:
     def pid(self) -> int | None:
         return self._record.identity.pid if self._record else None
 
-    @property
     def account(self) -> Supervised:
         """For other commands on this machine."""
         last_end = describe_exit(self.exits[-1]) if self.exits else ""
@@ -248,16 +352,10 @@ class SupervisedUnit:
         if status is None and (self._child or is_alive(self._record.identity)):
             return None
         signal_family(self._record.identity, signal.SIGKILL)
-        self.dead_pid = pid = self._record.identity.pid
+        self.dead_pid = self._record.identity.pid
         self._child, self._record = None, None
-        now_s = monotonic_s()
-        return self.note(
-            Exit(now_s, status, max(0.0, now_s - self._alive_since_s), read_cause(self.run, self.spec.name, pid))
-        )
-
-    def note(self, life: Exit) -> Exit:
-        self.exits.append(life)
-        return life
+        now_s, cause = monotonic_s(), read_cause(cause_path(self.run, self.spec.name), self.dead_pid)
+        return Exit(now_s, status, max(0.0, now_s - self._alive_since_s), cause)
 
     def terminate(self) -> bool:
         """Send SIGTERM, and SIGCONT, so that a paused process gets it. Only once: False after that."""
@@ -278,22 +376,12 @@ class SupervisedUnit:
         return reached
 
 
-Facts = dict[str, str | int | float]
 LAST_ANSWER_S = 2.0  # how long to wait for the bucket, once all units have left
-PARTICIPANTS_S = 2.0  # how long to wait for the bucket to say who takes part
 AFTER_DECISION: dict[str, tuple[UnitEvent, EventKind]] = {
     "restart": (UnitEvent.DIED, "ended"),
     "done": (UnitEvent.FINISHED, "done"),
     "give_up": (UnitEvent.GAVE_UP, "failed"),
 }
-
-
-@dataclass(frozen=True)
-class WholeRun:
-    """Of a `launch` of the whole run, which Ctrl-C may stop. Both calls ask the bucket, and may be slow or fail."""
-
-    participants: Callable[[], Participants]
-    request_stop: Callable[[], object]
 
 
 def supervise(
@@ -315,8 +403,8 @@ def supervise(
     `run_state` tells the state of the run in the bucket: FINISHED or STOPPED ends the supervision,
     any other text does not; it is asked in a thread and may be slow or raise a declared error. The first
     SIGINT, SIGTERM or SIGHUP ends the units of this machine: learners drain, then syncers end; the run goes on. Only
-    SIGINT may stop the run, if `whole_run` is given and all of the run lives here (`ending.answer_to_ctrl_c`). A
-    second signal kills the units. `signals`: for a caller outside the main thread, which gets none.
+    SIGINT may stop the run, if `whole_run` is given and all of the run lives here. A second signal kills the units.
+    `signals`: for a caller outside the main thread, which gets none.
     Raises RunFailedError if all syncers, or all learners, ended too often, StoreGoneError if the bucket has been gone
     for `gone_after_s`, and RefusedError if another supervisor of the run lives on this machine.
     """
@@ -350,10 +438,8 @@ class Supervisor:
         self._restart = restart
         self._stop, self._gone_after_s = stop, gone_after_s
         self._ending: Ending | None = None
-        self._answer: Answer | None = None
-        self._looked_from_s: float | None = None
-        self._look: OnceInBackground[Participants] | None = None
-        self._request: OnceInBackground[object] | None = None
+        self._heard = 0
+        self._request: InBackground | None = None
         self._left: tuple[str, ...] = ()
 
     def run(self, poll_s: float) -> SupervisionResult:
@@ -369,54 +455,48 @@ class Supervisor:
         return self._outcome()
 
     def _listen(self) -> None:
-        """Begins an ending if the signals or the run's state ask for one."""
-        if self._signals.count and self._answer is None and self._ending is None:
-            self._answer = self._answer_to_signal(self._signals.first or signal.SIGTERM)
-        ending = next_ending(
-            self._ending, self._signals.count, self._answer, self._asking.answer, monotonic_s(), self._stop
-        )
+        """Begins an ending if the signals, the run's state or a bucket that is gone ask for one; a second signal kills
+        at once."""
+        now_s, ending = monotonic_s(), self._ending
+        gone, over = self._asking.gone, ENDINGS.get(self._asking.answer or "")
+        if self._signals.count > max(1, self._heard):
+            ending = ending or begin_ending("left", "asked twice", now_s, 0.0, self._stop)
+            kill_at_s = min(now_s, ending.kill_at_s)
+            self._ending = replace(ending, terminate_at_s=now_s, syncers_at_s=now_s, kill_at_s=kill_at_s)
+        elif self._signals.count > self._heard and (ending is None or ending.reason != "gone"):
+            self._begin(self._ending_by_signal(self._signals.first or signal.SIGTERM, now_s))
+        elif ending is None and over is not None:
+            from_s = now_s + (self._stop.finish_s if over == "finished" else 0.0)
+            text = f"the run is {self._asking.answer}"
+            self._begin(begin_ending(over, text, from_s, self._stop.leave_s, self._stop))
+        elif ending is None and gone is not None and self._asking.gone_for_s() >= self._gone_after_s:
+            text = f"{gone}, for {self._asking.gone_for_s():.0f} s now"
+            self._begin(self._without_bucket(begin_ending("gone", text, now_s, 0.0, self._stop)))
+        self._heard = self._signals.count
+
+    def _ending_by_signal(self, signum: int, now_s: float) -> Ending:
         if self._ending is None and self._asking.gone is not None:
-            ending = self._ending_without_bucket(self._asking.gone, ending)
-        if ending is None:
-            return
-        if self._ending is None or self._ending.reason != ending.reason:
-            self._begin(ending, self._ending is None)
-        self._ending = ending
+            text = f"{self._asking.gone}: nothing can be drained"
+            return self._without_bucket(begin_ending("left", text, now_s, 0.0, self._stop))
+        whole, living = self._whole_run, self._living()
+        away = [unit.spec.name for unit in self.units if unit.spec.name not in living]
+        away += [] if whole is None else whole.others()
+        return ending_after_a_signal(self._ending, signum, whole is not None, away, now_s, self._stop)
 
-    def _ending_without_bucket(self, error: StoreGoneError, ending: Ending | None) -> Ending | None:
-        """The bucket is gone: nothing can be offered any more, so this machine leaves at once if it is asked to, and
-        after a while if it is not."""
-        if ending is not None:
-            return without_bucket("left", f"{error}: nothing can be drained", monotonic_s(), self._stop)
-        gone_s = self._asking.gone_for_s()
-        if gone_s < self._gone_after_s:
-            return None
-        return without_bucket("gone", f"{error}, for {gone_s:.0f} s now", monotonic_s(), self._stop)
+    def _without_bucket(self, ending: Ending) -> Ending:
+        """All units get SIGTERM now, and SIGKILL soon."""
+        return replace(ending, kill_at_s=ending.terminate_at_s + self._stop.gone_kill_s)
 
-    def _answer_to_signal(self, signum: int) -> Answer | None:
-        """What the first signal is taken for; None while the bucket is asked who takes part."""
-        alone = answer_alone(signum, self._whole_run is not None)
-        if alone is not None or self._whole_run is None:
-            return alone
-        if self._look is None or self._looked_from_s is None:
-            self._look, self._looked_from_s = OnceInBackground(self._whole_run.participants), monotonic_s()
-            self._tell("stopping", None, "asked to stop: looking who else takes part in the run")
-        if not self._look.done and monotonic_s() - self._looked_from_s < PARTICIPANTS_S:
-            return None
-        return answer_to_ctrl_c({name: name in self._living() for name in self._names()}, self._look.result)
-
-    def _begin(self, ending: Ending, first: bool) -> None:
+    def _begin(self, ending: Ending) -> None:
         self._left = self._living()
         if ending.reason == "left" and self._asking.gone is None:
             learners, syncers = self._living("learner"), self._living("syncer")
             self._tell("leaving", None, drain_text(ending.text, learners, syncers))
-            return
-        if first and ending.reason == "interrupted" and self._whole_run is not None:
-            self._request = OnceInBackground(self._whole_run.request_stop)
-        self._tell("stopping", None, ending.text)
-
-    def _names(self) -> tuple[str, ...]:
-        return tuple(unit.spec.name for unit in self.units)
+        else:
+            if self._ending is None and ending.reason == "interrupted" and self._whole_run is not None:
+                self._request = InBackground(self._whole_run.request_stop)
+            self._tell("stopping", None, ending.text)
+        self._ending = ending
 
     def _living(self, kind: str | None = None) -> tuple[str, ...]:
         alive = (unit.spec for unit in self.units if unit.state is UnitState.RUNNING)
@@ -448,7 +528,7 @@ class Supervisor:
                 return
             unit.start()
         except DilocoError as error:
-            self._settle(unit, unit.note(Exit(monotonic_s(), error.exit_status, 0.0)), str(error))
+            self._settle(unit, Exit(monotonic_s(), error.exit_status, 0.0), str(error))
             return
         again = f", restart {unit.starts - 1}" if unit.starts > 1 else ""
         facts: Facts = {"pid": unit.pid or 0, "start": unit.starts}
@@ -456,6 +536,7 @@ class Supervisor:
 
     def _settle(self, unit: SupervisedUnit, life: Exit, detail: str | None = None) -> None:
         """Decides what follows the end of a unit's process. `detail`: why it could not be started."""
+        unit.exits.append(life)
         if detail is None and life.cause is not None:
             detail = life.cause.text
         facts = exit_facts(life, unit.dead_pid)
@@ -479,7 +560,7 @@ class Supervisor:
         facts: Facts | None = None, cause: Cause | None = None,
     ) -> None:  # fmt: skip
         unit.go(event, reason)
-        note_supervised(self._run_name, {unit.spec.name: unit.account for unit in self.units})
+        note_supervised(self._run_name, {unit.spec.name: unit.account() for unit in self.units})
         self._tell(kind, unit.spec.name, reason, facts, cause)
 
     def _bound_logs(self) -> None:
@@ -497,8 +578,7 @@ class Supervisor:
         if any(kind and all(unit.state is UnitState.FAILED for unit in kind) for kind in (learners, syncers)):
             names = ", ".join(unit.spec.name for unit in failed)
             text = f"cannot go on without {names}"
-            self._ending = begin_ending("failed", text, monotonic_s(), 0.0, self._stop)
-            self._tell("stopping", None, text)
+            self._begin(begin_ending("failed", text, monotonic_s(), 0.0, self._stop))
 
     def _hasten(self) -> bool:
         """Terminates, then kills units that are slow to leave. True if some are left and the time is up."""
@@ -508,7 +588,7 @@ class Supervisor:
         unasked = ending.reason == "interrupted" and (self._request is None or self._request.trouble is not None)
         learners_live = bool(self._living("learner"))
         for unit in (unit for unit in self.units if unit.state is UnitState.RUNNING):
-            if ending.kills(unit.spec.kind, now_s):
+            if now_s >= ending.kill_at_s:
                 if unit.kill():
                     self._tell("killed", unit.spec.name, "SIGKILL")
             elif (unasked or ending.terminates(unit.spec.kind, learners_live, now_s)) and unit.terminate():

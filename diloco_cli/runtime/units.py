@@ -1,4 +1,6 @@
-"""Units and how their processes are started: each in a session of its own, with a log, a secret and bounded threads.
+"""Units: which of a run start on this machine, with their commands, devices, threads and keys, and what a person has to
+start on others; and how their processes are started: each in a session of its own, with a log, a secret and bounded
+threads.
 
 A unit's states, and every allowed transition, are one table. `Child` is a process that works for the command that
 started it and answers in lines of JSON; `start_detached` starts a supervisor that outlives its terminal.
@@ -6,6 +8,7 @@ started it and answers in lines of JSON; `start_detached` starts a supervisor th
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import queue
@@ -13,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -21,16 +24,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diloco_cli.clock import monotonic_s, sleep_s, wall_s
+from diloco_cli.config.hardware import data_class_of
 from diloco_cli.config.settings import RESERVED_NAMES, SyncerSettings
-from diloco_cli.environment import environment_with
+from diloco_cli.environment import environment_value, environment_with
 from diloco_cli.errors import DilocoError, NoSpaceError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.paths import NO_SPACE_ERRNOS, checked_name, make_directory
+from diloco_cli.protocol.log.commit_log import require_keys
+from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import IllegalStateError
-from diloco_cli.randomness import nonce
-from diloco_cli.runtime.files import NO_SPACE_ERRNOS, checked_name, make_directory
-from diloco_cli.runtime.logs import printable
+from diloco_cli.randomness import new_private_key, nonce
+from diloco_cli.runtime.consent import code_of, data_elsewhere, format_digest, signing_secret
 from diloco_cli.runtime.processes import TOKEN_VARIABLE, Identity, identify, is_alive
-from diloco_cli.runtime.registry import SUPERVISOR, UnitRecord, log_path, read_supervisor, write_unit
+from diloco_cli.runtime.registry import SUPERVISOR, UnitRecord, log_path, printable, read_supervisor, write_unit
 from diloco_cli.runtime.restart import cause_environment
+from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer, syncer_signer
 
 
 def python_command(module: str, *words: str) -> tuple[str, ...]:
@@ -103,9 +110,9 @@ def end_all(children: Sequence[Child], within_s: float) -> None:
 
 Kind = Literal["learner", "syncer"]
 SYNCER = "syncer"
-DRAIN_S = 3.5  # for a learner's last offers after SIGTERM: a machine leaves within 10 s (ending.StopPolicy)
+DRAIN_S = 3.5  # for a learner's last offers after SIGTERM: a machine leaves within 10 s (supervisor.StopPolicy)
 MAX_LOG_BYTES = 16 * 1024 * 1024
-TRY_AGAIN_ERRNOS = frozenset({11, 12, 23, 24})  # EAGAIN, ENOMEM, ENFILE, EMFILE
+TRY_AGAIN_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE})
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -129,30 +136,24 @@ class UnitSpec:
 
 
 def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
-    """A learner's unit. `--name=VALUE` is one word, so that a value can never become an option."""
+    """`--name=VALUE` is one word, so that a value can never become an option."""
     command = diloco_command("learner", f"--drain={DRAIN_S:g}s", f"--run={run_url}", f"--name={name}")
     return UnitSpec(name, "learner", command, thread_environment(threads))
 
 
-def syncer_unit(run_url: str, *, threads: int) -> UnitSpec:
-    command = diloco_command("syncer", f"--run={run_url}")
-    return UnitSpec(SYNCER, "syncer", command, thread_environment(threads))
-
-
-def standby_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
-    command = (*syncer_unit(run_url, threads=threads).command, "--standby", f"--name={name}")
-    return UnitSpec(name, "syncer", command, thread_environment(threads), later=command)
-
-
-def syncer_units(run_url: str, settings: SyncerSettings, *, threads: int) -> list[UnitSpec]:
+def syncer_units(run_url: str, settings: SyncerSettings) -> list[UnitSpec]:
     """The syncer, unless the learners' processes host it, and its standbys. If there are any, a syncer that died comes
     back as a standby."""
-    standbys = [standby_unit(f"standby-{i + 1}", run_url, threads=threads) for i in range(settings.standbys)]
+    command, threads = diloco_command("syncer", f"--run={run_url}"), thread_environment(1)
+
+    def standby(name: str) -> tuple[str, ...]:
+        return (*command, "--standby", f"--name={name}")
+
+    names = [f"standby-{i + 1}" for i in range(settings.standbys)]
+    standbys = [UnitSpec(name, "syncer", standby(name), threads, later=standby(name)) for name in names]
     if settings.on_learners:
         return standbys
-    syncer = syncer_unit(run_url, threads=threads)
-    later = standby_unit(SYNCER, run_url, threads=threads).command if standbys else ()
-    return [replace(syncer, later=later), *standbys]
+    return [UnitSpec(SYNCER, "syncer", command, threads, later=standby(SYNCER) if standbys else ()), *standbys]
 
 
 def restarted(spec: UnitSpec, dead_pid: int | None) -> UnitSpec:
@@ -164,9 +165,159 @@ def restarted(spec: UnitSpec, dead_pid: int | None) -> UnitSpec:
 
 def thread_environment(threads: int) -> dict[str, str]:
     """Bounds the threads of numeric libraries, which would otherwise use every core in every unit."""
-    if threads < 1:
-        raise UsageError(f"threads of a unit must be at least 1, got {threads}")
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
+
+
+def units_here(
+    run: RunFormat, url: str, region: str | None, warn: Callable[[str], None]
+) -> list[UnitSpec]:  # fmt: skip
+    """The learners of `region` (or of all regions) whose islands are local, and the syncers in the home region."""
+    regions = sorted({island.region for island in run.islands} | {syncer_region(run)})
+    if region is not None and region not in regions:
+        raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
+    islands = [i for i in run.islands if i.infra == "local" and region in (None, i.region)]
+    home = run.home_of(url)
+    secret = signing_secret()
+    serves = region in (None, syncer_region(run))
+    learners = [learner_signer(island.name) for island in islands]
+    given = secret is None or not secret.is_operators
+    require_keys(run, secret, (*learners, *([LOG] if serves else [])) if given else (), url)
+    units = []
+    for island, device in zip(islands, devices_of(islands, warn), strict=True):
+        threads = threads_of(island, run.settings.train.threads)
+        unit = learner_unit(island.name, run.url_for(island.region, home), threads=threads)
+        own = {**device, **keys_of(run, signers_on(run, island.name), secret)}
+        units.append(replace(unit, environment={**unit.environment, **own}))
+    if serves:
+        for unit in syncer_units(home, run.settings.syncer):
+            own = keys_of(run, (syncer_signer(unit.name),), secret)
+            units.append(replace(unit, environment={**unit.environment, **own}))
+    if not units:
+        raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
+    return units
+
+
+def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[str]:
+    """What a person has to start on other machines, with its command: one line each."""
+    home = run.home_of(url)
+    for island in run.islands:
+        if island.infra != "local" and region in (None, island.region):
+            yield from _begins(run, island, run.url_for(island.region, home))
+    syncers = None if run.settings.syncer.on_learners else syncer_region(run)
+    regions = {island.region for island in run.islands} | ({syncers} if syncers else set())
+    for other in sorted(regions - {region}) if region is not None else ():
+        serves = other == syncers
+        there = run.url_for(other, home)
+        words = f"{there} --region {other}{_consent(run, there, stores=serves)}"
+        yield f"region {other}{', with the syncer' if serves else ''}: unless it runs already: diloco resume {words}"
+
+
+def starts_everywhere(run: RunFormat, url: str) -> Iterator[str]:
+    """The same of a run of which nothing runs yet: its syncer, unless learners host it, and all its islands."""
+    home = run.home_of(url)
+    if not run.settings.syncer.on_learners:
+        words = _consent(run, home, stores=True)
+        yield f"the syncer, anywhere: diloco syncer --run {home}{words if run.regions else ''}"
+        if words and not run.regions and run.settings.model.is_built:
+            yield f"  with{words} where the model's code and its data are: then it has evaluations"
+        yield from _key_of(run, home, "syncer", "NAME")
+    for island in run.islands:
+        yield from _begins(run, island, run.url_for(island.region, home))
+
+
+def _begins(run: RunFormat, island: Island, url: str) -> Iterator[str]:
+    yield from _started(run, island, url)
+    yield from _key_of(run, url, "learner", island.name)
+
+
+def _key_of(run: RunFormat, url: str, role: str, name: str) -> Iterator[str]:
+    if run.signing is not None:
+        yield f"  with a key of its own, made there: diloco key request {url} {role} {name} FILE"
+
+
+def _started(run: RunFormat, island: Island, url: str) -> Iterator[str]:
+    if data_class_of(island.infra) is not None:
+        yield f'{island.name} ({island.infra}): in its own script: join("{url}", name="{island.name}", ...)'
+        return
+    words = f"--run {url} --name {island.name}"
+    words += _consent(run, url, stores=run.settings.syncer.on_learners)
+    yield f"{island.name} ({island.infra}): start it there: diloco learner {words}"
+    if island.nodes > 1:
+        yield (
+            f"  on each of its {island.nodes} nodes, with --nodes {island.nodes} --node-rank 0 (1, ...) and"
+            " --rendezvous HOST:PORT of node 0 in its private network; or by"
+            " torchrun ... -m -- diloco_cli learner ..."
+        )
+
+
+def _consent(run: RunFormat, url: str, *, stores: bool) -> str:
+    """The words by which another machine consents to what the run's format names, if the process there needs any."""
+    needed = code_of(run.settings) or data_elsewhere(run, url) or (stores and run.regions)
+    return f" --allow-code {format_digest(run)}" if needed else ""
+
+
+def background_command(url: str, region: str | None) -> tuple[str, ...]:
+    """The process that supervises these units in the background."""
+    chosen = () if region is None else (f"--region={region}",)
+    return diloco_command("resume", url, *chosen)
+
+
+def syncer_may_start(run: RunFormat, units: list[UnitSpec]) -> bool:
+    """Whether one of these units serves the run, now or after a takeover."""
+    return run.settings.syncer.on_learners or any(unit.kind == "syncer" for unit in units)
+
+
+def syncer_region(run: RunFormat) -> str:
+    """Where `--region` starts the syncer: the home region, or the first one if none is named."""
+    return run.home_region or min(island.region for island in run.islands)
+
+
+def threads_of(island: Island, at_least: int) -> int:
+    """The number of threads of each rank of an island: cpu:4 means four cores for all of them."""
+    if island.accelerator.lower() != "cpu":
+        return at_least
+    return max(1, max(at_least, island.num_accelerators) // island.ranks)
+
+
+def devices_of(islands: list[Island], warn: Callable[[str], None]) -> list[dict[str, str]]:
+    """Environments that give each of several CUDA islands devices of its own, one a rank, in order. Raises UsageError
+    if an island's ranks outnumber the visible devices: ranks cannot share one."""
+    cuda = [island for island in islands if not island.accelerator.lower().startswith(("cpu", "mps", "apple"))]
+    wanted, given = sum(island.ranks for island in cuda), environment_value("CUDA_VISIBLE_DEVICES")
+    if len(cuda) < 2 and (given is None or wanted < 2):
+        return [{} for _ in islands]
+    visible = (given or ",".join(map(str, range(wanted)))).split(",")
+    if len(visible) < wanted:
+        _refuse_shared(cuda, len(visible))
+        warn(f"{len(cuda)} islands share {len(visible)} visible devices")
+    environments, first = {}, 0
+    for island in cuda:
+        own = [visible[(first + rank) % len(visible)] for rank in range(island.ranks)]
+        environments[island.name], first = {"CUDA_VISIBLE_DEVICES": ",".join(own)}, first + island.ranks
+    return [environments.get(island.name, {}) for island in islands]
+
+
+def _refuse_shared(cuda: list[Island], num_visible: int) -> None:
+    several = [island for island in cuda if island.ranks > 1]
+    if several:
+        wanted = ", ".join(f"{island.name} {island.ranks}" for island in cuda)
+        raise UsageError(
+            f"more devices are asked for than the {num_visible} in CUDA_VISIBLE_DEVICES: {wanted}",
+            hint="each rank needs one: list fewer accelerators, or put an island elsewhere (infra: ssh)",
+        )
+
+
+def keys_of(run: RunFormat, signers: tuple[str, ...], secret: Secret | None) -> dict[str, str]:
+    """A unit of a signed run, started on the operator's machine, gets a new key in place of the operator's secret."""
+    if run.signing is None or secret is None or not secret.is_operators:
+        return {}
+    own = new_private_key()
+    return {KEY_VARIABLE: secret.certified(run.run_id, dict.fromkeys(signers, own)), KEY_FILE_VARIABLE: ""}
+
+
+def signers_on(run: RunFormat, learner: str) -> tuple[str, ...]:
+    """As whom the machine of a learner signs: as the learner, and as a syncer if it hosts one."""
+    return (learner_signer(learner), *([syncer_signer(learner)] if run.settings.syncer.on_learners else []))
 
 
 def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitRecord]:

@@ -59,10 +59,9 @@ from diloco_cli.protocol.log.records import (
 from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.state import RunPhase, RunState, SyncerState, moved
 from diloco_cli.protocol.regions import home_of, read_after_relays
-from diloco_cli.protocol.rules.consent import code_of
 from diloco_cli.protocol.rules.divergence import evaluates_every
 from diloco_cli.randomness import nonce
-from diloco_cli.runtime.consent import NamedHere, consented, format_digest, signing_secret, stores_of
+from diloco_cli.runtime.consent import NamedHere, code_of, consented, format_digest, signing_secret, stores_of
 from diloco_cli.runtime.daemon import (
     Connections,
     Spending,

@@ -49,8 +49,7 @@ from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Island, RunFormat, encode
-from diloco_cli.protocol.rules.consent import Allowance
-from diloco_cli.runtime.consent import NamedHere
+from diloco_cli.runtime.consent import Allowance, NamedHere
 from diloco_cli.store.local import LocalStore
 from diloco_cli.tensors.flat import parameter_facts
 from tests.benchmarks.measure import ROOT, machine, row

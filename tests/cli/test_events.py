@@ -14,8 +14,8 @@ from diloco_cli.events.bucket import EventReader, write_batch
 from diloco_cli.events.cause import Cause
 from diloco_cli.events.event import KINDS, Event, FreshEvent
 from diloco_cli.observe import facts
-from diloco_cli.runtime.ending import SupervisionEvent
 from diloco_cli.runtime.restart import Exit, exit_facts
+from diloco_cli.runtime.supervisor import SupervisionEvent
 from diloco_cli.store.local import LocalStore
 from tests.cli.bucket import make_bucket
 from tests.cli.conftest import Diloco, called

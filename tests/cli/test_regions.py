@@ -15,9 +15,8 @@ from diloco_cli.cli.supervision import telling
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import RegionStore, encode
-from diloco_cli.protocol.rules.consent import Allowance
-from diloco_cli.runtime.consent import format_digest, remember
-from diloco_cli.runtime.ending import SupervisionEvent
+from diloco_cli.runtime.consent import Allowance, format_digest, remember
+from diloco_cli.runtime.supervisor import SupervisionEvent
 from diloco_cli.runtime.units import Kind, UnitSpec
 from diloco_cli.store.local import LocalStore
 from tests.simulation.regional import FAR, RegionalFleet, regional_run

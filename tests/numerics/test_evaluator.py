@@ -12,8 +12,7 @@ import torch
 
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.events.bucket import EVALUATOR, EventReader
-from diloco_cli.protocol.rules.consent import Allowance
-from diloco_cli.runtime.consent import NamedHere, consented, format_digest
+from diloco_cli.runtime.consent import Allowance, NamedHere, consented, format_digest
 from diloco_cli.store.open import open_store
 from diloco_cli.syncer.evaluation import EvaluatorProcess, read_answer
 from diloco_cli.tasks.build import build_data, build_model

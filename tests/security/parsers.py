@@ -17,7 +17,7 @@ import torch
 
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import print_json
-from diloco_cli.config.codec import replace, to_plain
+from diloco_cli.config.codec import from_plain, replace, to_plain
 from diloco_cli.config.hardware import expand_hostlist, read_hostfile
 from diloco_cli.config.huggingface import facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
@@ -30,6 +30,7 @@ from diloco_cli.methods import CODECS
 from diloco_cli.observe.facts import Heard, RunFacts
 from diloco_cli.observe.screen import plain_line, status_text
 from diloco_cli.observe.status import status_of
+from diloco_cli.paths import read_json
 from diloco_cli.plan.plan import load_plan, plan_from_text, plan_to_text
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.commit_log import HeadHint, Snapshot, fold, parse_format
@@ -38,8 +39,7 @@ from diloco_cli.protocol.log.keys import is_name, read_inner_key
 from diloco_cli.protocol.log.records import Offer, ProcessClaim, Request, decode, encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.merging import is_well_formed, refusal
-from diloco_cli.runtime.files import read_json
-from diloco_cli.runtime.processes import identity_from_json
+from diloco_cli.runtime.processes import Identity
 from diloco_cli.signing import Secret
 from diloco_cli.store.gcs import GCSStore
 from diloco_cli.store.port import check_key, check_prefix
@@ -245,7 +245,7 @@ def _config_of(path: Path) -> Any:
 
 def _identity_of(path: Path) -> Any:
     body = read_json(path)
-    return None if body is None else identity_from_json(body.get("identity"))
+    return None if body is None else from_plain(Identity, body.get("identity"))
 
 
 def _journal_reader(folder: Path) -> Parse:

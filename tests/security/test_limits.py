@@ -13,9 +13,8 @@ import pytest
 
 from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.syncer import Syncer
-from diloco_cli.runtime.ending import StopPolicy, SupervisionEvent
 from diloco_cli.runtime.registry import log_path
-from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.supervisor import StopPolicy, SupervisionEvent, supervise
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.virtual.world import Actor
 from tests.histories.integers import IntegerArithmetic
@@ -66,7 +65,7 @@ def test_only_the_starved_unit_dies_and_its_supervisor_reports_it(
         on_event=events.append,
         poll_s=0.02,
         state_every_s=0.05,
-        stop=StopPolicy(finish_s=0.0, syncer_finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0),
+        stop=StopPolicy(finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0),
     )
     ended = next(event for event in events if event.kind == "ended")
     assert ended.unit == "starved" and "status 1" in ended.text, ended

@@ -14,7 +14,6 @@ from diloco_cli.config.codec import replace, to_plain
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError, UsageError
-from diloco_cli.launch.local_units import keys_of, signers_on
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import append, fold, parse_format, read_format, read_log, snapshot_at, with_keys
@@ -30,6 +29,7 @@ from diloco_cli.protocol.log.keys import (
 from diloco_cli.protocol.log.records import Request, RunFormat, encode
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.runtime.consent import signing_secret, write_key
+from diloco_cli.runtime.units import keys_of, signers_on
 from diloco_cli.signing import LOG, LONG_BYTES, OPERATOR, UNSIGNED, Secret, SignatureError, learner_signer, unpacked
 from diloco_cli.store.memory import MemoryStore
 from tests.security.signed import (

@@ -20,12 +20,13 @@ from typing import TypeVar
 import psutil
 import yaml
 
+from diloco_cli.config.codec import from_plain
 from diloco_cli.observe.replay import Replay, verified
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.runtime.daemon import SystemClock, perform
-from diloco_cli.runtime.processes import Identity, identity_from_json, is_alive
+from diloco_cli.runtime.processes import Identity, is_alive
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 
@@ -121,7 +122,7 @@ class LaunchedRun:
     def units(self) -> dict[str, Identity]:
         """By this machine's own files: the last process of each."""
         files = sorted((self.directory / "home" / NAME / "units").glob("[a-z]*.json"))
-        return {path.stem: identity_from_json(json.loads(path.read_text())["identity"]) for path in files}
+        return {path.stem: from_plain(Identity, json.loads(path.read_text())["identity"]) for path in files}
 
     def failed(self) -> list[str]:
         """A supervisor that ended by itself, and not because the run is over; units that did not live through one's

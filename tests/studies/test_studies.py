@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, decode
-from diloco_cli.runtime.processes import identify, identity_to_json, own_identity
+from diloco_cli.runtime.processes import identify, own_identity
 from tests.studies import attendance, gaps, kills
 from tests.studies.attendance import CASES, INVENTORY, QUICKSTART, AttendanceRow, files_of, line, misses
 from tests.studies.gaps import max_gap_s
@@ -44,10 +44,10 @@ def test_units_that_die_with_their_supervisor_or_get_a_double_are_noticed(tmp_pa
     units.mkdir(parents=True)
     try:
         identity = identify(child.pid, None)
-        (units / "l0.json").write_text(json.dumps({"identity": identity_to_json(identity)}))
+        (units / "l0.json").write_text(json.dumps({"identity": asdict(identity)}))
         launched.orphans = {"l0": identity}
         assert launched.failed() == []
-        (units / "l0.json").write_text(json.dumps({"identity": identity_to_json(own_identity())}))
+        (units / "l0.json").write_text(json.dumps({"identity": asdict(own_identity())}))
         assert launched.failed() == ["l0 was started twice"]
     finally:
         child.kill()
@@ -163,7 +163,7 @@ def test_a_delta_passes_the_loop_the_decision_and_the_merge() -> None:
 
 def test_a_launch_passes_the_plan_and_ends_before_anything_trains() -> None:
     passed = launch_walk()
-    assert {"diloco_cli.cli.launch", "diloco_cli.plan.planner", "diloco_cli.launch.local_units"} <= passed
+    assert {"diloco_cli.cli.launch", "diloco_cli.plan.planner", "diloco_cli.runtime.units"} <= passed
     of_daemons = {name for name in passed if name.startswith(("diloco_cli.learner", "diloco_cli.syncer"))}
     assert of_daemons == {"diloco_cli.syncer.operator"}, "which withdraws a stop request"
 

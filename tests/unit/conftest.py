@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.environment import environment_with
-from diloco_cli.runtime.processes import TOKEN_VARIABLE, Identity, identify
+from diloco_cli.runtime.processes import TOKEN_VARIABLE, Identity, identify, is_alive
 from diloco_cli.runtime.registry import UnitRecord, write_unit
 from tests.waiting import wait_until
 
@@ -50,6 +50,7 @@ def start_unit_of(home: Path, start: Callable[..., Child]) -> Callable[..., tupl
     def begin(run: str, name: str, token: str = "secret") -> tuple[Child, Identity]:
         child = start(token)
         identity = identify(child.pid, token)
+        wait_until(lambda: is_alive(identity))  # its environment cannot be read while it is being started
         write_unit(run, UnitRecord(name, "learner", identity, 0.0))
         return child, identity
 

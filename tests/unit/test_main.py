@@ -82,7 +82,7 @@ def test_the_list_of_commands_loads_no_command() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.partition("loaded ")[2].split())
     assert "diloco_cli.cli.main" in loaded and not loaded & {f"diloco_cli.cli.{name}" for name in COMMANDS}
-    assert {name.split(".")[1] for name in loaded} <= {"cli", "clock", "environment", "errors", "escaping"}
+    assert {name.split(".")[1] for name in loaded} <= {"cli", "clock", "environment", "errors"}
 
 
 @pytest.mark.parametrize(

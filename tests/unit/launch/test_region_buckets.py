@@ -9,12 +9,12 @@ import pytest
 
 from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.local_units import units_here
 from diloco_cli.launch.new_run import create_in_region, differences, refuse_another_run, region_fields
 from diloco_cli.learner.daemon import refuse_another_regions_bucket
 from diloco_cli.protocol.log.commit_log import parse_format
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, encode
+from diloco_cli.runtime.units import units_here
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.records import RUN
 

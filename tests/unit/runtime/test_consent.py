@@ -11,21 +11,24 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
+from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError
 from diloco_cli.launch.new_run import signed
 from diloco_cli.paths import user_state_directory
 from diloco_cli.protocol.log.records import RegionStore, RunFormat, not_consented
-from diloco_cli.protocol.rules.consent import Allowance
 from diloco_cli.runtime.consent import (
+    Allowance,
+    Code,
+    NamedByFormat,
     NamedHere,
     check_operator,
+    code_of,
     consented,
     format_digest,
     named_in_files,
     refused_stores,
     remembered,
     stores_of,
-    trust_of,
 )
 from diloco_cli.signing import Secret, short_key
 from tests.cli.bucket import NANO, RHINE
@@ -76,14 +79,6 @@ def test_a_consent_is_remembered_for_this_format_alone(home: Path, word: str) ->
         consented(other, URL, NOTHING)
 
 
-def test_a_format_resealed_with_other_code_is_refused_where_the_first_one_was_consented_to() -> None:
-    consented(FOREIGN, URL, named("own"))
-    model = ModelSettings(entrypoint="os:system", args={"command": "true"})
-    resealed = replace(FOREIGN, settings=replace(FOREIGN.settings, model=model))
-    with pytest.raises(RefusedError, match="os:system"):
-        consented(resealed, URL, NOTHING)
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -118,16 +113,12 @@ def test_a_store_elsewhere_needs_consent_and_one_in_the_same_bucket_does_not() -
     consented(far, URL, NOTHING, stores_of(far))
 
 
-def test_what_was_named_counts_from_each_bucket_of_the_run() -> None:
-    run = regional(RegionStore("eu", FAR))
-    consented(run, URL, named(stores=(URL, FAR)), stores_of(run))
-    assert refused_stores(run, FAR, [URL]) == refused_stores(run, URL, [FAR]) == ()
-
-
-def test_of_stores_only_those_are_refused_that_lie_elsewhere_and_what_is_no_url_is_elsewhere() -> None:
+def test_what_was_named_counts_from_each_bucket_of_the_run_and_what_is_no_url_is_elsewhere() -> None:
     run = regional(RegionStore("eu", FAR))
     stores = [URL, "gs://home/eu/nano", FAR, "http://x/y", ""]
     assert refused_stores(run, URL, stores) == (FAR, "http://x/y", "")
+    consented(run, URL, named(stores=(URL, FAR)), stores_of(run))
+    assert refused_stores(run, FAR, [URL]) == refused_stores(run, URL, [FAR]) == ()
 
 
 @pytest.mark.parametrize("url", ["file:///home/user/.ssh", "file:///bucket-eu/nano", "file:///bucket/../etc/nano"])
@@ -167,14 +158,6 @@ def test_without_diloco_home_it_is_kept_in_the_users_state_not_in_the_working_di
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     assert user_state_directory("consent") == tmp_path / "user" / ".local" / "state" / "diloco" / "consent"
-
-
-def test_the_digest_of_a_format_knows_no_members_and_no_keys() -> None:
-    assert format_digest(replace(NANO, members=(RHINE,))) == format_digest(NANO) == format_digest(not_consented(NANO))
-    assert format_digest(replace(NANO, settings=RunSettings("nano", evaluation=NANO.settings.evaluation))) == (
-        format_digest(NANO)
-    )
-    assert format_digest(FOREIGN) != format_digest(NANO)
 
 
 def reading(**data: str) -> RunFormat:
@@ -239,12 +222,6 @@ def test_tokens_beside_the_run_need_nothing_unless_the_users_home_lies_there_too
     assert consented(own, url, NOTHING).settings.consented
 
 
-def test_data_of_the_local_run_file_are_consented_to_and_those_beside_the_run_need_nothing() -> None:
-    far = reading(tokens="s3://far/tokens")
-    assert consented(far, URL, NamedHere(named_in_files(far.settings, None))).settings.consented
-    assert consented(reading(tokens="gs://home/tokens"), URL, NOTHING).settings.consented
-
-
 def test_a_process_that_needs_no_data_goes_on_without_them() -> None:
     run = consented(reading(tokens="s3://far/tokens"), URL, NOTHING, code=False)
     assert not run.settings.consented, "it merges, and does not evaluate"
@@ -267,10 +244,73 @@ def test_a_tokenizer_of_the_hub_is_consented_to_by_its_name() -> None:
     assert consented(run, URL, named(stores=("file:///data", "hf://maker/words@v2"))).settings.consented
 
 
-def test_the_tokenizer_of_a_bucket_s_text_is_a_place_too() -> None:
-    run = reading(text="/data/a.txt", tokenizer="/home/them/tokenizer")
-    with pytest.raises(RefusedError, match="file:///home/them/tokenizer"):
-        consented(run, URL, named(stores=("file:///data",)))
+DIGEST = digest(b"format")
+MODEL = Code("model.entrypoint", "pkg.own:model", {"width": 32})
+DATA = Code("data.entrypoint", "pkg.data:data", {"path": "/shards"})
+BOTH = NamedByFormat(DIGEST, (MODEL, DATA))
+ELSEWHERE = NamedByFormat(DIGEST, (), ("gs://far/runs/nano",))
+
+
+@pytest.mark.parametrize(
+    ("named", "allowance"),
+    [
+        (BOTH, Allowance((DIGEST,))),
+        (ELSEWHERE, Allowance((DIGEST,))),
+        (BOTH, Allowance(("pkg.own", "pkg.data"))),
+        (BOTH, Allowance(("pkg.own:model", "pkg.data"))),
+        (BOTH, Allowance((), (DATA, MODEL))),
+        (ELSEWHERE, Allowance((), (), ("gs://far",))),
+        (ELSEWHERE, Allowance((), (), ("gs://far/runs/nano",))),
+    ],
+)
+def test_each_way_to_consent_is_enough(named: NamedByFormat, allowance: Allowance) -> None:
+    assert not named.beyond(allowance)
+
+
+@pytest.mark.parametrize(
+    ("allowance", "refused"),
+    [
+        (Allowance(), (MODEL, DATA)),
+        (Allowance(("pkg.own",)), (DATA,)),
+        (Allowance(("pkg", "pkg.own:mod", "own:model", "model")), (MODEL, DATA)),
+        (Allowance((digest(b"another format"),)), (MODEL, DATA)),
+        (Allowance((), (MODEL, Code("data.entrypoint", "pkg.data:data", {"path": "/etc"}))), (DATA,)),
+        (Allowance((), (MODEL, Code("model.entrypoint", "pkg.data:data", {"path": "/shards"}))), (DATA,)),
+        (Allowance((), (), ("gs://far",)), (MODEL, DATA)),
+    ],
+)
+def test_what_was_not_named_is_refused_by_name(allowance: Allowance, refused: tuple[Code, ...]) -> None:
+    assert BOTH.beyond(allowance).code == refused
+
+
+@pytest.mark.parametrize("store", ["gs://fa", "s3://far/runs", "gs://far/runs/na", "file:///far"])
+def test_a_store_that_only_looks_alike_is_another(store: str) -> None:
+    assert ELSEWHERE.beyond(Allowance((), (), (store,))).stores == ELSEWHERE.stores
+
+
+def test_a_refusal_shows_the_arguments_and_no_more_than_a_line_of_them() -> None:
+    said = str(Code("model.entrypoint", "os:system", {"command": "touch /tmp/x" + "y" * 1000}))
+    assert "os:system(command='touch /tmp/x" in said and len(said) < 300
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "names"),
+    [
+        (ModelSettings(preset="gpt-nano"), DataSettings(preset="python-stdlib"), []),
+        (ModelSettings(huggingface="tiny", args={"model_type": "gpt2"}), DataSettings(preset="python-stdlib"), []),
+        (ModelSettings(huggingface="/etc"), DataSettings(preset="python-stdlib"), ["/etc"]),
+        (ModelSettings(preset="gpt-nano"), DataSettings(entrypoint="a:b"), ["a:b"]),
+        (
+            ModelSettings(entrypoint="os:system", huggingface="x"),
+            DataSettings(entrypoint="a:b"),
+            ["os:system", "x", "a:b"],
+        ),
+    ],
+)
+def test_code_is_what_a_machine_would_import_or_look_for(
+    model: ModelSettings, data: DataSettings, names: list[str]
+) -> None:
+    assert [code.name for code in code_of(RunSettings("x", model=model, data=data))] == names
 
 
 OURS, THEIRS = Secret("our operator's secret, 32 letters", "TEST"), Secret("a stranger's secret of 32 letters", "TEST")
@@ -321,8 +361,3 @@ def test_a_torn_or_foreign_file_says_nothing(home: Path, junk: bytes) -> None:
     (file,) = (home / ".operators").iterdir()
     file.write_bytes(junk)
     assert len(told(RUN)) == 1
-
-
-def test_whom_a_run_trusts_is_said_in_a_line() -> None:
-    assert trust_of(UNSIGNED_RUN) == "not signed: whoever may write into the bucket is trusted"
-    assert short_key(OURS.operator) in trust_of(RUN)

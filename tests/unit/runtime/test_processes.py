@@ -14,12 +14,9 @@ from diloco_cli.runtime.processes import (
     ProcessFacts,
     ancestors,
     identify,
-    identity_from_json,
-    identity_to_json,
     is_alive,
     is_paused,
     mismatch,
-    own_identity,
     read_process,
     refusal_to_signal,
     signal_family,
@@ -82,19 +79,6 @@ def test_a_stranger_with_the_same_pid_is_never_touched(start, change):
     assert child.poll() is None
 
 
-def test_fifty_decoys_with_the_same_name_are_never_touched(start):
-    decoys = [start("another-secret", "import time; time.sleep(60)", "iowa") for _ in range(50)]
-    unit = start("secret", "import time; time.sleep(60)", "iowa")
-    identity = identify(unit.pid, "secret")
-    for decoy in decoys:
-        with pytest.raises(RefusedError):
-            signal_process(replace(identity, pid=decoy.pid), signal.SIGKILL)
-    signal_process(identity, signal.SIGKILL)
-    signal_family(identity, signal.SIGKILL)
-    unit.wait()
-    assert [decoy.poll() for decoy in decoys] == [None] * 50
-
-
 def test_children_that_outlive_their_unit_are_found_by_its_secret(start, tmp_path, eventually):
     note = tmp_path / "child"
     code = (
@@ -148,26 +132,3 @@ def test_every_ancestor_is_known():
 
 def test_the_secret_is_kept_out_of_messages():
     assert "secret" not in f"{IDENTITY} {IDENTITY!r} {[IDENTITY]}"
-
-
-def test_an_identity_survives_json():
-    own = own_identity()
-    assert identity_from_json(identity_to_json(own)) == own
-    assert identity_from_json(identity_to_json(IDENTITY)) == IDENTITY
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        None,
-        [],
-        {},
-        {"pid": 1, "start_time": "x"},
-        {"pid": True, "start_time": "x"},
-        {"pid": 5, "start_time": 3},
-        {"pid": 5, "start_time": "x", "token": ""},
-    ],
-)
-def test_what_is_no_identity_is_refused(body):
-    with pytest.raises(ValueError, match="identity"):
-        identity_from_json(body)

@@ -1,4 +1,4 @@
-"""What a run keeps on disk: whole, doubted, and never two supervisors."""
+"""A run on disk: whole, doubted, and never two supervisors; its logs are shown from their end."""
 
 from __future__ import annotations
 
@@ -16,18 +16,25 @@ from diloco_cli.errors import NotFoundError, RefusedError, UsageError
 from diloco_cli.runtime.processes import Identity
 from diloco_cli.runtime.registry import (
     Ignored,
+    Line,
     UnitRecord,
+    by_time,
+    follow,
     hold,
     is_held,
     known_runs,
     list_units,
     living_supervisor,
-    newest_run,
+    log_files,
+    log_path,
+    note_line,
+    printable,
     read_unit,
     release,
     remember_run,
     resolve_run,
     supervisor_lock,
+    tail,
     write_unit,
 )
 
@@ -40,10 +47,6 @@ with supervisor_lock("nano"):
     print("locked", flush=True)
     time.sleep(60)
 """
-
-
-def silent(text: str) -> None:
-    """Hears what is said aloud, and forgets it."""
 
 
 def test_a_record_is_read_back_and_private(home):
@@ -60,9 +63,9 @@ def test_a_record_is_read_back_and_private(home):
         ("", "JSON"),
         ('{"name": "io', "JSON"),
         ("[]", "object"),
-        ("{}", "format"),
-        ('{"format": 99}', "format 99"),
-        ('{"format": 1, "name": "home", "kind": "learner"}', "not the record of unit iowa"),
+        ("{}", "is missing"),
+        ('{"name": "iowa", "kind": "learner", "identity": {"pid": true, "start_time": "x"}, "started_s": 1}', "pid"),
+        ('{"name": "ohio", "kind": "learner", "identity": {"pid": 5, "start_time": "x"}, "started_s": 1}', "iowa"),
         ("[" * 60_000, "JSON"),
         ("x" * 70_000, "longer"),
     ],
@@ -125,43 +128,95 @@ def write_run(home: Path, name: str, created_s: float) -> None:
     (home / name / "run.json").write_text(json.dumps(body))
 
 
-def test_the_newest_run_is_chosen_aloud(home):
+def test_a_run_is_found_by_name_or_url_and_without_one_the_newest_aloud(home):
+    with pytest.raises(NotFoundError) as nothing:
+        resolve_run(None, str)
+    assert "diloco launch" in nothing.value.hint
     write_run(home, "old", 1.0)
     write_run(home, "new", 2.0)
     said: list[str] = []
-    assert resolve_run(None, said.append).name == "new"
-    assert "new" in said[0]
-    assert "newest" in said[0]
-
-
-def test_a_run_is_found_by_name_url_and_run_file(home, tmp_path):
-    write_run(home, "old", 1.0)
-    write_run(home, "new", 2.0)
-    file = tmp_path / "run.yaml"
-    file.write_text("name: old")
-    assert resolve_run("old", silent).name == "old"
-    assert resolve_run("file:///bucket/old/", silent).name == "old"
-
-
-def test_an_unknown_run_names_the_known_ones(home):
-    write_run(home, "old", 1.0)
-    with pytest.raises(NotFoundError, match="known: old") as error:
-        resolve_run("../old", silent)
+    assert resolve_run(None, said.append).name == "new" and "new" in said[0] and "newest" in said[0]
+    assert resolve_run("old", str).name == resolve_run("file:///bucket/old/", str).name == "old"
+    with pytest.raises(NotFoundError, match="known: old, new") as error:
+        resolve_run("../old", str)
     assert error.value.exit_status == 4
-
-
-def test_no_run_at_all_says_how_to_start_one():
-    with pytest.raises(NotFoundError) as error:
-        newest_run()
-    assert "diloco launch" in error.value.hint
 
 
 def test_a_remembered_run_keeps_its_time_of_creation_and_foreign_files_are_no_runs(home):
     first = remember_run("nano", "file:///bucket/nano")
     assert remember_run("nano", "file:///bucket/nano").created_s == first.created_s
+    for name, text in (("torn", '{"name": "torn", "url"'), ("other", '{"name": "torn", "url": "x", "created_s": 1}')):
+        (home / name).mkdir()
+        (home / name / "run.json").write_text(text)
     (home / "Junk").mkdir()
-    (home / "torn").mkdir()
-    (home / "torn/run.json").write_text('{"name": "torn", "url"')
-    (home / "nan").mkdir()
-    (home / "nan/run.json").write_text('{"name": "nan", "url": "x", "created_s": NaN}')
     assert known_runs() == [first]
+
+
+@pytest.fixture
+def log(home):
+    path = log_path("nano", "iowa")
+    path.parent.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"plain \xc3\xa9\ttab", "plain é\ttab"),
+        (b"\x1b[2Jcleared", "\\x1b[2Jcleared"),
+        (b"carriage\r", "carriage"),
+        (b"a\rb", "a\\rb"),
+        (b"\xff", "\\xff"),
+        ("turned\u202e".encode(), "turned\\u202e"),
+    ],
+)
+def test_control_characters_are_escaped(line, shown):
+    assert printable(line) == shown
+
+
+def test_the_last_lines_come_also_without_a_last_newline(log):
+    log.write_text("one\ntwo\nthree")
+    assert tail(log, 2) == ["two", "three"]
+    assert tail(log, 0) == []
+    log.write_text("one\n")
+    assert tail(log, 5) == ["one"]
+
+
+def test_what_is_added_is_followed_across_a_rotation(log):
+    log.write_text("old\n")
+    steps = iter([("a", "half"), ("a", " and half\nnext\n"), ("w", "rotated\n")])
+
+    def step() -> bool:
+        mode, text = next(steps, ("", ""))
+        if mode == "w":
+            log.rename(log.with_name("iowa.log.1"))
+        if mode:
+            with log.open(mode) as file:
+                file.write(text)
+        return not mode
+
+    assert [line.text for line in follow({"iowa": log}, step)] == ["half and half", "next", "rotated"]
+
+
+def test_a_missing_log_names_those_there_are(log):
+    log.write_text("")
+    assert list(log_files("nano")) == ["iowa"]
+    with pytest.raises(NotFoundError, match=r"no log of syncer.*logs here: iowa"):
+        log_files("nano", "syncer")
+
+
+def test_lines_of_several_logs_come_in_the_order_of_their_times_and_a_traceback_stays_with_its_line():
+    iowa = ["2026-01-01T00:00:01Z a", "Traceback", "  in f", "2026-01-01T00:00:03.5Z d"]
+    syncer = ["2026-01-01T00:00:02Z b", "2026-01-01T00:00:03.2Z c"]
+    last: dict[str, str] = {}
+    lines = by_time([*(Line("iowa", text) for text in iowa), *(Line("syncer", text) for text in syncer)], last)
+    assert [line.text[-1] for line in lines] == ["a", "k", "f", "b", "c", "d"]
+    assert by_time([Line("syncer", "2026-01-01T00:00:04Z f"), Line("iowa", "more")], last)[0].text == "more"
+
+
+def test_a_line_of_the_supervisor_has_its_time(home):
+    path = log_path("nano", "supervisor")
+    note_line(path, "iowa: started: process 7 \ud800")
+    (line,) = tail(path, 5)
+    assert line[:2] == "20" and line.endswith("Z iowa: started: process 7 \\ud800")
+    assert path.stat().st_mode & 0o777 == 0o600

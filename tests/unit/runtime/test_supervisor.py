@@ -14,12 +14,22 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, InfeasibleError, RefusedError, RunFailedError, StoreError, UsageError
-from diloco_cli.runtime.ending import Participants, StopPolicy, SupervisionEvent, SupervisionResult
 from diloco_cli.runtime.processes import is_alive, signal_process
 from diloco_cli.runtime.registry import UnitRecord, hold, living_supervisor, log_path, read_unit, release
 from diloco_cli.runtime.restart import RestartPolicy
-from diloco_cli.runtime.supervisor import SignalCount, WholeRun, supervise
-from diloco_cli.runtime.units import UnitSpec, learner_unit, start_detached, start_unit, syncer_unit
+from diloco_cli.runtime.supervisor import (
+    Ending,
+    SignalCount,
+    StopPolicy,
+    SupervisionEvent,
+    SupervisionResult,
+    WholeRun,
+    begin_ending,
+    drain_text,
+    ending_after_a_signal,
+    supervise,
+)
+from diloco_cli.runtime.units import UnitSpec, start_detached, start_unit, thread_environment
 from diloco_cli.store.port import StoreGoneError
 from tests.waiting import wait_until
 
@@ -27,11 +37,10 @@ pytestmark = pytest.mark.usefixtures("home")
 RUN = "nano"
 SLEEP = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(60)"
-STOP = StopPolicy(finish_s=0.0, syncer_finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0)
+STOP = StopPolicy(finish_s=0.0, leave_s=0.3, kill_s=1.0, give_up_s=2.0)
 SUPERVISOR = """
 import sys
-from diloco_cli.runtime.ending import Participants, StopPolicy
-from diloco_cli.runtime.supervisor import WholeRun, supervise
+from diloco_cli.runtime.supervisor import StopPolicy, WholeRun, supervise
 from diloco_cli.runtime.units import UnitSpec
 command = (sys.executable, "-S", "-c", "import time; time.sleep(60)")
 units = [UnitSpec(name, "learner", command) for name in ("a", "b")]
@@ -41,8 +50,8 @@ def stop_request():
     print("stop request written", flush=True)
 out = supervise(
     "nano", units, run_state=lambda: "RUNNING", on_event=show, poll_s=0.02,
-    whole_run=WholeRun(lambda: Participants(("a", "b")), stop_request),
-    stop=StopPolicy(finish_s=0.0, syncer_finish_s=0.0, leave_s=0.5, kill_s=6.0),
+    whole_run=WholeRun(tuple, stop_request),
+    stop=StopPolicy(finish_s=0.0, leave_s=0.5, kill_s=6.0),
 )
 print(out.reason, out.exit_status, flush=True)
 sys.exit(out.exit_status)
@@ -147,25 +156,10 @@ def test_a_run_goes_on_without_a_learner_that_failed(eventually):
         assert run.join().reason == "finished"
 
 
-def test_a_missing_program_is_told_not_raised():
-    broken = UnitSpec("a", "learner", ("/nonexistent/python",))
-    with Supervision(broken, restart=RestartPolicy(first_delay_s=0.01, second_delay_s=0.01)) as run:
-        run.join()
-    assert isinstance(run.error, RunFailedError)
-    assert "cannot be started" in str(run.error)
-
-
 def test_it_ends_when_all_units_are_done_and_says_what_the_bucket_says():
     with Supervision(unit("a", "pass"), unit("b", "pass"), run_state=lambda: "FINISHED") as run:
         outcome = run.join()
     assert (outcome.reason, outcome.exit_status) == ("finished", 0)
-
-
-def test_fenced_units_are_not_restarted():
-    with Supervision(unit("a", "raise SystemExit(9)")) as run:
-        outcome = run.join()
-    assert (outcome.reason, outcome.exit_status) == ("fenced", 9)
-    assert run.kinds("a").count("started") == 1
 
 
 def test_units_that_stay_after_the_end_are_terminated_then_killed(eventually):
@@ -176,14 +170,6 @@ def test_units_that_stay_after_the_end_are_terminated_then_killed(eventually):
         assert monotonic_s() - began_s < 3.0
     assert run.kinds("a")[-2:] == ["terminated", "done"]
     assert run.kinds("b")[-3:] == ["terminated", "killed", "done"]
-
-
-def test_a_paused_unit_hears_a_stop():
-    with Supervision(unit("a")) as run:
-        up("a")
-        signal_process(read_unit(RUN, "a").identity, signal.SIGSTOP)
-        run.stop()
-    assert "killed" not in run.kinds("a")
 
 
 def test_a_held_unit_stays_down_until_it_is_released(eventually):
@@ -210,12 +196,8 @@ def test_a_slow_or_failing_store_delays_no_restart(eventually):
         assert run.stop().reason == "left"
 
 
-def whole(*islands: str, request_stop=lambda: None, participants=None) -> WholeRun:
-    return WholeRun(participants or (lambda: Participants(islands)), request_stop)
-
-
 def test_a_stop_request_that_hangs_does_not_hinder_the_stop():
-    with Supervision(unit("a"), whole_run=whole("a", request_stop=lambda: sleep_s(5.0))) as run:
+    with Supervision(unit("a"), whole_run=WholeRun(tuple, lambda: sleep_s(5.0))) as run:
         up("a")
         began_s = monotonic_s()
         run.stop()
@@ -225,7 +207,7 @@ def test_a_stop_request_that_hangs_does_not_hinder_the_stop():
 def test_units_that_heed_the_stop_request_are_not_signalled(tmp_path):
     request = tmp_path / "stop"
     heedful = f"import os, time\nwhile not os.path.exists({str(request)!r}): time.sleep(0.01)"
-    with Supervision(unit("a", heedful), whole_run=whole("a", request_stop=request.touch), stop=StopPolicy()) as run:
+    with Supervision(unit("a", heedful), whole_run=WholeRun(tuple, request.touch), stop=StopPolicy()) as run:
         up("a")
         run.stop()
     assert run.kinds("a") == ["started", "done"]
@@ -235,7 +217,7 @@ def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated():
     def fail() -> None:
         raise StoreError("forbidden")
 
-    with Supervision(unit("a"), whole_run=whole("a", request_stop=fail), stop=StopPolicy()) as run:
+    with Supervision(unit("a"), whole_run=WholeRun(tuple, fail), stop=StopPolicy()) as run:
         up("a")
         began_s = monotonic_s()
         run.stop()
@@ -243,28 +225,13 @@ def test_a_stop_request_that_fails_is_told_and_the_units_are_terminated():
     assert "forbidden" in run.events[-1].text
 
 
-def test_ctrl_c_leaves_the_run_to_those_who_joined(eventually):
-    asked = []
-    participants = lambda: Participants(("a",), joined=("spot",))  # noqa: E731
-    with Supervision(
-        unit("a"), whole_run=whole(participants=participants, request_stop=lambda: asked.append(1))
-    ) as run:
+def test_ctrl_c_leaves_the_run_to_those_who_joined() -> None:
+    asked: list[int] = []
+    with Supervision(unit("a"), whole_run=WholeRun(lambda: ["spot"], lambda: asked.append(1))) as run:
         up("a")
         outcome = run.stop()
-    assert (outcome.reason, outcome.left, asked) == ("left", ("a",), [])
-    assert any(e.kind == "leaving" and "spot takes part elsewhere" in e.text for e in run.events)
-
-
-def test_ctrl_c_leaves_if_the_bucket_does_not_say_in_time_who_takes_part(monkeypatch):
-    monkeypatch.setattr("diloco_cli.runtime.supervisor.PARTICIPANTS_S", 0.2)
-    asked = []
-    slow = whole(participants=lambda: sleep_s(5.0), request_stop=lambda: asked.append(1))
-    with Supervision(unit("a"), whole_run=slow) as run:
-        up("a")
-        began_s = monotonic_s()
-        assert run.stop().reason == "left"
-        assert monotonic_s() - began_s < 2.0
-    assert asked == []
+    assert outcome is not None and (outcome.reason, outcome.left, asked) == ("left", ("a",), [])
+    assert any(e.kind == "leaving" and "spot is not alive here" in e.text for e in run.events)
 
 
 def test_a_syncer_lives_until_the_learners_beside_it_have_drained(tmp_path):
@@ -428,21 +395,13 @@ def test_a_unit_has_its_own_session_bounded_threads_a_private_log_and_no_secret_
         "import os; print(os.getsid(0) == os.getpid(), os.environ['OMP_NUM_THREADS'], os.read(0, 1),"
         " len(os.environ['DILOCO_UNIT_TOKEN']))"
     )
-    spec = UnitSpec("a", "learner", (sys.executable, "-S", "-c", code), learner_unit("a", "x", threads=2).environment)
+    spec = UnitSpec("a", "learner", (sys.executable, "-S", "-c", code), thread_environment(2))
     child, record = start_unit(RUN, spec)
     child.wait()
     path = log_path(RUN, "a")
     assert path.read_text() == "True 2 b'' 32\n"
     assert path.stat().st_mode & 0o077 == 0
     assert record.identity.token not in " ".join(spec.command)
-
-
-def test_a_large_log_is_rotated_at_the_next_start(monkeypatch):
-    monkeypatch.setattr("diloco_cli.runtime.units.MAX_LOG_BYTES", 10)
-    for text in ("a first long text", "second"):
-        start_unit(RUN, unit("a", f"print({text!r})"))[0].wait()
-    assert log_path(RUN, "a").read_text() == "second\n"
-    assert log_path(RUN, "a").with_name("a.log.1").read_text() == "a first long text\n"
 
 
 def test_the_log_of_a_living_unit_is_bounded(monkeypatch, eventually):
@@ -465,17 +424,6 @@ def test_a_fenced_syncer_is_said_aloud_once_and_the_learners_go_on(eventually):
         assert run.kinds("syncer") == ["started", "done", "fenced"]
         assert "diloco resume nano" in next(e.text for e in run.events if e.kind == "fenced")
         assert pid_of("a") is not None
-
-
-def test_commands_of_units_take_values_that_look_like_options():
-    assert learner_unit("a", "--evil", threads=1).command[-2:] == ("--run=--evil", "--name=a")
-    assert syncer_unit("file:///b", threads=1).command[1:] == ("-P", "-m", "diloco_cli", "syncer", "--run=file:///b")
-
-
-@pytest.mark.parametrize("name", ["syncer", "supervisor", "../a", ""])
-def test_a_learner_cannot_have_a_reserved_or_bad_name(name):
-    with pytest.raises(UsageError):
-        learner_unit(name, "file:///b", threads=1)
 
 
 def test_names_must_be_unique():
@@ -513,3 +461,43 @@ def test_an_error_of_the_users_code_is_told_with_its_line_and_soon_ends_the_rest
     assert run.error.hint == "mend model.py:4, then `diloco resume nano`"
     ended = next(event for event in run.events if event.kind == "ended")
     assert ended.cause is not None and ended.cause.text == cause and ended.data["status"] == 1
+
+
+POLICY = StopPolicy()
+
+
+def ending_by(signum: int, whole: bool = True, away: tuple[str, ...] = (), before: Ending | None = None) -> Ending:
+    return ending_after_a_signal(before, signum, whole, away, 10.0, POLICY)
+
+
+def test_only_ctrl_c_in_the_launch_that_has_all_of_the_run_stops_it() -> None:
+    stops = ending_by(signal.SIGINT)
+    assert stops.reason == "interrupted" and stops.terminate_at_s == 10.0 + POLICY.leave_s
+    for ending, why in (
+        (ending_by(signal.SIGTERM), "SIGTERM ends what runs here"),
+        (ending_by(signal.SIGHUP), "SIGHUP ends what runs here"),
+        (ending_by(signal.SIGINT, whole=False), "only in the `launch` that has all of it"),
+        (ending_by(signal.SIGINT, away=("ohio",)), "ohio is not alive here"),
+        (ending_by(signal.SIGINT, away=("ohio", "spot")), "ohio and spot are not alive here"),
+    ):
+        assert ending.reason == "left" and why in ending.text
+
+
+def test_where_a_machine_leaves_learners_are_asked_first_and_syncers_once_they_have_gone() -> None:
+    ending = ending_by(signal.SIGTERM)
+    assert ending.terminates("learner", True, 10.0) and not ending.terminates("syncer", True, 15.9)
+    assert ending.terminates("syncer", False, 10.1) and ending.terminates("syncer", True, 16.0)
+    assert ending.syncers_at_s < ending.kill_at_s < ending.give_up_at_s <= 20.0
+
+
+def test_a_signal_while_the_run_ends_does_not_prolong_that() -> None:
+    finished = begin_ending("finished", "the run is FINISHED", 30.0, POLICY.leave_s, POLICY)
+    ending = ending_by(signal.SIGINT, before=finished)
+    assert ending.reason == "interrupted" and ending.terminate_at_s == 10.0 and ending.kill_at_s < finished.kill_at_s
+
+
+def test_the_screen_says_what_goes_on_while_a_machine_leaves() -> None:
+    assert drain_text("SIGTERM ends what runs here", ("iowa",), ("syncer",)) == (
+        "SIGTERM ends what runs here: iowa offers its last deltas, then syncer ends; the run itself goes on. "
+        "Ask again to end at once"
+    )

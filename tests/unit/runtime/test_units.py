@@ -1,18 +1,34 @@
-"""Commands and processes of units."""
+"""Units: which start on this machine, their commands, and their processes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from diloco_cli.config.settings import SyncerSettings
-from diloco_cli.runtime.restart import FENCED_STATUS, Exit, RestartPolicy, decide
-from diloco_cli.runtime.units import Child, UnitSpec, end_all, restarted, syncer_units
+from diloco_cli.config.codec import replace
+from diloco_cli.config.settings import DataSettings, ModelSettings, SyncerSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.protocol.log.records import RegionStore
+from diloco_cli.runtime.restart import RestartPolicy
+from diloco_cli.runtime.units import (
+    Child,
+    UnitSpec,
+    devices_of,
+    end_all,
+    learner_unit,
+    restarted,
+    starts_elsewhere,
+    starts_everywhere,
+    syncer_units,
+    threads_of,
+    units_here,
+)
+from diloco_cli.signing import Signing
+from tests.cli.bucket import IOWA, NANO, RHINE
 from tests.unit.runtime.test_supervisor import Supervision, kill, pid_of, unit
 
 ECHO = """
@@ -66,7 +82,7 @@ FAST = RestartPolicy(first_delay_s=0.01, second_delay_s=0.01)
 
 
 def names(**settings: object) -> list[str]:
-    return [spec.name for spec in syncer_units(URL, SyncerSettings(**settings), threads=1)]  # type: ignore[arg-type]
+    return [spec.name for spec in syncer_units(URL, SyncerSettings(**settings))]  # type: ignore[arg-type]
 
 
 def test_the_settings_say_which_syncers_are_units() -> None:
@@ -77,7 +93,7 @@ def test_the_settings_say_which_syncers_are_units() -> None:
 
 
 def test_a_syncer_takes_over_at_once_and_comes_back_as_a_standby_in_place_of_its_dead_self() -> None:
-    syncer, standby = syncer_units(URL, SyncerSettings(standbys=1), threads=1)
+    syncer, standby = syncer_units(URL, SyncerSettings(standbys=1))
     assert "--standby" not in syncer.command and "--standby" in standby.command
     again = restarted(syncer, 4711).command
     assert again[-3:] == ("--standby", "--name=syncer", "--instead-of=4711")
@@ -86,21 +102,21 @@ def test_a_syncer_takes_over_at_once_and_comes_back_as_a_standby_in_place_of_its
 
 
 def test_without_standbys_a_syncer_comes_back_as_it_was() -> None:
-    (syncer,) = syncer_units(URL, SyncerSettings(), threads=1)
+    (syncer,) = syncer_units(URL, SyncerSettings())
     assert restarted(syncer, 4711) == syncer
-
-
-def test_a_fenced_one_is_done_unless_it_can_stand_by() -> None:
-    fenced = [Exit(1.0, FENCED_STATUS, 100.0)]
-    assert decide(fenced, 1.0, RestartPolicy()).action == "done"
-    decision = decide(fenced, 1.0, RestartPolicy(), stands_by=True)
-    assert decision.action == "restart" and "fenced" in decision.reason
-    assert decide([Exit(1.0, 0, 100.0)], 1.0, RestartPolicy(), stands_by=True).action == "done"
 
 
 def standby(name: str, code: str, later: str) -> UnitSpec:
     first = unit(name, code, "syncer")
     return replace(first, later=(sys.executable, "-S", "-c", later))
+
+
+def test_commands_take_values_that_look_like_options_and_names_that_are_reserved_are_refused() -> None:
+    assert learner_unit("a", "--evil", threads=1).command[-2:] == ("--run=--evil", "--name=a")
+    assert syncer_units(URL, SyncerSettings())[0].command[1:] == ("-P", "-m", "diloco_cli", "syncer", f"--run={URL}")
+    for name in ("syncer", "supervisor", "../a", ""):
+        with pytest.raises(UsageError):
+            learner_unit(name, URL, threads=1)
 
 
 @pytest.mark.usefixtures("home")
@@ -127,3 +143,89 @@ class TestUnderASupervisor:
         with Supervision(unit("a"), unit("syncer", kind="syncer"), broken, restart=FAST) as run:
             eventually(lambda: "failed" in run.kinds("standby-1"))
             assert run.outcome is None and pid_of("syncer") is not None and run.kinds(None) == []
+
+
+def names_here(region: str | None, **changes) -> list[str]:
+    return [unit.name for unit in units_here(replace(NANO, **changes), "file:///b", region, str)]
+
+
+def test_the_syncer_starts_in_the_home_region_also_where_no_island_lies() -> None:
+    assert names_here(None) == ["iowa", "rhine", "syncer"]
+    assert names_here("us", home_region="us") == ["iowa", "syncer"]
+    assert names_here("eu", home_region="us") == ["rhine"]
+    assert names_here("asia", home_region="asia") == ["syncer"]
+    assert names_here("eu") == ["rhine", "syncer"], "with no home region, the first one"
+    with pytest.raises(UsageError, match="no region 'mars'; it has: asia, eu, us"):
+        names_here("mars", home_region="asia")
+
+
+def test_a_region_without_the_syncer_says_where_it_is_expected() -> None:
+    run = replace(NANO, home_region="us", islands=(IOWA, replace(RHINE, infra="ssh")))
+    talk = "\n".join(starts_elsewhere(run, "gs://b/nano", "eu"))
+    assert "rhine (ssh)" in talk and "diloco learner --run gs://b/nano --name rhine" in talk
+    assert "region us, with the syncer: unless it runs already: diloco resume gs://b/nano --region us" in talk
+    (other,) = starts_elsewhere(replace(NANO, home_region="us"), "gs://b/nano", "us")
+    assert other == "region eu: unless it runs already: diloco resume gs://b/nano --region eu"
+    assert not [*starts_elsewhere(NANO, "gs://b/nano", None)]
+
+
+@pytest.mark.parametrize(("tokens", "consents"), [("gs://home/tokens", False), ("gs://far/tokens", True)])
+def test_another_machine_is_told_to_consent_to_data_that_are_not_beside_the_run(tokens: str, consents: bool) -> None:
+    settings = replace(NANO.settings, data=DataSettings(tokens=tokens))
+    (other,) = starts_elsewhere(replace(NANO, settings=settings, home_region="us"), "gs://home/nano", "us")
+    assert ("--allow-code blake3-" in other) == consents
+
+
+def test_an_island_with_a_loop_of_its_owners_is_joined_in_a_script() -> None:
+    run = replace(NANO, islands=(IOWA, replace(RHINE, infra="loop/addressed")))
+    assert names_here(None, islands=run.islands) == ["iowa", "syncer"]
+    (said,) = starts_elsewhere(run, "gs://b/nano", None)
+    assert said == 'rhine (loop/addressed): in its own script: join("gs://b/nano", name="rhine", ...)'
+
+
+def test_of_a_run_that_was_created_alone_everything_has_to_be_started() -> None:
+    url, islands = "gs://b/nano", (IOWA, replace(RHINE, infra="loop/addressed"))
+    assert [*starts_everywhere(replace(NANO, islands=islands), url)] == [
+        f"the syncer, anywhere: diloco syncer --run {url}",
+        f"iowa (local): start it there: diloco learner --run {url} --name iowa",
+        f'rhine (loop/addressed): in its own script: join("{url}", name="rhine", ...)',
+    ]
+
+
+def test_what_is_started_elsewhere_has_its_regions_store_its_consent_and_its_key() -> None:
+    data, model = DataSettings(tokens="gs://far/tokens"), ModelSettings(preset="gpt-pico")
+    run = replace(NANO, settings=replace(NANO.settings, data=data, model=model))
+    syncer, evaluates, *learners = starts_everywhere(run, "gs://b/nano")
+    assert syncer.endswith("diloco syncer --run gs://b/nano") and "--allow-code blake3-" in evaluates
+    assert len(learners) == 2 and all("--allow-code blake3-" in line for line in learners)
+    regions = (RegionStore("eu", "s3://eu/nano"),)
+    signed = replace(NANO, regions=regions, home_url="gs://b/nano", home_region="us", signing=Signing("0" * 64))
+    said = "\n".join(starts_everywhere(signed, "gs://b/nano"))
+    assert "diloco syncer --run gs://b/nano --allow-code blake3-" in said
+    assert "diloco learner --run s3://eu/nano --name rhine" in said
+    assert "diloco key request gs://b/nano syncer NAME FILE" in said
+    assert "diloco key request s3://eu/nano learner rhine FILE" in said
+    hosted = replace(NANO, settings=replace(NANO.settings, syncer=replace(NANO.settings.syncer, on_learners=True)))
+    assert not [line for line in starts_everywhere(hosted, "gs://b/nano") if "diloco syncer" in line]
+
+
+def test_cores_of_a_cpu_island_are_threads() -> None:
+    assert threads_of(replace(IOWA, num_accelerators=4), 1) == 4
+    assert threads_of(replace(IOWA, num_accelerators=2), 3) == 3
+    assert threads_of(replace(IOWA, accelerator="H100-SXM", num_accelerators=8), 1) == 1
+    four = replace(NANO, islands=(replace(IOWA, num_accelerators=4),))
+    assert units_here(four, "file:///b", None, str)[0].environment["OMP_NUM_THREADS"] == "4"
+
+
+def test_several_local_cuda_islands_get_a_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    a, b = (replace(IOWA, name=name, accelerator="H100-SXM") for name in ("a", "b"))
+    warned: list[str] = []
+    assert devices_of([a, IOWA, b], warned.append) == [{"CUDA_VISIBLE_DEVICES": "0"}, {}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert devices_of([a, IOWA], warned.append) == [{}, {}], "one alone sees what there is"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert [found["CUDA_VISIBLE_DEVICES"] for found in devices_of([a, b], warned.append)] == ["5", "7"]
+    assert not warned
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    devices_of([a, b], warned.append)
+    assert warned == ["2 islands share 1 visible devices"]

@@ -20,7 +20,7 @@ from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions import Home, withheld_by
-from diloco_cli.runtime.ending import StopPolicy
+from diloco_cli.runtime.supervisor import StopPolicy
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store import retry
 from diloco_cli.store.memory import MemoryStore, shared_memory_store
@@ -56,7 +56,7 @@ def test_a_runs_end_waits_for_a_region_that_lacks_a_large_version(parameters: in
     assert ends_within_s(run) == pytest.approx(within_s, abs=0.1)
     learner, syncer = UnitSpec("iowa", "learner", ()), UnitSpec("syncer", "syncer", ())
     here = [learner, syncer]
-    assert _stop_policy(run, here).syncer_finish_s == ends_within_s(run), "the supervisor gives its syncer as long"
+    assert _stop_policy(run, here).finish_s == ends_within_s(run), "the supervisor gives its syncer as long"
     assert _stop_policy(run, [learner]) == _stop_policy(replace(run, regions=()), here) == StopPolicy()
 
 

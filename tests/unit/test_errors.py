@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.escaping import escaped
+from diloco_cli.errors import escaped
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.cli import hooks as calling
-from diloco_cli.cli.hooks import HookCaller, Hooks, hooks_of
+from diloco_cli.cli import supervision as calling
+from diloco_cli.cli.supervision import HookCaller, Hooks, hooks_of
 from diloco_cli.config.run_file import load_run
 from diloco_cli.errors import RunFailedError, UsageError
 from tests.forked import ROOT
