@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import UsageError
 from diloco_cli.observe.status import merged_rate
-from diloco_cli.paths import UnreadableError, install_hint, read_json, write_json
+from diloco_cli.paths import install_hint
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key
