@@ -5,22 +5,14 @@ leaves a short file under the final name. So the bytes go to a temporary file in
 are fsynced, and get their name by one `link`, which succeeds for one writer only; then the directory is
 fsynced, and last the temporary name is removed. Directories are walked by descriptor with O_NOFOLLOW, so a
 symbolic link below the root is never followed, also one that is planted during the walk.
-
-`Paging`: listings page by page, where each page alone would need a scan of all keys. A walk over the keys is kept for
-the call that asks for the next page, so that a listing of n keys in pages costs hardly more than one without pages. A
-key created during a walk may be missing between the pages of that walk (a listing may lag), but not after its end, and
-not in a new walk.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import heapq
 import os
 import stat as stat_bits
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -47,21 +39,13 @@ from diloco_cli.store.port import (
 )
 from diloco_cli.store.url import StoreUrl
 
-YOUNG_S = 60.0  # a writer that has opened its temporary file may not have locked it yet
-OLD_S = 86_400.0  # without a change, on a file system without locks
-MAX_WALKS = 4
-KEPT_S = 60.0
+OLD_S = 600.0  # without a change: the writer of such a temporary file is taken for dead
 
-Walk = Callable[[str, str], Iterator[str]]
-"""(prefix, after) -> keys in order."""
 TEMPORARY_PREFIX = ".tmp~"
 """`~` is no key character: no key can collide with a temporary file, and no listing shows one. The file of a
 killed writer only takes space, until it is discarded (`discard_leftovers_of`)."""
-_NAMES_AT_ONCE = 1 << 16
-"""Names of one directory that a listing holds in memory from one scan of it to the next."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a planted FIFO must not block us
-_OPEN_LEFTOVER = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # over NFS only writers may lock
 _OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -69,41 +53,7 @@ _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _NO_OBJECT = {errno.ENOENT, *_IN_THE_WAY}
 
 
-class Paging:
-    """The pages of one store's listings. Safe between threads."""
-
-    def __init__(self, walk: Walk, monotonic: Callable[[], float] = clock.monotonic_s) -> None:
-        self._walk, self._monotonic = walk, monotonic
-        self._lock = threading.Lock()
-        self._kept: dict[tuple[str, str], tuple[float, Iterator[str]]] = {}
-
-    def page(self, prefix: str, after: str, limit: int) -> list[str]:
-        """At most `limit` keys beyond `after`."""
-        began_s, walk = self._taken(prefix, after)
-        found = list(islice(walk, limit))
-        if len(found) < limit and began_s is not None:  # an old walk may end before new keys
-            began_s, walk = None, self._walk(prefix, found[-1] if found else after)
-            found += islice(walk, limit - len(found))
-        if found and len(found) == limit:
-            self._keep((prefix, found[-1]), self._monotonic() if began_s is None else began_s, walk)
-        return found
-
-    def _taken(self, prefix: str, after: str) -> tuple[float | None, Iterator[str]]:
-        """The kept walk that has come to `after`, and when it began; or a new one."""
-        with self._lock:
-            kept = self._kept.pop((prefix, after), None)
-        if kept is None or self._monotonic() - kept[0] > KEPT_S:
-            return None, self._walk(prefix, after)
-        return kept
-
-    def _keep(self, came_to: tuple[str, str], began_s: float, walk: Iterator[str]) -> None:
-        with self._lock:
-            self._kept[came_to] = (began_s, walk)
-            while len(self._kept) > MAX_WALKS:
-                del self._kept[next(iter(self._kept))]
-
-
-Names = list[str]
+Names = list[str]  # inside the class, `list` is the verb
 
 
 class LocalStore:
@@ -114,7 +64,6 @@ class LocalStore:
         self.root = Path(root).resolve() / prefix
         self.url = self.root.as_uri()
         self._durable_directories: set[str] = set()
-        self._paging = Paging(lambda prefix, after: self._keys_below(prefix.rpartition("/")[0], prefix, after))
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         check_key(key)
@@ -143,7 +92,8 @@ class LocalStore:
         return self._found(key, max(0, start), max(0, end))
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
-        return self._paging.page(check_prefix(prefix), after, max(0, limit))
+        folder = check_prefix(prefix).rpartition("/")[0]
+        return list(islice(self._keys_below(folder, prefix, after), max(0, limit)))
 
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
@@ -205,19 +155,15 @@ class LocalStore:
         """Keys in lexical order. A directory sorts as its name and a slash, which is how its keys compare with those
         of its siblings ('a-b' < 'a/b' < 'a0')."""
         start = f"{directory}/" if directory else ""
-        last, there_are_more = "", True
-        while there_are_more:
-            names, there_are_more = self._names_in(start, last, prefix, after)
-            for name in names:
-                if name.endswith("/"):
-                    yield from self._keys_below(start + name[:-1], prefix, after)
-                else:
-                    yield start + name
-                last = name
+        for name in self._names_in(start, prefix, after):
+            if name.endswith("/"):
+                yield from self._keys_below(start + name[:-1], prefix, after)
+            else:
+                yield start + name
 
-    def _names_in(self, start: str, last: str, prefix: str, after: str) -> tuple[Names, bool]:
-        """The next names beyond `last` that a listing of (prefix, after) comes to, sorted, and whether that is not
-        all."""
+    def _names_in(self, start: str, prefix: str, after: str) -> Names:
+        """The names in a directory that a listing of (prefix, after) comes to, sorted; a directory's ends in a
+        slash."""
 
         def is_on_the_way(path: str) -> bool:
             if not path.endswith("/"):
@@ -227,11 +173,9 @@ class LocalStore:
         with self._declared_errors(start):
             try:
                 with self._parent(f"{start}x") as (descriptor, _), os.scandir(descriptor) as entries:
-                    wanted = (name for name in _listed(entries) if name > last and is_on_the_way(start + name))
-                    names = heapq.nsmallest(_NAMES_AT_ONCE + 1, wanted)
+                    return sorted(name for name in _listed(entries) if is_on_the_way(start + name))
             except (FileNotFoundError, NotADirectoryError):
-                return [], False
-        return names[:_NAMES_AT_ONCE], len(names) > _NAMES_AT_ONCE
+                return []
 
     @contextmanager
     def _declared_errors(self, key: str) -> Iterator[None]:
@@ -335,14 +279,11 @@ def _make_durable_directory(parent: int, name: str) -> None:
 
 @contextmanager
 def _temporary(directory: int, data: bytes) -> Iterator[str]:
-    """Name of a new, fsynced file with these bytes; it is gone afterwards, unless it was renamed. As long as it is
-    there, its writer holds a lock on it, where the file system has locks."""
+    """Name of a new, fsynced file with these bytes; it is gone afterwards, unless it was renamed."""
     name = f"{TEMPORARY_PREFIX}{nonce()}"
     descriptor = os.open(name, _OPEN_TEMPORARY, 0o600, dir_fd=directory)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         try:
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
@@ -387,62 +328,24 @@ def _listed(entries: Iterator[os.DirEntry[str]]) -> Iterator[str]:
 
 
 def discard_leftovers_of(url: StoreUrl) -> Discarded:
-    """Unlink the temporary files of killed writers below the directory, in one walk. Files that cannot be read or
-    removed stay.
-
-    A writer holds a lock (flock) on its temporary file, which the kernel releases when the process ends for any reason.
-    So a file whose lock is free has no writer, on this machine or, over NFS, on another, where a pid could not be
-    checked. If a file system has no locks, the file's age decides, by that file system's clock. A mistake does no harm:
-    a writer whose file is gone cannot give it its final name, fails as if the store had not answered, and tries again.
-    """
+    """Unlink the temporary files below the directory that have not changed for ten minutes, in one walk: their writers
+    were killed. A mistake does no harm: a writer whose file is gone cannot give it its final name, fails as if the
+    store had not answered, and tries again."""
     sizes: list[int] = []
     with suppress(OSError):  # of the root itself
         for _, _, files, directory in os.fwalk(Path(url.place).resolve()):
-            names = [name for name in files if name.startswith(TEMPORARY_PREFIX)]
-            if names:
-                with suppress(OSError):
-                    sizes += _discarded(directory, names, _time_of(directory))
+            for name in files:
+                if name.startswith(TEMPORARY_PREFIX):
+                    with suppress(OSError):  # what cannot be read or removed stays
+                        sizes += _discarded(directory, name)
     return Discarded(len(sizes), sum(sizes))
 
 
-def _time_of(directory: int) -> float:
-    """The present time by the file system's clock, because the clocks of machines that share it may differ. If the disk
-    is full, and has no room for the file that this takes, by this machine's clock."""
-    name = f"{TEMPORARY_PREFIX}{nonce()}"
-    try:
-        descriptor = os.open(name, _OPEN_LEFTOVER | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
-    except OSError:
-        return clock.wall_s()
-    try:
-        return os.fstat(descriptor).st_mtime
-    finally:
-        os.close(descriptor)
-        os.unlink(name, dir_fd=directory)
-
-
-def _discarded(directory: int, names: list[str], now_s: float) -> Iterator[int]:
-    """Sizes of the discarded files."""
-    for name in names:
-        with suppress(OSError):
-            descriptor = os.open(name, _OPEN_LEFTOVER, dir_fd=directory)
-            try:
-                found = os.fstat(descriptor)
-                if stat_bits.S_ISREG(found.st_mode) and _is_left(descriptor, now_s - found.st_mtime):
-                    num_names = os.fstat(descriptor).st_nlink  # with the lock, so that no writer adds one any more
-                    if num_names > 1:
-                        os.fsync(directory)  # its object may not be on the disk yet: see _read
-                    os.unlink(name, dir_fd=directory)
-                    yield found.st_size if num_names == 1 else 0
-            finally:
-                os.close(descriptor)
-
-
-def _is_left(descriptor: int, age_s: float) -> bool:
-    if age_s < YOUNG_S:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        is_held = error.errno in (errno.EWOULDBLOCK, errno.EACCES)
-        return not is_held and age_s >= OLD_S
-    return True
+def _discarded(directory: int, name: str) -> list[int]:
+    """The file's size, if it is discarded."""
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if not stat_bits.S_ISREG(found.st_mode) or clock.wall_s() - found.st_mtime < OLD_S:
+        return []
+    os.fsync(directory)  # it may have an object's name, too, that is not on the disk yet: see _read
+    os.unlink(name, dir_fd=directory)
+    return [found.st_size if found.st_nlink == 1 else 0]

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.store.local import YOUNG_S, check_directory
+from diloco_cli.store.local import check_directory
 from diloco_cli.store.port import MAX_CONNECTIONS, Discarded, Store
 from diloco_cli.store.url import parse_url
 
 CONNECTIONS_VARIABLE = "DILOCO_STORE_CONNECTIONS"
-DISCARD_EVERY_S = 3600.0
+DISCARD_EVERY_S = 600.0
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -69,19 +69,15 @@ def discard_leftovers_at(url: str) -> Discarded:
 def discarding_leftovers(urls: Sequence[str]) -> Iterator[None]:
     """While the context lasts, a thread discards leftovers at these places from time to time."""
     leaving = threading.Event()
-    thread = threading.Thread(target=discard_until, args=(leaving.wait, urls), name="leftovers", daemon=True)
-    thread.start()
+
+    def discard() -> None:
+        while not leaving.wait(DISCARD_EVERY_S):
+            for url in urls:
+                with suppress(DilocoError):  # the process that works there reports the error
+                    discard_leftovers_at(url)
+
+    threading.Thread(target=discard, name="leftovers", daemon=True).start()
     try:
         yield
     finally:
         leaving.set()
-
-
-def discard_until(leaves_within: Callable[[float], bool], urls: Sequence[str]) -> None:
-    """Discard repeatedly. The first walk waits until the files of an earlier writer are old enough."""
-    pause_s = 2 * YOUNG_S
-    while not leaves_within(pause_s):
-        for url in urls:
-            with suppress(DilocoError):  # the process that works there reports the error
-                discard_leftovers_at(url)
-        pause_s = DISCARD_EVERY_S

@@ -1,8 +1,8 @@
-"""The one retry policy: by kind of error, with growing jittered pauses, a budget and a deadline.
+"""The one retry policy: by kind of error, with growing jittered pauses and a deadline.
 
     kind      errors                                       in the background                 in a command
     passing   timeouts, resets, 408, 409, 429, 5xx,        soon, then ever more slowly,      until its deadline
-              damaged bytes                                never given up; budgeted
+              damaged bytes                                never given up
     refused   401, 403, an expired token, a skewed clock   every 10 to 20 s, never given up  raised at once
     full      no space, a quota used up                    every 2 to 4 s, never given up    raised at once
     gone      a bucket or directory that was there         every 2 to 4 s for 10 minutes     raised at once
@@ -35,8 +35,6 @@ FULL_DISK_PAUSE_S = 2.0
 GONE_AFTER_VARIABLE = "DILOCO_GONE_AFTER"
 GONE_AFTER_S = 600.0
 MAX_REASON = 200  # characters: it stands in a column of `status`
-BUDGET_BURST = 48  # as many calls as are on their way at a time
-BUDGET_PER_S = 2.0
 
 Kind = Literal["passing", "refused", "full", "gone", "lasting"]
 T = TypeVar("T")
@@ -99,23 +97,6 @@ def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
     return SHORTEST_PAUSE_S + (ceiling_s - SHORTEST_PAUSE_S) * jitter
 
 
-class RetryBudget:
-    """Bounds the repetitions of all calls of a store: a burst, then a rate per second. Without it, many calls that each
-    retry only once could double the load on an overloaded store."""
-
-    def __init__(self, burst: int = BUDGET_BURST, per_s: float = BUDGET_PER_S) -> None:
-        self._lock = threading.Lock()
-        self._every_s, self._saved_s = 1 / per_s, burst / per_s
-        self._spent_until_s = -math.inf
-
-    def wait_s(self, now_s: float) -> float:
-        """Take one repetition; returns how long it has to wait, at most `MAX_PAUSE_S`."""
-        with self._lock:
-            earliest_s = max(self._spent_until_s, now_s - self._saved_s) + self._every_s
-            self._spent_until_s = min(earliest_s, now_s + MAX_PAUSE_S)
-            return max(0.0, self._spent_until_s - now_s)
-
-
 @dataclass(frozen=True)
 class RetryPause:
     """A pause before a call is tried again, and how often the call has failed."""
@@ -136,7 +117,6 @@ class Patience:
         gone_s: float = GONE_AFTER_S,
     ) -> None:
         self._jitter, self._monotonic, self._in_background = jitter, monotonic, in_background
-        self._budget = RetryBudget()
         self._gone_s = gone_s
         self._has_answered = False
         self._gone_since_s: float | None = None
@@ -145,8 +125,7 @@ class Patience:
         """How long to wait before the next try. Raises the error if the call is not to be repeated."""
         if not is_worth_repeating(error, self._in_background) or self.is_lost(error):
             raise error
-        pause = pause_s(attempts, error, self._jitter())
-        return max(pause, self._budget.wait_s(self._monotonic()) if kind_of(error) == "passing" else 0.0)
+        return pause_s(attempts, error, self._jitter())
 
     def is_lost(self, error: DilocoError) -> bool:
         """Whether this error is of a bucket that was never there, or has been gone for too long."""

@@ -15,7 +15,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import exp
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -39,7 +38,6 @@ SETTLE_S = 1.0  # after a cut: calls that were on their way before it say nothin
 RISE_A_S = 0.25  # calls a second, each second in which the pace is used
 SLOWEST = 2.0  # calls a second: a process that makes fewer cannot be heard
 FORGET_S = 300.0  # without a refusal: the store has become another one
-LATELY_S, FELT_SHARE = 20.0, 0.05  # how fast waits are forgotten, and how much of this time is worth a word
 MEASURED = 4096  # calls: the newest, for the rate at which they went out
 LINK_SLICE_S = 0.05
 """Transfers share a direction of an emulated link in turns of this length, so that a small record does not wait for a
@@ -191,8 +189,7 @@ class CallPace:
         self.waits = 0
         self._lock = threading.Lock()
         self._sent: deque[float] = deque(maxlen=MEASURED)
-        self._next_s = self._cut_s = self._waited_to_s = float("-inf")
-        self._waited_s = 0.0
+        self._next_s = self._cut_s = float("-inf")
 
     def wait_s(self, now_s: float) -> float:
         """Take the next call; returns how long it has to wait."""
@@ -205,18 +202,7 @@ class CallPace:
             self._sent.append(start_s)
             if start_s > now_s:
                 self.waits += 1
-                self._waited_s = self._lately_s(start_s) + start_s - max(now_s, self._waited_to_s)
-                self._waited_to_s = start_s
             return start_s - now_s
-
-    def is_felt(self, now_s: float) -> bool:
-        """Whether calls have lately waited for a good part of the time: a limit that is seldom reached is none."""
-        with self._lock:
-            return self.limit is not None and self._lately_s(now_s) >= FELT_SHARE * LATELY_S
-
-    def _lately_s(self, now_s: float) -> float:
-        """How long calls have waited, one or more at a time, of which ever less counts as it lies back."""
-        return self._waited_s * exp(min(0.0, self._waited_to_s - now_s) / LATELY_S)
 
     def refused(self, now_s: float, retry_after_s: float = 0.0) -> None:
         """The store has refused a call because there are too many, and may have said when to call again."""
@@ -249,9 +235,8 @@ class ThrottledStore(StoreWrapper):
 
     @property
     def calls_a_s(self) -> float:
-        """The present pace; 0 while there is no limit, or calls hardly wait for it."""
-        limit = self.pace.limit
-        return round(limit, 1) if limit is not None and self.pace.is_felt(self._monotonic()) else 0.0
+        """The present pace; 0 while there is no limit."""
+        return round(self.pace.limit or 0.0, 1)
 
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         wait_s = self.pace.wait_s(self._monotonic())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import random
 import signal
@@ -18,9 +16,8 @@ import pytest
 
 from diloco_cli.clock import wall_s
 from diloco_cli.errors import NoSpaceError
-from diloco_cli.store import local
-from diloco_cli.store.local import KEPT_S, MAX_WALKS, OLD_S, YOUNG_S, LocalStore, Paging
-from diloco_cli.store.open import DISCARD_EVERY_S, discard_leftovers_at, discard_until
+from diloco_cli.store.local import OLD_S, LocalStore
+from diloco_cli.store.open import discard_leftovers_at
 from diloco_cli.store.port import BadKeyError, Created, Discarded, Exists, StoreBrokenError, StoreForbiddenError
 
 RACERS = Path(__file__).parents[2] / "contract/racers.py"
@@ -198,83 +195,7 @@ def test_a_directory_without_permission_forbids(root: Path) -> None:
 KEYS = [f"k{number:03d}" for number in range(100)]
 
 
-class Counted:
-    """Keys in order, and how many walks over them were begun."""
-
-    def __init__(self) -> None:
-        self.keys, self.begun, self.now_s = list(KEYS), 0, 0.0
-        self.paging = Paging(self._walk, lambda: self.now_s)
-
-    def _walk(self, prefix: str, after: str) -> Iterator[str]:
-        self.begun += 1
-        yield from [key for key in self.keys if key.startswith(prefix) and key > after]
-
-    def all(self, limit: int, pause_s: float = 0.0) -> list[str]:
-        found: list[str] = []
-        while page := self.paging.page("k", found[-1] if found else "", limit):
-            found += page
-            self.now_s += pause_s
-        return found
-
-
-def test_a_sequence_of_pages_is_one_walk_and_one_look_for_what_is_new() -> None:
-    counted = Counted()
-    assert counted.all(limit=7) == KEYS
-    assert counted.begun <= 3
-    assert counted.all(limit=7) == KEYS
-
-
-def test_a_walk_that_rests_too_long_begins_anew() -> None:
-    counted = Counted()
-    assert counted.all(limit=50, pause_s=2 * KEPT_S) == KEYS
-    assert counted.begun == 3
-
-
-def test_a_page_shows_what_was_created_behind_the_end_of_the_one_before() -> None:
-    counted = Counted()
-    assert counted.paging.page("k", "", 100) == KEYS
-    counted.keys.append("k100")
-    assert counted.paging.page("k", "k099", 100) == ["k100"]
-
-
-def test_several_sequences_go_on_beside_each_other_and_few_are_remembered() -> None:
-    counted = Counted()
-    for number in range(MAX_WALKS + 1):
-        assert counted.paging.page("k", f"k0{number}0", 1) == [f"k0{number}1"]
-    assert counted.begun == MAX_WALKS + 1
-    assert counted.paging.page("k", f"k0{MAX_WALKS}1", 1) == [f"k0{MAX_WALKS}2"]
-    assert counted.begun == MAX_WALKS + 1
-    assert counted.paging.page("k", "k001", 1) == ["k002"]
-    assert counted.begun == MAX_WALKS + 2
-
-
-def test_a_directory_is_read_once_for_all_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = 0
-    original = local._listed
-
-    def counted(entries: Iterator[os.DirEntry[str]]) -> Iterator[str]:
-        nonlocal read
-        for name in original(entries):
-            read += 1
-            yield name
-
-    monkeypatch.setattr(local, "_listed", counted)
-    store, num = LocalStore(tmp_path), 400
-    (tmp_path / "delta").mkdir()
-    for number in range(num):
-        (tmp_path / "delta" / f"{number:05d}").touch()
-    found: list[str] = []
-    while page := store.list("delta/", found[-1] if found else "", 10):
-        found += page
-        store.delete(page[0])
-    assert found == [f"delta/{number:05d}" for number in range(num)]
-    assert read <= 3 * num
-
-
-def test_a_large_directory_is_listed_in_pieces_that_miss_and_repeat_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(local, "_NAMES_AT_ONCE", 3)
+def test_directories_sort_as_their_keys_do(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     keys = sorted(["a", "a-b", "a0", "b/1", "b/2", "b/3", "b/4", "b/5", "b-c", "c", "d/e/f", "d/e/g", "e", "f"])
     for key in keys:
@@ -284,13 +205,6 @@ def test_a_large_directory_is_listed_in_pieces_that_miss_and_repeat_nothing(
 
 
 LEFT = ".tmp~0123"
-WRITER = """
-import sys, time
-from diloco_cli.store import local
-with local._temporary(local.os.open(sys.argv[1], local.os.O_RDONLY), b"12345") as name:
-    print(name, flush=True)
-    time.sleep(60)
-"""
 
 
 def discard_leftovers(root: Path) -> Discarded:
@@ -309,7 +223,7 @@ def left_behind(directory: Path, age_s: float, name: str = LEFT) -> Path:
 def test_what_a_dead_writer_left_goes_wherever_it_lies(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("a/b/k", b"x")
-    paths = [left_behind(tmp_path / folder, 2 * YOUNG_S) for folder in (".", "a", "a/b")]
+    paths = [left_behind(tmp_path / folder, 2 * OLD_S) for folder in (".", "a", "a/b")]
     assert discard_leftovers(tmp_path) == Discarded(3, 12)
     assert not any(path.exists() for path in paths)
     assert store.get("a/b/k") == b"x" and store.list("") == ["a/b/k"]
@@ -317,52 +231,22 @@ def test_what_a_dead_writer_left_goes_wherever_it_lies(tmp_path: Path) -> None:
 
 
 def test_a_file_that_has_just_been_made_stays(tmp_path: Path) -> None:
-    """Its writer may be about to lock it."""
-    path = left_behind(tmp_path, YOUNG_S / 2)
+    path = left_behind(tmp_path, OLD_S / 2)
     assert discard_leftovers(tmp_path) == Discarded()
     assert path.exists()
 
 
-def test_a_living_writers_file_stays_until_the_kernel_takes_its_lock_back(tmp_path: Path) -> None:
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        assert writer.stdout is not None
-        path = tmp_path / writer.stdout.readline().strip()
-        os.utime(path, (0, 0))
-        assert discard_leftovers(tmp_path) == Discarded()
-        assert path.exists()
-    finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate()
-    assert discard_leftovers(tmp_path) == Discarded(1, 5)
-    assert not path.exists()
-
-
-@pytest.mark.parametrize(("age_s", "goes"), [(OLD_S / 2, False), (2 * OLD_S, True)])
-def test_where_nobody_can_lock_age_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, goes: bool
-) -> None:
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    path = left_behind(tmp_path, age_s)
-    assert discard_leftovers(tmp_path).num_files == goes
-    assert path.exists() != goes
-    assert LocalStore(tmp_path).create("k", b"x") == Created()
-
-
 def test_an_object_that_still_has_its_temporary_name_keeps_its_own(tmp_path: Path) -> None:
-    path = left_behind(tmp_path, 2 * YOUNG_S)
+    path = left_behind(tmp_path, 2 * OLD_S)
     os.link(path, tmp_path / "k")
     assert discard_leftovers(tmp_path) == Discarded(1, 0)
     assert LocalStore(tmp_path).get("k") == b"torn" and (tmp_path / "k").stat().st_nlink == 1
 
 
 def test_links_pipes_and_what_others_left_stay(tmp_path: Path) -> None:
-    outside = left_behind(tmp_path / "outside", 2 * YOUNG_S)
+    outside = left_behind(tmp_path / "outside", 2 * OLD_S)
     root = tmp_path / "store"
-    left_behind(root, 2 * YOUNG_S, "not-ours~0123")
+    left_behind(root, 2 * OLD_S, "not-ours~0123")
     (root / "directory").symlink_to(outside.parent)
     (root / f"{LEFT}a").symlink_to(outside)
     os.mkfifo(root / f"{LEFT}b")
@@ -371,53 +255,8 @@ def test_links_pipes_and_what_others_left_stay(tmp_path: Path) -> None:
 
 
 def test_the_root_may_itself_be_reached_by_a_link(tmp_path: Path) -> None:
-    left_behind(tmp_path / "store", 2 * YOUNG_S)
+    left_behind(tmp_path / "store", 2 * OLD_S)
     (tmp_path / "link").symlink_to(tmp_path / "store")
     assert discard_leftovers(tmp_path / "link") == Discarded(1, 4)
     LocalStore(tmp_path / "link").create("k", b"x")
     assert LocalStore(tmp_path / "store").get("k") == b"x"
-
-
-def test_a_disk_without_room_for_a_file_still_gets_rid_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    left_behind(tmp_path, 2 * YOUNG_S)
-    original = os.open
-
-    def without_inodes(name: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if flags & os.O_CREAT:
-            raise OSError(errno.ENOSPC, "no inodes")
-        return original(name, flags, mode, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "open", without_inodes)
-    assert discard_leftovers(tmp_path) == Discarded(1, 4)
-
-
-def test_an_object_that_gets_its_name_at_the_last_moment_is_durable_before_it_loses_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its writer links it between our first look and our lock, and dies."""
-    path = left_behind(tmp_path, 2 * YOUNG_S)
-    calls: list[str] = []
-
-    def lock(descriptor: int, operation: int) -> None:
-        os.link(path, tmp_path / "k")
-        calls.append("link")
-
-    monkeypatch.setattr(fcntl, "flock", lock)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
-    assert discard_leftovers(tmp_path) == Discarded(1, 0)
-    assert calls == ["link", "fsync"]
-
-
-def test_the_first_walk_waits_for_what_is_young_and_others_follow_until_the_end(tmp_path: Path) -> None:
-    pauses_s: list[float] = []
-    places = [tmp_path / "home", tmp_path / "region"]
-
-    def leaves_within(seconds: float) -> bool:
-        pauses_s.append(seconds)
-        assert not any((place / LEFT).exists() for place in places)
-        for place in places:
-            left_behind(place, 2 * YOUNG_S)
-        return len(pauses_s) == 3
-
-    discard_until(leaves_within, [place.as_uri() for place in places])
-    assert pauses_s[0] > YOUNG_S and pauses_s[1:] == [DISCARD_EVERY_S, DISCARD_EVERY_S]

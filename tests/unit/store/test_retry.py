@@ -20,10 +20,8 @@ from diloco_cli.store.port import (
     StoreUnavailableError,
 )
 from diloco_cli.store.retry import (
-    BUDGET_BURST,
     MAX_PAUSE_S,
     SHORTEST_PAUSE_S,
-    RetryBudget,
     Retrying,
     RetryingStore,
     RetryNews,
@@ -156,23 +154,6 @@ def test_every_kind_of_error_has_its_own_cure(
     assert is_worth_repeating(error, in_background=False) == in_command
     if first_pause_s is not None:
         assert (pause_s(1, error, 0.0), pause_s(1, error, 1.0)) == pytest.approx(first_pause_s)
-
-
-def test_a_budget_grants_a_burst_and_then_a_rate() -> None:
-    budget = RetryBudget(burst=3, per_s=1.0)
-    assert [budget.wait_s(100.0) for _ in range(5)] == [0.0, 0.0, 0.0, 1.0, 2.0]
-    assert [budget.wait_s(110.0) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0]  # rested: a burst again
-    assert max(budget.wait_s(110.0) for _ in range(100)) == 20.0  # no turn is farther away than the longest pause
-
-
-def test_a_store_that_fails_every_second_call_is_not_asked_twice_as_often_for_long() -> None:
-    time = VirtualClock()
-    store = MemoryStore()
-    retrying = RetryingStore(store, sleep=time.sleep, monotonic=time.monotonic, jitter=lambda: 0.0)
-    for _ in range(100):
-        failing = FailingStore(StoreUnavailableError("503"))
-        retrying.persist("get", lambda failing=failing: failing.get("k"))  # type: ignore[misc]
-    assert time.now_s - 100.0 >= (100 - BUDGET_BURST) / 2.0 - 1  # so many at once, then 2 a second
 
 
 def test_all_calls_together_end_with_the_time_that_is_left() -> None:

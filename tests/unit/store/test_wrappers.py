@@ -142,18 +142,6 @@ def test_it_waits_as_long_as_the_store_asks() -> None:
     assert pace.wait_s(1.1) == pytest.approx(7.0)
 
 
-def test_a_limit_is_told_of_only_while_calls_wait_for_it() -> None:
-    pace = cut(2)
-    assert pace.limit == SLOWEST and not pace.is_felt(1.0), "no call has waited yet"
-    assert [pace.wait_s(5.0), pace.wait_s(5.0)] == [0.0, 0.5] and pace.waits == 1
-    assert not pace.is_felt(5.5), "half a second is little"
-    assert [pace.wait_s(10.0) for _ in range(7)][-1] == 3.0
-    assert pace.is_felt(10.0) and pace.is_felt(20.0)
-    for second in range(20, 90):
-        assert pace.wait_s(second) == 0.0, "fewer calls than the limit allows"
-    assert pace.limit is not None and not pace.is_felt(90.0)
-
-
 class Throttling(MemoryStore):
     """Takes `most` calls in each turn of its clock's second, as one that refuses the rest."""
 
