@@ -35,7 +35,6 @@ from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from diloco_cli.units import format_duration, format_size
 
 if TYPE_CHECKING:
-    from diloco_cli.protocol.actors.requests import Return
     from diloco_cli.protocol.log.records import RequestKind
     from diloco_cli.protocol.log.state import RunState
     from diloco_cli.store.port import StoreGoneError
@@ -135,8 +134,7 @@ def rollback(
 ) -> None:
     """Go back to how the parameters were after an earlier commit."""
     opened, state = open_unfinished(run, "rollback")
-    plan = _rollback_plan(opened, state, to)
-    data = _rollback_facts(opened, plan)
+    data = _rollback_facts(opened, _rollback_plan(opened, state, to), state)
     if not as_json:
         _show_rollback(opened.name, data)
     if not dry_run:
@@ -151,34 +149,35 @@ def rollback(
         talk(f"hint: to undo it: diloco rollback {opened.name} --to {state.base_floor - 1}")
 
 
-def _rollback_plan(opened: OpenRun, state: RunState, to: int) -> Return:
+def _rollback_plan(opened: OpenRun, state: RunState, to: int) -> RunState:
+    """The state after commit `to`."""
     from diloco_cli.protocol.actors.requests import missing_objects, return_to
 
-    plan = opened.perform(return_to(opened.format, state, to))
-    if isinstance(plan, str):
-        raise UsageError(plan, where=opened.name, hint=f"diloco logs syncer --run {opened.name}")
-    missing = opened.perform(missing_objects(plan.then.outputs))
+    then = opened.perform(return_to(opened.format, state, to))
+    if isinstance(then, str):
+        raise UsageError(then, where=opened.name, hint=f"diloco logs syncer --run {opened.name}")
+    missing = opened.perform(missing_objects(then.outputs))
     if missing:
         raise UsageError(f"not there any more: {missing[0]} (and {len(missing) - 1} more)", where=opened.name)
-    return plan
+    return then
 
 
-def _rollback_facts(opened: OpenRun, plan: Return) -> dict[str, Any]:
+def _rollback_facts(opened: OpenRun, then: RunState, now: RunState) -> dict[str, Any]:
     layout = opened.format.layout
-    changed = sum(o.state_digest != c.state_digest for o, c in zip(plan.then.outputs, plan.now.outputs, strict=True))
+    changed = sum(o.state_digest != c.state_digest for o, c in zip(then.outputs, now.outputs, strict=True))
     return {
         "run": opened.name,
-        "to": plan.then.n,
-        "time": plan.then.metrics.updated_at,
-        "commit": plan.now.n,
-        "merges_left": plan.now.merges - plan.then.merges,
-        "tokens_left": plan.tokens_left(layout),
-        "tokens": plan.then.tokens(layout),
-        "tokens_before": plan.now.tokens(layout),
-        "loss": plan.then.metrics.loss,
-        "loss_before": plan.now.metrics.loss,
+        "to": then.n,
+        "time": then.metrics.updated_at,
+        "commit": now.n,
+        "merges_left": now.merges - then.merges,
+        "tokens_left": now.tokens(layout) - then.tokens(layout),
+        "tokens": then.tokens(layout),
+        "tokens_before": now.tokens(layout),
+        "loss": then.metrics.loss,
+        "loss_before": now.metrics.loss,
         "fragments_changed": changed,
-        "fragments": len(plan.then.outputs),
+        "fragments": len(then.outputs),
     }
 
 

@@ -21,8 +21,7 @@ from diloco_cli.forecast.stand_ins import (
     VirtualLearner,
     VirtualTraining,
 )
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat, encode

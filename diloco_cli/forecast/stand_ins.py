@@ -12,8 +12,8 @@ from typing import Any
 from diloco_cli.config.settings import Link
 from diloco_cli.digests import digest
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
-from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.ports import Incarnation, Merged, Moments, Observer, Phase, Progression, Stepped, Values
+from diloco_cli.protocol.actors.learner import Learner, Moments, Observer, Phase, Progression, Stepped, Values
+from diloco_cli.protocol.actors.merging import Merged
 from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
 from diloco_cli.protocol.log.records import (
@@ -31,14 +31,14 @@ from diloco_cli.store.port import Store
 
 @dataclass(frozen=True)
 class UsualDelta:
-    """Implements protocol.actors.ports.LoadedDelta: as long as any delta of its steps."""
+    """Implements protocol.actors.merging.LoadedDelta: as long as any delta of its steps."""
 
     payload: bytes
     norm: float
 
 
 class TraceArithmetic:
-    """Implements protocol.actors.ports.Arithmetic. `refuse` may give the reason for refusing an offer's payload."""
+    """Implements protocol.actors.merging.Arithmetic. `refuse` may give the reason for refusing an offer's payload."""
 
     def __init__(self, num_fragments: int, refuse: Callable[[Offer], str | None] = lambda offer: None) -> None:
         self._num_fragments, self._refuse = num_fragments, refuse
@@ -166,7 +166,7 @@ def fragment_of(payload: bytes) -> int:
 
 
 class VirtualTraining:
-    """Implements protocol.actors.ports.Training: only time passes."""
+    """Implements protocol.actors.learner.Training: only time passes."""
 
     def __init__(self, condition: Condition) -> None:
         self.condition, self.optimizer_steps = condition, 0
@@ -198,7 +198,7 @@ class VirtualTraining:
 
 
 class NamedPayloads:
-    """Implements protocol.actors.ports.Wire."""
+    """Implements protocol.actors.learner.Wire."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -237,7 +237,7 @@ class Stalls(Observer):
     def __init__(self, condition: Condition) -> None:
         self._condition = condition
 
-    def began(self, learner: Incarnation) -> None:
+    def began(self, learner: Learner) -> None:
         self._condition.incarnations += 1
 
     def took(self, phase: Phase, seconds: float) -> None:

@@ -23,9 +23,8 @@ from diloco_cli.events.cause import note_position
 from diloco_cli.learner.group import MEET_S, as_resized, at_ranks, device_here, join_group, part_of, threads_of
 from diloco_cli.learner.parent import RankBeats, RankPlace, own_beats
 from diloco_cli.methods import INNER_OPTIMIZERS
-from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.learner import Learner, Observer, Phase
 from diloco_cli.protocol.actors.membership import enter
-from diloco_cli.protocol.actors.ports import Incarnation, Observer, Phase
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import heartbeat_key, number_of
@@ -417,7 +416,7 @@ class Facts(Observer):
         self._has_stepped = False
         self._marks = deque([TimeSpent()], maxlen=MOST_MARKS)
 
-    def began(self, learner: Incarnation) -> None:
+    def began(self, learner: Learner) -> None:
         joined, self._stepped_s = learner.joined, monotonic_s()
         moments = "new"
         if learner.moments_lost:
@@ -447,7 +446,7 @@ class Facts(Observer):
             rate = self._step_tokens / max(seconds, 1e-9)
             self.tokens_per_s += (rate - self.tokens_per_s) * (RATE_SMOOTHING if self.tokens_per_s else 1.0)
 
-    def rolled_back(self, learner: Incarnation, to: int) -> None:
+    def rolled_back(self, learner: Learner, to: int) -> None:
         since = "new" if learner.saves.newest is None else "from before"
         self.say(f"the run went back to commit {to}, inner moments {since}")
 

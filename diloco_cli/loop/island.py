@@ -43,9 +43,8 @@ from diloco_cli.learner.daemon import (
     traffic,
 )
 from diloco_cli.loop.data import SavedLoader, ShardSampler, StatefulLoader, encoded, joined, parted
-from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.learner import Learner, Moments, Progression, Stepped
 from diloco_cli.protocol.actors.membership import enter
-from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.keys import number_of
 from diloco_cli.protocol.log.operations import Operation, Steps

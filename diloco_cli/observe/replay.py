@@ -24,7 +24,7 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError
 from diloco_cli.observe.checker import Checker, disagreements
-from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.actors.merging import Merged, Refused
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, read_log, read_snapshot
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Merge, Rollback
 from diloco_cli.protocol.log.keys import (

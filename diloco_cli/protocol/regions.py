@@ -18,7 +18,7 @@ Learners read no states and no offers or deltas of other learners, so these are 
 weights once, because an object that a learner may have read is never overwritten. If they are damaged later, learners
 of other regions do not notice; learners of the region go without the version until the next merge of that fragment. If
 no merge comes, because the quorum needs these learners, the syncer must publish new versions under new keys
-(protocol/actors/repair.py). So weights that were not superseded for some rounds are read, at growing intervals.
+(protocol/actors/syncer.py). So weights that were not superseded for some rounds are read, at growing intervals.
 
 Relays carry what the learners of a region write in its bucket to the home bucket, where the syncer reads it.
 

@@ -30,7 +30,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError, TryAgainError, UsageError
 from diloco_cli.layout import Fragment, make_layout
 from diloco_cli.methods import OUTER_OPTIMIZERS
-from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.actors.merging import Merged, Refused
 from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
@@ -155,7 +155,7 @@ class FragmentState:
 
 
 class TorchArithmetic:
-    """Implements protocol.actors.ports.Arithmetic."""
+    """Implements protocol.actors.merging.Arithmetic."""
 
     def __init__(self, run: RunFormat, *, spool: Spool | None = None, values: Values | None = None) -> None:
         self.run, self.spool, self.values = run, spool, values

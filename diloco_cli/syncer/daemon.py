@@ -27,10 +27,16 @@ from diloco_cli.errors import (
 )
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.paths import run_directory
-from diloco_cli.protocol.actors.evaluating import Evaluations, NoEvaluator, reading_s
 from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.actors.standby import counts_of
-from diloco_cli.protocol.actors.syncer import DisplacedError, Syncer, make_room, serving
+from diloco_cli.protocol.actors.syncer import (
+    DisplacedError,
+    NoEvaluator,
+    Syncer,
+    make_room,
+    reading_s,
+    serving,
+)
 from diloco_cli.protocol.log.claims import claim_epoch
 from diloco_cli.protocol.log.commit_log import append, read_format, read_log
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Finish, Merge, Skip
@@ -59,7 +65,6 @@ from diloco_cli.protocol.log.records import (
 from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.state import RunPhase, RunState, SyncerState, moved
 from diloco_cli.protocol.regions import home_of, read_after_relays
-from diloco_cli.protocol.rules.divergence import evaluates_every
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, code_of, consented, format_digest, signing_secret, stores_of
 from diloco_cli.runtime.daemon import (
@@ -147,7 +152,6 @@ def _serve_once(
         recover=lambda output: rebuild(run, home.store, output),
         because=because,
     )
-    syncer.evaluations = FromTheStart(run, evaluator)
     events, before = EventWriter(home.bare), _last_heartbeat(run, home.store)
     tell, earlier = said_as_events(events), _earlier_mirrors(before)
     regions = RegionServices(run, home.beside, home_of(syncer), earlier, tell, events_to=home.bare)
@@ -367,13 +371,3 @@ def _published(fragment: int, version: Version, epoch: int) -> Steps[FragmentVer
     yield from write_surely(state_key(fragment, 0, epoch, output.state_digest), state)
     yield from write_surely(weights_key(fragment, 0, epoch, output.weights_digest), weights)
     return output
-
-
-class FromTheStart(Evaluations):
-    """First of all evaluates what the run was begun with, if whoever began it has not: a jump from there is found."""
-
-    def begin(self, state: RunState) -> None:
-        super().begin(state)
-        brought = self.run.settings.model.brought is not None
-        if brought and state.slot == 0 and not state.stability.good:
-            self.last_slot = state.slot - evaluates_every(self.run)

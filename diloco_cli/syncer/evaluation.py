@@ -21,7 +21,7 @@ from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.environment import DEVICE_VARIABLE, environment_with
 from diloco_cli.errors import DilocoError
 from diloco_cli.events.bucket import EVALUATOR, WRITE_EVERY_S, tell_event
-from diloco_cli.protocol.actors.evaluating import FINAL_EVALUATION_S
+from diloco_cli.protocol.actors.syncer import FINAL_EVALUATION_S
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.runtime.daemon import say
 from diloco_cli.runtime.units import diloco_command
@@ -41,7 +41,7 @@ Answer = tuple[int, float | None]
 
 
 class EvaluatorProcess:
-    """Implements protocol.actors.ports.Evaluator with `diloco evaluator` as a child, which computes on the device that
+    """Implements protocol.actors.syncer.Evaluator with `diloco evaluator` as a child, which computes on the device that
     the environment names. One evaluation at a time. `reading_s`: how long it may need to read the states."""
 
     def __init__(self, url: str, reading_s: float = 0.0, max_s: float = MAX_S) -> None:

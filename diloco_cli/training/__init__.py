@@ -1,1 +1,1 @@
-"""The model of one island and its inner steps: the ports `Training` and `Wire` of protocol/actors/ports.py in torch."""
+"""The model of one island and its inner steps: `Training` and `Wire` of protocol/actors/learner.py in torch."""

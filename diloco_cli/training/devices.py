@@ -28,7 +28,7 @@ import torch
 
 from diloco_cli.config.devices import BACKENDS, find_device
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.actors.ports import Moments, Values
+from diloco_cli.protocol.actors.learner import Moments, Values
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.tensors.flat import flatten_into, unflatten

@@ -20,7 +20,7 @@ from torch import nn
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
 from diloco_cli.methods import INNER_OPTIMIZERS, arithmetic_of
-from diloco_cli.protocol.actors.ports import Moments
+from diloco_cli.protocol.actors.learner import Moments
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tensors.flat import bare_parameters
 from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes, to_bytes

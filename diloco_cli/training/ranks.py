@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.actors.ports import Moments, Values
+from diloco_cli.protocol.actors.learner import Moments, Values
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tasks.build import Batch, Data, build_model_on_meta, losses_of
 from diloco_cli.tensors.flat import flatten, unflatten

@@ -1,5 +1,5 @@
 """One model replica: its inner step, its micro-batches, batches built ahead; and the training port of an island with
-one device (protocol/actors/ports.py, `Training`), a replica in this process.
+one device (protocol/actors/learner.py, `Training`), a replica in this process.
 
 `Prefetched` builds the next batch while the current step runs, if building takes long enough to be worth a thread. The
 batch after (position, n) is most likely (position + n, n). At most one batch is built ahead, by a thread that ends with
@@ -29,7 +29,7 @@ from diloco_cli.errors import DilocoError, InfeasibleError, RunFailedError, TryA
 from diloco_cli.layout import Layout, ParameterFact, make_layout
 from diloco_cli.plan.memory import Fit, computing, fit_with_micro_batch
 from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
-from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
+from diloco_cli.protocol.actors.learner import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, Data, build_data, build_model_on_meta, losses_of

@@ -1,4 +1,4 @@
-"""Deltas and versions as bytes, and the arithmetic of adoption (protocol/actors/ports.py, `Wire`)."""
+"""Deltas and versions as bytes, and the arithmetic of adoption (protocol/actors/learner.py, `Wire`)."""
 
 from __future__ import annotations
 

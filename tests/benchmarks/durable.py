@@ -13,7 +13,7 @@ import torch
 from diloco_cli.config.settings import RunSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, make_layout
-from diloco_cli.protocol.actors.ports import Merged
+from diloco_cli.protocol.actors.merging import Merged
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.stand_ins import TraceArithmetic
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, incarnation_key
 from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat, encode
 from diloco_cli.runtime.daemon import perform

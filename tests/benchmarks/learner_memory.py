@@ -44,8 +44,7 @@ from diloco_cli.config.settings import (
 from diloco_cli.environment import environment_with
 from diloco_cli.layout import make_layout
 from diloco_cli.learner import daemon
-from diloco_cli.protocol.actors.follower import FetchedVersion, Follower
-from diloco_cli.protocol.actors.learner import Learner
+from diloco_cli.protocol.actors.learner import FetchedVersion, Follower, Learner
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Island, RunFormat, encode

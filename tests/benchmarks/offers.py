@@ -14,8 +14,8 @@ from typing import Any
 
 from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.stand_ins import BITS, Condition, VirtualLearner
-from diloco_cli.protocol.actors.follower import FetchedVersion, Follower
 from diloco_cli.protocol.actors.joining import WAIT_FOR_GENESIS_S, Joined
+from diloco_cli.protocol.actors.learner import FetchedVersion, Follower
 from diloco_cli.protocol.log.claims import claim_incarnation
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion

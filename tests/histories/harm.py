@@ -73,7 +73,7 @@ class Harm:
 
 
 class HarmEvaluator:
-    """Implements protocol.actors.ports.Evaluator: an answer after a few calls; now and then one fails."""
+    """Implements protocol.actors.syncer.Evaluator: an answer after a few calls; now and then one fails."""
 
     def __init__(self, harm: Harm) -> None:
         self.harm = harm

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.actors.merging import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
@@ -78,7 +78,7 @@ def delta_bytes(delta: int | str) -> bytes:
 
 
 class IntegerArithmetic:
-    """Implements protocol.actors.ports.Arithmetic. `refuse` may give the reason for refusing an offer's payload,
+    """Implements protocol.actors.merging.Arithmetic. `refuse` may give the reason for refusing an offer's payload,
     `unfit` the one that shows only in the merge."""
 
     def __init__(
@@ -144,7 +144,7 @@ class IntegerArithmetic:
 
 
 class Delta(int):
-    """Implements protocol.actors.ports.LoadedDelta: a delta that remembers its offer, its norm, and what its learner
+    """Implements protocol.actors.merging.LoadedDelta: a delta that remembers its offer, its norm, and what its learner
     made, before it was re-anchored."""
 
     offer: Offer

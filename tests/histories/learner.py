@@ -9,8 +9,7 @@ from typing import Any
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors import learner as product
-from diloco_cli.protocol.actors.learner import PAUSE_S
-from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
+from diloco_cli.protocol.actors.learner import PAUSE_S, Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Sleep, Steps
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -37,7 +36,7 @@ class LearnerProfile:
 
 
 class IntegerTraining:
-    """Implements protocol.actors.ports.Training: a step takes its time and moves every fragment by its data's gradient.
+    """The training port: a step takes its time and moves every fragment by its data's gradient.
     `optimizer_steps`: steps of its moments, `saved_at` of them when they were last saved; `restored`: the moments that
     it restored, None: none. `head`: the newest commit that the learner knows."""
 
@@ -83,7 +82,7 @@ class IntegerTraining:
 
 
 class IntegerWire:
-    """Implements protocol.actors.ports.Wire. `weights`: the bytes of versions that were decoded and not adopted yet;
+    """Implements protocol.actors.learner.Wire. `weights`: the bytes of versions that were decoded and not adopted yet;
     `left`: the rounding error of each offer, by fragment and seq."""
 
     def __init__(self, profile: LearnerProfile, feeds_back: bool) -> None:

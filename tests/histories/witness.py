@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from diloco_cli.protocol.actors.ports import Incarnation, Observer, Phase
+from diloco_cli.protocol.actors.learner import Learner, Observer, Phase
 from diloco_cli.protocol.actors.progress import OfferDraft, is_over
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState
@@ -18,7 +18,7 @@ from tests.histories.moments import MomentsWatch
 from tests.histories.replayer import expect
 
 if TYPE_CHECKING:
-    from tests.histories.learner import IntegerTraining
+    from tests.histories.learner import SimulatedLearner
 
 
 @dataclass
@@ -40,21 +40,12 @@ class Beliefs:
         self.on_publication(offer_id, data)
 
 
-class Watched(Incarnation, Protocol):
-    """A learner as its witness sees it, from within."""
-
-    integers: IntegerTraining
-    weights: dict[FragmentVersion, bytes]
-    leaves: Callable[[], bool]
-    may_drain: Callable[[], bool]
-
-
 class Witness(Observer):
     """Keeps the account of one incarnation, apart from the books of the product's code. `stepped_at`: where its steps
     ended, in tokens; `since_news`: how many steps since the learner last read a merge in the log; `local_steps`: H_i
     at that merge; `versions`: each fragment's last adopted version; `offered`: each fragment's newest offer."""
 
-    def __init__(self, learner: Watched, seen: Beliefs) -> None:
+    def __init__(self, learner: SimulatedLearner, seen: Beliefs) -> None:
         self.learner, self.seen = learner, seen
         self.account: Account | None = None
         self.stepped_at: list[int] = []
@@ -65,7 +56,7 @@ class Witness(Observer):
         self._merges = self._floor = 0
         self._kept_out = self._went_back = False
 
-    def began(self, learner: Incarnation) -> None:
+    def began(self, learner: Learner) -> None:
         start, fragments = learner.joined.data_start, learner.run.num_fragments
         self.account = Account(
             learner.name, learner.joined.incarnation, [start] * fragments, [start] * fragments,
@@ -83,7 +74,7 @@ class Witness(Observer):
         if self.seen.moments is not None:
             self.seen.moments.fitting(self.learner.name, head, self.learner.integers.as_of)
 
-    def rolled_back(self, learner: Incarnation, to: int) -> None:
+    def rolled_back(self, learner: Learner, to: int) -> None:
         self._went_back = True
         self._check_moments(learner.state.n)
 

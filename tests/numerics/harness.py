@@ -20,10 +20,8 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )  # fmt: skip
 from diloco_cli.launch.new_run import layout_of
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.ports import Observer
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.learner import Learner, Observer
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, state_key, weights_key

@@ -28,7 +28,7 @@ from diloco_cli.environment import environment_with
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.group import join_group
 from diloco_cli.learner.parent import RankPlace, own_beats, place_here
-from diloco_cli.protocol.actors.ports import Progression
+from diloco_cli.protocol.actors.learner import Progression
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tasks import huggingface, models
 from diloco_cli.tasks.build import build_data, build_model

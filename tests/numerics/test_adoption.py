@@ -10,9 +10,8 @@ import torch
 
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.follower import FetchedVersion, Mail
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.learner import FetchedVersion, Mail
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import FragmentVersion, encode
 from diloco_cli.randomness import nonce

@@ -22,7 +22,7 @@ BAD = "l1"
 
 
 class AtOnce:
-    """Implements protocol.actors.ports.Evaluator in this process, with the code of the evaluator's process."""
+    """Implements protocol.actors.syncer.Evaluator in this process, with the code of the evaluator's process."""
 
     def __init__(self, run: RunFormat, store: Store) -> None:
         self.examiner = Examiner(run, store)

@@ -13,7 +13,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, RetentionSettings, SyncSettings
 from diloco_cli.observe.replay import LogVerifier, rebuilt_state, verified
 from diloco_cli.protocol.actors import collection, syncer
-from diloco_cli.protocol.actors.ports import Incarnation, Observer, Phase
+from diloco_cli.protocol.actors.learner import Learner, Observer, Phase
 from diloco_cli.protocol.actors.requests import ask
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
@@ -95,7 +95,7 @@ class Noting(Observer):
         if phase == "step":
             self.before = optimizer_step(self.process.training.replica.optimizer)
 
-    def rolled_back(self, learner: Incarnation, to: int) -> None:
+    def rolled_back(self, learner: Learner, to: int) -> None:
         self.seen.steps[self.name] = (self.before, optimizer_step(self.process.training.replica.optimizer))
         self.seen.lost[self.name] = learner.moments_lost
 

@@ -11,8 +11,7 @@ import torch
 
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.health import REASONS
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, delta_key, incarnation_key, offer_key

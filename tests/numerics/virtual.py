@@ -6,10 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.ports import Evaluator, Progression, Stepped
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.learner import Learner, Progression, Stepped
+from diloco_cli.protocol.actors.syncer import Evaluator, NoEvaluator, Syncer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.runtime.registry import log_path
 from diloco_cli.runtime.supervisor import StopPolicy, SupervisionEvent, supervise
 from diloco_cli.runtime.units import UnitSpec

@@ -6,8 +6,7 @@ from typing import Any
 
 from msgspec import structs
 
-from diloco_cli.protocol.actors.evaluating import Evaluations
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import Evaluations, Syncer
 from diloco_cli.protocol.log.commit_log import Pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation
 from diloco_cli.protocol.log.operations import Steps

@@ -9,9 +9,8 @@ from unittest.mock import patch
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors import joining
-from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
 from diloco_cli.protocol.actors.joining import Joined
-from diloco_cli.protocol.actors.ports import Moments, Values
+from diloco_cli.protocol.actors.learner import FetchedVersion, Follower, Mail, Moments, Values
 from diloco_cli.protocol.actors.progress import OfferDraft, Progress
 from diloco_cli.protocol.log.keys import delta_key, inner_key, offer_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, List, Now, Sleep, Steps

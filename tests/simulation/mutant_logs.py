@@ -10,8 +10,7 @@ from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.inbox import Inbox, Mailbox
-from diloco_cli.protocol.actors.merging import Loader, make_resident, write_surely
-from diloco_cli.protocol.actors.ports import Merged
+from diloco_cli.protocol.actors.merging import Loader, Merged, make_resident, write_surely
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log import commit_log

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from diloco_cli.protocol.actors.merging import Loader, load_delta, make_resident
-from diloco_cli.protocol.actors.ports import LoadedDelta
+from diloco_cli.protocol.actors.merging import LoadedDelta, Loader, load_delta, make_resident
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commit_log import fence, fold
 from diloco_cli.protocol.log.commits import Commit, Merge, Refuse
@@ -61,9 +60,6 @@ class MergesLaterBytes(Loader):
             return checked
         later = yield Get(delta_key(*offer.id, offer.payload_digest), offer.payload_bytes)
         return checked if later is None else self.arithmetic.read_delta(offer, later, None)
-
-    def look_ahead(self, state: RunState) -> Steps[None]:
-        yield from ()
 
     def early(self, state: RunState, offer: Offer) -> list[Steps[None]]:
         return []

@@ -111,9 +111,6 @@ class BelievesOneRead(Loader):
                     self.loaded[offer.id] = loaded
         return [offer for offer in self.inbox.candidates(state.slot) if offer.id in self.loaded]
 
-    def look_ahead(self, state: RunState) -> Steps[None]:
-        yield from ()
-
     def early(self, state: RunState, offer: Offer) -> list[Steps[None]]:
         return []
 

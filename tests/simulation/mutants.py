@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from diloco_cli.protocol.actors.collection import Collector, Sweep
-from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.merging import Loader
 from diloco_cli.protocol.actors.progress import Progress
+from diloco_cli.protocol.actors.syncer import Evaluations
 from diloco_cli.protocol.log.commit_log import PIECE_BYTES
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.campaign import lived

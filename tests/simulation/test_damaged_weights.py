@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from diloco_cli.protocol.actors import repair
-from diloco_cli.protocol.actors.merging import READS
+from diloco_cli.protocol.actors import syncer as repair
 from diloco_cli.protocol.log.commit_log import Pulse
-from diloco_cli.protocol.log.operations import Get, Now, Steps
+from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from tests.simulation.operated import (
     answered,
@@ -133,19 +132,6 @@ def test_weights_that_are_whole_are_not_made_anew_however_long_nobody_merges(
     assert 2 * 3 <= len(looks) <= 2 * 8 and looks.count(0) == looks.count(1), "at growing intervals"
 
 
-def test_an_idle_syncer_goes_on_looking_and_at_once_when_a_learner_comes_back() -> None:
-    fleet = silent(RUN)
-    fleet.syncer()
-    fleet.world.run_for(1000)
-    spoilt, since_s = spoil(fleet, 1), fleet.world.now_s
-    fleet.restart = True
-    fleet.start_learners()
-    fleet.until_commits(fleet.num_commits() + 1)
-    waited_s = fleet.world.now_s - since_s
-    assert waited_s < repair.LOOKS * repair.SOONEST_S, "the newcomers waited for the next look of an idle syncer"
-    is_over_and_sound(fleet, spoilt)
-
-
 def test_what_cannot_be_read_for_a_moment_costs_nobody_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = looked_at(monkeypatch)
     fleet = silent(RUN)
@@ -204,16 +190,3 @@ def test_a_syncer_that_takes_over_where_slots_are_merged_looks_at_nothing(monkey
     fleet.kill("syncer")
     fleet.until_commits(fleet.num_commits() + 17)
     assert fleet.kinds().count("epoch_start") == 2 and looks == []
-
-
-def test_a_syncer_is_seen_alive_between_two_reads_of_what_cannot_be_read() -> None:
-    seen = []
-
-    def pulse() -> Steps[None]:
-        seen.append("pulse")
-        yield Now()
-
-    fleet = started(RUN, 8)
-    for operation in repair.is_readable(fleet.run, state_of(fleet).outputs[0], pulse):
-        seen += [type(operation).__name__] if isinstance(operation, Get) else []
-    assert seen == ["pulse", "Get"] * READS

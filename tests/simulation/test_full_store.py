@@ -10,8 +10,7 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.protocol.actors import collection
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.syncer import Syncer, make_room, serving
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer, make_room, serving
 from diloco_cli.protocol.log.operations import Create, Operation, Put, Sleep, Steps, There, Together
 from diloco_cli.protocol.regions import Mirror
 from diloco_cli.store.retry import FULL_DISK_PAUSE_S

@@ -13,9 +13,8 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.config.validation import SHORTEST_TAKEOVER_S
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
-from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, Syncer
+from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, NoEvaluator, Syncer
 from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState

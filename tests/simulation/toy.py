@@ -10,9 +10,8 @@ from typing import Any, Self
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.membership import enter
-from diloco_cli.protocol.actors.syncer import DisplacedError, Syncer, serving
+from diloco_cli.protocol.actors.syncer import DisplacedError, NoEvaluator, Syncer, serving
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunFormat, encode

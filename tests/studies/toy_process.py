@@ -16,9 +16,8 @@ from diloco_cli.clock import monotonic_s, utc_now_text
 from diloco_cli.config.settings import EvaluationSettings, RetentionSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import DilocoError
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
 from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat

@@ -67,7 +67,7 @@ def is_loading(frame: FrameType) -> bool:
 
 def delta_walk() -> set[str]:
     from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-    from diloco_cli.protocol.actors.ports import Observer
+    from diloco_cli.protocol.actors.learner import Observer
     from tests.numerics import harness
 
     walk = Walk()

@@ -1,7 +1,7 @@
 """The learner as a state machine: step, hear, offer, adopt (arXiv 2604.21428, algorithm 2, through a bucket).
 
-It holds no torch, no clock and no thread: training comes in as a port, everything else is yielded operations. Three
-generators share its state, so that training never waits for the store:
+It holds no torch, no clock and no thread: training and wire are ports (real in training/, integers in the histories),
+everything else is yielded operations. Three generators share its state, so that training never waits for the store:
 
     train                            upload, one offer after the other       follow
     step
@@ -10,40 +10,188 @@ generators share its state, so that training never waits for the store:
     adopt
 
 Its states are those of protocol/log/state.py.
-
-The fragments of one incarnation as it adopted and sent them, beside the parameters that it trains. Does the steps of
-an adoption in their order. Values are those of the training port.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from itertools import count
+from math import isfinite
+from statistics import median_low
+from typing import Any, Literal, Protocol
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, TerminatedError
-from diloco_cli.protocol.actors.follower import FetchedVersion, Follower, Mail
-from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, join, publish
-from diloco_cli.protocol.actors.ports import Moments, Observer, Phase, Progression, Stopwatch, Training, Values, Wire
-from diloco_cli.protocol.actors.progress import (
-    OfferDraft,
-    Progress,
-    awaits_last,
-    is_over,
-    merge_is_due,
-    save_is_due,
-    waited_for,
-)
-from diloco_cli.protocol.log.keys import inner_key, max_moments_bytes, number_of
-from diloco_cli.protocol.log.operations import Create, Now, Sleep, Steps
-from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat
+from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, fetch_weights, join, publish
+from diloco_cli.protocol.actors.progress import OfferDraft, Progress, is_over
+from diloco_cli.protocol.log.claims import ClaimWatch
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
+from diloco_cli.protocol.log.keys import heartbeat_key, inner_key, key_of, max_moments_bytes, number_of
+from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
+from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunState, moved
 from diloco_cli.protocol.rules.merging import keeps_progress
+from diloco_cli.protocol.rules.pacing import expected_slot_s, fence_check_every_s, next_request_s
+from diloco_cli.protocol.rules.quorum import moving_average
+from diloco_cli.signing import learner_signer
+
+Values = Any
+"""The parameters of one fragment as a training port reads and writes them: [n] float32 in the product, one integer in
+the histories, nothing in simulations of time alone."""
+Phase = Literal["hear", "step", "offer", "wait", "save"]
+Lane = Literal["follow", "upload", "moments"]
+Background = Callable[[Lane, Steps[Any]], None]
+"""Performs steps beside the training; the steps of one lane one after the other, in their order."""
+FetchedVersion = tuple[FragmentVersion, Values, float]
+"""A version, its decoded values, and when the learner first saw it in the log."""
+
+PAUSE_S = 0.2
+STEPS_SEEN = 33  # H_i follows the median of these step times, so that one long step does not change it
+HEARTBEAT_EVERY_S = 3.0
+SLEEP_BOUNDS_S = (0.02, 0.5)
+DRAINS_LOOK_S = 1.0  # an operator waits for the learner's end, or its machine is about to be taken away
+LOOKS_FOR_ROLLBACK, LOOK_AGAIN_S = 3, 0.5  # before a learner goes back without a version that cannot be read
+
+
+@dataclass(frozen=True)
+class Progression:
+    """The position of a step: at `fraction` in [0, 1] of the run's schedule, `own_steps` after this incarnation began,
+    or after it lost its moments if `moments_lost`."""
+
+    fraction: float
+    own_steps: int
+    moments_lost: bool
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """One inner step: the tokens it took (fewer than asked for while a part of the island is gone), and the loss of its
+    batch in nats per token, if there is one."""
+
+    tokens: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The inner optimizer's state after its own step number `step`; `encode` gives its bytes, on any thread."""
+
+    step: int
+    encode: Callable[[], bytes]
+
+
+class Training(Protocol):
+    """The model of one island with its inner optimizer. One thread calls it, one call at a time; if it stands for
+    several devices or processes, all of them do the same."""
+
+    def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
+        """One inner step on the batch at `position`, in tokens into the island's shard. Yields operations only to let
+        time pass. Raises RunFailedError if the loss or the gradients are not finite."""
+        ...
+
+    def read(self, fragment: int) -> Values:
+        """A copy of the fragment's parameters."""
+        ...
+
+    def write(self, fragment: int, values: Values) -> None: ...
+
+    def save(self) -> Moments | None:
+        """The present moments; None: there are none (plain SGD, or no step yet)."""
+        ...
+
+    def restore(self, moments: bytes) -> bool:
+        """Restore saved moments. False, with nothing changed, if they are not this model's."""
+        ...
+
+    def reset(self) -> bool:
+        """Begin with fresh moments. False if there is nothing to lose: the optimizer keeps none."""
+        ...
+
+
+class Wire(Protocol):
+    """Encodes deltas and decodes versions. May be called by any thread."""
+
+    def encode(self, fragment: int, seq: int, applied: int | None, base: Values, values: Values) -> bytes:
+        """The payload of the delta base - values, old minus new. `applied`: see OfferDraft; with error feedback, the
+        rounding error of that offer is added."""
+        ...
+
+    def decode(self, output: FragmentVersion, data: bytes) -> Values:
+        """A committed version from its bytes; their digest has been checked."""
+        ...
+
+    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, last: bool = False) -> Values:
+        """The fragment after a `rebase`: merged + (own - reference). `last`: nobody needs `own` any more, so the result
+        may take its memory."""
+        ...
+
+
+class Stopwatch:
+    """How long the learner's actions take on its own clock: its offers state this, its aim uses it. Each figure is
+    written by one thread alone. `step_s`: a step with the loop's work before it, without waiting. `slot_s`: the planned
+    time between slots, used before the first step."""
+
+    def __init__(self) -> None:
+        self.step_s = self.upload_s = self.adoption_s = self.slot_s = 0.0
+        self._steps_s: deque[float] = deque(maxlen=STEPS_SEEN)
+        self._between_s = 0.0
+
+    def took(self, phase: Phase, seconds: float) -> None:
+        if phase == "step":
+            self._steps_s.append(seconds + self._between_s)
+            self._between_s, self.step_s = 0.0, median_low(self._steps_s)
+        elif phase != "wait":
+            self._between_s += seconds
+
+    def uploaded(self, seconds: float) -> None:
+        self.upload_s = moving_average(self.upload_s or None, seconds)
+
+    def adopted(self, seconds: float) -> None:
+        """A version was adopted `seconds` after its commit appeared."""
+        self.adoption_s = moving_average(self.adoption_s or None, seconds)
+
+    def timings(self, local_steps: float, num_fragments: int) -> Timings:
+        return Timings(self.step_s, self.expected_slot_s(local_steps, num_fragments), self.upload_s, self.adoption_s)
+
+    def expected_slot_s(self, local_steps: float, num_fragments: int) -> float:
+        """The time between two of the learner's slots by its step time, without pauses: it polls soon after any."""
+        return self.step_s * local_steps / num_fragments if self.step_s else self.slot_s
+
+
+class Observer:
+    """Hears what a learner does, for heartbeats and the accounts of a simulation; no action depends on one."""
+
+    def began(self, learner: Learner) -> None:
+        """Everything is loaded; the first step comes next."""
+
+    def took(self, phase: Phase, seconds: float) -> None: ...
+
+    def stepped(self, position: int, tokens: int) -> None:
+        """A step on the batch that begins at `position` was done."""
+
+    def sent(self, draft: OfferDraft) -> None: ...
+
+    def published(self, offer: Offer, data: bytes) -> None:
+        """The store has the offer; `data` are its bytes."""
+
+    def adopted(self, output: FragmentVersion, since: OfferDraft | None) -> None:
+        """`since`: the offer since which own progress was kept, see Progress.kept_since."""
+
+    def gave_up(self, fragment: int, reason: str) -> None:
+        """The learner has dropped all progress on the fragment that is in no merge."""
+
+    def rolled_back(self, learner: Learner, to: int) -> None: ...
+
+    def missed(self, text: str) -> None:
+        """`text` says which version cannot be read and is waited for."""
 
 
 class Fragments:
-    """`bases`: each fragment as it was adopted last; its next delta is measured from there."""
+    """The fragments of one incarnation as it adopted and sent them, beside the parameters that it trains. `bases`: each
+    as it was adopted last, from where its next delta is measured; `sent`: values of offers, for a `rebase`."""
 
     def __init__(self, training: Training, wire: Wire) -> None:
         self._training, self._wire = training, wire
@@ -57,25 +205,18 @@ class Fragments:
 
     def adopt(self, fragment: int, merged: Values, mixing: Mixing, since: int | None) -> None:
         """Take over a merged version. `since`: with `rebase`, the progress since this offer is kept; None: all progress
-        is kept, and the values sent are moved onto the new version too. Beside the merged version and the values sent
-        it makes one copy of the fragment at a time."""
-        base, sent = self.bases[fragment], self.sent[fragment]
-        reference = None
-        if mixing == "rebase":
-            reference = base if since is None else sent[since]
+        is kept, and the values sent are moved onto the new version too. Makes one copy of the fragment at a time."""
+        base, sent, values = self.bases[fragment], self.sent[fragment], merged
+        reference = base if since is None else sent[since]
         if mixing == "rebase" and since is None:
-            for seq, values in sent.items():  # an upload may still read the old ones
-                sent[seq] = self._wire.mix(mixing, merged, values, base)
+            for seq, before in sent.items():  # an upload may still read the old ones
+                sent[seq] = self._wire.mix(mixing, merged, before, base)
         else:
             self.sent[fragment] = {}
-        self._write_mixed(fragment, merged, mixing, reference)
+        if mixing == "rebase":
+            values = self._wire.mix(mixing, merged, self._training.read(fragment), reference, last=True)
+        self._training.write(fragment, values)
         self.bases[fragment] = merged
-
-    def _write_mixed(self, fragment: int, merged: Values, mixing: Mixing, reference: Values | None) -> None:
-        own = merged
-        if mixing != "replace":
-            own = self._wire.mix(mixing, merged, self._training.read(fragment), reference, last=True)
-        self._training.write(fragment, own)
 
     def send(self, fragment: int, seq: int, keep: bool) -> Values:
         """The parameters as they are now; `keep`: remember them for a later `rebase`."""
@@ -94,10 +235,187 @@ class Fragments:
         self.sent[fragment] = {}
 
 
-PAUSE_S = 0.2
-Lane = Literal["follow", "upload", "moments"]
-Background = Callable[[Lane, Steps[Any]], None]
-"""Performs steps beside the training; the steps of one lane one after the other, in their order."""
+@dataclass(frozen=True)
+class Mail:
+    """News for the training: the state at the log's head, and of each fragment the newest version that has arrived
+    since the last mail was taken."""
+
+    state: RunState
+    versions: dict[int, FetchedVersion] = field(default_factory=dict)
+
+
+class Follower:
+    """Follows the log beside the training: it passes on a new head at once, then each version that the head brings when
+    it has arrived; between these it sends heartbeats and checks for a successor. The training thread takes the mail,
+    reads the plain attributes, sets `leaves`."""
+
+    def __init__(
+        self, learner: Learner, heartbeat_facts: Callable[[], dict[str, Any]], wakes: Callable[[], None]
+    ) -> None:
+        self._learner, self._heartbeat_facts, self._wakes = learner, heartbeat_facts, wakes
+        self._mail: deque[Mail] = deque()  # at most one: put by the follower, taken by the training
+        self._fetched: dict[int, int] = {}
+        self._looked_s = 0.0
+        self.state = RunState()
+        self.head = (self.state, 0.0, 0.0)  # the state, and two times between which its commit appeared
+        self.found_s: float | None = None
+        self.trouble = ""
+        self.unreadable: frozenset[int] = frozenset()
+        self.leaves = False
+
+    def take(self) -> Mail | None:
+        try:
+            return self._mail.popleft()
+        except IndexError:
+            return None
+
+    def _put(self, versions: list[FetchedVersion]) -> None:
+        """Add to the mail that waits. Versions from before a rollback are dropped, also those not taken yet."""
+        before = self.take()
+        known = ({} if before is None else before.versions) | {version[0].fragment: version for version in versions}
+        known = {f: version for f, version in known.items() if version[0].version >= self.state.base_floor}
+        self._mail.append(Mail(self.state, known))
+        self._wakes()
+
+    # -- the log ------------------------------------------------------------------------------------------------
+
+    def newest(self, state: RunState) -> Steps[tuple[RunState, dict[int, FetchedVersion]]]:
+        """The newest committed version of every fragment, from which a new incarnation starts. Some are missing if the
+        run ends while they cannot be read."""
+        self.state, joined_at = state, state.n
+        self._fetched = {output.fragment: -1 for output in state.outputs}
+        versions = yield from self._fetch_all(lambda looks: not is_over(self.state, joined_at))
+        return self.state, versions
+
+    def look(self) -> Steps[bool]:
+        """Read the new commits of the log and fetch their versions; False if there are none."""
+        since_s, asked_s = self._looked_s, (yield Now())
+        known, learner = self.state, self._learner
+        self.state = yield from read_log(learner.run, known)
+        self._looked_s = asked_s
+        news, seen_s = self.state.n > known.n, (yield Now())
+        if news:
+            refuse_revoked(learner.run, self.state, learner_signer(learner.name))
+            if self.state.learner(learner.name).floor > learner.joined.incarnation:  # under another key
+                raise self._fenced()
+            self.head = (self.state, since_s, seen_s)
+        if self.state.slot > known.slot:  # an evaluation may come right before a merge, which is a slot after another
+            self.found_s = seen_s
+        if self.state.base_floor > known.base_floor:
+            # All versions of a rollback at once, so that nobody trains on a mixture of old and restored fragments. One
+            # that cannot be read is left for later: a merge must supersede it, so none may wait for it.
+            versions = yield from self._fetch_all(lambda looks: looks < LOOKS_FOR_ROLLBACK)
+            self._put(list(versions.values()))
+            return True
+        if news:
+            self._put([])
+        elif not self.trouble:
+            return False  # every version of this head was read
+        yield from together([self._pass_on(output, seen_s) for output in self._wanted()])
+        self._tell_trouble()
+        return news
+
+    def _pass_on(self, output: FragmentVersion, seen_s: float) -> Steps[None]:
+        version = yield from self._fetch(output, seen_s)
+        if version is not None:
+            self._put([version])
+
+    def _fetch_all(self, goes_on: Callable[[int], bool]) -> Steps[dict[int, FetchedVersion]]:
+        """Every wanted version by fragment. What cannot be read is looked for again while `goes_on(looks)`: it may have
+        been collected, and then the log names a newer one."""
+        versions: dict[int, FetchedVersion] = {}
+        for looks in count(1):
+            now_s: float = yield Now()
+            found = yield from together([self._fetch(output, now_s) for output in self._wanted()])
+            versions |= {version[0].fragment: version for version in found if version is not None}
+            self._tell_trouble()
+            if not self.trouble or not goes_on(looks):
+                break
+            yield Sleep(LOOK_AGAIN_S)
+            self.state = yield from read_log(self._learner.run, self.state)
+        return versions
+
+    def _wanted(self) -> list[FragmentVersion]:
+        return [output for output in self.state.outputs if output.version > self._fetched[output.fragment]]
+
+    def _fetch(self, output: FragmentVersion, seen_s: float) -> Steps[FetchedVersion | None]:
+        data = yield from fetch_weights(self._learner.run, output)
+        if data is None:
+            return None
+        self._fetched[output.fragment] = output.version
+        return output, self._learner.wire.decode(output, data), seen_s
+
+    def _tell_trouble(self) -> None:
+        """State in the heartbeat, and once to the observer, which version cannot be read, until a newer one is."""
+        wanted = self._wanted()
+        gone = [f"version {output.version} of fragment {output.fragment} cannot be read" for output in wanted]
+        self.unreadable = frozenset(output.fragment for output in wanted)
+        before, self.trouble = self.trouble, ", ".join(gone[:1])
+        if self.trouble and self.trouble != before:
+            self._learner.observer.missed(self.trouble)
+
+    # -- behind the training ------------------------------------------------------------------------------------
+
+    def follow(self) -> Steps[None]:
+        """Follow until the learner leaves. Raises FencedError when a newer incarnation has its place."""
+        next_heartbeat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
+        own = self._learner.joined.incarnation
+        claims = ClaimWatch.beside(self._learner.run.keyring, self._learner.name, key_of(own), own)
+        while not self.leaves:
+            now_s: float = yield Now()
+            if now_s >= next_heartbeat_s:
+                next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
+                yield from self.send_heartbeat()
+            if now_s >= next_fence_s:
+                next_fence_s = now_s + fence_check_every_s(self._slot_s())
+                if (yield from claims.look()) is not None:
+                    raise self._fenced()
+            if now_s >= next_look_s:
+                if (yield from self.look()):
+                    next_look_s = yield Now()
+                    continue
+                asked_s = now_s
+            # computed anew each time, as the measured time of a step may have changed
+            known_s = None if self.trouble else self.found_s  # a missing version may be readable again at any time
+            next_look_s = next_request_s(known_s, asked_s, self._slot_s())
+            if self._learner.doing is LearnerState.DRAINING:
+                next_look_s = min(next_look_s, asked_s + DRAINS_LOOK_S)
+            low, high = SLEEP_BOUNDS_S
+            yield Sleep(min(high, max(low, next_look_s - (yield Now()))))
+
+    def _fenced(self) -> FencedError:
+        mine = f"incarnation {number_of(self._learner.joined.incarnation)} of {self._learner.name}"
+        return FencedError(f"a newer process has taken the place of {mine}")
+
+    def _slot_s(self) -> float:
+        """The expected time between two commits: as the log states it, limited by the learner's own measurement."""
+        learner = self._learner
+        own_s = learner.watch.expected_slot_s(learner.progress.local_steps, learner.run.num_fragments)
+        return expected_slot_s(0.0 if self.state.window is None else self.state.window.slot_s, own_s)
+
+    def send_heartbeat(self) -> Steps[None]:
+        yield Put(heartbeat_key(self._learner.name), self.heartbeat_record())
+
+    def heartbeat_record(self) -> bytes:
+        run, name = self._learner.run, self._learner.name
+        return sealed(run.keyring, learner_signer(name), heartbeat_key(name), self.heartbeat())
+
+    def heartbeat(self) -> LearnerHeartbeat:
+        learner, progress = self._learner, self._learner.progress
+        uploading = learner.doing is LearnerState.TRAINING and progress.aim.delivery.waiting > 0
+        facts: dict[str, Any] = {
+            "state": "UPLOADING" if uploading else learner.doing,
+            "incarnation": number_of(progress.incarnation),
+            "n": self.state.n,
+            "step": progress.steps,
+            "position": progress.position,
+            "behind": progress.behind(),
+            "loss": learner.loss if learner.loss is not None and isfinite(learner.loss) else None,
+            "note": learner.note,
+            "tokens_per_s": 0.0,
+            **self._heartbeat_facts(),
+        }
+        return LearnerHeartbeat(**facts)
 
 
 class Learner:
@@ -142,6 +460,7 @@ class Learner:
         self.arrived: dict[int, FetchedVersion] = {}
         self.awaited: deque[OfferDraft] = deque()
         self.delivered: deque[tuple[int, float | None, float]] = deque()
+        self.joined: Joined
         self.progress: Progress
         self.follower = self.follower_type(self, heartbeat_facts, wakes)
 
@@ -278,7 +597,7 @@ class Learner:
         if mixing == "rebase":
             self.progress.rebased(output, since)
         else:
-            self.progress.adopted(output, mixing)
+            self.progress.adopted(output)
             self.observer.gave_up(fragment, "replaced")
         self.watch.adopted(now_s - seen_s)
         self.observer.adopted(output, since)
@@ -349,8 +668,8 @@ class Learner:
         because its number must not be missing. `moments`: the newest saved ones when the offer was drafted."""
         started_s: float = yield Now()
         passed = draft.slot < self.follower.state.slot
-        payload = b"" if passed else self._encoded(draft, base, values)
-        timings = self.watch.timings(self.progress.round_steps, self.run.num_fragments)
+        payload = b"" if passed else self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)
+        timings = self.watch.timings(self.progress.local_steps, self.run.num_fragments)
         offer = self.progress.offer(draft, digest(payload), len(payload), self.nonce(), timings, loss, moments)
         mine = yield from self._publish(offer, payload)
         self.observer.published(offer, mine)
@@ -358,9 +677,6 @@ class Learner:
         if not passed:
             self.watch.uploaded(now_s - started_s)
         self.delivered.append((draft.slot, None if passed else now_s - started_s, now_s))
-
-    def _encoded(self, draft: OfferDraft, base: Values, values: Values) -> bytes:
-        return self.wire.encode(draft.fragment, draft.seq, draft.applied, base, values)
 
     def _publish(self, offer: Offer, payload: bytes) -> Steps[bytes]:
         return (yield from publish(offer, payload, self.run.keyring))
@@ -377,14 +693,10 @@ class Learner:
     def await_merges(self) -> Steps[None]:
         """`at_tau`: adopt each merge exactly tau slots after its own slot, and wait for it if it is not here yet. A
         learner whose offer was refused offers for a later slot, because other learners may wait for it."""
-        sync = self.run.settings.sync
-        aim = self.progress.aim
-        while self.awaited and merge_is_due(sync, self.awaited[0], max(aim.next_slot, aim.head)):
+        while self.awaited and self._must_adopt(self.awaited[0]):
             draft = self.awaited.popleft()
             while not self._is_over():
-                version = self.arrived.get(draft.fragment)
-                base = self.progress.books[draft.fragment].base
-                found = waited_for(draft, base, None if version is None else version[0], self.state)
+                found = self._where(draft)
                 if found == "here":
                     self._adopt(*self.arrived.pop(draft.fragment), (yield Now()))
                 if found != "to come":
@@ -398,17 +710,34 @@ class Learner:
                 yield from self.hear()
         self.go(LearnerState.TRAINING)
 
+    def _must_adopt(self, draft: OfferDraft) -> bool:
+        """Whether the merge of this offer is to be adopted before the next step."""
+        aim, overlap = self.progress.aim, self.run.settings.sync.overlap
+        return overlap != "auto" and draft.slot + 1 + overlap <= max(aim.next_slot, aim.head)
+
+    def _where(self, draft: OfferDraft) -> Literal["here", "to come", "never"]:
+        """Where the merge of this offer, or a later merge of its fragment, is. `never` if a rollback came after the
+        offer's base, if its slot was skipped, or if such a merge is adopted already."""
+        arrived, base = self.arrived.get(draft.fragment), self.progress.books[draft.fragment].base
+        if draft.base.version < self.state.base_floor or base.slot >= draft.slot:
+            return "never"
+        if arrived is not None and arrived[0].slot >= draft.slot:
+            return "here"
+        skipped = self.state.outputs[draft.fragment].slot < draft.slot < self.state.slot
+        return "never" if skipped else "to come"
+
     # -- save, leave --------------------------------------------------------------------------------------------
 
     def save(self) -> Steps[None]:
-        """Save the inner optimizer's moments when that is due, beside the training; later offers name them."""
-        progress, every_rounds = self.progress, self.run.settings.train.inner.save_every
-        if not save_is_due(progress.steps, progress.island.local_steps, every_rounds, self.saved_at):
-            return
-        self.saved_at = progress.steps
-        moments = self.training.save()
-        if moments is not None:
-            self.background("moments", self._upload_moments(moments, progress.log_n))
+        """Save the inner optimizer's moments once in `save_every` rounds of own steps (0: never), beside the training;
+        later offers name them."""
+        progress = self.progress
+        every = self.run.settings.train.inner.save_every * progress.island.local_steps
+        if every > 0 and progress.steps // every > self.saved_at // every:
+            self.saved_at = progress.steps
+            moments = self.training.save()
+            if moments is not None:
+                self.background("moments", self._upload_moments(moments, progress.log_n))
         yield from ()
 
     def _upload_moments(self, moments: Moments, log_n: int) -> Steps[None]:
@@ -419,12 +748,12 @@ class Learner:
 
     def drain(self) -> Steps[None]:
         """Leave in order: offer the progress that no offer holds yet, and wait until the outcome of every offer is
-        known. Nothing is adopted any more."""
+        known, there is no time left, or the run is over. Nothing is adopted any more."""
         if not self.may_drain():
             return
         self.go(LearnerState.DRAINING)
         yield from self._offer_everything()
-        while awaits_last(self.progress.awaits_outcomes(), self.may_drain(), self.state, self.joined.state.n):
+        while self.progress.awaits_outcomes() and self.may_drain() and not is_over(self.state, self.joined.state.n):
             yield Sleep(PAUSE_S)
             mail = self.follower.take()
             if mail is not None:

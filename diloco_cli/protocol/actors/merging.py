@@ -1,18 +1,18 @@
 """The offers of the due slot, from payloads to a merge.
 
-Payloads are read (those of the next slots ahead), checked, judged together by their norms, and handed to the
-arithmetic; the new version is written, and read back where the store does not check uploads.
+Payloads are read, checked, judged together by their norms, and handed to the arithmetic, which is a port (torch in the
+product, integers in the histories); the new version is written, and read back where the store does not check uploads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.inbox import Inbox, in_order
-from diloco_cli.protocol.actors.ports import Arithmetic, LoadedDelta, Merged
 from diloco_cli.protocol.log.commits import Merge, Skip
 from diloco_cli.protocol.log.health import NOTHING, logged_norm
 from diloco_cli.protocol.log.keys import delta_key, max_fragment_bytes, state_key, weights_key
@@ -32,9 +32,68 @@ from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 from diloco_cli.store.port import Created
 
 REASONS_TOLD = 3  # in one commit
-AHEAD_BYTES = 1 << 30  # of payloads that wait for later slots: on the syncer's disk
-MAX_AHEAD = 256  # of them: each is an open file
-AHEAD_AT_ONCE_BYTES = 64 << 20  # that one turn reads, for which the due slot may have to wait; larger ones are not
+READS = 3  # of a payload, before it is called damaged
+Recover = Callable[[FragmentVersion], bytes | None]
+"""The bytes of a lost state, made anew from older versions and the deltas that the log names; None: not possible."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
+
+    `cosines`: between each delta, in their order, and the merged one, from a sample of their values; of a merge."""
+
+    state: bytes
+    weights: bytes
+    cosines: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A merge that gave no version: which deltas must be left out, by their place in the list, and why. The others may
+    be merged without them."""
+
+    reasons: dict[int, str]
+
+
+class LoadedDelta(Protocol):
+    """A delta as the arithmetic holds it, ready to merge. `norm`: of the delta as its learner made it, before it was
+    re-anchored; by the norms that its payload claims, or as measured."""
+
+    @property
+    def norm(self) -> float: ...
+
+
+class Arithmetic(Protocol):
+    """The numerical work. Deterministic: the same inputs in the same order give the same bytes."""
+
+    def initial(self) -> Iterable[Merged]:
+        """Every fragment's first version, in order. Each is made when it is asked for: all of them at a time would take
+        the memory of the model twice."""
+        ...
+
+    def holds(self, fragment: int, state_digest: str) -> bool:
+        """Whether this version's parameters and momentum are in memory."""
+        ...
+
+    def restore(self, fragment: int, state_digest: str, state: bytes) -> None: ...
+
+    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> LoadedDelta | str:
+        """A delta ready to merge, re-anchored if the base's weights are given; or the reason of its refusal."""
+        ...
+
+    def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
+        """The next version of this slot's fragment from (delta, weight, scale) each; or those that only the merge shows
+        to be unfit."""
+        ...
+
+    def settled(self, fragment: int) -> Merged:
+        """The version in memory, as the bytes that were published."""
+        ...
+
+    def settle(self, fragment: int, state_digest: str) -> None:
+        """The merged version with this digest is committed: it is the fragment's version now."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,15 +131,13 @@ def told(reason: str, reasons: tuple[str, ...]) -> str:
 
 @dataclass
 class Loader:
-    """Reads the candidates' payloads, each once, and keeps them until the slot is decided. While a slot waits, it reads
-    those for later slots, of other fragments. `ahead`: offers whose payloads it has looked for so."""
+    """Reads the candidates' payloads, each once, and keeps them until the slot is decided."""
 
     run: RunFormat
     arithmetic: Arithmetic
     inbox: Inbox
     recover: Recover
     loaded: dict[OfferId, LoadedDelta] = field(default_factory=dict)
-    ahead: dict[OfferId, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.inbox.beside = self.early
@@ -107,7 +164,6 @@ class Loader:
     def _keep(self, offers: Iterable[Offer]) -> None:
         left = {offer.id for offer in offers}
         self.loaded = {known: delta for known, delta in self.loaded.items() if known in left}
-        self.ahead = {known: size for known, size in self.ahead.items() if known in left}
 
     def merged(self, fragment: int) -> None:
         """The fragment has a new version, on which no delta that was read before can be merged."""
@@ -115,36 +171,7 @@ class Loader:
 
     def forget(self) -> None:
         """Every fragment has another version, or what was read does not count any more."""
-        self.loaded, self.ahead = {}, {}
-
-    def look_ahead(self, state: RunState) -> Steps[None]:
-        """Read some of the payloads for the next slots. One that is not sound is read again when its slot is due."""
-        chosen = self._coming(state)
-        deltas = yield from together([load_delta(self.run, self.arithmetic, state, offer) for offer in chosen])
-        for offer, delta in zip(chosen, deltas, strict=True):
-            self.ahead[offer.id] = 0 if isinstance(delta, str) else offer.payload_bytes
-            if not isinstance(delta, str):
-                self.loaded[offer.id] = delta
-
-    def _coming(self, state: RunState) -> list[Offer]:
-        """The newest offer of each learner for each of the next slots, as many as may be read now; none for a fragment
-        whose version is not resident yet."""
-        newest: dict[tuple[int, str], Offer] = {}
-        for offer in self.inbox.pending():
-            if state.slot < offer.slot < state.slot + self.run.num_fragments:
-                rival = newest.setdefault((offer.slot, offer.learner), offer)
-                newest[offer.slot, offer.learner] = max(rival, offer, key=lambda o: (o.incarnation, o.seq))
-        left = min(AHEAD_AT_ONCE_BYTES, AHEAD_BYTES - sum(self.ahead.values()))
-        chosen: list[Offer] = []
-        for _, offer in sorted(newest.items()):
-            resident = self.arithmetic.holds(offer.fragment, state.outputs[offer.fragment].state_digest)
-            if offer.id in self.ahead or not resident:
-                continue
-            left -= offer.payload_bytes
-            if left < 0 or len(self.ahead) + len(chosen) >= MAX_AHEAD:
-                break
-            chosen.append(offer)
-        return chosen
+        self.loaded = {}
 
     def load(self, state: RunState) -> Steps[list[Offer]]:
         """The offers whose payloads are there and sound."""
@@ -236,11 +263,6 @@ def _input(one: FitOffer, cosine: float) -> MergedOffer:
         norm=one.norm,
         cosine=round(cosine, 4),
     )
-
-
-READS = 3  # of a payload, before it is called damaged
-
-Recover = Callable[[FragmentVersion], bytes | None]
 
 
 def load_delta(run: RunFormat, arithmetic: Arithmetic, state: RunState, offer: Offer) -> Steps[LoadedDelta | str]:

@@ -7,26 +7,13 @@ At most one offer of a fragment is on its way. Its outcome is known as soon as t
 there, or not at all. The progress of an offer that was not applied goes into the fragment's next offer, with all
 progress since, as long as no newer version is adopted; an adoption drops it, with any `mixing`. `rebase` keeps only the
 progress since an offer that was applied, or may still be applied.
-
-Decisions of a training loop between its steps, beside its books (progress.py). Pure.
-
-is_over          the run has ended, for this process
-phase_for        the run's phase, for this process
-may_serve_again  a syncer that was fenced goes on, under a new epoch
-awaits_last      a learner that leaves waits for the outcomes of its last offers
-merge_is_due     `at_tau`: the merge of an own offer is to be adopted before the next step
-waited_for       whether that merge is here, is still to come, or never comes
-save_is_due      the inner optimizer's moments go to the store
-OfferDraft       what a learner decided to offer, before there is a payload
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-from diloco_cli.config.settings import SyncSettings
 from diloco_cli.protocol.log.records import (
     FragmentVersion,
     Island,
@@ -72,43 +59,6 @@ def is_over(state: RunState, joined_at: int) -> bool:
 def phase_for(state: RunState, joined_at: int) -> RunPhase:
     """The run's phase for a process that began at commit `joined_at`: RUNNING until the run `is_over` for it."""
     return state.phase if is_over(state, joined_at) else RunPhase.RUNNING
-
-
-def may_serve_again(state: RunState, epoch: int) -> bool:
-    """Whether a syncer of this epoch, which was fenced, may claim another one: it was fenced by a command, which merges
-    nothing and leaves, and no syncer has come since."""
-    return state.epoch > epoch and not state.served and state.phase == RunPhase.RUNNING
-
-
-def awaits_last(awaits_outcomes: bool, may_drain: bool, state: RunState, joined_at: int) -> bool:
-    """Whether a learner that leaves stays: while the outcome of an own offer is unknown, there is time, and the run
-    goes on. It only reads the log and adopts nothing, because it trains no more."""
-    return awaits_outcomes and may_drain and not is_over(state, joined_at)
-
-
-def merge_is_due(sync: SyncSettings, draft: OfferDraft, next_slot: int) -> bool:
-    """Whether a learner at `next_slot` has to adopt the merge of this offer before it goes on: exactly tau slots after
-    the offer's own. Only with `at_tau`; with `on_arrival` a learner never waits for a merge."""
-    return sync.adoption == "at_tau" and sync.overlap != "auto" and draft.slot + 1 + sync.overlap <= next_slot
-
-
-def waited_for(
-    draft: OfferDraft, base: FragmentVersion, arrived: FragmentVersion | None, state: RunState
-) -> Literal["here", "to come", "never"]:
-    """Where the merge of this offer, or a later merge of its fragment, is; `base`: the fragment's adopted version,
-    `arrived`: its newest version that has arrived. `never` if a rollback came after the offer's base, because then the
-    offer is refused, or if its slot was skipped, or if such a merge is adopted already."""
-    if draft.base.version < state.base_floor or base.slot >= draft.slot:
-        return "never"
-    if arrived is not None and arrived.slot >= draft.slot:
-        return "here"
-    return "never" if state.outputs[draft.fragment].slot < draft.slot < state.slot else "to come"
-
-
-def save_is_due(steps: int, local_steps: int, every_rounds: int, saved_at: int) -> bool:
-    """Once every so many rounds of `local_steps` own steps each (0: never); `saved_at`: the steps at the last save."""
-    every = every_rounds * local_steps
-    return every > 0 and steps // every > saved_at // every
 
 
 @dataclass
@@ -171,17 +121,12 @@ class Progress:
         drift = min(self.steps_since_commit, max(book.steps for book in self.books))
         return may_step(drift, self.local_steps, self.run.settings.sync.drift_rounds)
 
-    @property
-    def round_steps(self) -> float:
-        """H_i in the round of its next offer's slot; a cold start may set another value."""
-        return self.local_steps
-
     def stepped(self, tokens: int) -> None:
         """One inner step on `tokens` tokens was done."""
         self.steps += 1
         self.steps_since_commit += 1
         self.position += tokens
-        self.aim.stepped(self.round_steps)
+        self.aim.stepped(self.local_steps)
         for book in self.books:
             book.steps += 1
 
@@ -418,12 +363,10 @@ class Progress:
 
     # -- adopting -----------------------------------------------------------------------------------------------
 
-    def adopted(self, output: FragmentVersion, mixing: Mixing = "replace") -> None:
-        """A committed version has overwritten the fragment (`replace`, `blend`): its counters start anew. Progress that
-        is in no merge is discarded; the gap before the next data range records that. With `blend` a share of it stays
-        in the parameters, and so in the next delta, but is not counted: no token ever counts twice."""
-        book = self.books[output.fragment]
-        book.data_start, book.steps, book.sent = self.position, 0, None
+    def adopted(self, output: FragmentVersion) -> None:
+        """A committed version has overwritten the fragment: its counters start anew. Progress that is in no merge is
+        discarded; the gap before the next data range records that."""
+        self._start_anew(output.fragment)
         self._rest_on(output)
 
     def rebased(self, output: FragmentVersion, since: OfferDraft | None) -> None:

@@ -25,7 +25,6 @@ from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError
-from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.collection import Collector, collected, floor_by_request
 from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.log.claims import STRANGERS_PASSED, OccupiedError, claim_epoch
@@ -51,21 +50,6 @@ from diloco_cli.protocol.rules.merging import why_not_quarantined
 from diloco_cli.signing import OPERATOR, UNSIGNED, Unsigned, is_public_key
 
 
-@dataclass(frozen=True)
-class Return:
-    """A rollback that can be made: the state `then`, after the target commit, and the state `now`."""
-
-    then: RunState
-    now: RunState
-
-    def commit(self, outputs: tuple[FragmentVersion, ...]) -> Rollback:
-        return back_to(self.then, outputs, f"{self.now.merges - self.then.merges} merges no longer count")
-
-    def tokens_left(self, layout: Layout) -> int:
-        """Merged tokens that will no longer count."""
-        return self.now.tokens(layout) - self.then.tokens(layout)
-
-
 def back_to(
     then: RunState, outputs: tuple[FragmentVersion, ...], reason: str, evaluated: int | None = None
 ) -> Rollback:
@@ -77,8 +61,8 @@ def back_to(
 
 def return_to(
     run: RunFormat, state: RunState, to: int | None, pulse: Pulse = no_pulse
-) -> Steps[Return | str]:  # fmt: skip
-    """The rollback to commit `to` at this head, or the reason why there can be none."""
+) -> Steps[RunState | str]:  # fmt: skip
+    """The state after commit `to`, to which this head can go back; or the reason why it cannot."""
     if to is None or not state.gc_floor <= to < state.n:
         return f"only commits {state.gc_floor} to {state.n - 1} can be gone back to, not {to}"
     try:
@@ -88,7 +72,7 @@ def return_to(
     changed = [o.fragment for o, c in zip(then.outputs, state.outputs, strict=True) if o.state_digest != c.state_digest]
     if not changed:
         return f"every fragment is what it was after commit {to}"
-    return Return(then, state)
+    return then
 
 
 def missing_objects(outputs: tuple[FragmentVersion, ...]) -> Steps[list[str]]:
@@ -322,13 +306,13 @@ def _revoked(run: RunFormat, state: RunState, request: Request) -> Commit:
 
 
 def _rolled_back(run: RunFormat, state: RunState, epoch: int, request: Request, pulse: Pulse) -> Steps[Commit]:
-    found = yield from return_to(run, state, request.to, pulse)
-    if isinstance(found, str):
-        return refuse(f"no rollback: {found}")
-    outputs = yield from published_anew(run, found.then.outputs, state.n + 1, state.slot - 1, epoch, pulse)
+    then = yield from return_to(run, state, request.to, pulse)
+    if isinstance(then, str):
+        return refuse(f"no rollback: {then}")
+    outputs = yield from published_anew(run, then.outputs, state.n + 1, state.slot - 1, epoch, pulse)
     if isinstance(outputs, str):
         return refuse(f"no rollback to commit {request.to}: {outputs}")
-    return found.commit(outputs)
+    return back_to(then, outputs, f"{state.merges - then.merges} merges no longer count")
 
 
 class StandIn:

@@ -1,50 +1,70 @@
 """The syncer as a state machine: it reads offers, decides, merges, and appends commits.
 
-It holds no torch and no clock: arithmetic and evaluation come in as ports, everything else is yielded operations.
-Its states are those of protocol/log/state.py.
-
-What a syncer does when a write of its finds no room: it collects, so that the write can go on by itself.
-
-The write waits meanwhile, and with it the syncer's turn, so this is a turn of its own. It raises no state of the
-syncer: a floor that it commits takes the number of the commit that waits, and the syncer finds that out when it tries
-that number. It then decides anew, or writes the same again; outcomes that the commit was to bring go with the next one.
-What the run's settings promise to keep stays; readers have their grace.
-
-A syncer that was fenced: by another syncer, which has its place, or by an operator's command, which leaves again.
+It holds no torch and no clock: arithmetic and evaluation are ports, everything else is yielded operations. Its states
+are those of protocol/log/state.py. Beside its turns it evaluates the run's held-out loss and answers a jump
+(`Evaluations`), publishes anew what can no longer be read (`Repairer`), and makes room for its writes (`make_room`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, FencedError, TryAgainError
+from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.collection import Housekeeper, collected, floor_in_turn
-from diloco_cli.protocol.actors.evaluating import Evaluations
 from diloco_cli.protocol.actors.inbox import Inbox
+from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.membership import JoinQueue, admission
-from diloco_cli.protocol.actors.merging import Candidates, Loader, Recover, merge_commit, skip_commit, write_surely
-from diloco_cli.protocol.actors.ports import Arithmetic, Evaluator, Merged, Refused
-from diloco_cli.protocol.actors.progress import may_serve_again
-from diloco_cli.protocol.actors.repair import Repairer
-from diloco_cli.protocol.actors.requests import answer_to, is_at_rest, newest_request, pending_requests
+from diloco_cli.protocol.actors.merging import (
+    READS,
+    Arithmetic,
+    Candidates,
+    Loader,
+    Merged,
+    Recover,
+    Refused,
+    make_resident,
+    merge_commit,
+    skip_commit,
+    write_surely,
+)
+from diloco_cli.protocol.actors.requests import (
+    MAX_REASON,
+    answer_to,
+    back_to,
+    is_at_rest,
+    newest_request,
+    pending_requests,
+    published_anew,
+    refuse,
+    return_to,
+)
 from diloco_cli.protocol.log import commits
 from diloco_cli.protocol.log.claims import claim_epoch
-from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, append, fence, next_commit, read_log, write_snapshot
-from diloco_cli.protocol.log.heartbeats import Cadence, sealed
-from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key, state_key, weights_key
-from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE, Now, Put, Steps, together
-from diloco_cli.protocol.log.records import FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.commit_log import (
+    SNAPSHOT_EVERY,
+    Pulse,
+    append,
+    fence,
+    next_commit,
+    read_log,
+    write_snapshot,
+)
+from diloco_cli.protocol.log.heartbeats import MOVED_BYTES_PER_S, Cadence, sealed
+from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER, heartbeat_key, state_key, weights_key
+from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE, Now, Put, Sleep, Steps, together
+from diloco_cli.protocol.log.records import LOOKS, FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.state import RunPhase, RunState, SyncerState, moved
-from diloco_cli.protocol.rules.divergence import response_to
-from diloco_cli.protocol.rules.pacing import Pacer, pause_s, requests_every_s, watch_every_s
+from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, response_to
+from diloco_cli.protocol.rules.pacing import POLL_BOUNDS_S, Pacer, pause_s, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (
     Grace,
     Pace,
@@ -61,6 +81,254 @@ from diloco_cli.signing import LOG
 HEARTBEAT_EVERY_S = 3.0
 OUTCOMES_WAIT_SLOTS = 2
 MADE_ONCE = (commits.Evaluation, commits.Refuse, commits.Membership)  # what they tell is not found out again
+
+
+FINAL_EVALUATION_S = 120.0  # and the time to read all states once
+TRIES = 3  # of a rollback whose objects cannot be read
+GO_ON = "go on from there: diloco resume"
+ROUNDS = 2  # without a merge, after which a fragment's weights are read
+MAX_REPAIRS = 3  # of a fragment that is not merged between them
+SOONEST_S, MAX_PAUSE_S = 5.0, 3600.0  # between two looks at a fragment's weights
+MAKES_ROOM_FOR_S = 5.0  # then the write is tried again
+
+
+class Evaluator(Protocol):
+    """Evaluates the outer parameters in another process, without delaying a merge. One evaluation at a time."""
+
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        """Start an evaluation as of commit n; False if one is still under way."""
+        ...
+
+    def result(self) -> tuple[int, float | None] | None:
+        """A finished evaluation: (n, loss in nats per token). The loss is not finite where the model gives no finite
+        one, None if the evaluation failed."""
+        ...
+
+
+class NoEvaluator:
+    """The Evaluator where there is no model, or its code may not run: every evaluation fails at once."""
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+
+    def submit(self, n: int, outputs: tuple[FragmentVersion, ...], final: bool) -> bool:
+        self._asked = n
+        return True
+
+    def result(self) -> tuple[int, float | None] | None:
+        asked, self._asked = self._asked, None
+        return None if asked is None else (asked, None)
+
+    def close(self) -> None:
+        """There is no process to end."""
+
+
+def reading_s(layout: Layout) -> float:
+    """How long an evaluator may need to read the states of a model: seconds for small ones, an hour for 20 billion
+    parameters."""
+    return BYTES_PER_PARAMETER * layout.num_parameters / MOVED_BYTES_PER_S
+
+
+class Evaluations:
+    """The evaluations of one syncer process, and what answers a jump of the loss: a rollback or a stop."""
+
+    def __init__(self, run: RunFormat, evaluator: Evaluator) -> None:
+        self.run, self.settings, self.evaluator = run, run.settings.evaluation, evaluator
+        self.last_slot = self.tokens = 0
+        self.unreadable = 0
+
+    def begin(self, state: RunState) -> None:
+        """The slot of the newest evaluation is known from the log: often replaced syncers evaluate as often. Weights
+        that were brought are evaluated first of all, so that a jump from there is found."""
+        self.last_slot = state.slot - state.stability.since
+        if self.run.settings.model.brought is not None and state.slot == 0 and not state.stability.good:
+            self.last_slot = -evaluates_every(self.run)
+
+    def due(self, state: RunState, epoch: int, pulse: Pulse) -> Steps[commits.Commit | None]:
+        """The commit that is due now, if any."""
+        finished = self.evaluator.result()
+        evaluation = None if finished is None else self._evaluation(state, *finished)
+        if evaluation is not None:
+            return evaluation
+        response = yield from self.response(state, epoch, pulse)
+        if response is not None:
+            return response
+        if state.slot - self.last_slot >= evaluates_every(self.run):
+            self._submit(state, False)
+        return None
+
+    def last(self, state: RunState, pulse: Pulse) -> Steps[commits.Evaluation | None]:
+        """The run's last evaluation; None if it takes too long, or fails."""
+        started_s: float = yield Now()
+        submitted = False
+        while (yield Now()) - started_s < FINAL_EVALUATION_S + reading_s(self.run.layout):
+            yield from pulse()
+            finished = self.evaluator.result()
+            if submitted and finished is not None:
+                return self._evaluation(state, *finished)
+            submitted = submitted or self._submit(state, True)
+            yield Sleep(POLL_BOUNDS_S[0])
+        return None
+
+    def _submit(self, state: RunState, final: bool) -> bool:
+        submitted = self.evaluator.submit(state.n, state.outputs, final)
+        if submitted:
+            self.last_slot, self.tokens = state.slot, state.tokens(self.run.layout)
+        return submitted
+
+    def _evaluation(self, state: RunState, n: int, loss: float | None) -> commits.Evaluation | None:
+        """None for one that failed, and for one of merges that a rollback has undone since."""
+        if loss is None or n < state.base_floor:
+            return None
+        finite = loss if abs(loss) < inf else None
+        why = jump_of(finite, state.stability.good, self.settings)
+        return commits.Evaluation(evaluated=n, loss=finite, tokens=self.tokens, jumped=bool(why), reason=why)
+
+    def response(self, state: RunState, epoch: int, pulse: Pulse) -> Steps[commits.Commit | None]:
+        """The rollback or the stop that answers a jump."""
+        response, jump = response_to(state, self.settings), state.stability.jump
+        if response.action == "none" or jump is None:
+            return None
+        if response.action == "pause":
+            return _pause(response.reason)
+        then = yield from return_to(self.run, state, response.to, pulse)
+        problem = then if isinstance(then, str) else ""
+        if not isinstance(then, str):
+            outputs = yield from published_anew(self.run, then.outputs, state.n + 1, state.slot - 1, epoch, pulse)
+            if not isinstance(outputs, str):
+                self.unreadable = 0
+                return back_to(then, outputs, response.reason, evaluated=jump.n)
+            problem = outputs
+        self.unreadable += 1
+        if self.unreadable < TRIES:
+            return None
+        return _pause(f"{response.reason}; no rollback to commit {response.to}: {problem}; {GO_ON}")
+
+
+def _pause(reason: str) -> commits.Stop:
+    return commits.Stop(reason=reason[:MAX_REASON], diverged=True)
+
+
+@dataclass
+class _Watched:
+    """A fragment's newest version: when its weights were last read, the pause after that, and how many reads in a row
+    failed. `repairs`: since its newest merge. `told`: the log says that the syncer can do nothing about it."""
+
+    version: int
+    looked_s: float
+    pause_s: float = 0.0
+    failed: int = 0
+    repairs: int = 0
+    told: bool = False
+
+
+class Repairer:
+    """Publishes committed weights anew that can no longer be read.
+
+    Usually the next merge supersedes such a version: learners go on from their older version. This fails after a
+    rollback, because no older version may be a base, and when all learners are dead, because a new incarnation starts
+    from committed versions alone. So the syncer reads the weights of each fragment that has not been merged for ROUNDS
+    rounds, at growing intervals. A version that could not be read LOOKS times in a row is superseded by a rollback to
+    the newest commit itself: all fragments are published again from their states, under new keys. No object is
+    overwritten and no merge is lost, but progress in flight is. After MAX_REPAIRS repairs without a merge the log says
+    that a person must look into the bucket."""
+
+    def __init__(self, run: RunFormat, arithmetic: Arithmetic, recover: Recover) -> None:
+        self.run, self.arithmetic, self.recover = run, arithmetic, recover
+        self._watched: dict[int, _Watched] = {}
+        self._suspected: set[int] = set()
+
+    def suspect(self, fragment: int) -> None:
+        """The newest weights of this fragment cannot be read where learners read them, such as in a region's bucket.
+        They are published anew, as if they could not be read at home."""
+        self._suspected.add(fragment)
+
+    def due(self, state: RunState, epoch: int, slot_s: float, pulse: Pulse) -> Steps[commits.Commit | None]:
+        """The commit that supersedes an unreadable version, or says that nothing can be done; None if there is none to
+        make. One call reads one version at most, so that merges do not wait long for it."""
+        now_s: float = yield Now()
+        skip_after_s = self.run.settings.sync.skip_after_s
+        usual_s = ROUNDS * self.run.num_fragments * slot_s + skip_after_s
+        watched = [self._watch(state, output, now_s) for output in state.outputs]
+        for output, seen in zip(state.outputs, watched, strict=True):
+            if output.fragment in self._suspected:
+                self._suspected.discard(output.fragment)
+                return (yield from self._supersede(state, output, seen, epoch, pulse))
+            pause_s = max(SOONEST_S, skip_after_s) if 0 < seen.failed < LOOKS else max(usual_s, seen.pause_s)
+            if now_s >= seen.looked_s + pause_s:
+                yield from self._look(output, seen, usual_s, pulse)
+                if seen.failed < LOOKS:
+                    return None
+                return (yield from self._supersede(state, output, seen, epoch, pulse))
+        return None
+
+    def _watch(self, state: RunState, output: FragmentVersion, now_s: float) -> _Watched:
+        """A merge resets all; after a rollback, which may be a repair in vain, the pause goes on growing."""
+        seen = self._watched.setdefault(output.fragment, _Watched(output.version, now_s))
+        if seen.version != output.version:
+            self._suspected.discard(output.fragment)
+            merged = output.version > state.base_floor
+            kept = replace(seen, version=output.version, looked_s=now_s, failed=0, told=False)
+            seen = self._watched[output.fragment] = _Watched(output.version, now_s) if merged else kept
+        return seen
+
+    def _look(self, output: FragmentVersion, seen: _Watched, usual_s: float, pulse: Pulse) -> Steps[None]:
+        readable = yield from is_readable(self.run, output, pulse)
+        seen.looked_s = yield Now()
+        seen.failed = 0 if readable else seen.failed + 1
+        if readable or seen.failed >= LOOKS:
+            seen.pause_s = max(usual_s, min(MAX_PAUSE_S, 2 * max(usual_s, seen.pause_s)))
+
+    def _supersede(
+        self, state: RunState, bad: FragmentVersion, seen: _Watched, epoch: int, pulse: Pulse
+    ) -> Steps[commits.Commit | None]:
+        what = f"version {bad.version} of fragment {bad.fragment} cannot be read"
+        if seen.repairs >= MAX_REPAIRS:
+            answer = refuse(f"{what}, though made anew {seen.repairs} times since it was merged: look into the bucket")
+        else:
+            answer = yield from self._made_anew(state, what, epoch, pulse)
+        if isinstance(answer, commits.Refuse):
+            told, seen.told = seen.told, True
+            return None if told else answer
+        for one in self._watched.values():
+            one.repairs += 1
+        return answer
+
+    def _made_anew(self, state: RunState, what: str, epoch: int, pulse: Pulse) -> Steps[commits.Commit]:
+        """Publish all fragments anew. Nothing is written before all states were read; a failure is retried later."""
+        try:
+            for output in state.outputs:
+                yield from pulse()
+                yield from self._settled(output)
+            outputs = []
+            for output in state.outputs:
+                yield from pulse()
+                made = yield from self._settled(output)
+                anew = replace(output, version=state.n + 1, slot=state.slot - 1, epoch=epoch)
+                names = (output.fragment, anew.version, epoch)
+                yield from write_surely(state_key(*names, output.state_digest), made.state)
+                yield from write_surely(weights_key(*names, output.weights_digest), made.weights)
+                outputs.append(anew)
+        except DataCheckError as error:
+            return refuse(f"{what}, nor made anew: {error}")
+        return back_to(state, tuple(outputs), f"{what}: all made anew")
+
+    def _settled(self, output: FragmentVersion) -> Steps[Merged]:
+        """The version's bytes, from its state. Raises DataCheckError if they cannot be made from it."""
+        yield from make_resident(self.run, self.arithmetic, output, self.recover)
+        made = self.arithmetic.settled(output.fragment)
+        if digest(made.weights) != output.weights_digest:
+            raise DataCheckError("its state gives other bytes here", where=f"fragment {output.fragment}")
+        return made
+
+
+def is_readable(run: RunFormat, output: FragmentVersion, pulse: Pulse) -> Steps[bool]:
+    """Whether one of READS reads succeeds, as a read may be damaged. Models are large: `pulse` runs before each."""
+    for _ in range(READS):
+        yield from pulse()
+        if (yield from fetch_weights(run, output)) is not None:
+            return True
+    return False
 
 
 class Syncer:
@@ -186,7 +454,7 @@ class Syncer:
         return mine
 
     def _settle(self, draft: Callable[[tuple[Outcome, ...]], commits.Commit]) -> Steps[bool]:
-        """Append one record with the outcomes that wait. If a floor has its number (room.py), they wait on."""
+        """Append one record with the outcomes that wait. If a floor has its number (make_room), they wait on."""
         outcomes = self.inbox.take_outcomes()
         mine = yield from self._commit(draft(outcomes))
         if not mine:
@@ -210,7 +478,7 @@ class Syncer:
             if (yield from self._carry_out_request()):
                 return True
         due: commits.Commit | None = self.housekeeper.due(self.state, now_s, self.pace.slot_s)
-        due = due or (yield from self.repairer.due(self.state, self.epoch, self.pace.slot_s, self.inbox, self._pulse))
+        due = due or (yield from self.repairer.due(self.state, self.epoch, self.pace.slot_s, self._pulse))
         if due is not None:
             return (yield from self._carry_out(due))
         if now_s >= self.next_incarnations_s:
@@ -275,7 +543,6 @@ class Syncer:
                 break
         self.reason = decision.reason
         if decision.action == "wait":
-            yield from self.loader.look_ahead(self.state)
             return (yield from self._settle_waiting_outcomes(now_s))
         if decision.action == "skip":
             done = yield from self._settle(partial(skip_commit, self.state.slot, decision.reason))
@@ -394,25 +661,25 @@ class Syncer:
         yield Put(key, sealed(self.run.keyring, LOG, key, facts))
 
 
-MAKES_FOR_S = 5.0  # then the write is tried again
-WHY = "no space is left"
-
-
 def make_room(syncer: Syncer) -> Steps[bool]:
-    """Delete for a while; where nothing is left to delete, raise the floor as far as the settings allow. False if
-    neither can be done now. Without an epoch, only what lies behind the log's floor goes."""
+    """Collect while a write of the syncer finds no room; where nothing is left to delete, raise the floor as far as the
+    settings allow. False if neither can be done now.
+
+    The write waits meanwhile, and with it the syncer's turn, so this raises no state of the syncer: a floor that it
+    commits takes the number of the commit that waits, and the syncer finds that out when it tries that number. It then
+    decides anew, or writes the same again. Without an epoch, only what lies behind the log's floor goes."""
     run, collector = syncer.run, syncer.housekeeper.collector
     if syncer.state.n < 0:
         return False
     state = yield from read_log(run, syncer.state)
     now_s: float = yield Now()
     collector.look(state, now_s)
-    if (yield from collector.work(state, now_s, MAKES_FOR_S)):
+    if (yield from collector.work(state, now_s, MAKES_ROOM_FOR_S)):
         return True
     floor = floor_in_turn(run, state, idle=True)
     if floor is None or state.epoch != syncer.epoch or not collector.is_done(state):
         return False
-    _, mine = yield from append(run, state, syncer.drafted(collected(floor, WHY)))
+    _, mine = yield from append(run, state, syncer.drafted(collected(floor, "no space is left")))
     return mine
 
 
@@ -425,12 +692,12 @@ class DisplacedError(FencedError):
 
 def serving(syncer: Syncer) -> Steps[RunState]:
     """Serve until the run is over. Raises FencedError if another syncer has taken over, DisplacedError if a command
-    has, which leaves again."""
+    has, which merges nothing and leaves again."""
     try:
         return (yield from syncer.serve())
     except FencedError as error:
         state = yield from read_log(syncer.run, syncer.state)
-        if not may_serve_again(state, syncer.epoch):
+        if state.epoch <= syncer.epoch or state.served or state.phase != RunPhase.RUNNING:
             raise
         raise DisplacedError(
             f"a command claimed epoch {state.epoch} while this syncer was silent; nothing was lost",

@@ -16,10 +16,9 @@ from typing import Any
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import RunFailedError
 from diloco_cli.forecast.stand_ins import NamedPayloads, TraceArithmetic
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
-from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.ports import Arithmetic, Moments, Progression, Stepped, Training, Values, Wire
-from diloco_cli.protocol.actors.syncer import Syncer
+from diloco_cli.protocol.actors.learner import Learner, Moments, Progression, Stepped, Training, Values, Wire
+from diloco_cli.protocol.actors.merging import Arithmetic
+from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Sleep, Steps

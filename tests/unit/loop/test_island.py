@@ -25,7 +25,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError, NotFoundError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.loop.island import Wanted, keeps_nothing, saves_moments, until_wanted
-from diloco_cli.protocol.actors.ports import Progression, Stepped
+from diloco_cli.protocol.actors.learner import Progression, Stepped
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key

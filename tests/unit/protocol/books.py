@@ -34,5 +34,5 @@ def adopt(progress: Progress, state: RunState, fragment: int = 0, **changes: Any
     if mixing == "rebase":
         progress.rebased(output, since)
     else:
-        progress.adopted(output, mixing)
+        progress.adopted(output)
     return mixing, since

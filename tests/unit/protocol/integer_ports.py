@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.ports import Moments, Progression, Stepped
+from diloco_cli.protocol.actors.learner import Moments, Progression, Stepped
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key, weights_key
 from diloco_cli.protocol.log.operations import Sleep, Steps
@@ -18,7 +18,7 @@ STEP_S = 0.1
 
 
 class UnitTraining:
-    """Implements protocol.actors.ports.Training. A step takes one from every fragment."""
+    """Implements protocol.actors.learner.Training. A step takes one from every fragment."""
 
     def __init__(self, fragments: int, keeps_moments: bool = True) -> None:
         self.values = [0] * fragments
@@ -57,7 +57,7 @@ class UnitTraining:
 
 
 class UnitWire:
-    """Implements protocol.actors.ports.Wire."""
+    """Implements protocol.actors.learner.Wire."""
 
     def encode(self, fragment: int, seq: int, applied: int | None, base: int, values: int) -> bytes:
         return b"%d" % (base - values)

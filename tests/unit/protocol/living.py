@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import count
 
-from diloco_cli.protocol.actors.learner import Learner
-from diloco_cli.protocol.actors.ports import Incarnation, Observer
+from diloco_cli.protocol.actors.learner import Learner, Observer
 from diloco_cli.protocol.actors.progress import OfferDraft
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Steps
@@ -26,7 +25,7 @@ class Seen(Observer):
         self.missing: list[str] = []
         self.back_to: list[int] = []
 
-    def began(self, learner: Incarnation) -> None:
+    def began(self, learner: Learner) -> None:
         self.begun = True
 
     def adopted(self, output: FragmentVersion, since: OfferDraft | None) -> None:
@@ -35,7 +34,7 @@ class Seen(Observer):
     def gave_up(self, fragment: int, reason: str) -> None:
         self.given_up.append((fragment, reason))
 
-    def rolled_back(self, learner: Incarnation, to: int) -> None:
+    def rolled_back(self, learner: Learner, to: int) -> None:
         self.back_to.append(to)
 
     def missed(self, text: str) -> None:

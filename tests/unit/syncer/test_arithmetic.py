@@ -20,7 +20,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.actors.ports import Merged, Refused
+from diloco_cli.protocol.actors.merging import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.syncer.arithmetic import SMALLEST_BYTES, Spool, TorchArithmetic
 from diloco_cli.tensors.merge import DeltaSource

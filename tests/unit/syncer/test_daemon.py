@@ -10,7 +10,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.errors import RefusedError
 from diloco_cli.observe.replay import verified
-from diloco_cli.protocol.actors.evaluating import NoEvaluator
+from diloco_cli.protocol.actors.syncer import Evaluations, NoEvaluator
 from diloco_cli.protocol.log.commit_log import no_pulse
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -19,7 +19,7 @@ from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.daemon import FromTheStart, begin, first_loss, first_versions
+from diloco_cli.syncer.daemon import begin, first_loss, first_versions
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.flat import bare_parameters
@@ -110,7 +110,7 @@ def test_a_syncer_evaluates_first_what_nobody_has(run: RunFormat) -> None:
     own = replace(run, settings=replace(run.settings, model=replace(run.settings.model, initial=None)))
     state, evaluated = begun(run, MemoryStore(), values_of(run)), begun(run, MemoryStore(), values_of(run), loss=1.0)
     for of, at, at_once in ((run, state, True), (run, evaluated, False), (own, state, False)):
-        evaluations = FromTheStart(of, NoEvaluator())
+        evaluations = Evaluations(of, NoEvaluator())
         evaluations.begin(at)
         perform(evaluations.due(at, 1, no_pulse), MemoryStore(), CLOCK)
         assert (evaluations.evaluator.result() is not None) == at_once

@@ -22,8 +22,7 @@ from diloco_cli.config.devices import catalogue, find_device
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.speed import Precision, computes_in_half
-from diloco_cli.protocol.actors.learner import Fragments
-from diloco_cli.protocol.actors.ports import Progression
+from diloco_cli.protocol.actors.learner import Fragments, Progression
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.devices import Copies, CudaTraining, CudaWire, Placed, choose_device, host_threads, kind_of

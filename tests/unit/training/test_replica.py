@@ -44,7 +44,7 @@ from diloco_cli.launch.new_run import islands_of, layout_of, make_format, shares
 from diloco_cli.learner.daemon import Newcomer, _island_of, check_batch
 from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.protocol.actors.ports import Progression, Stepped
+from diloco_cli.protocol.actors.learner import Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, build_data, build_model

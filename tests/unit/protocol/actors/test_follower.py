@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from diloco_cli.protocol.actors.follower import LOOKS_FOR_ROLLBACK
+from diloco_cli.protocol.actors.learner import LOOKS_FOR_ROLLBACK
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import Get, Operation
 from diloco_cli.protocol.rules.pacing import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS, SHORT_SLOT_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.protocol.actors.ports import STEPS_SEEN, Phase, Stopwatch
+from diloco_cli.protocol.actors.learner import STEPS_SEEN, Phase, Stopwatch
 from diloco_cli.protocol.log.records import Timings
 
 

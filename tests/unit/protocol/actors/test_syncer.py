@@ -6,7 +6,7 @@ from math import nan
 
 import pytest
 
-from diloco_cli.protocol.actors.evaluating import Evaluations
+from diloco_cli.protocol.actors.syncer import Evaluations
 from diloco_cli.protocol.log.commit_log import no_pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation
 from diloco_cli.protocol.log.health import Stability
@@ -17,7 +17,7 @@ from tests.unit.protocol.records import RUN, genesis
 
 
 class Answering:
-    """Implements protocol.actors.ports.Evaluator: notes what it was asked, and has the answer that a test gives it."""
+    """Implements protocol.actors.syncer.Evaluator: notes what it was asked, and has the answer that a test gives it."""
 
     def __init__(self) -> None:
         self.evaluated: list[int] = []
@@ -65,11 +65,11 @@ def test_an_evaluation_is_logged_unless_it_failed_or_came_too_late(
 ) -> None:
     evaluations, state = Evaluations(RUN, evaluator := Answering()), RunState(n=8, base_floor=6)
     evaluator.answer = answer
-    assert evaluations._heard(state) == logged
+    assert due(evaluations, state) == logged
 
 
 def test_a_loss_that_is_not_finite_is_logged_as_a_jump() -> None:
     evaluations = Evaluations(RUN, evaluator := Answering())
     evaluator.answer = 7, nan
-    heard = evaluations._heard(RunState(n=8))
+    heard = due(evaluations, RunState(n=8))
     assert heard == Evaluation(evaluated=7, loss=None, tokens=0, jumped=True, reason="the held-out loss is not finite")
