@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from diloco_cli import clock, randomness
 from diloco_cli.environment import environment_value
@@ -97,15 +97,6 @@ def pause_s(attempt: int, error: DilocoError, jitter: float) -> float:
     return SHORTEST_PAUSE_S + (ceiling_s - SHORTEST_PAUSE_S) * jitter
 
 
-@dataclass(frozen=True)
-class RetryPause:
-    """A pause before a call is tried again, and how often the call has failed."""
-
-    seconds: float
-    attempts: int
-    error: DilocoError
-
-
 class Patience:
     """The retry policy for all calls of one client."""
 
@@ -139,22 +130,6 @@ class Patience:
         """A call had its answer. That there is no object proves no bucket: GCS says so of a missing one too."""
         if answer is not None:
             self._has_answered, self._gone_since_s = True, None
-
-    def persist(
-        self, once: Callable[[], Generator[Any, Any, T]], failed: DilocoError | None = None
-    ) -> Generator[Any, Any, T]:
-        """A call, again and again until it has its answer: yields what the call yields, and pauses between two tries.
-        `failed`: the error of a first try that was made already. Used by real threads and by simulated ones."""
-        attempts = 0
-        while True:
-            if failed is None:
-                try:
-                    return (yield from once())
-                except (StoreError, NoSpaceError) as error:
-                    failed = error
-            attempts += 1
-            yield RetryPause(self.pause_s(attempts, failed), attempts, failed)
-            failed = None
 
 
 class RetryingStore(StoreWrapper):
@@ -219,26 +194,33 @@ class RetryingStore(StoreWrapper):
         """Any other call, by the same policy; `verb` names it in reports."""
         started_s = self._monotonic()
         failing: Retrying | None = None
-        steps = self._patience.persist(lambda: _called(call))
         try:
             while True:
-                pause: RetryPause = next(steps)
-                if self._stop() or pause.seconds > self._remaining_s(started_s):
-                    raise self._given_up(pause.error, self._monotonic() - started_s)
-                since_s = clock.wall_s() if failing is None else failing.since_s
-                failing = Retrying(since_s, pause.attempts, verb, str(pause.error), kind_of(pause.error))
-                self._wait(failing, pause.seconds)
-                if self._stop():
-                    raise pause.error
-        except StopIteration as done:
-            if failing is not None:
-                self._on_answer(failing)
-            answer: T = done.value
-            self._patience.answered(answer)
-            return answer
+                try:
+                    answer = call()
+                    break
+                except (StoreError, NoSpaceError) as error:
+                    failing = self._repeated(verb, error, failing, started_s)
         finally:
             with self._lock:
                 self._failing.pop(threading.get_ident(), None)
+        if failing is not None:
+            self._on_answer(failing)
+        self._patience.answered(answer)
+        return answer
+
+    def _repeated(self, verb: str, error: DilocoError, before: Retrying | None, started_s: float) -> Retrying:
+        """Wait for the next try of a call that has failed. Raises the error if there is to be none."""
+        attempts = 1 if before is None else before.attempts + 1
+        pause_s = self._patience.pause_s(attempts, error)
+        if self._stop() or pause_s > self._remaining_s(started_s):
+            raise self._given_up(error, self._monotonic() - started_s)
+        since_s = clock.wall_s() if before is None else before.since_s
+        failing = Retrying(since_s, attempts, verb, str(error), kind_of(error))
+        self._wait(failing, pause_s)
+        if self._stop():
+            raise error
+        return failing
 
     def _given_up(self, error: DilocoError, tried_s: float) -> DilocoError:
         """For a command: how long it tried, and what examines the store."""
@@ -259,12 +241,6 @@ class RetryingStore(StoreWrapper):
             turn_s = min(pause, self._tell_every_s)
             self._sleep(turn_s)
             pause -= turn_s
-
-
-def _called(call: Callable[[], T]) -> Generator[Any, Any, T]:
-    """A call that is made at once, as a generator that yields nothing."""
-    return call()
-    yield
 
 
 def failing_text(failing: Retrying) -> str:

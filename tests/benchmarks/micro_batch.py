@@ -14,10 +14,12 @@ import time
 
 import torch
 
-from diloco_cli.config.settings import ModelSettings
+from diloco_cli.config.presets import MODEL_PRESETS, data_of
+from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.plan.memory import Computing, memory_fit, with_micro_batch
 from diloco_cli.plan.model_facts import model_facts
-from tests.benchmarks.inner_step import replica_of
+from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.training.replica import Replica
 from tests.benchmarks.measure import machine, ratios, row
 
 PRESETS = ("gpt-nano", "gpt-micro", "moe-micro")
@@ -26,6 +28,16 @@ LARGEST = SIZES[-1]
 BATCH_TOKENS = 32768
 ROUNDS = 5
 GB = 1e9
+
+
+def replica_of(preset: str) -> Replica:
+    run = RunSettings(
+        name="bench",
+        model=ModelSettings(preset=preset),
+        data=DataSettings(preset=data_of(MODEL_PRESETS[preset])),
+        train=TrainSettings(batch_tokens=1024, inner=InnerSettings(lr=1e-3)),
+    )
+    return Replica(run, build_model(run), build_data(run), 0, 1)
 
 
 def measured(preset: str, micro_batch_tokens: int, batch_tokens: int = BATCH_TOKENS) -> tuple[float, float]:

@@ -1,14 +1,8 @@
-"""How long a log of 100,000 commits takes to open: `python -m tests.benchmarks.resume [--commits N]`.
-
-The log is built commit by commit with the product's own records, without a syncer and without fsync, in a directory; it
-is opened by the product's reader through file://. Seconds of wall time, store and decoding included.
-"""
+"""A long log, built commit by commit with the product's own records, without a syncer and without fsync; and how many
+reads it takes to open it."""
 
 from __future__ import annotations
 
-import argparse
-import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,7 +19,6 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.wrappers import MeteredStore
-from tests.benchmarks.measure import machine, row
 from tests.simulation.toy import run_of
 
 BATCH = 1000
@@ -91,12 +84,12 @@ def next_commit(run: RunFormat, state: RunState, learners: int = 2) -> Commit:
     return first(run, said) if state.n < 0 else merge(run, state, said, {i.name: 1 for i in run.islands[:learners]})
 
 
-def opened(directory: Path, run: RunFormat) -> tuple[float, Counter[str], RunState]:
-    """(seconds, requests by verb, the state found)."""
-    meter, started_s = MeteredStore(LocalStore(directory)), monotonic_s()
+def opened(directory: Path, run: RunFormat) -> tuple[Counter[str], RunState]:
+    """(requests by verb, the state found)."""
+    meter = MeteredStore(LocalStore(directory))
     clock = SystemClock(monotonic_s, lambda seconds: None, lambda: None)
     state = perform(read_log(run), meter, clock)
-    return monotonic_s() - started_s, Counter(meter.counts.requests), state
+    return Counter(meter.counts.requests), state
 
 
 def lose_hint(directory: Path) -> None:
@@ -110,34 +103,3 @@ def age_hint(directory: Path) -> None:
 def damage_newest(directory: Path) -> None:
     newest = max((directory / "snapshot").iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
-
-
-CASES: dict[str, Callable[[Path], None]] = {
-    "as it is": lambda directory: None,
-    "the newest snapshot damaged": damage_newest,
-    "the hint lost, too": lose_hint,
-    "an old hint": age_hint,
-}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--commits", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        directory, started_s = Path(folder), monotonic_s()
-        run = build(directory, options.commits)
-        print(f"{machine()}\n{options.commits:,} commits, built in {monotonic_s() - started_s:.0f} s")
-        os.sync()
-        for name, change in CASES.items():
-            change(directory)
-            found = [opened(directory, run) for _ in range(options.rounds)]
-            assert all(state.n == options.commits - 1 for _, _, state in found)
-            seconds = [seconds for seconds, _, _ in found]
-            asked = ", ".join(f"{verb} {count}" for verb, count in sorted(found[0][1].items()))
-            print(row(f"opened: {name} ({asked})", seconds, "< 2 s", max(seconds) < 2, digits=3))
-
-
-if __name__ == "__main__":
-    main()

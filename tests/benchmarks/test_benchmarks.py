@@ -14,8 +14,6 @@ from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.records import Mixing, decode
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.report.history import MAX_POINTS
-from diloco_cli.store.wrappers import MeteredStore
 from tests.benchmarks import (
     bookkeeping,
     durable,
@@ -25,7 +23,6 @@ from tests.benchmarks import (
     participation,
     plan,
     rank_blocking,
-    report,
     simulate,
     syncer_memory,
 )
@@ -157,26 +154,6 @@ def test_ten_thousand_hosts_listed_one_by_one_are_read_and_planned_in_seconds(tm
 
 def test_the_templates_are_planned_in_no_time() -> None:
     assert min(cpu_s(plan.of_templates) for _ in range(3)) < SLACK * 0.5
-
-
-COMMITS = 1_500
-
-
-@pytest.mark.long
-def test_a_log_as_the_benchmark_builds_it_is_reported(tmp_path: Path) -> None:
-    (tmp_path / "log").mkdir()
-    run = report.build(tmp_path / "log", COMMITS)
-    calls = MeteredStore(report.cloud(tmp_path / "log"))
-    looked_s = report.look_s(calls, run)
-    assert looked_s < calls.counts.num_requests * report.CLOUD_RTT_S / 4, "not one call after the other"
-    words = ["report", f"file://{tmp_path / 'log'}", "--format", "csv", "-o", str(tmp_path / "long.csv")]
-    seconds, cpu_s, memory = report.timed(words, tmp_path / "home")
-    assert seconds > 0 and cpu_s > 0 and 0 < memory < 500
-    assert 1_000 < report.points(tmp_path / "long.csv") <= MAX_POINTS
-    pytest.importorskip("matplotlib")
-    page = tmp_path / "long.html"
-    report.timed([*words[:2], "-o", str(page)], tmp_path / "home")
-    assert page.stat().st_size < 3 * report.MB
 
 
 LEARNERS, MERGES = 6, 40

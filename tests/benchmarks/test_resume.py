@@ -21,7 +21,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(directory: Path) -> tuple[int, int, RunState]:
-    _, requests, state = resume.opened(directory, resume.make_run())
+    requests, state = resume.opened(directory, resume.make_run())
     return requests["get"], requests["list"], state
 
 

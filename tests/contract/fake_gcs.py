@@ -1,5 +1,5 @@
 """A small Google Cloud Storage that keeps its promises: generations and preconditions, ranges, paging; the JSON API
-with its kinds of upload; and server-side faults to order. Listens on loopback only.
+with uploads in one request and composing; and server-side faults to order. Listens on loopback only.
 
 As a process: python -m tests.contract.fake_gcs [--port P] [BUCKET ...]"""
 
@@ -42,17 +42,13 @@ class FakeGCS(FaultyServer):
         self.objects: dict[str, dict[str, Blob]] = {bucket: {} for bucket in buckets}
         self.faults = Faults(lambda status: _error(status, "injected"), seed)
         self.server = LoopbackServer(self._app, port, certificate)
-        self.keeps_half = False  # of each chunk of a resumable upload, as the real one may
-        self.forgets_location = False  # broken: an upload is begun, and nobody told where
         self.ignores_checksums = False  # as some clones do
         self.refuses_to_compose = 0  # with this status
         self.refuses_names = ""  # that contain this, as a policy does
         self.composes_backwards = False  # broken
         self.ignores_conditions = False  # broken: a create overwrites, as some clones do
         self.settings: dict[str, dict[str, object]] = {}  # of a bucket, such as its softDeletePolicy
-        self._sessions: dict[str, tuple[str, str, bool, str | None, list[bytes]]] = {}
-        self._finished: dict[str, dict[str, str]] = {}
-        self._begun, self._generation = 0, 1000
+        self._generation = 1000
         self.num_composed = 0
 
     @property
@@ -73,9 +69,6 @@ class FakeGCS(FaultyServer):
         app.add_routes(
             [
                 web.post("/upload/storage/v1/b/{bucket}/o", self._upload),
-                web.put("/resumable/{session}", self._chunk),
-                web.post("/resumable/{session}", self._chunk),
-                web.delete("/resumable/{session}", self._abandon),
                 web.get("/storage/v1/b/{bucket}", self._bucket),
                 web.get("/storage/v1/b/{bucket}/o", self._list),
                 web.get("/storage/v1/b/{bucket}/o/{name:.+}", self._get),
@@ -87,50 +80,9 @@ class FakeGCS(FaultyServer):
         return app
 
     async def _upload(self, request: web.Request) -> web.Response:
-        bucket, query = request.match_info["bucket"], request.query
-        kind = query.get("uploadType")
-        exclusive = query.get("ifGenerationMatch") == "0"
-        if kind == "multipart":
-            about, data = _parts(request.headers["Content-Type"], await request.read())
-            return self._store(bucket, about["name"], data, exclusive, about.get("crc32c"))
-        about = await request.json() if request.can_read_body else {}
-        name = about.get("name") or query["name"]
-        if (refusal := self._refusal(bucket, name, exclusive)) is not None:
-            return refusal
-        self._begun += 1
-        session = f"s{self._begun}"
-        self._sessions[session] = (bucket, name, exclusive, about.get("crc32c"), [])
-        if self.forgets_location:
-            return web.Response()
-        return web.Response(
-            headers={"Location": f"{request.scheme}://{request.host}/resumable/{session}?upload_id={session}"}
-        )
-
-    async def _chunk(self, request: web.Request) -> web.Response:
-        session = request.match_info["session"]
-        if session in self._finished:
-            return web.json_response(self._finished[session])
-        if session not in self._sessions:
-            return _error(404, "no such upload")
-        bucket, name, exclusive, crc32c, received = self._sessions[session]
-        *span, total = map(int, re.findall(r"\d+", request.headers["Content-Range"]))
-        data = await request.read()
-        size = sum(map(len, received))
-        if span:  # otherwise the client only asks how much has arrived
-            if span[0] > size or span[1] - span[0] + 1 != len(data):
-                return _error(400, "the chunk does not follow the one before")
-            is_last = span[1] + 1 >= total
-            end = len(data) // 2 if self.keeps_half and not is_last else len(data)
-            received.append(data[size - span[0] : end])  # what is there already is ignored
-            size += len(received[-1])
-        if size < total:
-            return web.Response(status=308, headers={"Range": f"bytes=0-{size - 1}"} if size else {})
-        answer = self._store(bucket, name, b"".join(received), exclusive, crc32c)
-        received.clear()
-        if answer.status == 200:
-            del self._sessions[session]
-            self._finished[session] = _about(bucket, name, self.objects[bucket][name])
-        return answer
+        about, data = _parts(request.headers["Content-Type"], await request.read())
+        exclusive = request.query.get("ifGenerationMatch") == "0"
+        return self._store(request.match_info["bucket"], about["name"], data, exclusive, about.get("crc32c"))
 
     async def _compose(self, request: web.Request) -> web.Response:
         bucket, name = request.match_info["bucket"], request.match_info["name"]
@@ -146,10 +98,6 @@ class FakeGCS(FaultyServer):
         data = b"".join(blob.data for blob in (found[::-1] if self.composes_backwards else found))
         self.num_composed += 1
         return self._store(bucket, name, data, request.query.get("ifGenerationMatch") == "0", None)
-
-    async def _abandon(self, request: web.Request) -> web.Response:
-        self._sessions.pop(request.match_info["session"], None)
-        return web.Response(status=499)
 
     def _store(self, bucket: str, name: str, data: bytes, exclusive: bool, crc32c: str | None) -> web.Response:
         """No await inside: one atomic step of the server's one thread."""

@@ -26,7 +26,7 @@ from diloco_cli.store.port import (
     check_prefix,
     holder_bytes,
 )
-from diloco_cli.store.retry import Patience, RetryPause, kind_of
+from diloco_cli.store.retry import Patience, kind_of
 
 Result = TypeVar("Result")
 
@@ -105,24 +105,19 @@ class Client:
 
     def _persist(self, operation: Operation, failed: StoreError | NoSpaceError | None = None) -> Steps[Any]:
         """Retry as the product does; each pause is a sleep."""
-        steps = self._patience.persist(lambda: self._once(operation), failed)
-        answer: Any = None
-        error: Exception | None = None
+        attempts = 0
         while True:
-            try:
-                sent = steps.send(answer) if error is None else steps.throw(error)
-            except StopIteration as stop:
-                return stop.value
-            answer = error = None
-            try:
-                if type(sent) is not RetryPause:
-                    answer = yield sent
-                    continue
-                if isinstance(sent.error, NoSpaceError) and type(operation) is Create:
-                    yield from self._make_room(sent.error)
-                yield Sleep(sent.seconds)
-            except (StoreError, NoSpaceError) as raised:
-                error = raised
+            if failed is None:
+                try:
+                    return (yield from self._once(operation))
+                except (StoreError, NoSpaceError) as error:
+                    failed = error
+            attempts += 1
+            pause_s = self._patience.pause_s(attempts, failed)
+            if isinstance(failed, NoSpaceError) and type(operation) is Create:
+                yield from self._make_room(failed)
+            yield Sleep(pause_s)
+            failed = None
 
     def _make_room(self, full: NoSpaceError) -> Steps[None]:
         if self._is_making_room:

@@ -180,7 +180,7 @@ import sys
 import torch
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.training.inner import build_optimizer, restore_inner_state, saved_moments
-from tests.benchmarks.inner_step import replica_of
+from tests.benchmarks.micro_batch import replica_of
 
 replica = replica_of("gpt-pico")
 for optimizer in (replica.optimizer, build_optimizer(replica.model, InnerSettings(name="sgd"))):
