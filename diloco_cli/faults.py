@@ -22,8 +22,17 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from diloco_cli.config.fields import Positive, Settings, SettingsReader, Text, Whole, unit
-from diloco_cli.config.yaml_tree import Node, read_yaml_file, refuse_newer
+from diloco_cli.config.fields import (
+    Node,
+    Positive,
+    Settings,
+    SettingsReader,
+    Text,
+    Whole,
+    read_yaml_file,
+    refuse_newer,
+    unit,
+)
 from diloco_cli.digests import ALGORITHM, digest
 from diloco_cli.errors import UsageError
 from diloco_cli.units import parse_duration

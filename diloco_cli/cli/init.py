@@ -15,7 +15,7 @@ import typer
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
-from diloco_cli.config.devices import CPU
+from diloco_cli.config.hardware import CPU
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.units import format_count, format_duration

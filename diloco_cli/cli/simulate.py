@@ -266,7 +266,7 @@ def run(
 def _subject(text: str) -> _Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
     from diloco_cli.forecast.run import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
-    from diloco_cli.plan.syncer_pace import machine_of
+    from diloco_cli.plan.link import machine_of
 
     path = Path(text)
     if path.is_file():
@@ -294,7 +294,7 @@ def _of_existing(opened: OpenRun) -> _Subject:
     from diloco_cli.forecast.run import with_links
     from diloco_cli.launch.plan_files import as_used_here
     from diloco_cli.observe.situation import machine_of_syncer
-    from diloco_cli.plan.syncer_pace import machine_of
+    from diloco_cli.plan.link import machine_of
 
     run, guess = with_links(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))
     machine, source = machine_of_syncer(opened.facts(most_batches=0), guess)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.config.codec import parse_object
+from diloco_cli.config.codec import parse_object, replace
+from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError, suggestion
@@ -29,21 +30,6 @@ _PART = r"[A-Za-z0-9_][\w.-]*"
 HUB = "hf://"
 _NAME = re.compile(rf"({HUB}({_PART}/)?|{_PART}/){_PART}(@{_PART}(/{_PART})*)?", re.ASCII)
 Config = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class HuggingFaceFacts:
-    """`sequence`: the longest the model allows, in tokens. `embedding_parameters`: of input and position tables, an
-    untied head is not among them. `idle_parameters`: of experts that one token does not visit."""
-
-    parameters: int
-    layers: int
-    width: int
-    sequence: int
-    vocabulary: int
-    embedding_parameters: int
-    num_tensors: int
-    idle_parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,8 +108,9 @@ def _missing_files(folder: Path) -> list[str]:
     return [file for file in sorted(set(files.values())) if not (folder / file).is_file()]
 
 
-def facts_of_config(config: Config, where: str) -> HuggingFaceFacts:
-    """Parameters, layers, width, sequence. Raises UsageError for an architecture that is not counted here."""
+def facts_of_config(config: Config, where: str, wanted_sequence: int | None = None) -> ModelFacts:
+    """The model's facts, for sequences of `wanted_sequence` tokens (see `sequence_of`). Raises UsageError for an
+    architecture that is not counted here."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         near = suggestion(str(kind), ARCHITECTURES)
@@ -133,7 +120,8 @@ def facts_of_config(config: Config, where: str) -> HuggingFaceFacts:
             hint="say it beside the name: model: {huggingface: ..., parameters: 1.0B, layers: 16, width: 2048, "
             "sequence: 2048}",
         )
-    return ARCHITECTURES[kind](_Numbers(config, where))
+    facts = ARCHITECTURES[kind](_Numbers(config, where))
+    return replace(facts, sequence=sequence_of(facts.sequence, wanted_sequence, "model.sequence"))
 
 
 def sequence_of(longest: int, wanted: int | None, where: str) -> int:
@@ -166,38 +154,47 @@ class _Numbers:
         return default if value is None else bool(value)
 
 
-def _total(n: _Numbers, layers: int, width: int, sequence: int, tables: int, layer: _Layer, end: int,
-           end_tensors: int, tied: bool, num_tables: int = 1) -> HuggingFaceFacts:  # fmt: skip
-    """Input tables, layers, the final norm (`end`), and an output head unless it is tied to the input table."""
-    vocabulary = n("vocab_size")
-    head = 0 if tied else vocabulary * width
-    return HuggingFaceFacts(
-        parameters=tables + layers * layer.parameters + end + head,
+def _facts(
+    n: _Numbers,
+    layers: int,
+    width: int,
+    sequence: int,
+    tables: int,
+    layer: _Layer,
+    norm: int,
+    norm_tensors: int,
+    tied: bool,
+    num_tables: int = 1,
+) -> ModelFacts:
+    """Input tables (`tables`: their parameters), layers, the last norm, and an output head unless it is tied to the
+    input table."""
+    head = 0 if tied else n("vocab_size") * width
+    return ModelFacts(
+        parameters=tables + layers * layer.parameters + norm + head,
         layers=layers,
         width=width,
         sequence=sequence,
-        vocabulary=vocabulary,
         embedding_parameters=tables,
-        num_tensors=num_tables + layers * layer.tensors + end_tensors + (not tied),
+        num_tensors=num_tables + layers * layer.tensors + norm_tensors + (not tied),
         idle_parameters=layers * layer.idle,
     )
 
 
-def _gpt2(n: _Numbers) -> HuggingFaceFacts:
+def _gpt2(n: _Numbers) -> ModelFacts:
     """Learned positions, fused qkv, biases everywhere; the head is tied."""
     width, layers, sequence = n("n_embd"), n("n_layer"), n("n_positions")
     layer = _with_biases(width, n("n_inner", 4 * width))
     tables = (n("vocab_size") + sequence) * width
     tied = n.flag("tie_word_embeddings", True)
-    return _total(n, layers, width, sequence, tables, layer, 2 * width, 2, tied, num_tables=2)
+    return _facts(n, layers, width, sequence, tables, layer, 2 * width, 2, tied, num_tables=2)
 
 
-def _gpt_neox(n: _Numbers) -> HuggingFaceFacts:
+def _gpt_neox(n: _Numbers) -> ModelFacts:
     """As GPT-2 with rotary positions and a head of its own."""
     width, layers = n("hidden_size"), n("num_hidden_layers")
     layer = _with_biases(width, n("intermediate_size"))
     tables, tied = n("vocab_size") * width, n.flag("tie_word_embeddings", False)
-    return _total(n, layers, width, n("max_position_embeddings"), tables, layer, 2 * width, 2, tied)
+    return _facts(n, layers, width, n("max_position_embeddings"), tables, layer, 2 * width, 2, tied)
 
 
 def _with_biases(width: int, inner: int) -> _Layer:
@@ -208,7 +205,7 @@ def _with_biases(width: int, inner: int) -> _Layer:
 
 def _llama(
     n: _Numbers, *, tied: bool = False, head_width: int | None = None, qkv_bias: bool = False, qk_norm: bool = False
-) -> HuggingFaceFacts:
+) -> ModelFacts:
     """Rotary positions, grouped queries, a gated MLP of three matrices, norms without biases; `mixtral` has
     `num_local_experts` such MLPs behind a router."""
     width, layers, heads = n("hidden_size"), n("num_hidden_layers"), n("num_attention_heads")
@@ -224,7 +221,7 @@ def _llama(
     mlp = _mlp(n, width)
     layer = _Layer(attention + mlp.parameters + 2 * width, tensors + mlp.tensors + 2, mlp.idle)
     tables, is_tied = n("vocab_size") * width, n.flag("tie_word_embeddings", tied)
-    return _total(n, layers, width, n("max_position_embeddings"), tables, layer, width, 1, is_tied)
+    return _facts(n, layers, width, n("max_position_embeddings"), tables, layer, width, 1, is_tied)
 
 
 def _mlp(n: _Numbers, width: int) -> _Layer:
@@ -237,7 +234,7 @@ def _mlp(n: _Numbers, width: int) -> _Layer:
     return _Layer(experts * (one + width), 3, (experts - active) * one)  # gate and up, and down, stacked; the router
 
 
-ARCHITECTURES: dict[str, Callable[[_Numbers], HuggingFaceFacts]] = {
+ARCHITECTURES: dict[str, Callable[[_Numbers], ModelFacts]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "llama": _llama,

@@ -12,19 +12,25 @@ from typing import Any
 from msgspec import structs
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.devices import CPU, in_catalogue, resolve, with_catalogue_facts
-from diloco_cli.config.fields import Origins, SettingsReader
-from diloco_cli.config.hardware import compress_hostlist
-from diloco_cli.config.settings import (
-    RESERVED_NAMES,
+from diloco_cli.config.fields import (
+    Node,
+    Origins,
+    SettingsReader,
+    read_yaml_file,
+    refuse_newer,
+    refuse_other_file,
+    resolve_scalar,
+)
+from diloco_cli.config.hardware import (
+    CPU,
     Accelerators,
     Device,
-    Inventory,
-    IslandSettings,
-    Link,
-    MachineSettings,
+    compress_hostlist,
+    in_catalogue,
+    resolve,
+    with_catalogue_facts,
 )
-from diloco_cli.config.yaml_tree import Node, read_yaml_file, refuse_newer, refuse_other_file, resolve_scalar
+from diloco_cli.config.settings import RESERVED_NAMES, Inventory, IslandSettings, Link, MachineSettings
 from diloco_cli.errors import UsageError, suggestion
 from diloco_cli.units import parse_bandwidth, parse_duration
 

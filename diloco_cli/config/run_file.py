@@ -3,24 +3,42 @@
 --set > DILOCO_TRAIN_TOKENS > run.yaml > ~/.config/diloco/config.yaml > default. A variable is the key in capitals, with
 `_` for each dot: DILOCO_SYNC_GRACE_GAMMA is sync.grace.gamma. The user's file has the sections of run.yaml that are no
 single run's.
-"""
+
+Refuses settings that are each well formed and cannot work together, before any training starts.
+
+Every refusal names its place, what is allowed, and a suggestion."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.fields import Origins, SettingsReader, fields_of, keys_of, text
+from diloco_cli.config.fields import (
+    Node,
+    Origins,
+    SettingsReader,
+    fields_of,
+    keys_of,
+    parse_yaml,
+    read_yaml_file,
+    refuse_newer,
+    refuse_other_file,
+    shown,
+    text,
+)
+from diloco_cli.config.hardware import data_class_of
 from diloco_cli.config.huggingface import is_hub_name
-from diloco_cli.config.settings import RunSettings
-from diloco_cli.config.validation import check_data, check_model, refuse_impossible
-from diloco_cli.config.yaml_tree import Node, parse_yaml, read_yaml_file, refuse_newer, refuse_other_file, shown
+from diloco_cli.config.models import BYTE_VOCABULARY, DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, ViTShape, data_of
+from diloco_cli.config.settings import DataSettings, Inventory, ModelSettings, RunSettings
 from diloco_cli.environment import environment_value, environment_with_prefix
 from diloco_cli.errors import UsageError, suggestion
+from diloco_cli.methods import CODECS
 from diloco_cli.paths import user_file
 from diloco_cli.store.url import is_url, normalise_store_url
+from diloco_cli.units import format_count
 
 RUN_VERSION = 1
 PREFIX = "DILOCO_"
@@ -192,3 +210,226 @@ def put_below(tree: Node, defaults: dict[str, Node]) -> None:
             tree.value[key] = value
         elif isinstance(value.value, dict):
             put_below(tree.value[key], value.value)
+
+
+SMALLEST_CACHE = 64_000_000  # bytes: the blocks that one reader uses at a time
+SHORTEST_TAKEOVER_S = 6.0  # two heartbeats of a syncer that only waits
+
+
+def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) -> None:
+    """The checks that need the run file alone. `default_place`: the place of keys that were not given."""
+    place = _Places(origins, default_place)
+    _check_overlap(run, place)
+    _check_mixing(run, place)
+    _check_length(run, place)
+    _check_decay(run, origins, place)
+    _check_cold_start(run, place)
+    if run.data.cache_bytes < SMALLEST_CACHE:
+        place.refuse("data.cache", f"must be at least {SMALLEST_CACHE / 1e6:g} MB, not {run.data.cache_bytes}", "4 GB")
+    if run.syncer.takeover_s != "auto" and run.syncer.takeover_s < SHORTEST_TAKEOVER_S:
+        problem = f"must be at least {SHORTEST_TAKEOVER_S:g} s, not {run.syncer.takeover_s:g} s; 'auto' is allowed too"
+        place.refuse("syncer.takeover", problem, "--set syncer.takeover=auto")
+    preset = MODEL_PRESETS.get(run.model.preset or "")
+    _check_micro_batch(run, (preset.sequence if preset else run.model.sequence) or 1, place)
+
+
+def refuse_together(
+    run: RunSettings,
+    origins: Origins,
+    inventory: Inventory,
+    num_fragments: int,
+    default_place: str,
+    sequence: int = 1,
+) -> None:
+    """The checks that need the islands and the model; for islands that are still to be formed, the plan makes them.
+    `num_fragments`: that the model gives; `sequence`: the model's, in tokens; 1 if only its own code knows it."""
+    count, place = len(inventory.islands), _Places(origins, default_place)
+    _check_micro_batch(run, sequence, place)
+    if run.sync.overlap != "auto":
+        problem = overlap_problem(run.sync.overlap, run.sync.every, num_fragments)
+        if problem is not None:
+            if num_fragments < run.sync.fragments:
+                problem += f"; the model is too small for more than {num_fragments} fragments"
+            place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
+    if inventory.machines:
+        return
+    if run.sync.quorum > count:
+        place.refuse(
+            "sync.quorum",
+            f"{run.sync.quorum} islands can never take part, the inventory has {count}; allowed: 1 to {count}",
+            f"--set sync.quorum={count}",
+        )
+    if run.syncer.on_learners and all(data_class_of(island.infra) for island in inventory.islands):
+        place.refuse(
+            "syncer.on_learners",
+            "nobody would serve the run: loops of your own train all its islands, and no diloco learner hosts a syncer",
+            "--set syncer.on_learners=false",
+        )
+    if run.data.shards is not None and run.data.shards < count:
+        place.refuse(
+            "data.shards",
+            f"{run.data.shards} shards are too few for the {count} islands of the inventory: each needs its own",
+            f"--set data.shards={count}, or more if islands are to join later",
+        )
+
+
+def max_overlap(every: int, num_fragments: int) -> int:
+    """The largest tau, in slots of H / P steps. The paper's bound is tau < H in steps: tau * H / P <= H - 1: one step
+    at least lies between a fragment's adoption and its next sending, or there would be nothing to send. At H >= P that
+    is P - 1. The drift bound (at least one round) is then never below the overlap either."""
+    return num_fragments * (every - 1) // every
+
+
+def overlap_problem(overlap: int, every: int, num_fragments: int) -> str | None:
+    """Why tau cannot be `overlap` slots where a round of `every` steps has `num_fragments` slots; None if it can."""
+    longest = max_overlap(every, num_fragments)
+    if overlap <= longest:
+        return None
+    return (
+        f"{overlap} slots do not fit into a round of {every} steps and {num_fragments} slots (one a fragment): "
+        f"a fragment would be sent again before it came back; allowed: 0 to {longest}, or auto"
+    )
+
+
+class _Places:
+    """The place at which each key was given."""
+
+    def __init__(self, origins: Origins, default_place: str) -> None:
+        self._origins, self._default = origins, default_place
+
+    def refuse(self, key: str, problem: str, hint: str) -> NoReturn:
+        raise UsageError(f"{key}: {problem}", where=self._origins.get(key, self._default), hint=hint)
+
+
+def _check_overlap(run: RunSettings, place: _Places) -> None:
+    sync = run.sync
+    if sync.overlap == "auto":
+        if sync.adoption == "at_tau":
+            place.refuse(
+                "sync.adoption",
+                "at_tau adopts after exactly sync.overlap slots, so sync.overlap must be a number, not auto",
+                f"--set sync.overlap={min(2, max_overlap(sync.every, sync.fragments))}, "
+                "or --set sync.adoption=on_arrival",
+            )
+        return
+    problem = overlap_problem(sync.overlap, sync.every, sync.fragments)
+    if problem is not None:
+        place.refuse("sync.overlap", problem, "--set sync.overlap=auto")
+
+
+def _check_mixing(run: RunSettings, place: _Places) -> None:
+    sync = run.sync
+    if sync.error_feedback and not CODECS[sync.codec].rounds:
+        place.refuse(
+            "sync.error_feedback",
+            f"the codec {sync.codec} rounds nothing away, so nothing can be fed back; it needs a lossy sync.codec",
+            "--set sync.codec=int8, or --set sync.error_feedback=false",
+        )
+
+
+def _check_length(run: RunSettings, place: _Places) -> None:
+    """H must be reachable: a run that ends within its first round never merges some of its fragments."""
+    train, sync = run.train, run.sync
+    one_round = sync.every * train.batch_tokens
+    if train.tokens < one_round:
+        fewer = train.tokens // train.batch_tokens
+        or_fewer = f", or --set sync.every={fewer} or less" if fewer else ""
+        place.refuse(
+            "train.tokens",
+            f"{format_count(train.tokens)} end before the first round of one island does: sync.every x "
+            f"train.batch_tokens = {sync.every} x {format_count(train.batch_tokens)} = {format_count(one_round)}",
+            f"--set train.tokens={one_round} or more{or_fewer}",
+        )
+
+
+def _check_decay(run: RunSettings, origins: Origins, place: _Places) -> None:
+    schedule, key = run.train.inner.schedule, "train.inner.decay"
+    if key in origins and schedule != "wsd":
+        place.refuse(key, f"it has no effect on the schedule {schedule}: it is wsd's", "--set train.inner.schedule=wsd")
+
+
+def _check_cold_start(run: RunSettings, place: _Places) -> None:
+    if run.cold_start.rounds and run.sync.quorum > 1:
+        place.refuse(
+            "cold_start.rounds",
+            f"one island alone cannot make a merge, which needs {run.sync.quorum} (sync.quorum)",
+            "--set sync.quorum=1, or --set cold_start.rounds=0",
+        )
+
+
+def _check_micro_batch(run: RunSettings, sequence: int, place: _Places) -> None:
+    """A forward pass takes whole sequences. More than a batch is allowed: then a batch is one pass."""
+    tokens = run.train.micro_batch_tokens
+    if tokens == "auto" or tokens % sequence == 0:
+        return
+    whole = max(1, round(tokens / sequence)) * sequence
+    place.refuse(
+        "train.micro_batch_tokens",
+        f"{tokens} tokens are no whole number of sequences of {sequence}; allowed: multiples of {sequence}, or auto",
+        f"--set train.micro_batch_tokens={whole}, or --set train.micro_batch_tokens=auto",
+    )
+
+
+def check_model(model: ModelSettings, where: str) -> None:
+    kinds = [kind for kind in ("preset", "entrypoint", "huggingface") if getattr(model, kind)]
+    if len(kinds) > 1:
+        raise UsageError(f"model: give one of {' and '.join(kinds)}, not both", where=where)
+    numbers = {key: getattr(model, key) for key in ("parameters", "layers", "width", "sequence")}
+    given = [key for key, value in numbers.items() if value is not None]
+    if model.preset and given:
+        raise UsageError(f"model: the preset already says '{given[0]}'; remove one of the two", where=where)
+    missing = [key for key, value in numbers.items() if value is None]
+    if given and missing and not ((model.huggingface or model.entrypoint) and given == ["sequence"]):
+        raise UsageError(f"model: plain numbers need all four; missing: {', '.join(missing)}", where=where)
+    if not (kinds or given):
+        presets = f"a preset ({', '.join(MODEL_PRESETS)}), an entrypoint, a huggingface name or folder"
+        allowed = f"{presets}, or parameters, layers, width and sequence"
+        raise UsageError(f"model: nothing says which model; give {allowed}", where=where)
+    if model.vocabulary and (not model.preset or isinstance(MODEL_PRESETS[model.preset], ViTShape)):
+        raise UsageError("model: vocabulary belongs to a preset that reads text", where=where)
+    if model.args and not model.entrypoint:
+        raise UsageError("model: args belong to an entrypoint, and there is none", where=where)
+    _check_weights(model, where)
+
+
+def _check_weights(model: ModelSettings, where: str) -> None:
+    strays = [key for key in ("weights", "revision") if getattr(model, key) and not model.huggingface]
+    if strays:
+        hint = "a file of weights, for any kind of model: model.initial: FILE.safetensors"
+        raise UsageError(f"model: {strays[0]} belongs to huggingface, and there is none", where=where, hint=hint)
+    if model.initial and model.weights == "pretrained":
+        raise UsageError("model: give initial or weights: pretrained, not both", where=where)
+
+
+def check_data(run: RunSettings, where: str) -> None:
+    data = run.data
+    kinds = [kind for kind in ("preset", "entrypoint", "tokens", "text") if getattr(data, kind)]
+    if len(kinds) > 1:
+        raise UsageError(f"data: give one of {' and '.join(kinds)}, not both", where=where)
+    trainable = run.model.preset or run.model.entrypoint or run.model.huggingface
+    if trainable and not kinds:
+        allowed = f"a preset ({', '.join(DATA_PRESETS)}), an entrypoint, tokens or text"
+        raise UsageError(f"data: nothing says which data; give {allowed}", where=where)
+    _check_own_data(run, where)
+    if data.preset and (run.model.vocabulary or BYTE_VOCABULARY) < BYTE_VOCABULARY:
+        message = f"model.vocabulary: {run.model.vocabulary} is too small: {data.preset} has {BYTE_VOCABULARY} bytes"
+        raise UsageError(message, where=where, hint=f"--set model.vocabulary={BYTE_VOCABULARY}")
+    fitting = data_of(MODEL_PRESETS[run.model.preset]) if run.model.preset else run.model.huggingface and TEXT_DATA
+    if fitting and run.data.preset and run.data.preset != fitting:
+        message = f"data.preset: {run.model.preset or run.model.huggingface} reads {fitting}, not {run.data.preset}"
+        raise UsageError(message, where=where, hint=f"--set data.preset={fitting}")
+
+
+def _check_own_data(run: RunSettings, where: str) -> None:
+    """Raises UsageError for keys that have no effect, and for a model that reads no text."""
+    data, usual = run.data, DataSettings()
+    if data.args and not data.entrypoint:
+        raise UsageError("data: args belong to an entrypoint, and there is none", where=where)
+    if data.is_own:
+        if run.model.preset and isinstance(MODEL_PRESETS[run.model.preset], ViTShape):
+            raise UsageError(f"data: {run.model.preset} reads images, not tokens", where=where)
+        return
+    idle = [key for key in ("tokenizer", "held_out", "cache_bytes") if getattr(data, key) != getattr(usual, key)]
+    if idle:
+        key = idle[0].removesuffix("_bytes")
+        raise UsageError(f"data.{key}: it has an effect on tokens and text alone", where=where)

@@ -34,7 +34,7 @@ from diloco_cli.config.fields import (
     matching,
     one_of,
 )
-from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS
+from diloco_cli.config.models import DATA_PRESETS, MODEL_PRESETS
 from diloco_cli.methods import CODECS, INNER_OPTIMIZERS, OUTER_OPTIMIZERS, CodecName, InnerName, OuterName, choices_text
 from diloco_cli.store.port import MAX_CONNECTIONS
 
@@ -373,20 +373,8 @@ class Link(Settings, frozen=True):
     emulate: Annotated[bool, doc("true: the island's processes are slowed to this link")] = False
 
 
-class Accelerators(Settings, frozen=True):
-    """`H100-SXM:8` is Accelerators("H100-SXM", 8); also cpu:N and mps."""
-
-    name: str
-    count: int = 1
-
-    @property
-    def num_ranks(self) -> int:
-        """Processes of a node that has these, unless the inventory says otherwise."""
-        return 1 if self.name.lower() == "cpu" else self.count
-
-
 Hosts = Annotated[tuple[str, ...], form(hardware.read_hosts, hardware.HOSTS)]
-Installed = Annotated[Accelerators, form(hardware.read_accelerators, hardware.ACCELERATORS)]
+Installed = Annotated[hardware.Accelerators, form(hardware.read_accelerators, hardware.ACCELERATORS)]
 Infra = Annotated[str, form(hardware.read_infra, {"type": "string"})]
 Slowdown = Annotated[float, form(hardware.read_slowdown, hardware.EMULATE, key="emulate")]
 Fabric = Annotated[str, matching(hardware.FABRIC, "one word for an interconnect, such as pod-a", ["string", "integer"])]
@@ -481,27 +469,6 @@ class StoreSettings(Settings, frozen=True):
     ] = None
 
 
-class Device(Settings, frozen=True):
-    """One accelerator. Peaks are dense TFLOP/s: bf16, or fp16 and fp32 where there is no bf16."""
-
-    name: str
-    memory_gb: Annotated[Positive | None, doc("null: shared with the host")] = None
-    bf16_tflops: Positive | None = None
-    fp16_tflops: Positive | None = None
-    fp32_tflops: Positive | None = None
-    gbps: Annotated[Positive | None, doc("memory bandwidth in GB/s")] = None
-    achievable: Annotated[
-        Annotated[float, Meta(ge=0.01, le=1)] | None, doc("share of the peak that large matrix products reach")
-    ] = None
-    unit: Annotated[Text | None, doc("what one entry counts: chip, gpu, device")] = None
-    check: Annotated[bool, doc("the figures are not from a primary source")] = False
-    note: Text | None = None
-    backend: Annotated[
-        Literal["cpu", "cuda", "mps", "xla", "neuron", "hpu"] | None,
-        doc("torch's name for devices of this kind; learners train on cpu, cuda and mps"),
-    ] = None
-
-
 class Inventory(Settings, frozen=True):
     """inventory.yaml: islands as given, machines of which `plan` forms more, or both."""
 
@@ -509,6 +476,6 @@ class Inventory(Settings, frozen=True):
     islands: tuple[IslandSettings, ...] = ()
     version: int = 1
     regions: dict[str, RegionSettings] = field(default_factory=dict)
-    devices: dict[str, Device] = field(default_factory=dict)
+    devices: dict[str, hardware.Device] = field(default_factory=dict)
     machines: tuple[MachineSettings, ...] = ()
     local: LocalMachine | None = None

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from diloco_cli.config.huggingface import is_hub_name, is_known_to_lack, parted, snapshot
-from diloco_cli.config.presets import BYTE_VOCABULARY
+from diloco_cli.config.models import BYTE_VOCABULARY
 from diloco_cli.digests import digest
 from diloco_cli.environment import environment_flag
 from diloco_cli.errors import NotFoundError, UsageError

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from diloco_cli.config.huggingface import find_folder
-from diloco_cli.config.presets import GPTShape, MoEShape, ViTShape
+from diloco_cli.config.models import GPTShape, MoEShape, ViTShape
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
 from diloco_cli.errors import UsageError

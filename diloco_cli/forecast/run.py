@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from diloco_cli.config.models import tensors_of
 from diloco_cli.config.settings import Link
 from diloco_cli.faults import Injection
 from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
 from diloco_cli.forecast.stand_ins import Condition, sizes_of
 from diloco_cli.layout import make_layout
 from diloco_cli.plan.candidates import crossing_of, egress_per_gb, restart_s
-from diloco_cli.plan.link import CODEC_BITS, to_store
-from diloco_cli.plan.model_facts import tensors_of
+from diloco_cli.plan.link import CODEC_BITS, to_store, work_of
 from diloco_cli.plan.plan import Plan
-from diloco_cli.plan.syncer_pace import work_of
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.protocol.rules.capacity import SyncerMachine, merge_time
@@ -96,7 +95,7 @@ def hardware_of_plan(plan: Plan) -> dict[str, Hardware]:
 
 
 def prices_of_plan(plan: Plan) -> dict[str, Price]:
-    """As the plan charges them (plan/money.py)."""
+    """As the plan charges them (plan/flow.py)."""
     inventory = plan.inventory
     return {island.name: Price(island.price_per_h, egress_per_gb(island, inventory)) for island in inventory.islands}
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from diloco_cli.config.presets import ViTShape
+from diloco_cli.config.models import ViTShape
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.protocol.log.records import RunFormat

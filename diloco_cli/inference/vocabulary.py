@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
-from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
+from diloco_cli.config.models import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest, tokenizer_folder
 from diloco_cli.errors import UsageError

@@ -10,13 +10,13 @@ from typing import Any, Literal
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
-from diloco_cli.config.devices import find_device, in_catalogue
+from diloco_cli.config.hardware import find_device, in_catalogue
+from diloco_cli.config.run_file import overlap_problem
 from diloco_cli.config.settings import Inventory, RunSettings
-from diloco_cli.config.validation import overlap_problem
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.layout import Layout, make_layout
+from diloco_cli.plan.candidates import busy_cores, share_of_cores
 from diloco_cli.plan.plan import Plan, plan_to_json
-from diloco_cli.plan.speed import busy_cores, share_of_cores
 from diloco_cli.protocol.log.commit_log import parse_format, with_keys
 from diloco_cli.protocol.log.keys import FORMAT_KEY, PLAN_KEY
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, Island, RecordError, RegionStore, RunFormat, encode

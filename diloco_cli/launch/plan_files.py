@@ -19,16 +19,15 @@ from diloco_cli.config.codec import from_plain, replace, to_plain
 from diloco_cli.config.fields import Origins
 from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.run_file import inventory_path_of, load_run, load_run_with_origins
+from diloco_cli.config.models import ModelFacts, facts_from_parameters, model_facts
+from diloco_cli.config.run_file import inventory_path_of, load_run, load_run_with_origins, refuse_together
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, StoreSettings
-from diloco_cli.config.validation import refuse_together
 from diloco_cli.corpus.index import read_index
 from diloco_cli.corpus.sources import find_sources
 from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, InfeasibleError, UsageError, suggestion
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import not_launched
-from diloco_cli.plan.model_facts import ModelFacts, facts_from_parameters, facts_of_huggingface, model_facts
 from diloco_cli.plan.plan import Goal, Plan, load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here, open_store
@@ -284,7 +283,7 @@ def _facts_of_huggingface(model: ModelSettings, folder: Path) -> ModelFacts:
     places = [folder.absolute(), Path.cwd(), *map(Path, sys.path)]
     config, place = read_config(model.huggingface or "", places, model.revision)
     check_weights(model, place)
-    return facts_of_huggingface(facts_of_config(config, str(place / CONFIG)), model.sequence)
+    return facts_of_config(config, str(place / CONFIG), model.sequence)
 
 
 def _sequence(run: RunSettings) -> int:

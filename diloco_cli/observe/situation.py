@@ -32,7 +32,7 @@ from diloco_cli.observe.unit_states import (
     syncer_here,
     syncer_state,
 )
-from diloco_cli.plan.syncer_pace import connections_of, machine_text, measured_by
+from diloco_cli.plan.link import connections_of, machine_text, measured_by
 from diloco_cli.protocol.log.health import REASONS
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import REFUSED, Note

@@ -20,17 +20,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from diloco_cli.config.devices import find_device
-from diloco_cli.config.settings import Accelerators, Inventory, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.config.hardware import HOST_DEVICES, Accelerators, Device, find_device
+from diloco_cli.config.models import ModelFacts
+from diloco_cli.config.settings import Inventory, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.formulas import formula
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.plan.link import CODEC_BITS
-from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.plan.plan import MemoryPart, Sharding, shards
-from diloco_cli.plan.speed import computes_in_half
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.merging import keeps_progress
 
+Precision = Literal["auto", "fp32", "bf16"]  # as in `train.precision`
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
 CAST_BYTES = 2  # per parameter
 VALUE_BYTES = 4  # of a fragment that is exchanged, per parameter
@@ -135,6 +135,13 @@ class Fit:
     @property
     def fits(self) -> bool:
         return self.needed_gb <= self.usable_gb
+
+
+def computes_in_half(device: Device, precision: Precision) -> bool:
+    """Whether the built-in learner's matrix products run in bf16: weights are cast, activations are half as large;
+    `bf16` also where that is emulated. It has no fp16: that would need loss scaling."""
+    has_it = device.name not in HOST_DEVICES and device.bf16_tflops is not None
+    return precision == "bf16" or (precision == "auto" and has_it)
 
 
 def fit_of_nodes(

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diloco_cli.config.codec import from_plain, parse_object, to_plain
+from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError, UsageError
-from diloco_cli.plan.model_facts import ModelFacts
 from diloco_cli.protocol.rules.capacity import Limit
 
 Verdict = Literal["feasible", "feasible with warnings"]  # "infeasible" is an error, not a plan

@@ -8,49 +8,60 @@ import math
 from collections.abc import Mapping, Sequence
 
 from diloco_cli.config.codec import replace
+from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.formulas import Explanation, formula, told
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
-from diloco_cli.plan import speed
-from diloco_cli.plan.alternatives import alternatives, excluded, sensitivities
-from diloco_cli.plan.candidates import Candidate, candidate_of, candidates, not_launched
+from diloco_cli.plan.candidates import (
+    SERVICE_CORES,
+    Candidate,
+    candidate_of,
+    candidates,
+    mean_share,
+    not_launched,
+    num_devices,
+    shares_cores,
+    states_of,
+)
 from diloco_cli.plan.flow import (
     Fleet,
     Flow,
     all_present_probability,
+    costs,
     flow_of,
     fragment_offsets,
     probability_at_least,
     quorum_probability,
     run_fleet,
     synchronous_tokens_per_s,
+    up_gb_per_day,
 )
-from diloco_cli.plan.islands import form_islands
+from diloco_cli.plan.islands import MAX_WORK, SEARCHED, form_islands, score, search
 from diloco_cli.plan.link import (
     CODEC_BITS,
     MBPS,
+    MERGE_PARAMETERS_PER_S,
     downlink_mbps,
     traffic_mbps,
     transfer_s,
     uplink_mbps,
+    work_of,
 )
 from diloco_cli.plan.memory import host_memory_gb, how_on, memory_parts, sum_gb, syncer_memory_gb, with_overlap
-from diloco_cli.plan.model_facts import ModelFacts
-from diloco_cli.plan.money import costs, up_gb_per_day
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Setting, Stage, SyncerNeeds
 from diloco_cli.plan.remarks import (
+    alternatives,
     assumptions,
     cold_start_warnings,
+    excluded,
     horizon_warnings,
     island_warnings,
     schedule_warnings,
+    sensitivities,
     syncer_warnings,
     tight,
 )
-from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search
-from diloco_cli.plan.speed import num_devices
-from diloco_cli.plan.syncer_pace import MERGE_PARAMETERS_PER_S, work_of
 from diloco_cli.protocol.rules.capacity import most_learners
 from diloco_cli.units import format_duration
 
@@ -454,9 +465,9 @@ def _island(plan: Plan, fleet: Fleet, candidate: Candidate) -> list[Explanation]
     sync, schedule, fit = run.sync, plan.schedule, candidate.fit
 
     def compute() -> None:
-        if inventory.local is not None and speed.shares_cores(island, None):
-            here = [other for other in inventory.islands if speed.shares_cores(other, None)]
-            speed.mean_share(tuple(speed.states_of(island, here, inventory.local, speed.SERVICE_CORES)))
+        if inventory.local is not None and shares_cores(island, None):
+            here = [other for other in inventory.islands if shares_cores(other, None)]
+            mean_share(tuple(states_of(island, here, inventory.local, SERVICE_CORES)))
         candidate_of(island, run, inventory, model, candidate.share, lambda *_: fit)
         transfer_s(candidate.link, candidate.rtt_s, schedule.fragment_parameters, sync.codec, sync.weights_codec)
         flow = fleet.flows[fleet.kept.index(candidate)]

@@ -10,17 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.devices import CPU, MPS, in_catalogue
-from diloco_cli.config.settings import (
-    Accelerators,
-    Device,
-    Inventory,
-    IslandSettings,
-    Link,
-    LocalMachine,
-    RegionSettings,
-    StoreSettings,
-)
+from diloco_cli.config.hardware import CPU, MPS, Accelerators, Device, in_catalogue
+from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMachine, RegionSettings, StoreSettings
 from diloco_cli.plan.remarks import rounded_down
 from diloco_cli.probe.contention import Spread
 from diloco_cli.probe.measure import MachineFacts, Measurements, StoreSpeed

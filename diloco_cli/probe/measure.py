@@ -11,8 +11,8 @@ import psutil
 import torch
 
 from diloco_cli.clock import monotonic_s, seconds_of
-from diloco_cli.config.devices import CPU, MPS, in_catalogue
-from diloco_cli.config.settings import Accelerators, Inventory, RunSettings
+from diloco_cli.config.hardware import CPU, MPS, Accelerators, in_catalogue
+from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.probe.contention import Crowding, Load, Spread, measure_alone, measure_crowding, model_name, spread_of
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.processes import usable_cores

@@ -15,7 +15,7 @@ from diloco_cli.observe.facts import Local, RunFacts
 from diloco_cli.observe.fields import Fields, made
 from diloco_cli.observe.status import LearnerStatus, status_of
 from diloco_cli.observe.summary import LearnerSummary, OneSummary, Summary
-from diloco_cli.plan.money import CLASS_A_PRICE, CLASS_B_PRICE
+from diloco_cli.plan.flow import CLASS_A_PRICE, CLASS_B_PRICE
 from diloco_cli.plan.plan import Money, PlannedIsland, Prediction, Setting
 from diloco_cli.protocol.log.keys import PLAN_KEY
 from diloco_cli.protocol.log.metrics import QUIET_OUTCOMES

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from diloco_cli.config.presets import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape, preset_shape
+from diloco_cli.config.models import DATA_PRESETS, MODEL_PRESETS, VISION_DATA, Shape, ViTShape, preset_shape
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, RefusedError, UsageError, suggestion
 from diloco_cli.tasks import data, huggingface, models

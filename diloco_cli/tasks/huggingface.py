@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diloco_cli.config.huggingface import check_weights, commit_of, find_folder, sequence_of
-from diloco_cli.config.presets import BYTE_VOCABULARY, TEXT_DATA
+from diloco_cli.config.models import BYTE_VOCABULARY, TEXT_DATA
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import install_hint

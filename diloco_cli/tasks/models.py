@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diloco_cli.config.presets import GPTShape, MoEShape, Shape, ViTShape
+from diloco_cli.config.models import GPTShape, MoEShape, Shape, ViTShape
 from diloco_cli.config.settings import TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.tensors.flat import bare_model

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from diloco_cli.config.devices import BACKENDS, find_device
+from diloco_cli.config.hardware import BACKENDS, find_device
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors.learner import Moments, Values
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat

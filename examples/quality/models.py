@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from torch import nn
 
-from diloco_cli.config.presets import GPTShape, MoEShape, ViTShape
+from diloco_cli.config.models import GPTShape, MoEShape, ViTShape
 from diloco_cli.tasks.build import Data
 
 LAYERS, WIDTH, HEADS = 2, 64, 2

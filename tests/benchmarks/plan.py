@@ -15,8 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from diloco_cli.config.codec import replace
+from diloco_cli.config.hardware import Accelerators
+from diloco_cli.config.models import model_facts
 from diloco_cli.config.settings import (
-    Accelerators,
     Inventory,
     IslandSettings,
     Link,
@@ -27,7 +28,6 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.plan.model_facts import model_facts
 from diloco_cli.plan.planner import make_plan
 from tests.benchmarks.measure import ROOT, machine, spread
 

@@ -25,7 +25,7 @@ import torch
 from torch import distributed, nn
 
 from diloco_cli.clock import utc_now_text
-from diloco_cli.config.presets import GPTShape
+from diloco_cli.config.models import GPTShape
 from diloco_cli.config.settings import (
     DataSettings,
     InnerSettings,

@@ -12,10 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from diloco_cli.cli.config import NAMES, schema
-from diloco_cli.config.fields import plain
+from diloco_cli.config.fields import plain, read_yaml_file
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
-from diloco_cli.config.yaml_tree import read_yaml_file
 from diloco_cli.errors import UsageError
 from tests.cli.conftest import Diloco
 from tests.cli.test_help import command_of, every_command

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, get_args
 
+from diloco_cli.config.run_file import max_overlap
 from diloco_cli.config.settings import (
     ColdStartSettings,
     DataSettings,
@@ -18,7 +19,6 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.config.validation import max_overlap
 from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.collection import FLOORS_APART

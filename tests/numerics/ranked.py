@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from diloco_cli.clock import utc_now_text
-from diloco_cli.config.presets import GPTShape, MoEShape
+from diloco_cli.config.models import GPTShape, MoEShape
 from diloco_cli.config.settings import (
     DataSettings,
     InnerSettings,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.run_file import max_overlap
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
-from diloco_cli.config.validation import max_overlap
 from diloco_cli.observe.replay import LogVerifier
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import build_model

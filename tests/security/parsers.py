@@ -18,11 +18,11 @@ import torch
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import from_plain, replace, to_plain
+from diloco_cli.config.fields import Node
 from diloco_cli.config.hardware import expand_hostlist, read_hostfile
 from diloco_cli.config.huggingface import facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import apply_overrides, load_run
-from diloco_cli.config.yaml_tree import Node
 from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import DilocoError
 from diloco_cli.faults import load_scenario

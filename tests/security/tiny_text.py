@@ -7,7 +7,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from diloco_cli.config.presets import GPTShape
+from diloco_cli.config.models import GPTShape
 from diloco_cli.tasks import models
 from diloco_cli.tasks.data import ByteText
 from tests.studies.toy_task import Numbers

@@ -11,7 +11,7 @@ from diloco_cli.config.settings import Link, RetentionSettings, RunSettings, Syn
 from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.forecast.stand_ins import Sizes
 from diloco_cli.layout import ParameterFact, balanced_layout
-from diloco_cli.plan.money import DAY_S, objects_kept, requests_per_day, retained_commits
+from diloco_cli.plan.flow import DAY_S, objects_kept, requests_per_day, retained_commits
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import Island, RunFormat, encode
 from diloco_cli.signing import OPERATOR

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from diloco_cli.config.codec import replace
+from diloco_cli.config.run_file import SHORTEST_TAKEOVER_S
 from diloco_cli.config.settings import SyncerSettings
-from diloco_cli.config.validation import SHORTEST_TAKEOVER_S
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD, Standby, patience_s, takeover_s
 from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, NoEvaluator, Syncer

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_cli.config.hardware import compress_hostlist, expand_hostlist, read_hostfile
+from diloco_cli.config.hardware import Accelerators, compress_hostlist, expand_hostlist, read_hostfile
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.settings import Accelerators, Link, LocalMachine, MachineSettings
+from diloco_cli.config.settings import Link, LocalMachine, MachineSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.store.url import normalise_store_url

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_cli.config.hardware import Accelerators, Device
 from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.config.settings import (
-    Accelerators,
-    Device,
     Inventory,
     IslandSettings,
     Link,

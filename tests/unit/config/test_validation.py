@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.run_file import load_run_with_origins
-from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, MachineSettings, StoreSettings
-from diloco_cli.config.validation import max_overlap, overlap_problem, refuse_together
+from diloco_cli.config.hardware import Accelerators
+from diloco_cli.config.run_file import load_run_with_origins, max_overlap, overlap_problem, refuse_together
+from diloco_cli.config.settings import Inventory, IslandSettings, MachineSettings, StoreSettings
 from diloco_cli.errors import UsageError
 
 RUN = """\

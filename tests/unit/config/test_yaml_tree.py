@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from diloco_cli.config.yaml_tree import parse_yaml, read_yaml_file
+from diloco_cli.config.fields import parse_yaml, read_yaml_file
 from diloco_cli.errors import UsageError
 
 

@@ -33,10 +33,9 @@ from diloco_cli.forecast.run import (
 )
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.paths import templates_directory
-from diloco_cli.plan.link import CLIENT_BPS
+from diloco_cli.plan.link import CLIENT_BPS, machine_of
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.syncer_pace import machine_of
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import Get

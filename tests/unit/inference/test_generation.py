@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.presets import MODEL_PRESETS, GPTShape
+from diloco_cli.config.models import MODEL_PRESETS, GPTShape
 from diloco_cli.config.settings import ModelSettings, RunSettings
 from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.inference.generation import Causal, Draw, choose, sample

@@ -8,7 +8,7 @@ import pytest
 
 from diloco_cli.config.settings import StoreSettings
 from diloco_cli.launch.plan_files import as_used_here, read_plan
-from diloco_cli.plan.syncer_pace import machine_of
+from diloco_cli.plan.link import machine_of
 from diloco_cli.store.open import CONNECTIONS_VARIABLE
 
 GS, S3, FOLDER = StoreSettings("gs://bucket"), StoreSettings("s3://bucket"), StoreSettings("file:///runs")

@@ -17,7 +17,7 @@ from diloco_cli.observe.screen import status_lines
 from diloco_cli.observe.situation import RUN_STATES, State, machine_of_syncer, refusals_of, verdict_of
 from diloco_cli.observe.status import status_of
 from diloco_cli.observe.unit_states import LOST_S, STUCK, UNIT_STATES
-from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, measured_by, work_of
+from diloco_cli.plan.link import GUESSED_MACHINE, measured_by, work_of
 from diloco_cli.protocol.log.health import Stability
 from diloco_cli.protocol.log.metrics import Note, Sustained
 from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunState, StandbyState, SyncerState, Window

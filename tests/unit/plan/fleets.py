@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from diloco_cli.config.codec import replace
+from diloco_cli.config.hardware import Accelerators
+from diloco_cli.config.models import facts_from_numbers
 from diloco_cli.config.settings import (
-    Accelerators,
     Inventory,
     IslandSettings,
     Link,
@@ -16,7 +17,6 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.plan.model_facts import facts_from_numbers
 
 FAST = Link(up_bps=2e9, down_bps=2e9, rtt_s=0.005)
 SLOW_UP = Link(up_bps=30e6, down_bps=300e6, rtt_s=0.03)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import Device, IslandSettings
+from diloco_cli.config.hardware import Device
+from diloco_cli.config.settings import IslandSettings
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.launch.new_run import islands_of
 from diloco_cli.launch.plan_files import refuse_unfit

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import Accelerators, Device, Link, LocalMachine
+from diloco_cli.config.hardware import Accelerators, Device
+from diloco_cli.config.settings import Link, LocalMachine
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import explain, make_plan

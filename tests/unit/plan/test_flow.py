@@ -8,7 +8,8 @@ from math import prod
 
 import pytest
 
-from diloco_cli.config.settings import Accelerators, IslandSettings
+from diloco_cli.config.hardware import Accelerators
+from diloco_cli.config.settings import IslandSettings
 from diloco_cli.plan import flow
 from diloco_cli.plan.candidates import availability_of, candidates
 from diloco_cli.plan.flow import busy_share, kept_in_flight, probability_at_least, run_fleet, waiting

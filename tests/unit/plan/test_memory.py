@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.presets import MODEL_PRESETS
+from diloco_cli.config.hardware import Accelerators
+from diloco_cli.config.models import MODEL_PRESETS, ModelFacts, facts_from_numbers, model_facts
 from diloco_cli.config.settings import (
-    Accelerators,
     Inventory,
     MachineSettings,
     ModelSettings,
@@ -34,7 +34,6 @@ from diloco_cli.plan.memory import (
     syncer_memory_gb,
     with_micro_batch,
 )
-from diloco_cli.plan.model_facts import ModelFacts, facts_from_numbers, model_facts
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE

@@ -7,9 +7,8 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RegionSettings
 from diloco_cli.plan.candidates import candidates
-from diloco_cli.plan.flow import Fleet, run_fleet
+from diloco_cli.plan.flow import LEARNERS_LOOKS, SYNCERS_LOOKS, Fleet, costs, looks_per_s, requests_per_day, run_fleet
 from diloco_cli.plan.link import moment_bytes
-from diloco_cli.plan.money import LEARNERS_LOOKS, SYNCERS_LOOKS, costs, looks_per_s, requests_per_day
 from diloco_cli.plan.planner import explain, make_plan
 from tests.unit.plan.fleets import IOWA, MODEL, RUN, SPOT, fleet
 

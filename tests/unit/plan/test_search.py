@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import InfeasibleError, UsageError
+from diloco_cli.plan import islands as searching
 from diloco_cli.plan import planner
-from diloco_cli.plan import search as searching
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import run_fleet
+from diloco_cli.plan.islands import SEARCHED, _halvings, carried, score, search
 from diloco_cli.plan.link import CODEC_BITS, load_of_round
 from diloco_cli.plan.plan import Goal
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.search import SEARCHED, _halvings, carried, score, search
 from tests.unit.plan.fleets import FAST, HOME, IOWA, MODEL, OLD, RUN, SPOT, fleet, island, with_sync
 
 FREE: dict[str, str] = {}  # origins of a run file that pins nothing

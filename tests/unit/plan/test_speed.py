@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, LocalMachine, StoreSettings
-from diloco_cli.plan.speed import (
+from diloco_cli.config.hardware import Accelerators
+from diloco_cli.config.settings import Inventory, IslandSettings, LocalMachine, StoreSettings
+from diloco_cli.plan.candidates import (
     MAX_SLEEPERS,
     busy_cores,
     contention,

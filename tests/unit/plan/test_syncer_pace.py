@@ -7,12 +7,12 @@ import re
 import pytest
 
 from diloco_cli.config.codec import replace
+from diloco_cli.config.models import facts_from_numbers
 from diloco_cli.config.settings import Inventory, Link, RunSettings, StoreSettings, SyncSettings, TrainSettings
 from diloco_cli.forecast.run import report, run_of_plan, simulated
-from diloco_cli.plan.model_facts import facts_from_numbers
+from diloco_cli.plan.link import GUESSED_MACHINE, kept_at_pace, machine_of, waiting_s
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import explain, make_plan
-from diloco_cli.plan.syncer_pace import GUESSED_MACHINE, kept_at_pace, machine_of, waiting_s
 from tests.unit.plan.fleets import island
 
 SMALL = facts_from_numbers(1_000_000, 8, 64, 64)

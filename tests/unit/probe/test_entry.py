@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.hardware import Accelerators
 from diloco_cli.config.inventory_file import inventory_to_text
 from diloco_cli.config.run_file import load_run
-from diloco_cli.config.settings import Accelerators
 from diloco_cli.launch.plan_files import read_plan
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.plan import Plan

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.devices import in_catalogue
+from diloco_cli.config.hardware import Accelerators, in_catalogue
 from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.config.run_file import load_run
-from diloco_cli.config.settings import Accelerators, Inventory, IslandSettings, Link, LocalMachine, StoreSettings
+from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMachine, StoreSettings
 from diloco_cli.errors import RunFailedError
 from diloco_cli.probe.contention import (
     Crowding,

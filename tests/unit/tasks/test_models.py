@@ -10,12 +10,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.presets import MODEL_PRESETS, VISION_DATA, GPTShape, MoEShape, ViTShape, data_of
+from diloco_cli.config.models import (
+    MODEL_PRESETS,
+    VISION_DATA,
+    GPTShape,
+    MoEShape,
+    ViTShape,
+    data_of,
+    facts_from_parameters,
+    model_facts,
+)
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.plan_files import facts_of
 from diloco_cli.plan.memory import Computing, fit_with_micro_batch
-from diloco_cli.plan.model_facts import facts_from_parameters, model_facts
 from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta, losses_of
 from diloco_cli.tasks.models import (
     BALANCE_COEFFICIENT,

@@ -18,10 +18,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.devices import catalogue, find_device
+from diloco_cli.config.hardware import catalogue, find_device
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.plan.speed import Precision, computes_in_half
+from diloco_cli.plan.memory import Precision, computes_in_half
 from diloco_cli.protocol.actors.learner import Fragments, Progression
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model

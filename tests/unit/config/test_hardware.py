@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.config.devices import catalogue, find_device, resolve, with_catalogue_facts
-from diloco_cli.config.settings import Accelerators, Device
+from diloco_cli.config.hardware import Accelerators, Device, catalogue, find_device, resolve, with_catalogue_facts
 from diloco_cli.errors import UsageError
 
 # (bf16 TFLOP/s, else fp16, else fp32; GB) as the vendors' data sheets have them, typed again from those
