@@ -8,14 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
 
-from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
 from diloco_cli.layout import ParameterFact, fragment_sizes
-
-if TYPE_CHECKING:  # which names the built-in models
-    from diloco_cli.config.settings import ModelSettings
 
 BYTE_VOCABULARY = 256
 TENSORS_BESIDE_LAYERS = 3  # of text models: embedding, positions, last norm
@@ -223,28 +218,6 @@ def tensors_of(model: ModelFacts) -> list[ParameterFact]:
         for name, size, is_embedding in sizes
         if size > 0
     ]
-
-
-def model_facts(model: ModelSettings) -> ModelFacts:
-    """The facts of a preset or of plain numbers; an entrypoint has to be built, which is not done here."""
-    if model.preset is not None:
-        shape = preset_shape(model.preset, model.vocabulary)
-        return ModelFacts(
-            parameters=shape.num_parameters,
-            layers=shape.layers,
-            width=shape.width,
-            sequence=shape.sequence,
-            embedding_parameters=shape.embedding_parameters,
-            num_tensors=shape.num_tensors,
-            idle_parameters=shape.num_parameters - shape.active_parameters,
-        )
-    if model.parameters and model.layers and model.width and model.sequence:
-        return facts_from_numbers(model.parameters, model.layers, model.width, model.sequence)
-    numbers = "{parameters: 1.0B, layers: 16, width: 2048, sequence: 2048}"
-    raise UsageError(
-        "model: plan knows presets and plain numbers; the size of an entrypoint's model is unknown",
-        hint=f"diloco plan INVENTORY -f RUN --set model='{numbers}'",
-    )
 
 
 def facts_from_numbers(parameters: int, layers: int, width: int, sequence: int) -> ModelFacts:

@@ -19,7 +19,7 @@ from diloco_cli.config.codec import from_plain, replace, to_plain
 from diloco_cli.config.fields import Origins
 from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.models import ModelFacts, facts_from_parameters, model_facts
+from diloco_cli.config.models import ModelFacts, facts_from_parameters
 from diloco_cli.config.run_file import inventory_path_of, load_run, load_run_with_origins, refuse_together
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, StoreSettings
 from diloco_cli.corpus.index import read_index
@@ -28,6 +28,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DilocoError, InfeasibleError, UsageError, suggestion
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import not_launched
+from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import Goal, Plan, load_plan, sources_in
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here, open_store

@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from diloco_cli.config.hardware import HOST_DEVICES, Accelerators, Device, find_device
-from diloco_cli.config.models import ModelFacts
-from diloco_cli.config.settings import Inventory, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.config.models import ModelFacts, facts_from_numbers, preset_shape
+from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.plan.link import CODEC_BITS
@@ -142,6 +143,28 @@ def computes_in_half(device: Device, precision: Precision) -> bool:
     `bf16` also where that is emulated. It has no fp16: that would need loss scaling."""
     has_it = device.name not in HOST_DEVICES and device.bf16_tflops is not None
     return precision == "bf16" or (precision == "auto" and has_it)
+
+
+def model_facts(model: ModelSettings) -> ModelFacts:
+    """The facts of a preset or of plain numbers; an entrypoint has to be built, which is not done here."""
+    if model.preset is not None:
+        shape = preset_shape(model.preset, model.vocabulary)
+        return ModelFacts(
+            parameters=shape.num_parameters,
+            layers=shape.layers,
+            width=shape.width,
+            sequence=shape.sequence,
+            embedding_parameters=shape.embedding_parameters,
+            num_tensors=shape.num_tensors,
+            idle_parameters=shape.num_parameters - shape.active_parameters,
+        )
+    if model.parameters and model.layers and model.width and model.sequence:
+        return facts_from_numbers(model.parameters, model.layers, model.width, model.sequence)
+    numbers = "{parameters: 1.0B, layers: 16, width: 2048, sequence: 2048}"
+    raise UsageError(
+        "model: plan knows presets and plain numbers; the size of an entrypoint's model is unknown",
+        hint=f"diloco plan INVENTORY -f RUN --set model='{numbers}'",
+    )
 
 
 def fit_of_nodes(

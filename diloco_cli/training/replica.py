@@ -23,11 +23,11 @@ import torch
 from torch import distributed, nn
 
 from diloco_cli.clock import monotonic_s
-from diloco_cli.config.models import MODEL_PRESETS, facts_from_parameters, model_facts
+from diloco_cli.config.models import MODEL_PRESETS, facts_from_parameters
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, InfeasibleError, RunFailedError, TryAgainError, UsageError
 from diloco_cli.layout import Layout, ParameterFact, make_layout
-from diloco_cli.plan.memory import Fit, computing, fit_with_micro_batch
+from diloco_cli.plan.memory import Fit, computing, fit_with_micro_batch, model_facts
 from diloco_cli.protocol.actors.learner import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
 from diloco_cli.protocol.log.records import RunFormat

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.models import MODEL_PRESETS, model_facts
+from diloco_cli.config.models import MODEL_PRESETS
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.layout import make_layout
-from diloco_cli.plan.memory import computing, fit_with_micro_batch
+from diloco_cli.plan.memory import computing, fit_with_micro_batch, model_facts
 from diloco_cli.protocol.actors.learner import Fragments
 from diloco_cli.protocol.log.records import FragmentVersion, Island, RunFormat
 from diloco_cli.tasks.build import build_data, build_model

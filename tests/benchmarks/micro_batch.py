@@ -14,9 +14,9 @@ import time
 
 import torch
 
-from diloco_cli.config.models import MODEL_PRESETS, data_of, model_facts
+from diloco_cli.config.models import MODEL_PRESETS, data_of
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
-from diloco_cli.plan.memory import Computing, memory_fit, with_micro_batch
+from diloco_cli.plan.memory import Computing, memory_fit, model_facts, with_micro_batch
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.replica import Replica
 from tests.benchmarks.measure import machine, ratios, row

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators
-from diloco_cli.config.models import model_facts
 from diloco_cli.config.settings import (
     Inventory,
     IslandSettings,
@@ -28,6 +27,7 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
+from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.planner import make_plan
 from tests.benchmarks.measure import ROOT, machine, spread
 

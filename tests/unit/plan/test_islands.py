@@ -12,7 +12,7 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators, find_device
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.models import facts_from_numbers, model_facts
+from diloco_cli.config.models import facts_from_numbers
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import (
     Inventory,
@@ -25,7 +25,7 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.plan.islands import Forming, form_islands
-from diloco_cli.plan.memory import Computing, memory_fit
+from diloco_cli.plan.memory import Computing, memory_fit, model_facts
 
 SMALL = facts_from_numbers(1_000_000_000, 16, 2048, 2048)  # 16 GB of state: fits a card of 24 GB
 HOW = Computing(num_fragments=24, overlap=1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators
-from diloco_cli.config.models import MODEL_PRESETS, ModelFacts, facts_from_numbers, model_facts
+from diloco_cli.config.models import MODEL_PRESETS, ModelFacts, facts_from_numbers
 from diloco_cli.config.settings import (
     Inventory,
     MachineSettings,
@@ -31,6 +31,7 @@ from diloco_cli.plan.memory import (
     layer_bytes,
     memory_fit,
     memory_parts,
+    model_facts,
     syncer_memory_gb,
     with_micro_batch,
 )

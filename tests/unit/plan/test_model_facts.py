@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.config.models import FragmentSizes, ModelFacts, facts_from_parameters, model_facts
+from diloco_cli.config.models import FragmentSizes, ModelFacts, facts_from_parameters
 from diloco_cli.config.settings import ModelSettings, RunSettings
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.plan.memory import model_facts
 from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.tensors.flat import parameter_facts
 

@@ -9,10 +9,10 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.models import model_facts
 from diloco_cli.config.run_file import load_run, load_run_with_origins
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.paths import templates_directory
+from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import (
     load_plan,
     plan_differences,

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators, find_device
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.models import model_facts
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import IslandSettings, Link, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import InfeasibleError, UsageError
@@ -17,6 +16,7 @@ from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import run_fleet
 from diloco_cli.plan.islands import SEARCHED, WORTH_A_CHANGE, search
+from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import Goal
 from diloco_cli.plan.planner import make_plan
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SLOW_UP, SPOT, fleet, island, with_sync

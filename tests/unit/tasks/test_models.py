@@ -18,12 +18,11 @@ from diloco_cli.config.models import (
     ViTShape,
     data_of,
     facts_from_parameters,
-    model_facts,
 )
 from diloco_cli.config.settings import DataSettings, InnerSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.plan_files import facts_of
-from diloco_cli.plan.memory import Computing, fit_with_micro_batch
+from diloco_cli.plan.memory import Computing, fit_with_micro_batch, model_facts
 from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta, losses_of
 from diloco_cli.tasks.models import (
     BALANCE_COEFFICIENT,

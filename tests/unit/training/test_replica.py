@@ -26,7 +26,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators
-from diloco_cli.config.models import MODEL_PRESETS, data_of, model_facts
+from diloco_cli.config.models import MODEL_PRESETS, data_of
 from diloco_cli.config.settings import (
     DataSettings,
     InnerSettings,
@@ -42,6 +42,7 @@ from diloco_cli.config.settings import (
 from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.launch.new_run import islands_of, layout_of, make_format, shares_here
 from diloco_cli.learner.daemon import Newcomer, _island_of, check_batch
+from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.actors.learner import Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep
