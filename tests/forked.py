@@ -1,73 +1,131 @@
-"""`diloco` in forks of a process that has loaded it: each has its own memory, directory, environment and exit status,
-as a process that a user starts, without the second or two that loading takes."""
+"""Processes that are forks of one that has loaded torch and `diloco`: real ones, with their own pid, signals, memory,
+directory, environment and exit status, without the seconds that each would take to load them."""
 
 from __future__ import annotations
 
 import gc
-import importlib
-import json
+import multiprocessing
 import os
 import pkgutil
+import runpy
 import signal
 import subprocess
 import sys
-from functools import cache
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import diloco_cli
-from diloco_cli.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = [f"diloco_cli.integrations.{library}" for library in ("lightning", "transformers")]  # need the libraries
 LATER = ["torch._dynamo", "pydantic.type_adapter"]  # what torch and typer import when something is called
-MAX_S = 240
+MODULES = [module.name for module in pkgutil.walk_packages(diloco_cli.__path__, "diloco_cli.")]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload([name for name in MODULES if not name.endswith("__main__")] + LATER)
+MAX_S = 240.0
+
+
+class ForkedProcess:
+    """Runs `work` with its arguments, as subprocess.Popen runs a program."""
+
+    def __init__(self, work: Callable[..., object], *arguments: Any, folder: Path = ROOT, **environment: str) -> None:
+        """`environment`: beside this process's own."""
+        self._place = TemporaryDirectory()
+        place = (str(folder), {**os.environ, **environment}, self._place.name)
+        self._process = FORKS.Process(target=_work, args=(*place, work, arguments))
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float = MAX_S) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout, "".join(self.said()))
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """If it has not ended."""
+        self._process.kill()
+
+    def said(self) -> tuple[str, str]:
+        """On stdout and on stderr, so far."""
+        out, err = ((Path(self._place.name) / name).read_text() for name in ("out", "err"))
+        return out, err
 
 
 def run_diloco(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`environment`: beside this process's own."""
-    server = _server()
-    assert server.stdin is not None and server.stdout is not None
-    with TemporaryDirectory() as place:
-        order = {"words": words, "folder": str(folder), "environment": {**os.environ, **environment}, "place": place}
-        server.stdin.write(json.dumps(order) + "\n")
-        server.stdin.flush()
-        status = int(server.stdout.readline())
-        out, err = ((Path(place) / name).read_text() for name in ("out", "err"))
-    return subprocess.CompletedProcess(words, status, out, err)
+    """`diloco` to its end. `environment`: beside this process's own."""
+    process = ForkedProcess(diloco, *words, folder=folder, **environment)
+    try:
+        return subprocess.CompletedProcess(words, process.wait(), *process.said())
+    finally:
+        process.kill()
 
 
-@cache
-def _server() -> subprocess.Popen[str]:
-    """It ends with this process, which holds its standard input."""
-    command = [sys.executable, "-c", "from tests.forked import serve; serve()"]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def diloco(*words: str) -> None:
+    from diloco_cli.cli.main import main
+
+    sys.argv, sys.path[0] = ["diloco", *words], str(Path(sys.executable).parent)
+    main()
 
 
-def serve() -> None:
-    """An order a line, answered by the exit status."""
-    found = [module.name for module in pkgutil.walk_packages(diloco_cli.__path__, "diloco_cli.")]
-    for name in [*found, *LATER]:
-        if not name.endswith("__main__") and name not in CALLBACKS:
-            importlib.import_module(name)
-    gc.freeze()
-    for line in sys.stdin:
-        if child := os.fork():
-            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-        else:
-            _become(**json.loads(line))
+class ForkedChild(subprocess.Popen[bytes]):
+    """In place of subprocess.Popen, in a forked process: `python ... -m MODULE WORDS` as a fork of it."""
+
+    def __init__(self, command: Sequence[str], stdin: int | None = None, env: Mapping[str, str] | None = None) -> None:
+        self.args, self.returncode, self.stdin, self.stdout, self.stderr = command, None, None, None, None
+        self._waitpid_lock, self._child_created = threading.Lock(), True  # what Popen's own methods look at
+        self._communication_started = False
+        self.pid = os.fork()
+        if self.pid == 0:
+            _leave_as(_run_module, command, env)
 
 
-def _become(words: list[str], folder: str, environment: dict[str, str], place: str) -> None:
-    signal.alarm(MAX_S)
+def _run_module(command: Sequence[str], environment: Mapping[str, str] | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    if environment is not None:
+        os.environ.clear()
+        os.environ.update(environment)
+    _, module, *words = command[command.index("-m") :]
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _work(folder: str, environment: Mapping[str, str], place: str, work: Callable[..., object], arguments: Any) -> None:
+    gc.freeze()  # what was loaded is looked through, and copied, by no collection
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    for number, path in enumerate((os.devnull, f"{place}/out", f"{place}/err")):
-        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT), number)
-    sys.argv, sys.path[0] = ["diloco", *words], str(Path(sys.executable).parent)
+    for number, name in enumerate(("out", "err"), 1):
+        os.dup2(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _leave_as(work, *arguments)
+
+
+def _leave_as(work: Callable[..., object], *arguments: Any) -> None:
+    """End as a program that does this, without the end of the interpreter, which would copy all that was loaded."""
+    status = 1
     try:
-        main()
-    except SystemExit as ended:  # without the end of the interpreter, which would copy all that was loaded
+        work(*arguments)
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
         sys.stdout.flush()
-        os._exit(ended.code if isinstance(ended.code, int) else 0)
+        sys.stderr.flush()
+        os._exit(status)

@@ -5,8 +5,6 @@ An island with another number of ranks than planned, and devices that are not th
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,42 +12,43 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
+from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from diloco_cli.environment import environment_with
-from diloco_cli.errors import InfeasibleError, UsageError
+from diloco_cli.errors import DilocoError, InfeasibleError, UsageError
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.group import _compare, _listening, as_resized, at_ranks, device_here, join_group
-from diloco_cli.learner.parent import RankPlace
+from diloco_cli.learner.parent import RankPlace, place_here
 from diloco_cli.protocol.log.records import RunFormat
+from tests.forked import ForkedProcess
 from tests.numerics.ranked import RankedCase
 from tests.unit.learner.test_parent import free_port
 from tests.unit.training.test_replica import settings_of
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[3]
-JOIN = """
-import os, torch
-torch.__version__ = os.environ.get("ANOTHER_TORCH") or torch.__version__
-from diloco_cli.errors import DilocoError
-from diloco_cli.learner.group import join_group
-from diloco_cli.learner.parent import place_here
-try:
-    join_group(place_here(), torch.device("cpu"), float(os.environ.get("MEET_S", "1")))
-except DilocoError as error:
-    print(error.code, error)
-"""
+WITHIN_S = 90.0
 
 
-def joining(place: RankPlace, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", JOIN], cwd=ROOT, stdout=subprocess.PIPE, text=True,
-        env=environment_with(**place.environment(), **environment),
-    )  # fmt: skip
+def join_here(meet_s: float, torch_version: str | None) -> None:
+    torch.__version__ = torch_version or torch.__version__
+    try:
+        join_group(place_here(), torch.device("cpu"), meet_s)  # type: ignore[arg-type]
+        distributed.barrier()  # or one has left before another sees that they have met
+    except DilocoError as error:
+        print(error.code, error)
+
+
+def joining(place: RankPlace, meet_s: float, torch_version: str | None = None, **environment: str) -> ForkedProcess:
+    return ForkedProcess(join_here, meet_s, torch_version, **place.environment(), **environment)
+
+
+def said_by(process: ForkedProcess) -> str:
+    process.wait(WITHIN_S)
+    return process.said()[0]
 
 
 def joined(place: RankPlace, **environment: str) -> str:
-    return joining(place, **environment).communicate(timeout=90)[0]
+    return said_by(joining(place, 1.0, **environment))
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
@@ -79,8 +78,8 @@ def test_ranks_with_other_versions_are_named() -> None:
 
 def test_every_rank_refuses_an_island_of_several_versions(tmp_path: Path) -> None:
     places = [RankPlace(rank, 2, rank, 2, f"file://{tmp_path}/meet") for rank in range(2)]
-    ranks = [joining(place, MEET_S="60", ANOTHER_TORCH="2.0.1" if place.rank else "") for place in places]
-    for said in [rank.communicate(timeout=90)[0] for rank in ranks]:
+    ranks = [joining(place, 60.0, "2.0.1" if place.rank else None) for place in places]
+    for said in map(said_by, ranks):
         assert "usage rank 1 on " in said and " has torch 2.0.1, rank 0 on " in said
 
 
@@ -107,19 +106,18 @@ def test_ranks_that_torchrun_starts_again_do_not_meet_the_dead_ones() -> None:
     agent = {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     for attempt in range(2):
         # each node's agent counts its own failures alone
-        counts = [{"TORCHELASTIC_RESTART_COUNT": str(attempt * rank), "MEET_S": "60"} for rank in range(2)]
-        ranks = [joining(RankPlace(rank, 2, rank, 2, "env://"), **agent, **counts[rank]) for rank in range(2)]
-        assert [rank.communicate(timeout=90)[0] for rank in ranks] == ["", ""]
+        counts = [{"TORCHELASTIC_RESTART_COUNT": str(attempt * rank)} for rank in range(2)]
+        ranks = [joining(RankPlace(rank, 2, rank, 2, "env://"), 60.0, **agent, **counts[rank]) for rank in range(2)]
+        assert [said_by(rank) for rank in ranks] == ["", ""]
     del store
 
 
 def test_a_rank_0_that_dies_while_ranks_meet_is_said() -> None:
     rendezvous = f"tcp://127.0.0.1:{free_port()}"
-    first, second = (joining(RankPlace(rank, 3, 0, 1, rendezvous), MEET_S="15") for rank in range(2))
+    first, second = (joining(RankPlace(rank, 3, 0, 1, rendezvous), 15.0) for rank in range(2))
     wait_until(lambda: any(c.status == psutil.CONN_ESTABLISHED for c in psutil.Process(second.pid).net_connections()))
     first.kill()
-    first.communicate()
-    said = second.communicate(timeout=90)[0]
+    said = said_by(second)
     lost = ("rank_lost another rank of the island was lost during the meeting", "try_again rank 1 of 3 cannot reach")
     assert said.startswith(lost), said
 
@@ -127,8 +125,8 @@ def test_a_rank_0_that_dies_while_ranks_meet_is_said() -> None:
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")
 def test_an_address_may_be_one_of_ipv6() -> None:
     rendezvous = f"tcp://[::1]:{free_port()}"
-    ranks = [joining(RankPlace(rank, 2, 0, 1, rendezvous), MEET_S="60") for rank in range(2)]
-    assert [rank.communicate(timeout=90)[0] for rank in ranks] == ["", ""]
+    ranks = [joining(RankPlace(rank, 2, 0, 1, rendezvous), 60.0) for rank in range(2)]
+    assert [said_by(rank) for rank in ranks] == ["", ""]
 
 
 def test_who_waits_for_others_lives_and_may_stop(tmp_path: Path) -> None:
