@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -22,7 +23,9 @@ from diloco_cli.cli.arguments import (
 from diloco_cli.cli.operators import open_unfinished
 from diloco_cli.cli.output import print_json, talk
 from diloco_cli.errors import DataCheckError, RefusedError, UsageError
+from diloco_cli.paths import checked_name, templates_directory
 from diloco_cli.signing import KEY_FILE_VARIABLE
+from diloco_cli.store.url import parse_url
 
 Role = Literal["learner", "syncer"]
 FILE_HELP = "Where to write it, readable by its owner alone. The key itself is never shown."
@@ -141,7 +144,6 @@ def signed_run(run: str) -> OpenRun:
 
 def signers_of(opened: OpenRun, role: Role, name: str) -> tuple[str, ...]:
     """As whom such a machine signs in this run."""
-    from diloco_cli.paths import checked_name
     from diloco_cli.runtime.units import signers_on
     from diloco_cli.signing import syncer_signer
 
@@ -190,6 +192,12 @@ def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:
     return found
 
 
+PolicyRole = Literal["learner", "syncer", "operator", "reader"]
+_PLACE = re.compile(r"[A-Za-z0-9._/-]+")
+_PRINCIPAL = re.compile(r"[A-Za-z0-9._:/@-]+")
+_PLACEHOLDER = re.compile(r"@[A-Z]+@")
+
+
 def bucket_policy(
     run: str = typer.Argument(..., metavar="RUN", help="The run's bucket URL (it need not exist yet), or its name."),
     role: str = typer.Argument(..., metavar="ROLE", help="learner, syncer, operator or reader."),
@@ -198,9 +206,33 @@ def bucket_policy(
     member: str = typer.Option("", "--member", help="gs://: who gets the role, such as serviceAccount:NAME."),
 ) -> None:
     """Print what a role may do in a run's bucket, as a policy for the cloud."""
-    from diloco_cli.launch.bucket_policy import Role as PolicyRole
-    from diloco_cli.launch.bucket_policy import policy_of
-
     if role not in get_args(PolicyRole):
         raise UsageError(f"no role {role!a}; there are: {', '.join(get_args(PolicyRole))}")
-    print(policy_of(find_run(run).url, cast("PolicyRole", role), name, project, member), end="")
+    print(policy_of(find_run(run).url, cast(PolicyRole, role), name, project, member), end="")
+
+
+def policy_of(url: str, role: PolicyRole, learner: str = "", project: str = "", member: str = "") -> str:
+    """JSON text of what `role` may do in the run at `url`; for s3:// an IAM policy, for gs:// bindings of a bucket.
+
+    Raises UsageError if a name is missing or invalid, or if the store has no policies."""
+    place = parse_url(url)
+    if not place.kind.policies:
+        raise UsageError(f"there are no policies for {place.scheme}://", where=url, hint=place.kind.policies_hint)
+    values = {"BUCKET": place.place, "RUN": place.prefix, "PROJECT": project, "MEMBER": member}
+    if role == "learner":
+        values["LEARNER"] = checked_name(learner, "the name of a learner (--name)")
+    text = (templates_directory() / "bucket-policy" / place.kind.policies / f"{role}.json").read_text()
+    for name in sorted({found[1:-1] for found in _PLACEHOLDER.findall(text)}):
+        text = text.replace(f"@{name}@", _checked(name, values[name], url))
+    return text
+
+
+def _checked(name: str, value: str, url: str) -> str:
+    """The value, if it has no character that could end a JSON string or a condition's expression."""
+    if not value:
+        missing = "a run's URL ends with the run's name" if name == "RUN" else f"give --{name.lower()}"
+        raise UsageError(f"no {name.lower()} is given", where=url, hint=missing)
+    allowed = _PRINCIPAL if name == "MEMBER" else _PLACE
+    if not allowed.fullmatch(value):
+        raise UsageError(f"a {name.lower()} may consist of {allowed.pattern}, not {value!a}", where=url)
+    return value

@@ -62,7 +62,7 @@ def plan(
         from diloco_cli.plan.planner import explain as explanations
 
         extra["explanations"] = to_plain(explanations(made))
-    _write(made, output, plot, inventory, file, overrides)
+    _write(made, output, plot)
     changes = plan_differences(earlier, made) if earlier else []
     if json:
         data = plan_to_json(made) | extra | ({"changes": changes} if earlier else {})
@@ -116,16 +116,11 @@ def _calibrated(run: str, made: Plan) -> tuple[Plan, Any]:
     return replace(again, settings=made.settings), to_plain(calibration.comparison)
 
 
-def _write(
-    made: Plan, output: Path | None, plot: Path | None, inventory: Path | None, file: Path | None, overrides: list[str]
-) -> None:
+def _write(made: Plan, output: Path | None, plot: Path | None) -> None:
     if output is not None:
-        from diloco_cli.launch.plan_files import sources_of
-        from diloco_cli.plan.plan import plan_file_name, save_plan
+        from diloco_cli.plan.plan import save_plan
 
-        path = output / plan_file_name(made) if output.is_dir() else output
-        sources = sources_of(inventory, file, overrides, path)
-        path = save_plan(made, path, None if sources is None else to_plain(sources))
+        path = save_plan(made, output)
         talk(f"plan written to {path}; start it: diloco launch {path}")
     if plot is not None:
         from diloco_cli.cli.plan_view import waterfall_svg

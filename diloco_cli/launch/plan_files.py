@@ -1,35 +1,25 @@
-"""Makes a plan from the files that a user names, and checks what this version can launch of it.
-
-The files are noted beside the plan, so that `launch` can tell that they have changed; they are no part of it: the same
-hardware and run give the same plan, wherever they lie.
-"""
+"""Makes a plan from the files that a user names, and checks what this version can launch of it."""
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from diloco_cli.config.codec import from_plain, replace, to_plain
+from diloco_cli.config.codec import replace
 from diloco_cli.config.fields import Origins
 from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.models import ModelFacts, facts_from_parameters
-from diloco_cli.config.run_file import inventory_path_of, load_run, load_run_with_origins, refuse_together
+from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins, refuse_together
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, StoreSettings
 from diloco_cli.corpus.index import read_index
 from diloco_cli.corpus.sources import find_sources
-from diloco_cli.digests import digest
-from diloco_cli.errors import DilocoError, InfeasibleError, UsageError, suggestion
+from diloco_cli.errors import InfeasibleError, UsageError, suggestion
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.memory import model_facts
-from diloco_cli.plan.plan import Goal, Plan, load_plan, sources_in
+from diloco_cli.plan.plan import Goal, Plan, load_plan
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here, open_store
 from diloco_cli.store.port import MAX_CONNECTIONS
@@ -61,81 +51,6 @@ def _epochs(run: RunSettings, tokens: int) -> str:
     )
 
 
-@dataclass(frozen=True)
-class PlanSources:
-    """Paths are relative to the plan's folder; digests are of what the files say, without comments or --set."""
-
-    inventory: str
-    inventory_digest: str
-    run: str
-    run_digest: str
-    overrides: tuple[str, ...] = ()
-
-
-def sources_of(inventory: Path | None, file: Path | None, overrides: list[str], plan: Path) -> PlanSources | None:
-    """None for a plan of the template run, which has no file of the user."""
-    if file is None:
-        return None
-    found = inventory or inventory_path_of(load_run(file, overrides), file)
-    if found is None:
-        return None
-    there, run = (os.path.relpath(path, plan.parent) for path in (found, file))
-    return PlanSources(there, _inventory_digest(found), run, _run_digest(file), tuple(overrides))
-
-
-def refuse_changed_sources(noted: Any, plan: Path) -> None:
-    """Raises UsageError if a file that the plan was made from is there and says something else now."""
-    try:
-        sources = from_plain(PlanSources, noted)
-    except UsageError:
-        return  # a plan of an earlier version, or of the template run
-    inventory, run = (Path(os.path.normpath(plan.parent / path)) for path in (sources.inventory, sources.run))
-    changed = [
-        str(path)
-        for path, was, now in (
-            (inventory, sources.inventory_digest, _inventory_digest),
-            (run, sources.run_digest, _run_digest),
-        )
-        if path.is_file() and _differs(was, now, path)
-    ]
-    if changed:
-        words = [
-            "diloco",
-            "plan",
-            str(inventory),
-            "-f",
-            str(run),
-            *(f"--set={o}" for o in sources.overrides),
-            "-o",
-            str(plan),
-        ]
-        have = "have" if len(changed) > 1 else "has"
-        raise UsageError(
-            f"{' and '.join(changed)} {have} changed since this plan was made",
-            where=str(plan),
-            hint=f"make it again: {shlex.join(words)}",
-        )
-
-
-def _differs(was: str, digest_of: Any, path: Path) -> bool:
-    try:
-        return bool(digest_of(path) != was)
-    except DilocoError:  # not readable any more is changed
-        return True
-
-
-def _inventory_digest(path: Path) -> str:
-    return _digest(load_inventory(path))
-
-
-def _run_digest(path: Path) -> str:
-    return _digest(load_run_with_origins(path, only_file=True)[0])
-
-
-def _digest(settings: Any) -> str:
-    return digest(json.dumps(to_plain(settings), sort_keys=True, allow_nan=False).encode())
-
-
 TEMPLATE_BUCKET = "my-bucket"
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
 PRESET_SEQUENCE = 128  # of preset data under a model of one's own
@@ -150,16 +65,12 @@ def plan_of_files(
 ) -> Plan:
     """For `plan`: the plan of an inventory and a run file. `inventory` takes precedence over the run file's own;
     without a run file the template is planned. Settings that the run file does not give are searched."""
-    run_path = file or templates_directory() / "run.yaml"
-    run, origins = load_run_with_origins(run_path, overrides)
-    inventory_path = inventory or (inventory_path_of(run, file) if file else None)
-    if inventory_path is None:
-        where = None if file is None else str(file)
-        raise UsageError("no inventory given", where=where, hint="diloco plan INVENTORY, or first: diloco init")
-    islands, facts = _inventory_as_used_here(inventory_path, tell), facts_of(run, run_path.parent)
     if file is None:
-        tell(f"no run file given: planning for the template {run_path} (choose one with -f RUN)")
-    refuse_together(run, origins, islands, facts.fragments(run.sync.fragments).count, str(run_path), facts.sequence)
+        file = templates_directory() / "run.yaml"
+        tell(f"no run file given: planning for the template {file} (choose one with -f RUN)")
+        if inventory is None:
+            raise UsageError("no inventory given", hint="diloco plan INVENTORY, or first: diloco init")
+    run, islands, facts, origins = _read(file, overrides, inventory, tell)
     epochs = planned_epochs(run)
     if epochs is not None:
         tell(epochs)
@@ -173,28 +84,29 @@ def read_plan(file: Path, overrides: list[str]) -> Plan:
 
 def read_plan_with_origins(file: Path, overrides: list[str]) -> tuple[Plan, Origins]:
     """The same, and where each setting of the run file comes from; a plan file has its origins in itself."""
-    if _is_plan(file):
-        if overrides:
-            raise UsageError(
-                "--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ..."
-            )
-        plan = load_plan(file)
-        refuse_changed_sources(sources_in(file), file)
-        return plan, {}
+    if not _is_plan(file):
+        run, inventory, facts, origins = _read(file, overrides)
+        return make_plan(run, inventory, facts), origins
+    if overrides:
+        raise UsageError("--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ...")
+    return load_plan(file), {}
+
+
+def _read(
+    file: Path,
+    overrides: list[str],
+    inventory_path: Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> tuple[RunSettings, Inventory, ModelFacts, Origins]:
     run, origins = load_run_with_origins(file, overrides)
-    inventory_path = inventory_path_of(run, file)
+    inventory_path = inventory_path or inventory_path_of(run, file)
     if inventory_path is None:
-        raise UsageError(
-            "the run file names no inventory", where=str(file), hint="add the line `inventory: inventory.yaml`"
-        )
-    inventory, facts = _inventory_as_used_here(inventory_path), facts_of(run, file.parent)
-    refuse_together(run, origins, inventory, facts.fragments(run.sync.fragments).count, str(file), facts.sequence)
-    return make_plan(run, inventory, facts), origins
-
-
-def _inventory_as_used_here(path: Path, tell: Callable[[str], None] = lambda line: None) -> Inventory:
-    inventory = load_inventory(path)
-    return replace(inventory, store=as_used_here(inventory.store, tell))
+        hint = "add the line `inventory: inventory.yaml`"
+        raise UsageError("no inventory given: the run file names none", where=str(file), hint=hint)
+    inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
+    inventory = replace(inventory, store=as_used_here(inventory.store, tell))
+    refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
+    return run, inventory, facts, origins
 
 
 def as_used_here(store: StoreSettings, tell: Callable[[str], None] = lambda line: None) -> StoreSettings:

@@ -307,14 +307,12 @@ def plan_file_name(plan: Plan) -> str:
     return f"{plan.run.name}-{plan_digest(plan).partition('-')[2][:NAME_DIGITS]}.plan.json"
 
 
-def plan_to_text(plan: Plan, sources: Any = None) -> str:
-    """`sources`: what the plan was made from, kept beside it and not in its digest."""
+def plan_to_text(plan: Plan) -> str:
     plain = to_plain(plan)
     body = {
         "format": PLAN_FORMAT,
         "version": PLAN_VERSION,
         "digest": _digest_of(plain),
-        "sources": sources,
         "plan": plain,
     }
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
@@ -372,7 +370,7 @@ def _check_digest(body: dict[str, Any], where: str) -> None:
         )
 
 
-def save_plan(plan: Plan, path: Path | str, sources: Any = None) -> Path:
+def save_plan(plan: Plan, path: Path | str) -> Path:
     """Write the file atomically, by renaming a temporary file. `path` may be a folder: then under the plan's own name.
     Returns the file's path."""
     path = Path(path)
@@ -380,7 +378,7 @@ def save_plan(plan: Plan, path: Path | str, sources: Any = None) -> Path:
         path = path / plan_file_name(plan)
     beside = path.with_name(path.name + ".part")
     try:
-        beside.write_text(plan_to_text(plan, sources), encoding="utf-8")
+        beside.write_text(plan_to_text(plan), encoding="utf-8")
         beside.replace(path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -401,11 +399,6 @@ def load_plan(path: Path | str) -> Plan:
     if len(raw) > MAX_PLAN_BYTES:
         raise UsageError(f"larger than {MAX_PLAN_BYTES // 10**6} MB", where=str(path))
     return plan_from_text(raw.decode("utf-8", errors="replace"), str(path))
-
-
-def sources_in(path: Path | str) -> Any:
-    """What a plan file that was loaded says of the files that it was made from."""
-    return parse_object(Path(path).read_bytes(), MAX_PLAN_BYTES).get("sources")
 
 
 def plan_differences(old: Plan, new: Plan) -> list[str]:

@@ -51,12 +51,6 @@ def test_a_store_that_cannot_be_made_ends_with_status_6(diloco: Diloco, quicksta
     assert done.returncode == 6 and "Traceback" not in done.stderr, done.stderr
 
 
-def test_memory_stores_are_refused_for_processes(diloco: Diloco, quickstart: Path) -> None:
-    edit(quickstart / "inventory.yaml", "url: bucket", "url: memory://here")
-    done = diloco("launch", "q/run.yaml")
-    assert done.returncode == 2 and "memory://" in done.stderr
-
-
 def test_an_unknown_run_ends_with_status_4_also_in_json(diloco: Diloco) -> None:
     for words in (["status", "nobody"], ["verify", "nobody"], ["stop", "nobody"], ["resume", "nobody"]):
         plain = diloco(*words)
@@ -71,26 +65,15 @@ def test_a_bucket_without_a_run_ends_with_status_4(diloco: Diloco, tmp_path: Pat
     assert diloco("status", f"file://{tmp_path}/absent").returncode == 6
 
 
-def test_a_plan_is_launched_exactly_as_it_is(diloco: Diloco, quickstart: Path) -> None:
-    assert diloco("plan", "q/inventory.yaml", "-f", "q/run.yaml", "-o", "plan.json").returncode == 0
-    assert diloco("launch", "plan.json", "--dry-run").returncode == 0
-    assert diloco("launch", "plan.json", "--dry-run", "--set", "train.tokens=1").returncode == 2
-
-
 def test_a_damaged_or_newer_format_is_a_data_error_and_not_a_bug(diloco: Diloco, tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
-    for damage in ("", "{", "[]", '{"schema": 1}', '{"a": NaN}', '{"a": 1, "a": 2}', "\x00\xff"):
+    for damage in ("", '{"schema": 1}', "\x00\xff"):
         (tmp_path / "bad" / "FORMAT.json").write_text(damage)
         done = diloco("status", f"file://{tmp_path}/bad")
         assert done.returncode == 11 and "Traceback" not in done.stderr, done.stderr
     (tmp_path / "bad" / "FORMAT.json").write_text('{"schema": 99}')
     done = diloco("status", f"file://{tmp_path}/bad")
     assert done.returncode == 11 and "schema 99" in done.stderr and "upgrade" in done.stderr
-
-
-def test_an_unknown_region_names_the_known_ones(diloco: Diloco, quickstart: Path) -> None:
-    done = diloco("launch", "q/run.yaml", "--region", "mars")
-    assert done.returncode == 2 and "mars" in done.stderr and "europe-west4" in done.stderr
 
 
 def test_export_and_verify_need_a_run_and_export_never_overwrites(diloco: Diloco, tmp_path: Path) -> None:
@@ -149,45 +132,11 @@ def test_launch_alone_says_what_to_type(diloco: Diloco, quickstart: Path, tmp_pa
     assert diloco("launch", "-q").stderr == "error: no run file is given\nhint: diloco launch run.yaml\n"
 
 
-def test_a_plan_of_an_older_inventory_or_run_file_is_refused(diloco: Diloco, quickstart: Path) -> None:
-    words = ("plan", "-f", "q/run.yaml", "--set", "sync.every=80", "-o", "plan.json")
-    assert diloco(*words).returncode == 0
-    edit(quickstart / "inventory.yaml", "# a folder", "# another comment: a folder")
-    assert diloco("launch", "plan.json", "-n").returncode == 0, "what the file says is the same"
-    edit(quickstart / "inventory.yaml", "slowdown: 2.0", "slowdown: 3.0")
-    done = diloco("launch", "plan.json", "-n")
-    assert done.returncode == 2 and "q/inventory.yaml has changed since this plan was made" in done.stderr
-    again = done.stderr.partition("hint: make it again: ")[2].split()
-    assert again[0] == "diloco" and diloco(*again[1:]).returncode == 0
-    assert diloco("launch", "plan.json", "-n").returncode == 0
-    edit(quickstart / "run.yaml", "momentum: 0.5", "momentum: 0.6")
-    assert "q/run.yaml has changed" in diloco("launch", "plan.json", "-n").stderr
+def test_a_plan_is_launched_as_it_is_and_without_its_files(diloco: Diloco, quickstart: Path) -> None:
+    assert diloco("plan", "-f", "q/run.yaml", "--set", "sync.every=80", "-o", "plan.json").returncode == 0
     (quickstart / "run.yaml").unlink()
-    assert diloco("launch", "plan.json", "-n").returncode == 0, "a plan may travel without its files"
-
-
-@pytest.mark.parametrize(
-    ("setting", "says"),
-    [
-        ("train.tokens=-5", "'-5' must not be negative"),
-        ("sync.skip_after=-1s", "'-1s' must not be negative"),
-        ("model.name=nano", "preset: gpt-pico | gpt-nano"),
-        ("data.path=here", "preset: python-stdlib | digits"),
-    ],
-)
-@pytest.mark.usefixtures("quickstart")
-def test_a_wrong_setting_says_what_is_allowed(diloco: Diloco, setting: str, says: str) -> None:
-    done = diloco("plan", "-f", "q/run.yaml", "--set", setting)
-    assert done.returncode == 2 and f"error: --set {setting}" in done.stderr and says in done.stderr
-
-
-def test_a_store_that_does_not_answer_says_for_how_long_it_was_tried(
-    diloco: Diloco, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
-    done = diloco("verify", "gs://bucket/runs/nano")
-    assert done.returncode == 6 and "hint: tried for" in done.stderr
-    assert "diloco doctor gs://bucket/runs/nano" in done.stderr
+    assert diloco("launch", "plan.json", "-n").returncode == 0
+    assert diloco("launch", "plan.json", "-n", "--set", "train.tokens=1").returncode == 2
 
 
 @pytest.mark.skipif(not OLD_PYTHONS, reason="no Python older than 3.11 here")

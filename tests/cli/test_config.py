@@ -40,10 +40,13 @@ def problems(kind: str, tree: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_schema_is_one_and_the_command_prints_it(diloco: Diloco, name: str) -> None:
-    done = diloco("config", "schema", name)
-    assert done.returncode == 0 and json.loads(done.stdout) == json.loads(json.dumps(schema(name)))
+def test_every_schema_is_one(name: str) -> None:
     Draft202012Validator.check_schema(schema(name))
+
+
+def test_the_command_prints_it(diloco: Diloco) -> None:
+    done = diloco("config", "schema", "status")
+    assert done.returncode == 0 and json.loads(done.stdout) == json.loads(json.dumps(schema("status")))
 
 
 @pytest.mark.parametrize("words", [words for words in every_command() if words], ids=" ".join)

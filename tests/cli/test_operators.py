@@ -114,10 +114,9 @@ def test_the_answer_is_told_from_those_to_others_who_asked_at_the_same_time(dilo
     assert head(store).next_request == 2 and "is not quarantined" in head(store).metrics.notes[-1].text
 
 
-@pytest.mark.parametrize(("to", "words"), [("30", "only commits 0 to 29"), ("99", "only commits 0 to 29")])
-def test_rollback_to_what_is_not_there_is_refused(diloco: Diloco, bucket: Bucket, to: str, words: str) -> None:
-    done = diloco("rollback", bucket[1], "--to", to, "-y", *QUICKLY)
-    assert done.returncode == 2 and words in done.stderr and "hint:" in done.stderr
+def test_rollback_to_what_is_not_there_is_refused(diloco: Diloco, bucket: Bucket) -> None:
+    done = diloco("rollback", bucket[1], "--to", "30", "-y", *QUICKLY)
+    assert done.returncode == 2 and "only commits 0 to 29" in done.stderr and "hint:" in done.stderr
 
 
 def test_rollback_to_states_that_are_gone_is_refused_before_anything_is_asked(diloco: Diloco, bucket: Bucket) -> None:
@@ -169,12 +168,11 @@ def test_readmit_lets_a_learner_in_again_and_status_shows_both(diloco: Diloco, b
     assert "QUARANTINED" not in diloco("status", url).stdout
 
 
-@pytest.mark.parametrize(("name", "words"), [("l0", "quarantined: l1"), ("nobody", "quarantined: l1")])
-def test_readmit_of_one_who_is_not_kept_out_is_refused(diloco: Diloco, bucket: Bucket, name: str, words: str) -> None:
+def test_readmit_of_one_who_is_not_kept_out_is_refused(diloco: Diloco, bucket: Bucket) -> None:
     store, url = bucket
     quarantine(store, "l1")
-    done = diloco("readmit", name, url, *QUICKLY)
-    assert done.returncode == 2 and words in done.stderr and not store.list("request/")
+    done = diloco("readmit", "l0", url, *QUICKLY)
+    assert done.returncode == 2 and "quarantined: l1" in done.stderr and not store.list("request/")
 
 
 def test_quarantine_keeps_a_learner_out_also_of_a_stopped_run(diloco: Diloco, bucket: Bucket) -> None:
@@ -215,9 +213,7 @@ def test_a_run_that_ends_while_somebody_asks_says_that_it_has_ended(bucket: Buck
         Operator(RUN, CommandEnding(store.root), CLOCK, str, timeout_s=0.0).request("gc")
 
 
-@pytest.mark.parametrize(
-    "words", [("rollback", "--to", "3", "-y"), ("gc", "-y"), ("readmit", "l1"), ("quarantine", "l1")]
-)
+@pytest.mark.parametrize("words", [("rollback", "--to", "3", "-y"), ("readmit", "l1")])
 def test_a_finished_run_is_left_alone(diloco: Diloco, bucket: Bucket, words: tuple[str, ...]) -> None:
     store, url = bucket
     end(store)

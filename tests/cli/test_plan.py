@@ -46,12 +46,6 @@ def test_plan_prints_verdict_islands_schedule_and_waterfall_in_80_columns(diloco
     assert max(map(len, text.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(("rounds", "bound"), [("64", "at most "), ("all", "by its end")])
-def test_plan_says_how_much_the_folder_of_the_store_holds(diloco, rounds, bound):
-    text = " ".join(diloco(*quickstart("--set", f"retention.rounds={rounds}")).split())
-    assert "the store's folder holds " in text and bound in text.partition("folder holds ")[2][:20]
-
-
 def test_in_a_pipe_no_column_is_dropped(diloco, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     headings = diloco(*quickstart()).splitlines()[2]
@@ -152,15 +146,6 @@ def test_templates_for_other_hardware_have_nothing_to_warn_of_and_name_no_bucket
         refuse_stores(read_plan(tmp_path / "run.yaml", []).inventory)
 
 
-def test_a_horizon_of_years_and_steps_of_minutes_are_warnings_with_what_to_change(diloco):
-    words = ("--set", "train.tokens=90T", "--set", "train.batch_tokens=4M", "--json")
-    data = json.loads(diloco(*quickstart(*words)))["data"]
-    assert data["verdict"] == "feasible with warnings"
-    said = "\n".join(data["warnings"])
-    assert "90T tokens take" in said and "years" in said and "--set train.tokens=" in said
-    assert "one step takes" in said and "batch_tokens: " in said
-
-
 def test_without_any_inventory_plan_says_how_to_get_one(diloco):
     with pytest.raises(UsageError, match="no inventory given"):
         diloco("plan")
@@ -172,11 +157,3 @@ def test_plan_alone_plans_the_run_file_of_this_directory(diloco, monkeypatch, tm
     monkeypatch.chdir(tmp_path)
     alone = json.loads(diloco("plan", "--json"))["data"]
     assert [island["name"] for island in alone["islands"]] == ["iowa", "ohio", "belgium"]
-
-
-def test_config_show_tells_where_each_value_comes_from(diloco):
-    path = QUICKSTART / "run.yaml"
-    lines = diloco("config", "show", "-f", path, "--origin", "--set", "sync.skip_after=5 s").splitlines()
-    assert "sync.quorum = 1  # default" in lines
-    assert any(line.startswith(f"sync.every = 40  # {path}:") for line in lines)
-    assert "sync.skip_after = 5.0  # --set sync.skip_after=5 s" in lines

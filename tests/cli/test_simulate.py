@@ -193,17 +193,14 @@ def test_an_existing_run_is_simulated_with_the_machine_that_its_syncer_measured(
     ("words", "message"),
     [
         (["goodput", "--chips", "2", "--learners", "8"], "out of range"),
-        (["goodput", "--repair", "0 s"], "must be above 0"),
         (["goodput", "--mtbi", "12"], "no unit"),
         (["goodput", *SMALL, "--plot", "x.png"], "SVG"),
         (["goodput", "--mtbi", "1 s"], "fewer chips, or ones that fail more rarely"),
         (["goodput", "--mtbi", "1 d", "--days", "300"], "--days 4.16"),
         (["run", "missing.json"], "no such plan"),
-        (["run", "no-such-run"], "no-such-run"),
         (["run", RUN_FILE, "--scenario", "nope"], "built in: "),
         (["run", RUN_FILE, "--for", "0 s"], "above 0"),
         (["run", RUN_FILE, "--scenario", "{slow}"], "#0 at 1 s: a simulated run cannot do slow to the syncer"),
-        (["run", RUN_FILE, "--scenario", "{slow}", "--dry-run"], "cannot do slow to the syncer"),
     ],
 )
 def test_what_cannot_be_simulated_says_why(words: list[str], message: str, tmp_path: Path) -> None:

@@ -13,13 +13,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 from urllib.request import Request, urlopen
 
 import pytest
 
-from diloco_cli.cli import run_data
 from diloco_cli.cli import status as command
 from diloco_cli.cli import status as watching
 from diloco_cli.cli.arguments import OpenRun, open_run
@@ -127,9 +124,8 @@ def test_watching_a_store_that_hangs_takes_one_thread_and_shows_it_when_it_comes
     assert next(found.heard_s for found in watcher.look().learners if found.name == "iowa") is not None
 
 
-@pytest.mark.parametrize("watch", [["--watch"], ["-w"], ["--watch", "0.3"]])
-def test_watching_prints_an_object_a_line_and_ends_quietly_when_interrupted(url: str, watch: list[str]) -> None:
-    words = [sys.executable, "-m", "diloco_cli", "status", *watch, url, "--json"]
+def test_watching_prints_an_object_a_line_and_ends_quietly_when_interrupted(url: str) -> None:
+    words = [sys.executable, "-m", "diloco_cli", "status", "-w", url, "--json"]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout is not None
     for _ in range(2):
@@ -182,14 +178,6 @@ def test_watching_a_run_before_its_launch_says_so_and_waits(tmp_path: Path) -> N
     assert (child.returncode, talk) == (130, ""), "it says so once"
 
 
-def test_waiting_for_a_run_by_its_name_ends_with_ctrl_c(tmp_path: Path) -> None:
-    environment = os.environ | {"DILOCO_HOME": str(tmp_path)}
-    child = subprocess.Popen([*WATCH, "tomorrow"], stderr=subprocess.PIPE, text=True, env=environment)
-    assert child.stderr is not None and "'tomorrow' is not known" in child.stderr.readline()
-    child.send_signal(signal.SIGINT)
-    assert child.wait(30) == 130
-
-
 def read_until(terminal: int, words: str) -> str:
     seen = ""
     while words not in seen:
@@ -240,12 +228,6 @@ def test_watching_ends_with_the_run(
         assert lines[2].startswith("run nano "), "the summary"
 
 
-def test_a_live_screen_ends_with_the_run(ends: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    opened = open_run(make_bucket(tmp_path / "nano"))
-    assert watching.watch(opened, Deadline(20), 0.0, False).state == "FINISHED"
-
-
 SAMPLE = 'diloco_tokens_merged_total{run="nano"} 0.0\n'
 
 
@@ -288,16 +270,6 @@ def test_a_textfile_is_written_whole_and_nothing_else_is(diloco: Diloco, tmp_pat
 )
 def test_serve_may_stand_without_its_address(words: list[str], meant: list[str]) -> None:
     assert with_interval(words) == meant
-
-
-def test_a_feed_goes_on_when_the_store_answers_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(run_data, "sleep_s", lambda seconds: None)
-    feed: Any = Mock()
-    feed.send.side_effect = [False, StoreUnavailableError("no answer", where="gs://b"), True]
-    run_data.feed_to_the_end(feed)
-    assert feed.send.call_count == 3 and "wandb: gs://b: no answer" in capsys.readouterr().err
 
 
 def test_a_bucket_that_is_gone_ends_them() -> None:

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.run_file import load_run
-from diloco_cli.config.settings import SyncerSettings
-from diloco_cli.errors import UsageError
 from tests.cli.conftest import Diloco
 
 TEMPLATE = Path(__file__).resolve().parents[2] / "templates" / "run.yaml"
@@ -40,20 +37,3 @@ def test_a_standby_loads_neither_torch_nor_numpy_before_it_serves() -> None:
     code = "import sys, diloco_cli.syncer.standby; print(sorted({'torch', 'numpy', 'fsspec'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_the_template_states_the_defaults() -> None:
-    assert load_run(TEMPLATE).syncer == SyncerSettings()
-
-
-def test_settings_of_who_serves_are_read_with_their_units() -> None:
-    words = ["syncer.standbys=2", "syncer.on_learners=true", "syncer.takeover=1 min"]
-    assert load_run(TEMPLATE, words).syncer == SyncerSettings(2, True, 60.0)
-
-
-@pytest.mark.parametrize(
-    "word", ["syncer.standbys=-1", "syncer.standbys=17", "syncer.takeover=5 s", "syncer.takeover=soon"]
-)
-def test_settings_of_who_serves_have_limits(word: str) -> None:
-    with pytest.raises(UsageError, match=word.partition("=")[0].replace(".", r"\.")):
-        load_run(TEMPLATE, [word])

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.cli.key import policy_of
 from diloco_cli.config.settings import StoreSettings
 from diloco_cli.doctor.examine import Effort, examine
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.bucket_policy import policy_of
 from diloco_cli.plan.link import machine_of
 from diloco_cli.randomness import nonce
 from diloco_cli.store.bucket import missing_bucket

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from diloco_cli.launch.bucket_policy import Role, policy_of
+from diloco_cli.cli.key import PolicyRole as Role
+from diloco_cli.cli.key import policy_of
 from diloco_cli.paths import templates_directory
 from diloco_cli.protocol.log.operations import Create, Delete, Get, List, Now, Operation, Put, Sleep
 

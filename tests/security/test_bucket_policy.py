@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from diloco_cli.cli.key import PolicyRole as Role
+from diloco_cli.cli.key import policy_of
 from diloco_cli.config.codec import replace
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.bucket_policy import Role, policy_of
 from diloco_cli.paths import templates_directory
 from diloco_cli.protocol.actors.collection import KINDS
 from diloco_cli.protocol.log.keys import offer_key

@@ -38,11 +38,6 @@ def test_a_full_disk_is_said_to_be_one(ending: Callable[[BaseException], Ending]
     assert words in text and "/somewhere/file" in text and "hint: " in text and "bug" not in text
 
 
-def test_a_full_disk_without_a_file_name_is_said_too(ending: Callable[[BaseException], Ending]) -> None:
-    status, text = ending(OSError(errno.ENOSPC, "full"))
-    assert status == 13 and text.startswith("error: no space left on the disk\n")
-
-
 def test_a_reader_that_has_gone_is_no_error(ending: Callable[[BaseException], Ending]) -> None:
     assert ending(BrokenPipeError()) == (0, "")
 

@@ -18,7 +18,6 @@ from diloco_cli.protocol.log.operations import (
     Get,
     Now,
     Operation,
-    Put,
     Sleep,
     Steps,
     Together,
@@ -38,33 +37,9 @@ from diloco_cli.runtime.daemon import (
     say,
 )
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.port import MAX_CONNECTIONS, StoreForbiddenError, StoreUnavailableError
+from diloco_cli.store.port import StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.retry import RetryingStore
 from diloco_cli.store.wrappers import EmulatedLink, MeteredStore
-
-
-def test_nothing_happens_until_somebody_asks() -> None:
-    stop = StopSignal()
-    stop.check()
-    assert not stop.is_set()
-
-
-def test_a_stop_ends_the_next_step_and_cuts_sleep_short() -> None:
-    stop = StopSignal()
-    stop.ask()
-    started_s = monotonic_s()
-    stop.wait(60)
-    assert monotonic_s() - started_s < 5
-    with pytest.raises(TerminatedError):
-        stop.check()
-
-
-def test_what_is_being_finished_has_its_grace() -> None:
-    stop = StopSignal()
-    stop.ask()
-    stop.check(grace_s=60)
-    with pytest.raises(TerminatedError):
-        stop.check(grace_s=0)
 
 
 def test_a_patient_stop_lets_things_finish_and_then_is_due() -> None:
@@ -93,11 +68,6 @@ def test_signals_only_ask_and_the_exit_status_says_which_it_was(number: signal.S
     finally:
         for n, handler in before.items():
             signal.signal(n, handler)
-
-
-def test_a_line_appears_whole(capfd: pytest.CaptureFixture[str]) -> None:
-    say("commit 3")
-    assert capfd.readouterr().out == "commit 3\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
@@ -133,19 +103,6 @@ def test_the_jobs_of_a_lane_are_done_in_their_order_and_lanes_beside_each_other(
     go.set()
     lanes.close(WITHIN_S)
     assert done == ["beside", "a", "b", "c"], "each lane finishes what it has"
-
-
-def test_operations_are_performed_on_the_store(lanes: Lanes) -> None:
-    found: list[bytes | None] = []
-
-    def write_and_read() -> Steps[None]:
-        yield Create("key", b"data")
-        found.append((yield Get("key", 100)))
-
-    lanes.start("upload", write_and_read())
-    lanes.close(WITHIN_S)
-    lanes.check()
-    assert found == [b"data"]
 
 
 def test_what_ends_a_lane_is_raised_by_the_training_which_it_wakes(lanes: Lanes) -> None:
@@ -337,21 +294,6 @@ def test_calls_bytes_and_the_processor_are_told_apart() -> None:
     assert found["bytes_s"] == pytest.approx(2 * BYTES_S) and found["processor_s"] == pytest.approx(between_calls_s)
 
 
-def test_a_rest_is_neither_and_later_merges_count_by_themselves() -> None:
-    small: list[Operation] = [Get("offer", 9), Put("hint", b"x")]
-    found = performed(*[small] * 60).facts()
-    assert found["bytes_s"] == 0.0 and found["processor_s"] == pytest.approx(2 * WORK_S)
-
-
-def test_objects_that_go_together_count_by_their_sum() -> None:
-    spending = Spending()
-    half = LARGE[: LARGE_BYTES // 2]
-    spending.called(Get("offer", 9), None, CALL_S)
-    spending.called(Together((Get("a", 9), Create("b", half))), [half, None], CALL_S + BYTES_S)
-    spending.merged()
-    assert spending.facts() == pytest.approx({"call_s": CALL_S, "bytes_s": BYTES_S, "processor_s": 0.0})
-
-
 def test_calls_that_wait_for_a_connection_are_no_slower_calls() -> None:
     """Five on two connections: three round trips, and with a large object what is beyond them."""
     spending = Spending(connections=2)
@@ -420,12 +362,6 @@ def test_one_call_that_hangs_moves_the_mean_little_and_a_store_that_became_slow_
     assert spending.facts()["call_s"] == pytest.approx(1.0, rel=0.01)
 
 
-def test_nothing_is_said_before_the_first_merge() -> None:
-    spending = Spending()
-    spending.called(Get("offer", 9), None, CALL_S)
-    assert spending.facts() == {}
-
-
 COMMITS = 400
 
 
@@ -454,13 +390,6 @@ def test_in_a_directory_nothing_is_read_that_was_not_asked_for() -> None:
     with CommitsAhead(meter) as ahead:
         assert numbers(ahead, 5, COMMITS)[-1] is None
     assert meter.counts.requests["get"] == COMMITS - 4
-
-
-def test_past_the_end_of_a_log_it_reads_no_more_than_it_had_read() -> None:
-    meter = MeteredStore(EmulatedLink(log(10), None, None, rtt_s=0.04))
-    with CommitsAhead(meter) as ahead:
-        assert numbers(ahead, 0, 10)[-1] is None
-    assert meter.counts.requests["get"] <= 11 + 10 < 11 + MAX_CONNECTIONS
 
 
 def test_a_commit_that_is_asked_for_again_is_read_again() -> None:
