@@ -64,10 +64,22 @@ class TextFiles(list[TextFile]):
     """Text files, each a document: `Documents` to tokenize."""
 
     def identity(self) -> str:
-        return digest_of_sources(self)
+        """Of names, sizes and times: which files these are on this machine, without reading them."""
+        lines = (f"{source.name}\0{source.size}\0{source.modified_ns}\n" for source in self)
+        return digest("".join(lines).encode())
 
     def pieces(self, number: int, offset: int) -> Iterator[TextPiece]:
-        return pieces(self, number, offset)
+        """All text from byte `offset` of file `number` on. A piece ends behind a line's end, or else between two
+        characters of UTF-8; so the pieces from any piece's end on are the same as without a stop."""
+        for file in range(number, len(self)):
+            with self[file].path.open("rb") as stream:
+                stream.seek(offset)
+                while data := stream.read(PIECE_BYTES):
+                    end = len(data) if len(data) < PIECE_BYTES else end_of_piece(data)
+                    offset += end
+                    stream.seek(offset)
+                    yield TextPiece(file, data[:end], offset, offset >= self[file].size)
+            offset = 0
 
     def where(self, number: int) -> str:
         return str(self[number].path)
@@ -100,26 +112,6 @@ def fixed_folder(pattern: str) -> Path:
     parts = Path(pattern).parts
     fixed = next((n for n, part in enumerate(parts) if any(mark in part for mark in MAGIC)), len(parts))
     return Path(*parts[:fixed])
-
-
-def digest_of_sources(sources: Iterable[TextFile]) -> str:
-    """Of names, sizes and times: which files these are on this machine, without reading them."""
-    lines = (f"{source.name}\0{source.size}\0{source.modified_ns}\n" for source in sources)
-    return digest("".join(lines).encode())
-
-
-def pieces(sources: list[TextFile], file: int = 0, offset: int = 0) -> Iterator[TextPiece]:
-    """All text from byte `offset` of file number `file` on. A piece ends behind a line's end, or else between two
-    characters of UTF-8; so the pieces from any piece's end on are the same as without a stop."""
-    for number in range(file, len(sources)):
-        with sources[number].path.open("rb") as stream:
-            stream.seek(offset)
-            while data := stream.read(PIECE_BYTES):
-                end = len(data) if len(data) < PIECE_BYTES else end_of_piece(data)
-                offset += end
-                stream.seek(offset)
-                yield TextPiece(number, data[:end], offset, offset >= sources[number].size)
-        offset = 0
 
 
 def end_of_piece(data: bytes) -> int:

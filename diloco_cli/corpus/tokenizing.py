@@ -33,7 +33,7 @@ from diloco_cli.corpus.index import (
     dtype_for,
     encode_index,
 )
-from diloco_cli.corpus.sources import TextPiece, digest_of_sources, find_sources
+from diloco_cli.corpus.sources import TextPiece, find_sources
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
 from diloco_cli.paths import user_cache_directory
@@ -209,7 +209,7 @@ def shards_of_text(pattern: str, tokenizer: str | None, on_shard: OnShard = lamb
     pattern without text, UsageError for what is no text or no tokenizer."""
     sources = find_sources([pattern])
     by = "bytes" if tokenizer is None else tokenizer_digest(tokenizer)
-    folder = _folder(f"{digest_of_sources(sources)} {by}")
+    folder = _folder(f"{sources.identity()} {by}")
     folder.mkdir(parents=True, exist_ok=True)
     store = open_store(str(folder), create=True)
     with (folder / LOCK).open("ab") as lock:

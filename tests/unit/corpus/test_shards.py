@@ -103,14 +103,6 @@ def test_blocks_are_fetched_ahead_into_the_cache_once(tmp_path: Path) -> None:
     assert len(store.ranges) == 2
 
 
-def test_the_cache_saves_the_bucket_a_second_reading(tmp_path: Path) -> None:
-    store, index = stream_of([64])
-    assert list(TokenShards(store, index, BlockCache(tmp_path, 1000)).read(0, 64)) == list(range(64))
-    before = len(store.ranges)
-    assert list(TokenShards(store, index, BlockCache(tmp_path, 1000)).read(0, 64)) == list(range(64))
-    assert len(store.ranges) == before
-
-
 def test_a_damaged_file_of_the_cache_is_read_anew(tmp_path: Path) -> None:
     store, index = stream_of([8])
     cache = BlockCache(tmp_path, 1000)
@@ -134,13 +126,6 @@ def test_a_shard_of_another_size_is_found_before_any_reading(change, said):
     store.delete("0.bin") if change == "gone" else store.put("0.bin", bytes(10))
     with pytest.raises(DataCheckError, match=said):
         TokenShards(store, index).check_sizes()
-
-
-def test_a_block_too_short_is_no_block():
-    store, index = stream_of([8])
-    store.put("0.bin", np.arange(7, dtype="uint16").tobytes())
-    with pytest.raises(DataCheckError, match="changed"):
-        TokenShards(store, index).check_block(0, 0)
 
 
 def test_the_bound_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:

@@ -18,11 +18,10 @@ from diloco_cli.corpus.shards import TokenShards
 from diloco_cli.corpus.sources import (
     DatasetRows,
     TextFile,
-    digest_of_sources,
+    TextFiles,
     find_sources,
     fixed_folder,
     open_dataset,
-    pieces,
 )
 from diloco_cli.corpus.tokenizing import tokenize
 from diloco_cli.errors import NotFoundError, UsageError
@@ -80,29 +79,29 @@ def test_what_is_named_itself_may_be_a_link(tmp_path: Path) -> None:
 
 def test_a_file_that_changed_gives_another_digest(tmp_path: Path) -> None:
     folder = corpus(tmp_path)
-    before = digest_of_sources(find_sources([str(folder)]))
-    assert digest_of_sources(find_sources([f"{folder}/**/*.txt"])) == before
+    before = find_sources([str(folder)]).identity()
+    assert find_sources([f"{folder}/**/*.txt"]).identity() == before
     (folder / "b.txt").write_text("too long")
-    assert digest_of_sources(find_sources([str(folder)])) != before
+    assert find_sources([str(folder)]).identity() != before
 
 
 @settings(max_examples=80, deadline=None)
 @given(texts=st.lists(st.text(alphabet="aä漢😀\n", min_size=1, max_size=60), min_size=1, max_size=3), data=st.data())
 def test_pieces_are_all_of_the_text_and_the_same_from_any_piece_on(tmp_path_factory, texts, data):
     folder = tmp_path_factory.mktemp("pieces")
-    sources = []
+    sources = TextFiles()
     for number, words in enumerate(texts):
         path = folder / str(number)
         path.write_bytes(words.encode())
         sources.append(TextFile(str(number), path, path.stat().st_size, 0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_module, "PIECE_BYTES", 11)
-        whole = list(pieces(sources))
+        whole = list(sources.pieces(0, 0))
         assert b"".join(piece.text for piece in whole) == "".join(texts).encode()
         assert [piece.file for piece in whole if piece.is_last] == list(range(len(texts)))
         assert all(piece.text.decode() is not None for piece in whole), "cut between characters"
         stop = data.draw(st.integers(0, len(whole) - 1))
-        assert list(pieces(sources, whole[stop].file, whole[stop].end)) == whole[stop + 1 :]
+        assert list(sources.pieces(whole[stop].file, whole[stop].end)) == whole[stop + 1 :]
 
 
 datasets = datasets_here()

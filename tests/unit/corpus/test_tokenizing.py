@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -85,33 +82,6 @@ def test_whatever_was_interrupted_ends_with_the_same_bytes(corpus: Path, after: 
         store.delete(PROGRESS_KEY)  # of one that ended between the index and this
         assert objects(store) == expected, f"put {number}"
     assert number > 8
-
-
-TOKENIZER = """
-import sys
-from diloco_cli.corpus import sources
-from diloco_cli.corpus.encoders import ByteEncoder
-from diloco_cli.corpus.tokenizing import tokenize
-from diloco_cli.store.open import open_store
-sources.PIECE_BYTES = 50
-tokenize(open_store(sys.argv[2], create=True), sources.find_sources([sys.argv[1]]), ByteEncoder(), shard_bytes=300,
-         on_shard=lambda shard, made: print(shard.name, flush=True))
-"""
-
-
-def test_a_kill_keeps_the_finished_shards_and_changes_no_byte(corpus: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", TOKENIZER, str(corpus)]
-    straight = subprocess.run([*words, str(tmp_path / "a")], capture_output=True, text=True, check=True).stdout.split()
-    killed = subprocess.Popen([*words, str(tmp_path / "b")], stdout=subprocess.PIPE, text=True)
-    assert killed.stdout is not None
-    before = [killed.stdout.readline().strip() for _ in range(2)]
-    killed.send_signal(signal.SIGKILL)
-    before += killed.communicate()[0].split()
-    if killed.returncode:  # else it was faster than the kill
-        rest = subprocess.run([*words, str(tmp_path / "b")], capture_output=True, text=True, check=True).stdout.split()
-        assert sorted({*before, *rest}) == straight and not set(before[:2]) & set(rest)
-    a, b = ({path.name: path.read_bytes() for path in (tmp_path / name).glob("[!.]*")} for name in ("a", "b"))
-    assert a == b
 
 
 class CountsPuts(MemoryStore):

@@ -192,9 +192,6 @@ def test_a_directory_without_permission_forbids(root: Path) -> None:
     (root / "a").chmod(0o700)
 
 
-KEYS = [f"k{number:03d}" for number in range(100)]
-
-
 def test_directories_sort_as_their_keys_do(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     keys = sorted(["a", "a-b", "a0", "b/1", "b/2", "b/3", "b/4", "b/5", "b-c", "c", "d/e/f", "d/e/g", "e", "f"])
@@ -252,11 +249,3 @@ def test_links_pipes_and_what_others_left_stay(tmp_path: Path) -> None:
     os.mkfifo(root / f"{LEFT}b")
     assert discard_leftovers(root) == Discarded()
     assert outside.exists() and (root / "not-ours~0123").exists()
-
-
-def test_the_root_may_itself_be_reached_by_a_link(tmp_path: Path) -> None:
-    left_behind(tmp_path / "store", 2 * OLD_S)
-    (tmp_path / "link").symlink_to(tmp_path / "store")
-    assert discard_leftovers(tmp_path / "link") == Discarded(1, 4)
-    LocalStore(tmp_path / "link").create("k", b"x")
-    assert LocalStore(tmp_path / "store").get("k") == b"x"

@@ -13,20 +13,12 @@ import pytest
 from diloco_cli.errors import StoreError, UsageError
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, answers, connections_here, open_store
-from diloco_cli.store.port import MAX_CONNECTIONS, Created
-from diloco_cli.store.url import join_url
-from diloco_cli.store.wrappers import PrefixedStore
+from diloco_cli.store.port import MAX_CONNECTIONS
 
 
 def test_a_path_and_a_file_url_open_the_same_directory(tmp_path: Path) -> None:
     open_store(str(tmp_path)).create("k", b"x")
     assert open_store(tmp_path.as_uri()).get("k") == b"x"
-
-
-def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    open_store("some/where", create=True).create("k", b"x")
-    assert (tmp_path / "some/where/k").read_bytes() == b"x"
 
 
 def test_a_directory_with_spaces_survives_the_way_through_its_url(tmp_path: Path) -> None:
@@ -68,13 +60,6 @@ def test_memory_stores_are_shared_by_name() -> None:
     assert open_store("memory://one").get("run/k") == b"x"
     assert open_store("memory://one/run").get("k") == b"x"
     assert open_store("memory://two").get("run/k") is None
-
-
-def test_a_run_lives_below_its_store(tmp_path: Path) -> None:
-    outer = open_store(str(tmp_path))
-    assert PrefixedStore(outer, "run-1").create("k", b"x") == Created()
-    assert outer.list("") == ["run-1/k"]
-    assert open_store(join_url(str(tmp_path), "run-1")).get("k") == b"x"
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/x", "s3://bucket/x", "az://bucket/x", "."])
