@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import active_children, get_context, parent_process
+from functools import partial
+from multiprocessing import get_context, parent_process
+from statistics import median_low
+from time import monotonic
 from typing import Any
 
-from diloco_cli.errors import UsageError
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.histories.history import History
 from tests.histories.memo import no_garbage_collection
@@ -118,67 +117,42 @@ def violation_of(seed: int, options: Options, outcome: HistoryResult, command: s
 
 
 CHUNK = 10
-AHEAD = 4  # pieces of work handed out in advance, per process
 AGAIN_EVERY = 100  # every so many seeds a history is repeated: with other wall clocks, without remembered results
 MAX_VIOLATIONS = 5  # then a campaign ends
+LINE_EVERY_S = 60.0
 SWEEP_LEARNERS, SWEEP_MERGES = 2, 10
 SWEPT_REQUESTS: tuple[NemesisKind, ...] = ("join", "rollback", "collect", "readmit")
 SWEEP_TAKEOVER_S = 0.5  # so that the standby serves where the syncer dies
-SWEPT = {"before": Fault.CRASH, "after": Fault.CRASH_AFTER}
+SWEPT = (Fault.CRASH, Fault.CRASH_AFTER)
 OF_WALLS = ("time", "previous", "sum", "signature")
 
 
 @dataclass
 class Totals:
-    """Sums over histories. `lengths`: the number of histories by their number of commits. `next_seed`: all seeds before
-    it are done; `interrupted`: an interrupt ended the campaign."""
+    """Sums over histories. `lengths`: the number of commits of each."""
 
-    next_seed: int = 0
-    histories: int = 0
-    commits: int = 0
     crashes: int = 0
     store_operations: int = 0
+    lengths: list[int] = field(default_factory=list)
     violations: list[Violation] = field(default_factory=list)
-    lengths: Counter[int] = field(default_factory=Counter)
-    interrupted: bool = False
-
-    @property
-    def shortest(self) -> int:
-        """Commits of the shortest history."""
-        return min(self.lengths, default=0)
-
-    @property
-    def median(self) -> int:
-        """Commits of a history in the median."""
-        half, seen = (self.histories + 1) // 2, 0
-        for length in sorted(self.lengths):
-            seen += self.lengths[length]
-            if seen >= half:
-                return length
-        return 0
 
     def add(self, outcome: HistoryResult) -> None:
-        self.histories += 1
-        self.commits += outcome.commits
         self.crashes += outcome.crashes
         self.store_operations += outcome.operations
-        self.lengths[outcome.commits] += 1
+        self.lengths.append(outcome.commits)
 
     def join(self, other: Totals) -> None:
-        self.next_seed = max(self.next_seed, other.next_seed)
-        self.histories += other.histories
-        self.commits += other.commits
         self.crashes += other.crashes
         self.store_operations += other.store_operations
-        self.violations += other.violations
         self.lengths += other.lengths
+        self.violations += other.violations
 
-
-Tell = Callable[[str], None]
-
-
-def _silently(line: str) -> None:
-    return
+    def __str__(self) -> str:
+        return (
+            f"{len(self.lengths):,} histories, {sum(self.lengths):,} commits (median {median_low(self.lengths)} a "
+            f"history, least {min(self.lengths)}), {self.crashes:,} crashes, {self.store_operations:,} store "
+            f"operations, {len(self.violations)} violations"
+        )
 
 
 def say(line: str) -> None:
@@ -186,30 +160,24 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def swarm(seeds: range, tell: Tell = _silently, actors: Actors = Actors()) -> Totals:
-    """One history a seed. `tell` is called at once for a violation, because shrinking it takes a while."""
+def swarm(seeds: range, actors: Actors = Actors()) -> Totals:
+    """One history a seed."""
     totals = Totals()
     for seed in seeds:
         options = drawn_options(seed)
         outcome = lived(seed, options, actors)
         totals.add(outcome)
-        totals.next_seed = seed + 1
         if outcome.violation is not None:
             command = f"python -m tests.histories --seed {seed} --histories 1"
-            live = _life_of(seed, options, actors)
-            totals.violations.append(_told_of(seed, options, outcome, command, live, tell))
+            _tell(totals, seed, options, outcome, command, lambda script: lived(seed, options, actors, script=script))  # noqa: B023
             if len(totals.violations) >= MAX_VIOLATIONS:
                 break
     return totals
 
 
-def _life_of(seed: int, options: Options, actors: Actors) -> Live:
-    return lambda script: lived(seed, options, actors, script=script)
-
-
-def _told_of(seed: int, options: Options, outcome: HistoryResult, command: str, live: Live, tell: Tell) -> Violation:
-    tell(f"seed {seed}: {outcome.violation}; looking for a shorter story of it")
-    return violation_of(seed, options, outcome, command, live)
+def _tell(totals: Totals, seed: int, options: Options, outcome: HistoryResult, command: str, live: Live) -> None:
+    say(f"seed {seed}: {outcome.violation}; looking for a shorter story of it")
+    totals.violations.append(violation_of(seed, options, outcome, command, live))
 
 
 def lived(
@@ -282,117 +250,66 @@ def sweep_points(seed: int, actors: Actors = Actors()) -> list[CallFault]:
         CallFault(name, number, Injected(kind))
         for name, operations in sorted(outcome.per_actor.items())
         for number in range(operations)
-        for kind in SWEPT.values()
+        for kind in SWEPT
     ]
 
 
-def sweep(
-    seed: int, points: Sequence[CallFault | None], last: bool = True, tell: Tell = _silently, actors: Actors = Actors()
-) -> Totals:
-    """One history per crash (None: without a crash). `last`: these are the last crashes of the seed."""
-    totals, options = Totals(seed), swept_options(seed)
+def sweep(seed: int, points: Sequence[CallFault | None], actors: Actors = Actors()) -> Totals:
+    """One history per crash (None: without a crash)."""
+    totals, options = Totals(), swept_options(seed)
     for point in points:
-        crashes = () if point is None else (point,)
-        outcome = _lived_once(seed, options, swept_script(options, *crashes), actors)
+        script = swept_script(options, *(() if point is None else (point,)))
+        outcome = _lived_once(seed, options, script, actors)
         totals.add(outcome)
         if outcome.violation is not None:
-            command = f"python -m tests.histories --sweep --seed {seed}{_at(point)}"
-            live = _swept_life_of(seed, options, actors)
-            totals.violations.append(_told_of(seed, options, outcome, command, live, tell))
+            command = f"python -m tests.histories --sweep --seed {seed}"
+            _tell(totals, seed, options, outcome, command, lambda script: _lived_once(seed, options, script, actors))
             if len(totals.violations) >= MAX_VIOLATIONS:
                 break
-    if last and totals.histories == len(points):
-        totals.next_seed = seed + 1
     return totals
 
 
-def _at(point: CallFault | None) -> str:
-    """The text of the command's option for this crash alone (see `point_at`)."""
-    if point is None:
-        return ""
-    when = next(when for when, kind in SWEPT.items() if kind is point.fault.kind)
-    return f" --at {point.actor}:{point.operation}:{when}"
+Work = Callable[[], Totals]
 
 
-def point_at(text: str) -> CallFault:
-    """`l0.1:3:after`: a crash of l0's first process after its operation number 3. Raises UsageError."""
-    actor, _, rest = text.partition(":")
-    number, _, when = rest.partition(":")
-    if not (actor and number.isdecimal() and when in SWEPT):
-        raise UsageError(f"no operation of a sweep: {text!a}", hint="--at l0.1:3:before")
-    return CallFault(actor, int(number), Injected(SWEPT[when]))
-
-
-def _swept_life_of(seed: int, options: Options, actors: Actors) -> Live:
-    return lambda script: _lived_once(seed, options, script, actors)
-
-
-Work = tuple[Callable[..., Totals], tuple[Any, ...]]
-
-
-def work_of(
-    seed: int, histories: int, sweeps: bool, tell: Tell = _silently, only: CallFault | None = None
-) -> Iterator[Work]:
-    """The work, in pieces of some seconds. `only`: of one seed's sweep this crash alone."""
-    if only is not None:
-        yield sweep, (seed, [only], True, tell)
-        return
+def work_of(seed: int, histories: int, sweeps: bool) -> Iterator[Work]:
+    """The work, in pieces of some seconds."""
     if not sweeps:
         for first in range(seed, seed + histories, CHUNK):
-            yield swarm, (range(first, min(first + CHUNK, seed + histories)), tell)
+            yield partial(swarm, range(first, min(first + CHUNK, seed + histories)))
         return
     for each in range(seed, seed + histories):
         points: Sequence[CallFault | None] = sweep_points(each) or [None]
         for first in range(0, len(points), CHUNK):
-            yield sweep, (each, points[first : first + CHUNK], first + CHUNK >= len(points), tell)
+            yield partial(sweep, each, points[first : first + CHUNK])
 
 
-def campaign(work: Iterator[Work], jobs: int, report: Callable[[Totals], None]) -> Totals:
-    """Do all the work, or end early after MAX_VIOLATIONS or an interrupt, with the totals so far. `report` gets the
-    totals from time to time."""
-    totals = Totals()
-    pieces = _in_turn(work) if jobs == 1 else _in_processes(work, jobs)
-    try:
-        for done in pieces:
-            totals.join(done)
-            report(totals)
-            if len(totals.violations) >= MAX_VIOLATIONS:
-                break
-    except KeyboardInterrupt:
-        totals.interrupted = True
-    pieces.close()
+def campaign(work: Iterator[Work], jobs: int) -> Totals:
+    """Do all the work, or end early after MAX_VIOLATIONS. Processes are spawned, never forked."""
+    if jobs == 1:
+        return _joined(map(_done, work))
+    with get_context("spawn").Pool(jobs, _end_with_the_parent) as pool:
+        return _joined(pool.imap(_done, work))
+
+
+def _joined(done: Iterator[Totals]) -> Totals:
+    totals, began_s = Totals(), monotonic()
+    for part in done:
+        totals.join(part)
+        if monotonic() - began_s > LINE_EVERY_S:
+            began_s = monotonic()
+            say(f"so far: {totals}")
+        if len(totals.violations) >= MAX_VIOLATIONS:
+            break
     return totals
 
 
-def _in_turn(work: Iterator[Work]) -> Generator[Totals, None, None]:
-    for run, arguments in work:
-        yield run(*arguments)
+def _done(work: Work) -> Totals:
+    return work()
 
 
-def _in_processes(work: Iterator[Work], jobs: int) -> Generator[Totals, None, None]:
-    """Work in processes that are spawned, never forked, with results in the order of the work, so that the seeds done
-    have no gaps. AHEAD pieces per process are handed out in advance, and never all."""
-    context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_serve_the_parent) as pool:
-        waiting: deque[Future[Totals]] = deque()
-        try:
-            for run, arguments in work:
-                waiting.append(pool.submit(run, *arguments))
-                if len(waiting) >= AHEAD * jobs:
-                    yield waiting[0].result()
-                    waiting.popleft()
-            while waiting:
-                yield waiting[0].result()
-                waiting.popleft()
-        finally:
-            for child in active_children() if waiting else ():  # their results are not needed
-                child.terminate()
-            pool.shutdown(cancel_futures=True)
-
-
-def _serve_the_parent() -> None:
-    """In a child: leave interrupts to the parent, and end when the parent ends for any reason."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _end_with_the_parent() -> None:
+    """In a child, which would else wait for work for ever where its parent was killed."""
     threading.Thread(target=_leave_with_the_parent, daemon=True).start()
 
 

@@ -1,13 +1,11 @@
-"""`python -m tests.histories` from outside: its object, its exit status, its interrupts."""
+"""`python -m tests.histories` from outside: its counts, its exit status, its end."""
 
 from __future__ import annotations
 
-import json
-import re
-import signal
 import subprocess
 import sys
-from collections import Counter
+import time
+from functools import partial
 from typing import Any
 
 import psutil
@@ -16,25 +14,14 @@ import pytest
 from tests.histories import __main__ as command
 from tests.histories.campaign import Totals, Violation
 
-FIELDS = {
-    "seed", "next_seed", "interrupted", "histories", "commits", "commits_min", "commits_median", "crashes",
-    "store_operations", "violations", "wall_s", "histories_per_s", "cpu_s",
-}  # fmt: skip
 WORDS = [sys.executable, "-m", "tests.histories"]
 
 
-def test_several_processes_count_the_same_in_the_published_fields() -> None:
-    results = []
-    for jobs in ("1", "2"):
-        done = subprocess.run([*WORDS, "--seed", "3", "--histories", "12", "--jobs", jobs, "--json"], check=True,
-                              capture_output=True, text=True)  # fmt: skip
-        data = json.loads(done.stdout)
-        assert set(data) == FIELDS
-        results.append({name: data[name] for name in FIELDS - {"wall_s", "histories_per_s", "cpu_s"}})
-    alone, shared = results
-    assert alone == shared
-    assert (alone["seed"], alone["next_seed"], alone["violations"], alone["interrupted"]) == (3, 15, [], False)
-    assert alone["commits_median"] >= alone["commits_min"] > 5 and alone["store_operations"] > 1000
+def test_several_processes_count_the_same() -> None:
+    words = [*WORDS, "--seed", "3", "--histories", "12", "--jobs"]
+    alone, shared = (subprocess.run([*words, jobs], check=True, capture_output=True, text=True) for jobs in ("1", "2"))
+    assert alone.stdout.partition(";")[0] == shared.stdout.partition(";")[0]
+    assert alone.stdout.startswith("12 histories, ") and ", 0 violations" in alone.stdout
 
 
 def test_a_violation_ends_with_status_11_and_its_story(
@@ -44,7 +31,7 @@ def test_a_violation_ends_with_status_11_and_its_story(
     violation = Violation(7, "2", story, "python -m tests.histories --seed 7 --histories 1")
 
     def found(*arguments: Any) -> Totals:
-        return Totals(3, 3, 40, 5, 900, [violation], Counter({13: 2, 14: 1}))
+        return Totals(5, 900, [13, 13, 14], [violation])
 
     monkeypatch.setattr(command, "campaign", found)
     monkeypatch.setattr(sys, "argv", ["histories", "--histories", "3"])
@@ -53,19 +40,16 @@ def test_a_violation_ends_with_status_11_and_its_story(
     assert out.index("merged twice") < out.index(f"repeat it: {violation.command}") < out.index("40 commits (median 13")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_end_from_outside_leaves_no_process_and_a_seed_to_go_on_with(number: signal.Signals) -> None:
-    words = [*WORDS, "--histories", "100000", "--jobs", "2"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    assert re.match(r"[0-9]+0 histories \(of 100,000 seeds\), [0-9.]+/s, [0-9,]+ commits", process.stderr.readline())
-    children = psutil.Process(process.pid).children()
-    workers = [child for child in children if "spawn_main" in " ".join(child.cmdline())]
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+def test_a_campaign_that_is_killed_leaves_no_process() -> None:
+    process = psutil.Popen([*WORDS, "--histories", "100000", "--jobs", "2"], stdout=subprocess.DEVNULL)
+    workers = next(filter(None, iter(partial(workers_of, process), None)))
+    process.kill()
+    process.wait()
     _, alive = psutil.wait_procs(workers, timeout=30)
-    assert len(workers) == 2 and not alive
-    if number != signal.SIGKILL:
-        assert process.returncode == 130 and "Traceback" not in err, err
-        done = re.search(r"seeds 0 to ([0-9]+) done", out)
-        assert done is not None and f"go on with --seed {int(done[1]) + 1} " in out
+    assert not alive
+
+
+def workers_of(process: psutil.Process) -> list[psutil.Process]:
+    time.sleep(0.05)
+    found = [child for child in process.children() if "spawn_main" in " ".join(child.cmdline())]
+    return found if len(found) == 2 else []

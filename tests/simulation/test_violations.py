@@ -6,22 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_cli.errors import DataCheckError, UsageError
+from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Skip
 from diloco_cli.protocol.log.operations import Sleep, Steps
 from tests.histories.campaign import (
-    campaign,
     lived,
-    point_at,
-    sweep,
-    sweep_points,
-    work_of,
 )
-from tests.histories.history import History
 from tests.histories.learner import SimulatedLearner
 from tests.histories.options import Options, drawn_options
-from tests.histories.replayer import ViolationError
 from tests.histories.script import Actors
 
 MAX_FITTING = 80
@@ -75,37 +68,6 @@ def test_a_learner_that_comes_back_and_does_no_work_is_noticed(
             assert violation.invariant == invariant and says in violation.text and "l1." in violation.text
             return
     pytest.fail(f"{len(fitting)} histories, and nobody noticed")
-
-
-# -- the second life ----------------------------------------------------------------------------------------------
-
-
-# -- broken off ---------------------------------------------------------------------------------------------------
-
-
-# -- sweeps -------------------------------------------------------------------------------------------------------
-
-
-def test_a_violation_of_a_sweep_is_repeated_by_its_crash_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = History._check_at_the_end
-
-    def broken_by_a_crash(self: History) -> None:
-        usual(self)
-        if self.supervisor.crashes:
-            raise ViolationError("3", "planted")
-
-    monkeypatch.setattr(History, "_check_at_the_end", broken_by_a_crash)
-    point = sweep_points(2)[7]
-    (violation,) = sweep(2, [point]).violations
-    words, _, at = violation.command.partition(" --at ")
-    assert words == "python -m tests.histories --sweep --seed 2" and point_at(at) == point
-    again = campaign(work_of(2, 1, True, only=point_at(at)), 1, lambda totals: None)
-    assert again.violations == [violation] and again.histories == 1
-    with pytest.raises(UsageError, match="no operation of a sweep"):
-        point_at("l0.1:3:during")
-
-
-# -- merges -------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_only_skips_is_noticed() -> None:
