@@ -5,7 +5,7 @@ Mirrors copy the home log into a region's bucket: every commit, and before it th
     home bucket                            a region's bucket
     FORMAT.json                     ->     FORMAT.json
     weights/..., then commit/<n>    ->     the same bytes under the same keys, in the log's order, create-once
-    snapshot/<n>, its pieces, hint  ->     the same, once every commit up to n is there
+    snapshot/<n>, hint              ->     the same, once every commit up to n is there
 
 The home log is the only authority: a mirror writes only bytes read from home, and snapshots of the home log, and no
 process at home waits for a mirror. If a key of the region's bucket already holds other bytes, all work for the region
@@ -59,7 +59,6 @@ from diloco_cli.protocol.log.commit_log import (
     HeadHint,
     fold,
     newest_snapshot,
-    read_pieces,
     trusting_none_of,
     write_snapshot,
 )
@@ -180,11 +179,6 @@ def copy_once(key: str, data: bytes) -> Steps[None]:
     again = yield There(Get(key, len(data) + MAX_TAIL_BYTES))  # the bytes in the first answer may have been damaged
     if not same(key, again, data):
         raise stopped(key)
-
-
-def _copied(key: str, data: bytes) -> Steps[None]:
-    """Write a piece of a snapshot. Other bytes under its key make that snapshot unsound for readers, and no more."""
-    yield There(Create(key, data))
 
 
 def same(key: str, one: bytes | None, other: bytes | None) -> bool:
@@ -324,11 +318,6 @@ class Mirror:
         authentic = data is not None and self.run.keyring.authenticates(LOG, snapshot_key(n), data)
         if data is None or not authentic or len(data) > MAX_RECORD_BYTES:
             return False
-        try:
-            pieces = yield from read_pieces(n, data)
-        except RecordError:
-            return False
-        yield from together([_copied(*piece) for piece in pieces.items()])
         yield from copy_once(snapshot_key(n), data)
         yield There(Put(HEAD_HINT_KEY, encode(HeadHint(n))))
         self.last_snapshot = n

@@ -18,7 +18,7 @@ from typing import Any
 from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.histories.history import History
 from tests.histories.memo import no_garbage_collection
-from tests.histories.options import PIECE_SIZES, REGION, NemesisKind, Options, drawn_options
+from tests.histories.options import REGION, NemesisKind, Options, drawn_options
 from tests.histories.replayer import ViolationError, in_one
 from tests.histories.script import Actors, CallFault, HistoryResult, Moment, NemesisEvent, Script
 
@@ -206,10 +206,8 @@ def _lived_once(
 def _again(seed: int, options: Options, outcome: HistoryResult, script: Script | None, actors: Actors) -> HistoryResult:
     """12: with every process's wall clock shifted, the log must be the same but for its times. It must also be the
     same if results of the product's pure functions are not remembered. If the repetition itself breaks an invariant,
-    that is the outcome. How long a snapshot is depends on wall clocks (metrics.py: notes of 10 minutes are one), so
-    where it lies in small pieces, these show the same time again."""
-    walls = 0 if options.piece_bytes in PIECE_SIZES else 1
-    other = _lived_once(seed, options, script, actors, walls, remembers=False)
+    that is the outcome."""
+    other = _lived_once(seed, options, script, actors, walls=1, remembers=False)
     if other.violation is not None:
         return other
     if [_without_times(data) for data in other.log] != [_without_times(data) for data in outcome.log]:

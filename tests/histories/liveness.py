@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from diloco_cli.errors import FencedError, RefusedError, UsageError
-from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_SNAPSHOTS, LEAST_ROUNDS
+from diloco_cli.protocol.actors.collection import FLOORS_APART, LEAST_ROUNDS
 from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.keys import SYNCER
@@ -25,7 +25,7 @@ from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s, watch
 from diloco_cli.store.retry import MAX_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.client import Bucket
-from tests.histories.monitor import check_folded, most_pieces
+from tests.histories.monitor import check_folded
 from tests.histories.options import (
     CALLS_AN_EXCHANGE,
     GRACE_S,
@@ -293,18 +293,16 @@ class Healthy:
 
     def check_operations(self) -> None:
         """Check that no process makes more store operations than its polling allows. A flooder's claims keep mailboxes
-        of replaced incarnations open, its own and the learners'. A sweep reads the pieces of the snapshots that it
-        keeps, and tries to delete again what a listing that lags still shows."""
+        of replaced incarnations open, its own and the learners'. A sweep tries to delete again what a listing that
+        lags still shows."""
         history, processes = self.history, self.history.supervisor.processes
         commits = history.monitor.replayer.n - self.since_n
         learners = sum(process.role in history.roles for process in processes) * (1 if history.region is None else 2)
-        pieces = (1 + KEPT_SNAPSHOTS) * most_pieces(history.bucket)
         mailboxes = learners + 2 + (MAX_OLD_MAILBOXES * (learners + 1) if history.options.flooder else 0)
         for process in processes:
             spent_s = min(history.world.now_s, process.ended_s) - max(self.since_s, process.started_s)
             a_second = POLLS_A_SECOND * mailboxes if process.role == SYNCER else LOOKS_A_SECOND
-            each = 30 + 6 * learners + (pieces if process.role == SYNCER else 0)
-            bound = a_second * max(0.0, spent_s) + each * (commits + 4) + 4 * history.monitor.deletions
+            bound = a_second * max(0.0, spent_s) + (30 + 6 * learners) * (commits + 4) + 4 * history.monitor.deletions
             done = process.operations - self.operations.get(process.name, 0)
             expect(done <= bound, LIVENESS, f"{process.name} asked the store {done} times in {spent_s:.1f} s: it spins")
 

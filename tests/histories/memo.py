@@ -65,7 +65,6 @@ def remembered() -> Iterator[None]:
             digests.digest,
             keys.read_offer_key,
             keys.read_snapshot_key,
-            keys.read_snapshot_piece_key,
             check_key,
         ):
             changes.enter_context(_everywhere(pure.__name__, pure, cache(pure)))

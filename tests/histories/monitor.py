@@ -23,8 +23,6 @@ from diloco_cli.protocol.log.keys import (
     SYNCER,
     read_join_key,
     read_snapshot_key,
-    read_snapshot_piece_key,
-    snapshot_piece_key,
 )
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat, record_digest
 from diloco_cli.protocol.log.state import RunState
@@ -42,7 +40,6 @@ from tests.histories.replayer import (
     Replayer,
     below,
     expect,
-    head_of,
     keys_of,
     number_of,
     numbered,
@@ -50,40 +47,11 @@ from tests.histories.replayer import (
     signed_by,
 )
 
-PIECED = b'{"pieces":'  # how the record of a snapshot in pieces begins
 
-
-def check_record(bucket: Bucket, key: str, data: bytes, floor: int) -> None:
-    """A snapshot's record has just been created. Behind the floor its writer was held up; its pieces may be gone."""
-    n = read_snapshot_key(key)
-    if n is not None and n > floor:
-        missing = _missing(bucket, n, data)
-        expect(not missing, "9", f"{key} was created, and there is no {', '.join(missing)}")
-
-
-def whole_snapshots(bucket: Bucket) -> list[int]:
-    """The numbers of this bucket's snapshots, but for forged ones and those that lack a piece."""
-    read = (
-        (read_snapshot_key(key), bucket.objects[key]) for key in bucket.keys("snapshot/") if key not in bucket.forged
-    )
-    return [n for n, data in read if n is not None and not _missing(bucket, n, data)]
-
-
-def most_pieces(bucket: Bucket) -> int:
-    """Of one snapshot that is there; 0: all are whole. What others put there does not count."""
-    keys = (key for key in bucket.keys("snapshot/") if key not in bucket.foreign)
-    pieces = Counter(n for n in map(read_snapshot_piece_key, keys) if n is not None)
-    return max(pieces.values(), default=0)
-
-
-def _missing(bucket: Bucket, n: int, data: bytes) -> list[str]:
-    if not head_of(data).startswith(PIECED):  # a whole one, or damaged
-        return []
-    return [
-        key
-        for key in (snapshot_piece_key(n, *one) for one in enumerate(plain(data)["pieces"]))
-        if key not in bucket.objects
-    ]
+def genuine_snapshots(bucket: Bucket) -> list[int]:
+    """The numbers of this bucket's snapshots, but for forged ones."""
+    read = (read_snapshot_key(key) for key in bucket.keys("snapshot/") if key not in bucket.forged)
+    return [n for n in read if n is not None]
 
 
 GENUINE = "genuine"
@@ -265,8 +233,6 @@ class Monitor:
             expect(key == f"commit/{self.replayer.n + 1:012d}.json", "1", f"{role} created {key} beyond the log's end")
             self._committed(self.replayer.feed(data), now_s)
             self.last_commit_s = now_s
-        elif key.startswith("snapshot/"):
-            check_record(self.bucket, key, data, self.replayer.gc_floor)
         elif key.startswith("offer/"):
             self._offered(key, plain(data), now_s)
         elif key.startswith("request/"):
@@ -330,7 +296,7 @@ class Monitor:
             passed = self.replayer.is_passed(numbered(key), floor)
             expect(passed, "9", f"{key} was deleted, which a reader behind the floor {floor} may ask for")
         elif kind == "snapshot" and key not in floors.bucket.forged:
-            left = [n for n in whole_snapshots(floors.bucket) if int(rest[:12]) < n <= floor]
+            left = [n for n in genuine_snapshots(floors.bucket) if int(rest[:12]) < n <= floor]
             expect(len(left) >= KEPT_SNAPSHOTS, "9", f"{key} was deleted, and {left} alone lead to the floor {floor}")
 
     def _check_version(self, kind: str, fragment: int, version: int, epoch: int, key: str, floor: int) -> None:

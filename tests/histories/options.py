@@ -22,7 +22,7 @@ from diloco_cli.config.settings import (
 from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.collection import FLOORS_APART
-from diloco_cli.protocol.log.commit_log import LONG_WAY, PIECE_BYTES, SNAPSHOT_EVERY
+from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.signing import PLAIN_BYTES, Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
@@ -59,8 +59,6 @@ OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signe
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, POISONED_MERGES = 0.08, (16, 60)
 COMPRESSION_SHARE = 0.15
-PIECES_SHARE = 0.15
-PIECE_SIZES = (500, 1500)
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -115,7 +113,6 @@ class Options:
     forger: bool = False
     flooder: bool = False
     plain_bytes: int = PLAIN_BYTES
-    piece_bytes: int = PIECE_BYTES
     checks_uploads: bool = False
 
     @property
@@ -156,7 +153,6 @@ class Options:
             "FLOORS_APART": 1000 if Fault.FULL in self.calls else FLOORS_APART // 3,  # a full store raises it
             "QUARANTINE_AFTER": self.quarantine_after,
             "PLAIN_BYTES": self.plain_bytes,
-            "PIECE_BYTES": self.piece_bytes,
             "POLLS_A_SLOT": POLLS_A_SLOT,
             "POLL_BOUNDS_S": POLL_BOUNDS_S,
             "DENSE": LOOKS_APART,
@@ -176,7 +172,6 @@ class Options:
             f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
             f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}, "
             f"records plain up to {self.plain_bytes} bytes, "
-            f"snapshots in pieces from {self.piece_bytes} bytes; "
             f"{signed}faults of calls: {calls}; others: {others}{hostile}"
         )
 
@@ -237,7 +232,7 @@ def drawn_options(seed: int) -> Options:
 def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
     options = replace(options, checks_uploads=Stream(seed, "uploads").chance(0.5))
-    options = _with_pieces(_with_compression(_with_harm(options, seed), seed), seed)
+    options = _with_compression(_with_harm(options, seed), seed)
     return _with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed)
 
 
@@ -247,12 +242,6 @@ def _with_compression(options: Options, seed: int) -> Options:
     if not draw.chance(COMPRESSION_SHARE):
         return options
     return replace(options, plain_bytes=draw.choice((0, 600, 1000)))
-
-
-def _with_pieces(options: Options, seed: int) -> Options:
-    """In some of the histories snapshots lie in pieces."""
-    draw = Stream(seed, "pieces")
-    return replace(options, piece_bytes=draw.choice(PIECE_SIZES)) if draw.chance(PIECES_SHARE) else options
 
 
 def _with_keys(options: Options, seed: int) -> Options:

@@ -21,7 +21,6 @@ from diloco_cli.protocol.regions import TRIES_AGAIN_S, RegionLink, RegionStopped
 from diloco_cli.signing import body_of
 from diloco_cli.virtual.world import Actor
 from tests.histories.client import Bucket
-from tests.histories.monitor import check_record
 from tests.histories.options import REGION
 from tests.histories.processes import Process
 from tests.histories.replayer import OfferId, ViolationError, expect, plain
@@ -110,7 +109,6 @@ class Region:
         else:
             same = home is None or body_of(home) == body_of(data) or key in self.history.bucket.forged
             expect(same, "1", f"{key} in the region's bucket has other bytes than at home")
-            check_record(self.bucket, key, data, self.history.monitor.replayer.gc_floor)
         return None
 
     def put(self, role: str, key: str) -> None:

@@ -16,11 +16,11 @@ from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log import commit_log
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log.commits import Commit
-from diloco_cli.protocol.log.keys import commit_key, delta_key, snapshot_key, state_key, weights_key
+from diloco_cli.protocol.log.keys import commit_key, delta_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Delete, Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, FragmentVersion, Offer
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.regions import Mirror, copy_once
+from diloco_cli.protocol.regions import Mirror
 from diloco_cli.signing import LOG, Checksummed, unpacked
 from diloco_cli.store.port import Created, Exists, StoreUnavailableError, holder_bytes
 from tests.histories.client import Client
@@ -225,18 +225,6 @@ class GapInTheMirror(Mirror):
             return (yield from super()._mirror_next())
         self.state = log.fold(self.run, self.state, (yield from self._of_home(commit_key(4))))
         return None
-
-
-class MirrorWithoutPieces(Mirror):
-    """Copies a snapshot's record alone."""
-
-    def _copy_snapshot(self, n: int) -> Steps[bool]:
-        data = yield from self._here(snapshot_key(n))
-        if data is None:
-            return False
-        yield from copy_once(snapshot_key(n), data)
-        self.last_snapshot = n
-        return True
 
 
 @dataclass

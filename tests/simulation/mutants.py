@@ -16,7 +16,6 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.merging import Loader
 from diloco_cli.protocol.actors.progress import Progress
 from diloco_cli.protocol.actors.syncer import Evaluations
-from diloco_cli.protocol.log.commit_log import PIECE_BYTES
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.campaign import lived
 from tests.histories.liveness import COLLECTS_BELOW
@@ -162,11 +161,6 @@ OF_THE_LOG: dict[str, Mutant] = {
     ),
     "snapshot without watermarks": Mutant(Actors(syncer=logs.AlteredSnapshots), frozenset({"2", "10", "loss"})),
     "gap in a mirror": Mutant(Actors(mirror=logs.GapInTheMirror), frozenset("1"), lambda options: options.apart > 0),
-    "mirror without pieces": Mutant(
-        Actors(mirror=logs.MirrorWithoutPieces),
-        frozenset("9"),
-        lambda options: options.apart > 0 and options.piece_bytes < PIECE_BYTES,
-    ),
 }
 OF_COLLECTORS: dict[str, Mutant] = {
     "collection without floor": Mutant(_collecting(collectors.HastyCollector), frozenset("9")),

@@ -39,7 +39,6 @@ from diloco_cli.protocol.log.keys import (
     read_inner_key,
     read_offer_key,
     read_snapshot_key,
-    read_snapshot_piece_key,
     read_version_key,
 )
 from diloco_cli.protocol.log.operations import MAX_AT_ONCE, Delete, List, Now, Sleep, Steps, Undeleted, together
@@ -176,8 +175,7 @@ def is_garbage(key: str, floor: RunState, epoch: int, snapshot: int = 0) -> bool
         offer = read_offer_key(key)
         return offer is not None and _is_passed(floor, *offer)
     if kind == "snapshot":
-        whole, piece = read_snapshot_key(key), read_snapshot_piece_key(key)
-        n = piece if whole is None else whole
+        n = read_snapshot_key(key)
         return n is not None and n < min(snapshot, floor.n)
     version = read_version_key(key)
     return version is not None and _is_left_behind(floor, epoch, *version, weights=kind == "weights")

@@ -1,8 +1,7 @@
 """Reading and writing the commit log and its snapshots. Creating commit n+1 is the only way to change a run's state.
 
 Snapshots hold the folded log after every SNAPSHOT_EVERY commits, so that a log of any age opens fast. They are checked
-against the log, and never needed: an older one, or the log from its first commit, gives the same state. Where a state
-is too long for one record its bytes are written in pieces, before a record that lists their digests.
+against the log, and never needed: an older one, or the log from its first commit, gives the same state.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from itertools import count, takewhile
 
 from msgspec import structs
 
-from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import FencedError, NotFoundError, RefusedError, UsageError
 from diloco_cli.protocol.log.claims import own_keyring
 from diloco_cli.protocol.log.commits import Commit, apply
@@ -25,13 +23,11 @@ from diloco_cli.protocol.log.keys import (
     is_name,
     read_snapshot_key,
     snapshot_key,
-    snapshot_piece_key,
 )
 from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps, together, together_got
 from diloco_cli.protocol.log.records import (
     FORMAT_SCHEMA,
     LOOKS,
-    MAX_BODY_BYTES,
     MAX_EXACT,
     MAX_RECORD_BYTES,
     SCHEMA,
@@ -56,12 +52,9 @@ from diloco_cli.signing import (
     body_of,
     public_key,
     short_key,
-    unpacked,
 )
 
 SNAPSHOT_EVERY = 64
-PIECE_BYTES = MAX_BODY_BYTES  # the longest snapshot in one record, and each piece of a longer one but the last
-MAX_PIECES = 64
 TRIES = 3  # of the newest snapshots; after that the log is read from commit 0
 
 
@@ -76,20 +69,10 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class PiecedSnapshot:
-    """In the place of a snapshot that is too long: the digests of its pieces, in order."""
-
-    pieces: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class HeadHint:
     """Where to start reading: the newest snapshot. A lost or stale hint costs time, never correctness."""
 
     snapshot: int
-
-
-_PIECED = b'{"pieces":'  # how its record begins
 
 
 def newest_snapshot(run: RunFormat, beyond: int, before: int = MAX_EXACT) -> Steps[RunState | None]:
@@ -139,7 +122,7 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     if signed is None or signed != run.keyring.signature(LOG, commit_key(n), commit):
         return None
     try:
-        snapshot = yield from read_snapshot(n, data)
+        snapshot = decode(Snapshot, data, snapshot_key(n))
     except RecordError:
         return None
     same = snapshot.run_id == run.run_id and snapshot.state.n == n and snapshot.schema == SCHEMA
@@ -147,51 +130,16 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     return snapshot.state if same and snapshot.commit_digest == record_digest(commit) else None
 
 
-def read_snapshot(n: int, data: bytes) -> Steps[Snapshot]:
-    """The snapshot whose record is `data`, of which pieces are read if it lies in pieces. Raises RecordError."""
-    pieces = yield from read_pieces(n, data)
-    if not pieces:
-        return decode(Snapshot, data, snapshot_key(n))
-    return decode(Snapshot, b"".join(pieces.values()), snapshot_key(n), max_bytes=PIECE_BYTES * MAX_PIECES)
-
-
-def read_pieces(n: int, data: bytes) -> Steps[dict[str, bytes]]:
-    """The pieces that this record of a snapshot names, by their keys, in order; none if it is whole. Raises
-    RecordError."""
-    if not unpacked(data).startswith(_PIECED):
-        return {}
-    digests = decode(PiecedSnapshot, data, snapshot_key(n)).pieces
-    if not 0 < len(digests) <= MAX_PIECES or not all(map(is_digest, digests)):
-        raise RecordError(f"not digests of 1 to {MAX_PIECES} pieces", where=snapshot_key(n))
-    keys = [snapshot_piece_key(n, *one) for one in enumerate(digests)]
-    found: dict[str, bytes] = {}
-    for key, piece, named in zip(keys, (yield from together_got(keys, PIECE_BYTES)), digests, strict=True):
-        if piece is None or digest(piece) != named:
-            raise RecordError("a piece of a snapshot is missing or damaged", where=key)
-        found[key] = piece
-    return found
-
-
 def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
-    """Write the snapshot of a state, and the hint to it. A state too long for MAX_PIECES gets no snapshot: readers then
-    start from an older one."""
+    """Write the snapshot of a state, and the hint to it. A state too long for a record (thousands of learners) gets
+    none: readers then start from an older one."""
     key = snapshot_key(state.n)
     try:
-        data = encode(Snapshot(state, state.digest, run.run_id), max_bytes=PIECE_BYTES * MAX_PIECES)
+        data = encode(Snapshot(state, state.digest, run.run_id))
     except RecordError:
         return
-    if len(data) > PIECE_BYTES:
-        pieces = [data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES)]
-        digests = tuple(map(digest, pieces))
-        keys = [snapshot_piece_key(state.n, *piece) for piece in enumerate(digests)]
-        yield from together([_created(*one) for one in zip(keys, pieces, strict=True)])
-        data = encode(PiecedSnapshot(digests))
     yield Create(key, run.keyring.sign(LOG, key, data))
     yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
-
-
-def _created(key: str, data: bytes) -> Steps[None]:
-    yield Create(key, data)
 
 
 RESTORE_HINT = (

@@ -9,8 +9,7 @@
     state/<fragment>/<version>-<epoch>-<digest>  float32 parameters and outer momentum, written before the commit
     weights/<fragment>/<version>-<epoch>-<digest>  what learners download, written before the commit
     commit/<n>.json                              the log: create-once, numbered without gaps, never deleted
-    snapshot/<n>.json                            create-once: the folded log up to commit n, or the list of its pieces
-    snapshot/<n>-<place>-<digest>                a piece of a snapshot that is too long for one record
+    snapshot/<n>.json                            create-once: the folded log up to commit n
     inner/<learner>/<i>/<step>-<digest>          a learner's inner optimizer state: an optimisation
     certificate/<role>/<name>/<public key>.json  create-once: the operator has certified this key of a machine
     request/<r>.json                             create-once, dense: an operator's intent
@@ -27,7 +26,7 @@ every offer, it is unique, and a later incarnation is greater, under whichever k
 The learner's name comes early, so that a bucket policy can confine each learner to its own prefixes.
 
 Every object has a largest possible size, and no more is read: no honest process writes a longer one. Records have
-MAX_RECORD_BYTES (records.py), as have pieces of snapshots, heartbeats MAX_HEARTBEAT_BYTES (heartbeats.py); all other
+MAX_RECORD_BYTES (records.py), heartbeats MAX_HEARTBEAT_BYTES (heartbeats.py); all other
 sizes follow from the run's layout (at the end of this file).
 """
 
@@ -57,7 +56,6 @@ _OFFER = re.compile(rf"offer/{_OF_LEARNER}/([0-9]{{10,15}})\.json")
 _CERTIFICATE = re.compile(rf"certificate/learner/({NAME_PATTERN.pattern})/([0-9a-f]{{64}})\.json")
 _COMMIT = re.compile(r"commit/([0-9]{12,15})\.json")
 _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
-_SNAPSHOT_PIECE = re.compile(r"snapshot/([0-9]{12,15})-([0-9]{4})-[a-z0-9-]+")
 _INNER = re.compile(rf"inner/{_OF_LEARNER}/([0-9]{{12,15}})-[^/]+")
 _JOIN = re.compile(rf"join/({NAME_PATTERN.pattern})/([0-9]{{10,15}})-([0-9]{{4,8}})\.json")
 _EVENTS = re.compile(rf"event/({NAME_PATTERN.pattern})/([0-9]{{13}})-[0-9a-f]{{1,32}}\.jsonl")
@@ -135,10 +133,6 @@ def snapshot_key(n: int) -> str:
     return f"snapshot/{n:012d}.json"
 
 
-def snapshot_piece_key(n: int, place: int, digest: str) -> str:
-    return f"snapshot/{n:012d}-{place:04d}-{digest}"
-
-
 def inner_key(learner: str, incarnation: int, step: int, digest: str) -> str:
     return f"inner/{_below(learner, incarnation)}/{step:012d}-{digest}"
 
@@ -157,12 +151,6 @@ def read_commit_key(key: str) -> int | None:
 def read_snapshot_key(key: str) -> int | None:
     """The number of its commit, or None if it is no such key."""
     found = _SNAPSHOT.fullmatch(key)
-    return None if found is None else int(found[1])
-
-
-def read_snapshot_piece_key(key: str) -> int | None:
-    """The number of its snapshot's commit, or None if it is no such key."""
-    found = _SNAPSHOT_PIECE.fullmatch(key)
     return None if found is None else int(found[1])
 
 

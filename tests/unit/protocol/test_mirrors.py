@@ -7,15 +7,12 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.log import commit_log
-from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, append, snapshot_at, write_snapshot
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_EVERY, append, write_snapshot
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     FORMAT_KEY,
     HEAD_HINT_KEY,
     commit_key,
-    read_snapshot_key,
-    read_snapshot_piece_key,
     snapshot_key,
     weights_key,
 )
@@ -23,7 +20,6 @@ from diloco_cli.protocol.log.operations import Create, Operation, Steps, There
 from diloco_cli.protocol.log.records import encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.regions import Mirror, RegionStoppedError
-from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.signing import NOBODY, Signature, Unsigned
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.virtual.world import LATENCY_S, Actor, World
@@ -172,25 +168,3 @@ def test_a_place_that_is_not_homes_stops_the_region(spoiled: str) -> None:
         bench.far.put(snapshot_key(last), bench.snapshots[snapshot_key(last)].replace(b'"nothing"', b'"something"'))
     actor = bench.mirror()
     assert isinstance(actor.error, RegionStoppedError) and f"{spoiled}/" in str(actor.error)
-
-
-def test_snapshots_in_pieces_are_mirrored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "PIECE_BYTES", 300)
-    bench = MirrorBench()
-    assert bench.mirror().error is None
-    newest = LENGTH // SNAPSHOT_EVERY * SNAPSHOT_EVERY
-    for store in (bench.home, bench.far):
-        state = perform(snapshot_at(RUN, newest), store, SystemClock(lambda: 0.0, lambda seconds: None, lambda: None))
-        assert state is not None and state == bench.states[newest + 1]
-
-
-def test_where_a_piece_is_gone_at_home_the_mirror_writes_a_snapshot_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit_log, "PIECE_BYTES", 300)
-    bench = MirrorBench()
-    newest = LENGTH // SNAPSHOT_EVERY * SNAPSHOT_EVERY
-    bench.home.delete(next(key for key in bench.home.list("snapshot/") if read_snapshot_piece_key(key) == newest))
-    assert bench.mirror().error is None
-    found = [read_snapshot_key(key) for key in bench.far.list("snapshot/")]
-    clock = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
-    newest_there = max(number for number in found if number is not None)
-    assert perform(snapshot_at(RUN, newest_there), bench.far, clock) == bench.states[newest_there + 1]
