@@ -2,7 +2,7 @@
 
 Each input must give an answer or a declared error, within 50 ms of processor time, and the process may never take more
 than 64 MB beyond what it holds before (RLIMIT_AS: an allocation above it fails, as MemoryError, and is a finding).
-What fails is made smaller and saved under --save; exit status 1.
+What fails is saved under --save; exit status 1.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -26,7 +25,6 @@ from tests.security.parsers import Parser, all_parsers
 MAX_S = 0.050
 MAX_BYTES = 64 << 20
 MAX_INPUT = 200_000  # bytes; larger ones only show that time grows with size
-TRIES_TO_SHRINK = 400
 
 
 @dataclass(frozen=True)
@@ -66,30 +64,7 @@ def findings_of(parser: Parser, inputs: int, seed: int) -> Iterator[FuzzFinding]
         data = mutated(chance, parser.seeds)[:MAX_INPUT]
         fault = confirmed_fault(parser, data)
         if fault is not None:
-            yield FuzzFinding(parser.name, number, fault, shrunk(data, partial(_fails_alike, parser, fault)))
-
-
-def _fails_alike(parser: Parser, fault: str, data: bytes) -> bool:
-    other = confirmed_fault(parser, data)
-    return other is not None and other.split(":", maxsplit=1)[0] == fault.split(":", maxsplit=1)[0]
-
-
-def shrunk(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
-    """The input without what it does not need to fail: halves, quarters, ... cut out as long as it still does."""
-    tries, size = 0, max(1, len(data) // 2)
-    while tries < TRIES_TO_SHRINK:
-        at, before = 0, len(data)
-        while at < len(data) and tries < TRIES_TO_SHRINK:
-            smaller = data[:at] + data[at + size :]
-            tries += 1
-            if fails(smaller):
-                data = smaller
-            else:
-                at += size
-        if size == 1 and len(data) == before:
-            break
-        size = max(1, size // 2)
-    return data
+            yield FuzzFinding(parser.name, number, fault, data)
 
 
 def shares(parsers: list[Parser], inputs: int) -> list[int]:

@@ -222,7 +222,7 @@ def _files(folder: Path) -> list[Parser]:
         Parser("plan file, digest renewed", _renewed_plan, (plan,), share=2),
         Parser("hostfile", of_file(read_hostfile, "hosts"), (b"box1 slots=8\nbox[2-4]\n# comment\n",)),
         Parser("config.json", of_file(_config_of, "model/config.json"), (config,)),
-        Parser("unit file", of_file(_identity_of, "unit.json"), (unit,), declared=(ValueError,)),
+        Parser("unit file", of_file(_identity_of, "unit.json"), (unit,), declared=(DilocoError, ValueError)),
         Parser("chaos journal", _journal_reader(folder), (journal,)),
     ]  # fmt: skip
 
@@ -301,10 +301,8 @@ class AnsweringGcs(GCSStore):
     def _client(self) -> None:
         """None: gcsfs would look for credentials on the network, for seconds."""
 
-    async def _ask(
-        self, method: str, path: str, *names: str, key: str, num_bytes: int = 0, **parts: Any
-    ) -> tuple[dict[str, str], bytes]:
-        return {}, b"{}" if "pageToken" in parts else self.body
+    async def _ask(self, method: str, path: str, *names: str, key: str, num_bytes: int = 0, **parts: Any) -> bytes:
+        return b"{}" if "pageToken" in parts else self.body
 
 
 def _answers() -> list[Parser]:

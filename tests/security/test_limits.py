@@ -1,23 +1,16 @@
-"""A unit that runs out of memory or of file descriptors, and clocks that are years off: nobody else is harmed."""
+"""A unit that runs out of memory or of file descriptors: nobody else is harmed."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.runtime.registry import log_path
 from diloco_cli.runtime.supervisor import StopPolicy, SupervisionEvent, supervise
 from diloco_cli.runtime.units import UnitSpec
-from diloco_cli.virtual.world import Actor
-from tests.histories.integers import IntegerArithmetic
-from tests.simulation.toy import ToyFleet, make_run
 
 TAKES_MEMORY = "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 28, 1 << 28)); bytearray(1 << 30)"
 TAKES_FILES = "import resource as r; r.setrlimit(r.RLIMIT_NOFILE, (16, 16)); f = [open('/dev/null') for _ in range(99)]"
@@ -80,33 +73,3 @@ def test_a_store_without_free_descriptors_says_so_and_works_again(tmp_path: Path
     lines = done.stdout.splitlines()
     assert lines[:3] == ["too many open files"] * 3, done.stderr
     assert lines[3] == "Created(checked=True) ['a/first', 'a/second']"
-
-
-class ClockedFleet(ToyFleet):
-    """The syncer's wall clock as given; learners say their own."""
-
-    def __init__(self, time: Callable[[], str]) -> None:
-        self._time = time
-        super().__init__(make_run(merges=4))
-
-    def syncer(self, name: str = "syncer", delay_s: float = 0.0) -> Actor:
-        arithmetic = IntegerArithmetic(self.run, self._refuse, self._unfit)
-        syncer = Syncer(self.run, self.claim(), arithmetic, NoEvaluator(), self._time, self.nonce)
-        return self.world.start(name, syncer.serve(), delay_s)
-
-
-def log_of(time: Callable[[], str]) -> list[dict[str, Any]]:
-    """All that the log says, but for the times and the digests that hold them."""
-    fleet = ClockedFleet(time)
-    fleet.start().finish()
-    return [{name: one[name] for name in one.keys() - {"time", "previous"}} for one in fleet.records()]
-
-
-def test_clocks_ten_years_off_or_jumping_change_nothing_but_the_times() -> None:
-    """The log has the same commits with the same inputs, weights and epochs: no takeover, no other merge."""
-    years = count()
-    honest = log_of(lambda: "2026-01-01T00:00:00.000Z")
-    assert len(honest) > 5 and honest[-1]["kind"] == "finish"
-    assert log_of(lambda: "2016-01-01T00:00:00.000Z") == honest
-    assert log_of(lambda: "2036-01-01T00:00:00.000Z") == honest
-    assert log_of(lambda: f"{2016 + 7 * next(years) % 20}-01-01T00:00:00.000Z") == honest

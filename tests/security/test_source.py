@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.runtime.units import learner_unit, standby_unit, syncer_unit
+from diloco_cli.config.settings import SyncerSettings
+from diloco_cli.runtime.units import learner_unit, syncer_units
 
 PACKAGE = Path(__file__).resolve().parents[2] / "diloco_cli"
 FORBIDDEN_MODULES = {
@@ -100,9 +101,10 @@ def test_no_shell_ever() -> None:
 @pytest.mark.parametrize("value", ["--name=other", "-x", "a b; id", "$(id)", "gs://b/--help"])
 def test_users_values_cannot_become_options(value: str) -> None:
     """Row 7: user values cannot become options: each travels in one word behind its option's own name."""
-    for unit in (learner_unit("iowa", value, threads=1), syncer_unit(value, threads=1)):
-        assert [word for word in unit.command if value in word] == [f"--run={value}"]
-    assert f"--run={value}" in standby_unit("standby-1", value, threads=1).command
+    units = [learner_unit("iowa", value, threads=1), *syncer_units(value, SyncerSettings(standbys=1))]
+    assert len(units) == 3
+    for unit in units:
+        assert f"--run={value}" in unit.command and value not in unit.command
 
 
 def test_temporary_files_are_made_by_mkstemp_or_under_a_drawn_name() -> None:

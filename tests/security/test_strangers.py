@@ -83,26 +83,8 @@ def test_a_payloads_header_is_compared_before_anything_is_allocated() -> None:
             views(strange, spec)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("a: &x [1]\nb: *x\n", "anchors and aliases"),
-        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "anchors and aliases"),
-        ("a: " + "[" * 40 + "]" * 40, "nested deeper"),
-        ("a: 1\na: 2\n", "given twice"),
-        ("a: !!python/object/apply:os.system [id]\n", "tag"),
-        ("a: 1\n---\nb: 2\n", "second document"),
-        ("a: " + "x" * 5000, "longer than"),
-    ],
-)
-def test_yaml_is_plain_bounded_and_unambiguous(text: str, reason: str) -> None:
-    """Row 3: YAML: safe, no alias bombs, depth and size limits, duplicate keys refused, strict schema."""
-    with pytest.raises(UsageError, match=reason):
-        parse_yaml(text, "run.yaml")
-
-
 def test_yaml_files_are_bounded_and_unknown_keys_are_errors(tmp_path: Path) -> None:
-    """Row 3."""
+    """Row 3; what is refused in YAML: tests/unit/config/test_yaml_tree.py."""
     path = tmp_path / "run.yaml"
     path.write_text("name: a\n" + "#" * 9_000_000)
     with pytest.raises(UsageError, match="larger than"):
