@@ -13,7 +13,6 @@ import pytest
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import talk
 from diloco_cli.config.codec import parse_object
-from diloco_cli.config.fields import parse_yaml
 from diloco_cli.config.hardware import expand_hostlist
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
