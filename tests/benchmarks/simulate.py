@@ -137,7 +137,8 @@ def main() -> None:
     rates, totals = protocol_histories()
     print(
         f"{'the protocol, histories a second':<34} {spread(rates, 1)} of >= {LONG_ENOUGH} commits (median "
-        f"{totals.median}, least {totals.shortest}), {totals.store_operations / totals.histories:.0f} store calls each"
+        f"{median(totals.lengths):.0f}, least {min(totals.lengths)}), "
+        f"{totals.store_operations / len(totals.lengths):.0f} store calls each"
     )
     if median(rates) < HISTORIES_A_SECOND:
         missed.append(f"{median(rates):.1f} histories a CPU second, at least {HISTORIES_A_SECOND:g}")
