@@ -161,12 +161,12 @@ def _loss(status: Status) -> str:
 
 def rest_lines(status: Status, width: int | None) -> list[Text]:
     """What else there is to know: a loss that jumped, garbage, the regions' buckets, whom the run trusts."""
-    texts = [f"loss: {escaped(status.divergence)}"] if status.divergence and status.state != State.PAUSED else []
+    tells_loss = status.divergence and status.state != State.PAUSED  # there it is the reason
+    texts = [(f"loss: {escaped(status.divergence)}", "yellow")] if tells_loss else []
     if status.garbage is not None and status.garbage.note:
-        texts.append(f"garbage: {status.garbage.note}")
-    lines = lines_of((text for line in texts for text in wrapped(line, width)), "yellow")
-    lines += lines_of(flowing(syncer_parts(status.syncer), width, "    "))
-    lines += lines_of(filter(None, wrapped(garbage_text(status.garbage), width)))
+        texts.append((f"garbage: {status.garbage.note}", "yellow"))
+    texts += [(syncer_text(status.syncer), ""), (garbage_text(status.garbage), "")]
+    lines = [line for text, style in texts for line in lines_of(filter(None, wrapped(text, width)), style)]
     for mirror in status.mirrors:
         lines += lines_of(flowing(mirror_parts(mirror), width, "    "), "" if mirror.state == "FOLLOWS" else "yellow")
     return lines + lines_of(filter(None, wrapped(status.trust, width)), "dim")
@@ -182,14 +182,12 @@ def garbage_text(garbage: GarbageStatus | None) -> str:
     return waits if garbage.objects else ""
 
 
-def syncer_parts(syncer: SyncerStatus | None) -> list[str]:
-    """What limits the syncer, and the share of a slot that it needs; nothing while that is not measured."""
+def syncer_text(syncer: SyncerStatus | None) -> str:
+    """The share of a slot that the syncer needs; "" while that is not measured."""
     if syncer is None or syncer.busy_percent is None or syncer.slot_s is None:
-        return []
-    parts = {"calls": syncer.calls_s, "bytes": syncer.bytes_s, "processor": syncer.processor_s}
-    spent = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in parts.items() if seconds is not None)
-    share = f"the syncer needs {syncer.busy_percent:.0f}% of its slot of {format_duration(syncer.slot_s)}"
-    return [f"{share}, most of it for {syncer.limit}", spent]
+        return ""
+    share = f"{syncer.busy_percent:.0f}% of its slot of {format_duration(syncer.slot_s)}"
+    return f"the syncer needs {share}, most of it for {syncer.limit}"
 
 
 def mirror_parts(mirror: MirrorStatus) -> list[str]:

@@ -34,7 +34,7 @@ from diloco_cli.observe.unit_states import (
 )
 from diloco_cli.plan.link import connections_of, machine_text, measured_by
 from diloco_cli.protocol.log.health import REASONS
-from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.metrics import REFUSED, Note
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
@@ -188,10 +188,13 @@ class Look:
         if state == QUARANTINED:
             return f"its offers are refused since commit {self.facts.state.learner(name).quarantined}"
         account = "" if here is None or state not in (*MISSING, LearnerState.RECOVERING) else here.account
-        if account or state not in MISSING:
-            return account or self._unheard(name) or self._unmerged(island)
+        if account:
+            return account
         if name in self.facts.strange:
             return NOT_GENUINE
+        if state not in MISSING:
+            late = heard is None and self.facts.seconds_since_launch() > STARTS_WITHIN_S
+            return "not heard yet" if late else self._unmerged(island)
         if heard is None or state == LearnerState.DONE:
             return "it has left"
         if state == LearnerState.FAILED:
@@ -201,12 +204,6 @@ class Look:
         if here is not None and not here.dead:
             return f"not heard for {heard.age_s:.0f} s, though its process {here.pid} lives: it hangs"
         return f"not heard for {heard.age_s:.0f} s; {NOT_KNOWN}"
-
-    def _unheard(self, name: str) -> str:
-        if name in self.facts.strange:
-            return NOT_GENUINE
-        unheard = name not in self.facts.learners and self.facts.seconds_since_launch() > STARTS_WITHIN_S
-        return "not heard yet" if unheard else ""
 
     def _unmerged(self, island: Island) -> str:
         """Why it takes no part although it trains: none of its offers is merged."""
@@ -238,14 +235,13 @@ def expected_slot_s(facts: RunFacts) -> float:
 
 def training_slot_s(facts: RunFacts) -> float:
     """The slot of the fastest island: as planned, or as the steps of one that is heard take, without its waits."""
-    return min(_slot_of(facts, island) for island in facts.run.islands)
-
-
-def _slot_of(facts: RunFacts, island: Island) -> float:
-    heard = facts.learners.get(island.name)
-    rate = heard.heartbeat.tokens_per_s if heard is not None else 0.0
-    step_s = max(island.step_s, island.batch_tokens / rate) if rate > 0 else island.step_s
-    return island.local_steps * step_s / facts.run.num_fragments
+    slots = []
+    for island in facts.run.islands:
+        heard = facts.learners.get(island.name)
+        rate = heard.heartbeat.tokens_per_s if heard is not None else 0.0
+        step_s = max(island.step_s, island.batch_tokens / rate) if rate > 0 else island.step_s
+        slots.append(island.local_steps * step_s / facts.run.num_fragments)
+    return min(slots)
 
 
 def idle_s(facts: RunFacts) -> float:
@@ -280,20 +276,18 @@ def limit_of(look: Look) -> str:
     """ "" if the facts show none. A cause comes before what it brings about: learners wait for a syncer that is slower
     than their slots."""
     facts, syncer = look.facts, look.facts.syncer
-    heard = {name: heard.heartbeat for name, heard in facts.learners.items() if look.learners[name] in STEPS}
     if look.retrying:
         return f"the syncer's store: {look.retrying}"
     if look.missing:
         return f"missing: {', '.join(look.missing)}"
     if syncer is not None and syncer.heartbeat.calls_a_s:
-        return throttled_text(syncer.heartbeat)
-    of_syncer, is_late = _of_syncer(look)
-    causes = [of_syncer if is_late else "", *(_of_learner(name, said) for name, said in heard.items()), of_syncer]
-    return next(filter(None, causes), "") or _of_merges(look)
-
-
-def throttled_text(syncer: SyncerHeartbeat) -> str:
-    return f"the store throttles: {syncer.calls_a_s:.0f} calls a second of the syncer get through"
+        return f"the store throttles: {syncer.heartbeat.calls_a_s:.0f} calls a second of the syncer get through"
+    if (pace := pace_of_syncer(look)) is not None and pace[0].seconds >= CROWDED_SHARE * pace[1]:
+        spent, slot_s = pace
+        needs = f"the syncer needs {100 * spent.seconds / slot_s:.0f}% of its slot of {format_duration(slot_s)}"
+        return f"{needs}, most of it for {spent.limit}"
+    heard = {name: heard.heartbeat for name, heard in facts.learners.items() if look.learners[name] in STEPS}
+    return next(filter(None, (_of_learner(name, said) for name, said in heard.items())), "") or _of_merges(look)
 
 
 def _of_learner(name: str, said: LearnerHeartbeat) -> str:
@@ -332,16 +326,6 @@ def machine_of_syncer(facts: RunFacts, guess: SyncerMachine) -> tuple[SyncerMach
         return measured[1], f"its syncer's machine, as that has measured it: {machine_text(measured[1])}"
     known = replace(guess, reads_back=said.reads_back, connections=connections_of(said))
     return known, f"its syncer has measured no merge, so that its machine's speed is guessed: {machine_text(known)}"
-
-
-def _of_syncer(look: Look) -> tuple[str, bool]:
-    """In words, whether the syncer is nearly as slow as the slots, or slower; and whether it is slower."""
-    pace = pace_of_syncer(look)
-    if pace is None or pace[0].seconds < CROWDED_SHARE * pace[1]:
-        return "", False
-    (spent, slot_s), is_late = pace, pace[0].seconds >= pace[1]
-    share = f"{100 * spent.seconds / slot_s:.0f}% of its slot of {format_duration(slot_s)}"
-    return f"the syncer is {'' if is_late else 'nearly '}limited by {spent.limit}: {share}", is_late
 
 
 def _of_merges(look: Look) -> str:
@@ -391,11 +375,7 @@ class Verdict:
     limit: str = ""
 
 
-def verdict_of(facts: RunFacts, local: Local = Local()) -> Verdict:
-    return verdict_at(Look(facts, local))
-
-
-def verdict_at(look: Look) -> Verdict:
+def verdict_of(look: Look) -> Verdict:
     row = next(row for row in SITUATIONS if row.holds(look))
     reason, hint, limit = (_said(words, look) for words in (row.reason, row.hint, row.limit))
     return Verdict(row.state, reason, row.since_s(look), hint, limit)

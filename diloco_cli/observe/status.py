@@ -11,10 +11,10 @@ from diloco_cli.config.hardware import data_class_of
 from diloco_cli.errors import escaped
 from diloco_cli.events.bucket import newest, unhealed_errors
 from diloco_cli.events.event import EVENT_KINDS, Event
-from diloco_cli.observe.facts import Local, RunFacts, moment
+from diloco_cli.observe.facts import Heard, Local, RunFacts, moment
 from diloco_cli.observe.fields import Fields, UnitColumn, made
-from diloco_cli.observe.situation import MERGES, Look, State, Verdict, pace_of_syncer, verdict_at
-from diloco_cli.observe.unit_states import LOST, SUSPECT_S, aged, syncer_lost_after_s
+from diloco_cli.observe.situation import MERGES, Look, State, Verdict, pace_of_syncer, verdict_of
+from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, aged, syncer_lost_after_s
 from diloco_cli.protocol.actors.collection import NOT_KNOWN, kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import LastDelta, MergeNote
@@ -121,37 +121,19 @@ class OneSyncer:
     def pace(self) -> tuple[SlotTime, float] | None:
         return pace_of_syncer(self.look)
 
-    @property
-    def spent(self) -> SlotTime | None:
-        return None if self.pace is None else self.pace[0]
-
-
-@dataclass(frozen=True)
-class OneStandby:
-    name: str
-    said: SyncerHeartbeat
-    heard_s: float
-
-    @property
-    def state(self) -> str:
-        return aged(self.said.state, self.heard_s)
-
 
 @dataclass(frozen=True)
 class OneStore:
-    """The heartbeats of all learners and the syncer, by unit."""
-
     facts: RunFacts
-    heartbeats: dict[str, LearnerHeartbeat | SyncerHeartbeat]
 
-    @classmethod
-    def of(cls, facts: RunFacts) -> OneStore:
-        found: dict[str, LearnerHeartbeat | SyncerHeartbeat] = {n: h.heartbeat for n, h in facts.learners.items()}
-        return cls(facts, found if facts.syncer is None else found | {"syncer": facts.syncer.heartbeat})
+    @cached_property
+    def heartbeats(self) -> dict[str, LearnerHeartbeat | SyncerHeartbeat]:
+        """Of all learners and the syncer, by unit."""
+        said: dict[str, LearnerHeartbeat | SyncerHeartbeat] = {n: h.heartbeat for n, h in self.facts.learners.items()}
+        return said if self.facts.syncer is None else said | {"syncer": self.facts.syncer.heartbeat}
 
-    @property
-    def requests(self) -> int:
-        return sum(heartbeat.requests for heartbeat in self.heartbeats.values())
+    def total(self, name: str) -> int:
+        return sum(getattr(heartbeat, name) for heartbeat in self.heartbeats.values())
 
 
 @dataclass(frozen=True)
@@ -161,10 +143,14 @@ class OneMirror:
     facts: RunFacts
     store: RegionStore
 
-    @property
+    @cached_property
     def said(self) -> MirrorHeartbeat | None:
         mirrors = () if self.facts.syncer is None else self.facts.syncer.heartbeat.mirrors
         return next((said for said in mirrors if said.region == self.store.name), None)
+
+    @property
+    def over(self) -> bool:
+        return self.facts.state.phase != RunPhase.RUNNING
 
     @property
     def heartbeat(self) -> MirrorHeartbeat:
@@ -173,19 +159,17 @@ class OneMirror:
     @property
     def behind(self) -> int:
         """A heartbeat is seconds old, so that newer commits mean no lag while the run goes on."""
-        over = self.facts.state.phase != RunPhase.RUNNING
-        return max(0, self.facts.state.n - self.heartbeat.n) if over else self.heartbeat.behind
+        return max(0, self.facts.state.n - self.heartbeat.n) if self.over else self.heartbeat.behind
 
     @property
     def state(self) -> str:
         facts, said = self.facts, self.heartbeat
-        over = facts.state.phase != RunPhase.RUNNING
         if said.stopped:
             return "STOPPED"
         unheard = self.said is None or facts.syncer is None or facts.syncer.age_s > syncer_lost_after_s(facts)
-        if unheard and not over:
+        if unheard and not self.over:
             return "UNKNOWN"
-        return "BEHIND" if self.behind and (over or said.error or said.behind_s > SUSPECT_S) else "FOLLOWS"
+        return "BEHIND" if self.behind and (self.over or said.error or said.behind_s > SUSPECT_S) else "FOLLOWS"
 
     @property
     def egress_cost(self) -> float:
@@ -259,7 +243,7 @@ class OneRun:
 
 
 of_merge, of_learner, of_syncer = Fields[tuple[RunFacts, MergeNote]](), Fields[OneLearner](), Fields[OneSyncer]()
-of_standby, of_store, of_mirror = Fields[OneStandby](), Fields[OneStore](), Fields[OneMirror]()
+of_standby, of_store, of_mirror = Fields[tuple[str, Heard[SyncerHeartbeat]]](), Fields[OneStore](), Fields[OneMirror]()
 of_garbage, of_run = Fields[OneGarbage](), Fields[OneRun]()
 
 
@@ -383,7 +367,7 @@ class LearnerStatus:
 
 @dataclass(frozen=True)
 class SyncerStatus:
-    """The last five are measured, and null before the first merge."""
+    """The last three are measured, and null before the first merge."""
 
     state: str = of_syncer(lambda it: it.look.syncer or "", "How it is (observe/unit_states.py).")
     epoch: int = of_syncer(
@@ -396,7 +380,7 @@ class SyncerStatus:
     unit: str = of_syncer(lambda it: it.said.unit, "`syncer`, or the standby that took over.")
     note: str = of_syncer(lambda it: it.note, "Its failing call to the store, or why it does what it does.")
     limit: str | None = of_syncer(
-        lambda it: it.spent.limit if it.spent else None, "What limits its pace: calls, bytes or processor."
+        lambda it: it.pace[0].limit if it.pace else None, "What limits its pace: calls, bytes or processor."
     )
     busy_percent: float | None = of_syncer(
         lambda it: 100 * it.pace[0].seconds / it.pace[1] if it.pace else None, "Of a slot, what it needs."
@@ -404,20 +388,17 @@ class SyncerStatus:
     slot_s: float | None = of_syncer(
         lambda it: it.pace[1] if it.pace else None, "The slot that the learners' training takes."
     )
-    calls_s: float | None = of_syncer(lambda it: it.spent.calls_s if it.spent else None, "Of a slot, for calls.")
-    bytes_s: float | None = of_syncer(lambda it: it.spent.bytes_s if it.spent else None, "Of a slot, for bytes.")
-    processor_s: float | None = of_syncer(
-        lambda it: it.spent.processor_s if it.spent else None, "Of a slot, for arithmetic."
-    )
 
 
 @dataclass(frozen=True)
 class StandbyStatus:
-    name: str = of_standby(lambda it: it.name, "Of the standby.")
-    state: str = of_standby(lambda it: it.state, "How it is (observe/unit_states.py).")
-    host: str = of_standby(lambda it: it.said.host, "Its machine.")
-    heard_s: float = of_standby(lambda it: it.heard_s, "Since its last heartbeat.")
-    note: str = of_standby(lambda it: "" if it.state == LOST else it.said.reason, "Why it does what it does.")
+    name: str = of_standby(lambda it: it[0], "Of the standby.")
+    state: str = of_standby(lambda it: aged(it[1].heartbeat.state, it[1].age_s), "How it is (observe/unit_states.py).")
+    host: str = of_standby(lambda it: it[1].heartbeat.host, "Its machine.")
+    heard_s: float = of_standby(lambda it: it[1].age_s, "Since its last heartbeat.")
+    note: str = of_standby(
+        lambda it: "" if it[1].age_s > LOST_S else it[1].heartbeat.reason, "Why it does what it does."
+    )
 
 
 @dataclass(frozen=True)
@@ -426,32 +407,32 @@ class StoreStatus:
 
     url: str = of_store(lambda it: it.facts.url, "The run's bucket.")
     up_bytes: int = of_store(
-        lambda it: sum(heartbeat.up_bytes for heartbeat in it.heartbeats.values()),
+        lambda it: it.total("up_bytes"),
         "Moved to the store.",
         counter="diloco_store_bytes",
         labels={"direction": "up"},
     )
     down_bytes: int = of_store(
-        lambda it: sum(heartbeat.down_bytes for heartbeat in it.heartbeats.values()),
+        lambda it: it.total("down_bytes"),
         "Moved from the store.",
         counter="diloco_store_bytes",
         labels={"direction": "down"},
     )
     requests: int = of_store(
-        lambda it: it.requests,
+        lambda it: it.total("requests"),
         "Requests to the store.",
         counter="diloco_store_requests",
         labels={"kind": "read"},
         value=lambda store: store.requests - store.writes,
     )
     writes: int = of_store(
-        lambda it: sum(heartbeat.writes for heartbeat in it.heartbeats.values()),
+        lambda it: it.total("writes"),
         "Those that write or list (class A); the others read (class B).",
         counter="diloco_store_requests",
         labels={"kind": "write"},
     )
     requests_a_slot: float | None = of_store(
-        lambda it: round(it.requests / it.facts.state.slot, 1) if it.facts.state.slot else None,
+        lambda it: round(it.total("requests") / it.facts.state.slot, 1) if it.facts.state.slot else None,
         "Requests for each slot so far; null before the first.",
     )
     retrying: str = of_store(
@@ -565,7 +546,7 @@ class Status:
         lambda it: made(SyncerStatus, it.syncer) if it.syncer else None,
         "The syncer that serves, or served last; null: not heard yet.",
     )
-    store: StoreStatus | None = of_run(lambda it: made(StoreStatus, OneStore.of(it.facts)), "The run's traffic.")
+    store: StoreStatus | None = of_run(lambda it: made(StoreStatus, OneStore(it.facts)), "The run's traffic.")
     recent: list[Event] = of_run(
         lambda it: newest((event for event in it.facts.events if event.kind not in QUIET), RECENT_SHOWN),
         "The newest events, the newest first, without merges and collections.",
@@ -601,7 +582,7 @@ class Status:
 def status_of(facts: RunFacts, local: Local = Local()) -> Status:
     """`local`: what this machine knows of its own units."""
     look = Look(facts, local)
-    return made(Status, OneRun(look, verdict_at(look)))
+    return made(Status, OneRun(look, verdict_of(look)))
 
 
 def last_merge(facts: RunFacts) -> LastMerge | None:
@@ -614,7 +595,7 @@ def standbys(facts: RunFacts) -> list[StandbyStatus]:
     if facts.state.phase != RunPhase.RUNNING:
         return []
     return [
-        made(StandbyStatus, OneStandby(name, heard.heartbeat, heard.age_s))
+        made(StandbyStatus, (name, heard))
         for name, heard in sorted(facts.standbys.items())
         if heard.heartbeat.state != "DONE" and heard.age_s <= FORGOTTEN_S
     ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from diloco_cli.events.event import EVENT_KINDS
 from diloco_cli.observe.situation import TROUBLE
-from diloco_cli.plots import COLOURS, FAINT, FAULT, GRID, Axis, drawn, set_up, short_number
+from diloco_cli.plots import COLOURS, FAINT, FAULT, GRID, INK, Axis, drawn, set_up, short_number
 from diloco_cli.report.history import RESTART, RunHistory, Stretch, rates, stretches
 from diloco_cli.report.numbers import Report
 from diloco_cli.units import format_count, format_duration, format_size
@@ -336,7 +336,7 @@ class Pictures:
         restarts = [mark for mark in self.report.events if mark.unit in names and mark.kind == RESTART]
         rows = [names.index(mark.unit) for mark in restarts]
         at = self.at([mark.s for mark in restarts])
-        axes.scatter(at, rows, marker="v", s=14, color=FAULT, linewidths=0, zorder=3)
+        axes.scatter(at, rows, marker="v", s=30, color=INK, linewidths=0, zorder=3)  # seen on every colour
         set_up(axes, Axis(self.time.label, low=0.0, high=end), Axis(""))
         axes.set_yticks(range(len(names)), [cut(name) for name in names], fontsize=8)
         axes.grid(visible=False)

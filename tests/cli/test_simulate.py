@@ -181,7 +181,7 @@ def test_an_existing_run_is_simulated_with_the_machine_that_its_syncer_measured(
     bucket.put(key, sealed(history.run.keyring, LOG, key, said))
     url = f"file://{folder}"
     syncer = answer(tmp_path, "status", url, "--json")["data"]["syncer"]
-    needed_s = syncer["calls_s"] + syncer["bytes_s"] + syncer["processor_s"]
+    needed_s = syncer["busy_percent"] / 100 * syncer["slot_s"]
     assert 0.6 < needed_s < 0.8  # 0.03 * (2 + 4 + 1 + 1) + 0.1 + 0.2, and what is made now and then
     found = answer(tmp_path, "simulate", "run", url, "--for", "40 s", "--json")
     assert found["data"]["simulated_s"] / found["data"]["merges"] == pytest.approx(needed_s, rel=0.2)

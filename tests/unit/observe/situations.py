@@ -55,9 +55,7 @@ HEALTHY = Status(
     reason="waits for 1 more offer of 3",
     last_merge=LastMerge(38.0, 3, 3, 2, 0.41, 0.9),
     learners=[IOWA, RHINE, HOME],
-    syncer=SyncerStatus(
-        "SERVING", 3, "box-7", 1.4, "syncer", "waits for 1 more offer of 3", None, None, None, None, None, None
-    ),
+    syncer=SyncerStatus("SERVING", 3, "box-7", 1.4, "syncer", "waits for 1 more offer of 3", None, None, None),
     store=StoreStatus(URL, 267_000_000_000, 370_000_000_000, 912_000, 201_000, 2213.6, "", 0.0),
     recent=RECENT,
     trust="not signed: whoever may write into the bucket is trusted",
