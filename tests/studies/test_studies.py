@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, decode
 from diloco_cli.runtime.processes import identify, own_identity
 from tests.studies import attendance, gaps, kills
-from tests.studies.attendance import CASES, INVENTORY, QUICKSTART, AttendanceRow, files_of, line, misses
+from tests.studies.attendance import CASES, INVENTORY, QUICKSTART, AttendanceRow, line, misses
 from tests.studies.gaps import max_gap_s
 from tests.studies.kills import EVERYBODY, Role, Study, ToyRun
 from tests.studies.launched import NAME, LaunchedRun, run_file
@@ -116,15 +115,6 @@ def test_the_median_of_the_runs_is_held_against_the_bounds() -> None:
     assert misses(QUICKSTART, [worse]) and not misses(QUICKSTART, [replace(ROW, participation=0.94)])
     text = line("near", [ROW, worse, ROW])
     assert text.count("|") == attendance.HEADER.partition("\n")[0].count("|") and "0.980 (0.980, 0.900, 0.980)" in text
-
-
-@pytest.mark.parametrize("case", [*CASES, QUICKSTART])
-def test_every_case_is_a_run_that_can_be_read(case: str, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    run_text, inventory = files_of(case)
-    (tmp_path / "run.yaml").write_text(run_text)
-    (tmp_path / "inventory.yaml").write_text(inventory)
-    run = load_run(tmp_path / "run.yaml")
-    assert run.name == attendance.NAME and run.sync.mixing == "rebase"
 
 
 @pytest.mark.long

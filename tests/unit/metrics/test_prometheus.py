@@ -52,17 +52,16 @@ def test_what_is_not_known_is_left_out_and_every_name_occurs_somewhere() -> None
     early = samples(metrics_text(starting()))
     assert not any(name in ("diloco_loss", "diloco_merge_participants") for name, _ in early)
     assert {name for name, _ in samples(metrics_text(mirrors()))} == NAMES
+    older = parser.text_string_to_metric_families(
+        metrics_text(mirrors()).decode()
+    )
+    assert {sample.name for family in older for sample in family.samples} == NAMES
 
 
 def test_labels_of_any_text_are_read_back_as_they_were() -> None:
     odd = replace(HEALTHY, learners=[replace(IOWA, name='a"b\\c\nd', region="é")])
     labels = frozenset({("run", "nano-1b"), ("learner", 'a"b\\c\nd'), ("region", "é")})
     assert samples(metrics_text(odd))["diloco_learner_loss", labels] == IOWA.loss
-
-
-def test_the_older_text_format_reads_the_same_names_for_the_textfile_collector() -> None:
-    families = parser.text_string_to_metric_families(metrics_text(mirrors()).decode())
-    assert {sample.name for family in families for sample in family.samples} == NAMES
 
 
 def test_the_dashboard_loads_and_shows_only_what_exists() -> None:

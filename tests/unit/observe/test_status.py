@@ -20,8 +20,6 @@ from diloco_cli.protocol.log.heartbeats import GarbageHeartbeat, LearnerHeartbea
 from diloco_cli.protocol.log.metrics import MergeNote, Metrics, Note
 from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
-from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.wrappers import MeteredStore
 from tests.cli.bucket import LAYOUT, NANO
 
 START_S = 1_800_000_000.0
@@ -124,30 +122,6 @@ def test_what_the_syncer_waited_for_is_not_told_of_a_run_that_is_over() -> None:
     assert notes == ["0 of the 1 offers that the quorum needs", "", ""]
 
 
-@pytest.mark.parametrize(
-    ("changes", "state"),
-    [
-        ({}, "MERGING"),
-        ({"iowa": SUSPECT_S + 1}, "MERGING"),
-        ({"iowa": LOST_S + 1}, "DEGRADED"),
-        ({"iowa": None}, "DEGRADED"),
-        ({"syncer": None}, "STALLED"),
-        ({"syncer": LOST_S + 1}, "STALLED"),
-        ({"iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": LOST_S + 1}, "SILENT"),
-        ({"iowa": LOST_S + 1, "rhine": LOST_S + 1}, "STALLED"),
-        ({"state": structs.replace(STATE, merges=0)}, "STARTING"),
-        (
-            {"state": structs.replace(STATE, merges=0), "iowa": LOST_S + 1, "rhine": LOST_S + 1, "syncer": None},
-            "SILENT",
-        ),
-        ({"state": structs.replace(STATE, phase="STOPPED"), "iowa": None}, "STOPPED"),
-        ({"state": structs.replace(STATE, phase="FINISHED")}, "FINISHED"),
-    ],
-)
-def test_the_run_is_as_well_as_those_who_are_heard(changes, state):
-    assert status_of(facts(**changes)).state == state
-
-
 def test_goodput_is_merged_tokens_over_planned_tokens_since_launch():
     assert goodput(facts()) == pytest.approx(9000 / (200.0 * 100.0))
     over = structs.replace(STATE, phase="FINISHED")
@@ -228,18 +202,6 @@ def test_the_summary_tells_shares_bytes_and_what_data_parallel_would_move():
     assert "not evaluated" in summary_text(replace(summary, loss=None, goodput=None))
 
 
-def test_writes_and_listings_are_counted_apart_from_reads() -> None:
-    meter = MeteredStore(MemoryStore())
-    meter.create("a", b"1")
-    meter.put("b", b"2")
-    meter.list("")
-    for _ in range(3):
-        meter.get("a")
-    meter.stat("a")
-    meter.delete("b")
-    assert (meter.counts.num_requests, meter.counts.num_writes) == (8, 3)
-
-
 WAITING = SyncerHeartbeat("STANDING_BY", 2, 9, "laptop", "takes over after 18 s of silence", unit="standby-1")
 
 
@@ -265,10 +227,6 @@ def test_standbys_are_shown_by_age_and_those_that_took_over_are_not(age_s: float
 
 def test_nobody_stands_by_for_a_run_that_is_over() -> None:
     assert status_of(with_standby(facts(structs.replace(STATE, phase="FINISHED")))).standbys == []
-
-
-def test_a_syncer_that_is_heard_speaks_for_itself() -> None:
-    assert status_of(facts()).reason == "2 of 2"
 
 
 def test_where_no_syncer_serves_the_reason_says_so_and_what_comes_next() -> None:
