@@ -52,9 +52,7 @@ def test_what_is_not_known_is_left_out_and_every_name_occurs_somewhere() -> None
     early = samples(metrics_text(starting()))
     assert not any(name in ("diloco_loss", "diloco_merge_participants") for name, _ in early)
     assert {name for name, _ in samples(metrics_text(mirrors()))} == NAMES
-    older = parser.text_string_to_metric_families(
-        metrics_text(mirrors()).decode()
-    )
+    older = parser.text_string_to_metric_families(metrics_text(mirrors()).decode())
     assert {sample.name for family in older for sample in family.samples} == NAMES
 
 
