@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -55,7 +56,7 @@ from diloco_cli.training.wire import TensorWire
 HOSTED_LEAVE_S = 3.0
 CLEAN_STOP_S = 1.5  # for each background thread; the supervisor kills 8 s after SIGTERM
 RATE_SMOOTHING = 0.05
-RECENT_S, MOST_MARKS = 60.0, 64  # of busy time: what shares of time are of; and heartbeats to reckon them from
+RECENT = 20  # heartbeats, about a minute: what shares of time are of
 BEHIND_THE_LOOP: tuple[Phase, ...] = ("hear", "offer", "wait", "save")  # phases that training alone would not have
 T = TypeVar("T")
 ATTEND_S, MOST_S = 2.0, 3600.0
@@ -414,7 +415,7 @@ class Facts(Observer):
         self.tokens_per_s = self.blocked_s = self.step_s = self.busy_s = 0.0
         self._stepped_s = monotonic_s()
         self._has_stepped = False
-        self._marks = deque([TimeSpent()], maxlen=MOST_MARKS)
+        self._marks = deque([TimeSpent()], maxlen=RECENT)
 
     def began(self, learner: Learner) -> None:
         joined, self._stepped_s = learner.joined, monotonic_s()
@@ -457,7 +458,9 @@ class Facts(Observer):
         """`passed`: the share of the present batch that was computed; `data_s`: how long steps waited for their data.
         The first step may take minutes, and until it ends there is nothing else to tell."""
         now = TimeSpent(self.busy_s, self.blocked_s, self.step_s, data_s or 0.0)
-        since = self._since(now)
+        since = self._marks[0]
+        if now.busy_s > self._marks[-1].busy_s:
+            self._marks.append(now)
         return ({} if self.tokens else {"note": f"in its first step: {passed:.0%} of the batch"}) | {
             "tokens_per_s": round(self.tokens_per_s, 1),
             "mean_tokens_per_s": round(self.tokens / (self.busy_s or 1.0), 1),
@@ -465,15 +468,6 @@ class Facts(Observer):
             "last_step_s": round(monotonic_s() - self._stepped_s, 1),
             "data_percent": None if data_s is None else _percent(now.data_s - since.data_s, now.step_s - since.step_s),
         }
-
-    def _since(self, now: TimeSpent) -> TimeSpent:
-        """What had been spent at the newest heartbeat that lies RECENT_S back, or at the oldest that is kept."""
-        while len(self._marks) > 1 and now.busy_s - self._marks[1].busy_s >= RECENT_S:
-            self._marks.popleft()
-        since = self._marks[0]
-        if now.busy_s > self._marks[-1].busy_s:
-            self._marks.append(now)
-        return since
 
 
 def _percent(part_s: float, of_s: float) -> float | None:
@@ -497,25 +491,13 @@ class AttendedStore(StoreWrapper):
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         if threading.get_ident() != self._owner:  # one of several calls: the owner waits for them, and attends itself
             return call()
-        found: list[T] = []
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                found.append(call())
-            except BaseException as error:  # the calling thread raises it
-                failed.append(error)
-
-        thread = threading.Thread(target=work, name=f"store {verb}", daemon=True)
-        thread.start()
         until_s = monotonic_s() + self._most_s
-        while thread.is_alive():
-            thread.join(self._every_s)
-            if thread.is_alive() and monotonic_s() < until_s:
-                self._attend()
-        if failed:
-            raise failed[0]
-        return found[0]
+        with ThreadPoolExecutor(1, f"store {verb}") as pool:
+            asked = pool.submit(call)
+            while not wait([asked], self._every_s).done:
+                if monotonic_s() < until_s:
+                    self._attend()
+            return asked.result()
 
 
 def standby_command(url: str, name: str, dead_pid: int | None) -> list[str]:

@@ -19,11 +19,9 @@ have counted and when (`Watchdog`).
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import mmap
 import os
 import re
-import shutil
 import signal
 import socket
 import struct
@@ -31,8 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -44,12 +41,10 @@ from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.runtime.consent import signing_secret
 from diloco_cli.runtime.daemon import StopSignal, opened, perform, say
-from diloco_cli.runtime.processes import STOPPED, read_process
 from diloco_cli.runtime.restart import CAUSE_VARIABLE, read_cause, tell
 from diloco_cli.signing import learner_signer
 
 ENDPOINT = re.compile(r"[A-Za-z0-9.:_\[\]-]+:[0-9]{1,5}")
-DIRECTORY, LOCK = "diloco-ranks-", "lock"
 POLL_S = 0.1
 END_S = 5.0
 ASKED_TO_END = {-signal.SIGTERM: 143, -signal.SIGINT: 130}
@@ -133,34 +128,9 @@ def run_ranks(command: Sequence[str], url: str, name: str, node: IslandNode, dra
     it."""
     stop = StopSignal()
     stop.hear_signals()
-    with own_directory() as directory:
-        status = _Family(command, name, node, directory, drain_s).watched(stop, url)
+    with tempfile.TemporaryDirectory(prefix="diloco-ranks-") as directory:
+        status = _Family(command, name, node, Path(directory), drain_s).watched(stop, url)
     return leave_as(status)
-
-
-@contextmanager
-def own_directory() -> Iterator[Path]:
-    """A folder for what a parent shares with its ranks. Those that SIGKILL left of other parents are removed: nobody
-    holds the lock of such a folder."""
-    for left in Path(tempfile.gettempdir()).glob(f"{DIRECTORY}*"):
-        with suppress(OSError), _locked(left / LOCK):
-            shutil.rmtree(left, ignore_errors=True)
-    directory = Path(tempfile.mkdtemp(prefix=DIRECTORY))
-    try:
-        (directory / "new").touch()
-        with _locked(directory / "new"):
-            (directory / "new").rename(directory / LOCK)  # only now it is looked at
-            yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Raises OSError if the file is not there, is another user's, or is locked."""
-    with path.open("r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
 
 
 class _Family:
@@ -241,10 +211,7 @@ class _Family:
         silent = self.watchdog.silent(read_beats(self.beats), now_s)
         if not silent:
             return False
-        first = min(self.ranks)
-        paused = [rank for rank, process in self.ranks.items() if _is_paused(process.pid)]
-        behind = [first + local for local in self.watchdog.behind()]
-        self.stuck = f"no step for {min(silent.values()):.0f} s: " + account(paused, behind, len(self.ranks))
+        self.stuck = f"no step for {min(silent.values()):.0f} s"
         say(f"{utc_now_text()} {self.name}: STUCK: {self.stuck}; all ranks are ended")
         return True
 
@@ -296,15 +263,6 @@ def culprit(exits: Mapping[int, int], killed: Collection[int]) -> int | None:
     return min(own, key=lambda rank: (order[rank], rank), default=None)
 
 
-def account(paused: Sequence[int], behind: Sequence[int], ranks: int) -> str:
-    """Which ranks hang, in words."""
-    found, what = (paused, "paused by a signal") if paused else (behind, "behind the others")
-    if not found:
-        return f"none of {ranks} ranks goes on"
-    several = len(found) > 1
-    return f"rank{'s' * several} {', '.join(map(str, found))} of {ranks} {'are' if several else 'is'} {what}"
-
-
 def how_it_ended(rank: int, ranks: int, status: int) -> str:
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     return f"rank {rank} of {ranks} {how}"
@@ -317,11 +275,6 @@ def leave_as(status: int) -> int:
             signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     return status
-
-
-def _is_paused(pid: int) -> bool:
-    facts = read_process(pid)
-    return facts is not None and facts.state == STOPPED
 
 
 @dataclass(frozen=True)
@@ -478,8 +431,3 @@ class Watchdog:
                 rank.count, rank.since_s = count, now_s
         ages = {number: now_s - rank.since_s for number, rank in enumerate(self._ranks)}
         return {number: age for number, age in ages.items() if age > self._ranks[number].patience_s}
-
-    def behind(self) -> list[int]:
-        """The ranks that have stepped least, if others have stepped more."""
-        steps = [rank.count.steps for rank in self._ranks]
-        return [number for number, count in enumerate(steps) if count == min(steps) < max(steps)]

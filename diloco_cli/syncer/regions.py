@@ -44,17 +44,9 @@ from diloco_cli.store.retry import MAKING_ROOM_TRIES_S, RetryingStore, backgroun
 from diloco_cli.store.wrappers import MeteredStore
 
 PROVEN_S = 2 * TRIES_AGAIN_S
-
-
 ENDS_WITHIN_S = 30.0  # once the run is over: for the last commits to reach every region
-
-
 LEAVES_WITHIN_S = 1.0
-
-
 LINE_EVERY_S = 60.0
-
-
 MAX_UNHEARD = 16  # of a region, told in a heartbeat: heartbeats are small
 
 

@@ -1,4 +1,4 @@
-"""A run on its user's own tokens, with a learner killed on the way."""
+"""A run on its user's own tokens in a gs:// bucket that fails now and then; a learner and the syncer are killed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ def gs(playground: Playground) -> Iterator[FakeGCS]:
         yield server
 
 
-def trains_through_a_kill(playground: Playground, data: str) -> None:
+def trains_through_a_kill(playground: Playground, data: str, gs: FakeGCS | None = None) -> None:
     playground.launch(TOKENS, "--set", f"data={data}")
     playground.wait_for(lambda s: s["commit"] >= 3)
-    playground.kill("ohio")
+    if gs:
+        gs.inject("503", times=40)
+    playground.kill("ohio", *(["syncer"] if gs else []))
     playground.wait_for(lambda s: s["state"] == "FINISHED", timeout_s=180)
     found = playground.json("verify", "quickstart")
     assert found["ok"] and found["tokens"] >= TOKENS and found["duplicates"] == 0
@@ -36,7 +38,7 @@ def test_a_run_on_shards_in_its_bucket_goes_on_where_a_killed_learner_was(playgr
     assert made.returncode == 0 and "100% of the text" in made.stderr, made.stderr
     assert {"tokens/000000.bin", "tokens/index.json"} <= gs.objects["runs"].keys()
     assert playground.json("data", "show", "gs://runs/tokens", "--check")["checked"]
-    trains_through_a_kill(playground, "{tokens: gs://runs/tokens, held_out: 0.05}")
+    trains_through_a_kill(playground, "{tokens: gs://runs/tokens, held_out: 0.05}", gs)
     [block] = Path(playground.environment["DILOCO_HOME"], ".data", "blocks").glob("[!.]*")
     assert block.read_bytes() == gs.objects["runs"]["tokens/000000.bin"].data
 

@@ -89,7 +89,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("paused", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("paused", [[0], [0, 1]])
 def test_a_paused_rank_is_stuck_and_the_island_begins_anew(playground: Playground, paused: list[int]) -> None:
     islands(playground, ranks=2)
     playground.launch(tokens=10_000_000)
@@ -107,7 +107,7 @@ def test_a_paused_rank_is_stuck_and_the_island_begins_anew(playground: Playgroun
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("planned", "counts"), [(2, (1, 2)), (4, (2, 4))], ids=["2-1-2", "4-2-4"])
+@pytest.mark.parametrize(("planned", "counts"), [(4, (2, 4))], ids=["4-2-4"])
 def test_an_island_goes_on_with_another_number_of_ranks(
     playground: Playground, planned: int, counts: tuple[int, ...]
 ) -> None:

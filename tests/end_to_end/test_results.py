@@ -6,7 +6,6 @@ import importlib.util
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.end_to_end.conftest import Playground
 
@@ -45,12 +44,3 @@ def test_transformers_has_the_loss_of_the_run(survived: Playground) -> None:
         total += float(torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum"))
         count += targets.numel()
     assert total / count == pytest.approx(survived.json("status", "quickstart")["loss"], abs=1e-3)
-
-
-def test_an_existing_place_is_not_overwritten_unless_asked(survived: Playground) -> None:
-    survived.wait_for(lambda data: data["state"] == "FINISHED")
-    survived.json("export", "quickstart", "--to", "torch", "-o", "state.safetensors")
-    done = survived.run("export", "quickstart", "--to", "torch", "-o", "state.safetensors")
-    assert done.returncode == 2 and "exists already" in done.stderr
-    survived.json("export", "quickstart", "--to", "torch", "-o", "state.safetensors", "-y", "--dtype", "float16")
-    assert {tensor.dtype for tensor in load_file(survived.directory / "state.safetensors").values()} == {torch.float16}

@@ -42,20 +42,6 @@ def test_a_run_survives_learner_syncer_and_supervisor_and_verifies(survived: Pla
     assert again.returncode == 0 and "FINISHED" in again.stdout + again.stderr
 
 
-def test_everything_dead_at_once_resumes_from_the_last_commit(playground: Playground) -> None:
-    playground.islands("belgium", "iowa")
-    playground.launch(tokens=50_000)
-    playground.wait_for(lambda s: s["commit"] >= 8)
-    playground.kill("supervisor", "belgium", "iowa", "syncer")
-    survived = commits(playground)
-    resumed = playground.run("resume", "quickstart")
-    assert resumed.returncode == 0, resumed.stderr
-    after = commits(playground)
-    assert {name: after[name] for name in survived} == survived, "a committed record changed or vanished"
-    assert playground.json("verify", "quickstart")["ok"]
-    assert playground.json("status", "quickstart")["state"] == "FINISHED"
-
-
 def test_a_run_resumes_without_this_machines_own_files(playground: Playground, tmp_path: Path) -> None:
     """Another machine has the bucket and nothing else; Ctrl-C ends what runs there, and the run waits in its bucket;
     `stop` needs no syncer."""

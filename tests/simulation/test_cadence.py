@@ -81,16 +81,6 @@ def test_equal_learners_merge_once_a_slot_whatever_their_links(slow_link_s: floa
     assert played.state.participation > (0.95 if slow_link_s < SLOT_S else 0.85)
 
 
-def test_a_link_that_takes_longer_than_a_slot_carries_what_it_can_in_time() -> None:
-    """A slot and a quarter: offers of this learner come at most four times in five slots. Each that it sends is in the
-    merge of its slot, with the others', but for those by which it learns how long its way is."""
-    played = Played([NEAR, NEAR, NEAR, replace(NEAR, upload_s=2.5)])
-    participants = [len(merge.inputs) for merge in played.merges()]
-    assert participants.count(3) + participants.count(4) >= 0.97 * len(participants)
-    assert participants.count(4) > 0.7 * len(participants)
-    assert played.refused()["late"] <= 4 and not played.refused().keys() - {"late"}
-
-
 @pytest.mark.parametrize(
     "apart", [0.0, 0.1, *(pytest.param(share, marks=pytest.mark.long) for share in (0.002, 0.01, 0.03))]
 )
@@ -106,24 +96,6 @@ def test_learners_that_are_a_little_apart_merge_together(apart: float, mixing: s
     assert played.kept > (0.98 if mixing == "rebase" else 0.6)
 
 
-def test_an_island_whose_step_lasts_for_several_slots_is_in_nearly_every_merge() -> None:
-    """Six times as slow as the others, a fragment a step of theirs: before its offers were aimed, half of its work was
-    merged."""
-    slow = Pacing(6 * STEP_S, LINK_S, LINK_S)
-    played = Played([NEAR, NEAR, slow], fragments=24, steps_a_slot=1, rounds=20, mixing="rebase")
-    assert played.state.participation > 0.97 and played.kept > 0.97 and played.state.metrics.skips == 0
-
-
-def test_a_slow_learner_that_is_left_alone_goes_on_at_its_own_pace() -> None:
-    """The fast one is gone for good at 40 s. From then on the slow one merges alone, once for each of its own slots of
-    3 s at least: nothing waits for who is gone, beyond the bound for being alive."""
-    gone = replace(NEAR, spells=(Spell(0.0, 1.0), Spell(40.0, 0.0)))
-    played = Played([gone, Pacing(1.5, LINK_S, LINK_S)], rounds=10, local_steps="planned")
-    assert played.state.metrics.skips == 0
-    alone = [merge for merge in played.merges() if [item.learner for item in merge.inputs] == ["l1"]]
-    assert len(alone) >= 0.9 * (played.reached("l1") - 40 / 3)
-
-
 @pytest.mark.parametrize(
     ("fragments", "mixing"),
     [(4, "rebase"), *(pytest.param(12, mixing, marks=pytest.mark.long) for mixing in ("rebase", "replace"))],
@@ -137,21 +109,6 @@ def test_after_an_outage_with_a_full_quorum_little_is_given_up(fragments: int, m
     assert played.state.metrics.skips <= 3, "a slot that nobody can fill is skipped each minute"
     assert played.kept > 0.9 * undisturbed.kept
     assert max(offer.slot for offer in played.offers()) - played.state.slot <= fragments
-
-
-@pytest.mark.parametrize("fragments", [4, *(pytest.param(count, marks=pytest.mark.long) for count in (3, 12))])
-def test_a_full_quorum_of_unequal_speeds_leaves_no_offer_waiting_for_rounds(fragments: int) -> None:
-    """Step times 1 to 2 s with one H for all: all are in every merge, nobody's offers are superseded or too late, and
-    the slots go at least at the pace of the slowest. At the end the fast ones' last round is in no merge yet."""
-    played = Played(
-        [Pacing(s, LINK_S, LINK_S) for s in (1.0, 1.3, 1.7, 2.0)], fragments=fragments, rounds=160 // fragments,
-        quorum=4, local_steps="planned", mixing="rebase",
-    )  # fmt: skip
-    state = played.state
-    assert state.participation == 1.0 and state.metrics.skips == 0
-    assert state.metrics.offers_refused == 0 and played.kept > 0.93
-    slowest = min(played.reached(f"l{index}") for index in range(4))
-    assert slowest - 4 <= state.merges <= played.due
 
 
 def test_a_link_that_is_too_slow_for_the_cadence_merges_as_often_as_it_carries() -> None:

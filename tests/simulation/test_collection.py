@@ -5,20 +5,17 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.protocol.actors import collection
-from diloco_cli.protocol.actors.collection import KEPT_BATCHES, KEPT_SNAPSHOTS, LEAST_ROUNDS
+from diloco_cli.protocol.actors.collection import KEPT_SNAPSHOTS, LEAST_ROUNDS
 from diloco_cli.protocol.log.commit_log import state_after
-from diloco_cli.protocol.log.keys import event_key, snapshot_key
+from diloco_cli.protocol.log.keys import snapshot_key
 from diloco_cli.protocol.log.operations import Steps
 from tests.simulation.operated import (
     answered,
-    asked,
-    command,
     done,
     frequent_snapshots,
     note_texts,
     run_that_keeps,
     started,
-    state_of,
     where_the_command_dies,
 )
 from tests.simulation.sweeps import finished
@@ -82,32 +79,6 @@ def test_what_lies_behind_the_floor_cannot_be_gone_back_to_and_what_lies_on_it_c
     finished(fleet)
 
 
-def test_a_reader_that_comes_late_starts_over_with_what_there_is() -> None:
-    """A learner joins with the log of before, and finds its weights gone."""
-    fleet = started(RUN, 8)
-    late = fleet.learner("l0")
-    assert fleet.world.run(lambda: str(late.pending).startswith("Get(key='weights/"), 30)
-    late.paused = True
-    fleet.until_commits(22, 30)
-    answered(fleet, "gc")
-    fleet.world.run_for(1.0)
-    fleet.world.resume(late)
-    fleet.finish()
-    assert late.error is None or "taken the place" in str(late.error)
-
-
-def test_each_units_newest_events_stay() -> None:
-    fleet = started(RUN, 16)
-    for unit, count in (("l0", KEPT_BATCHES + 300), ("l1", 3)):
-        for ms in range(count):
-            fleet.world.store.create(event_key(unit, ms, "aa"), b"{}\n")
-    answered(fleet, "gc")
-    finished(fleet)
-    left = [sorted(key for key in keys(fleet) if key.startswith(f"event/{unit}/")) for unit in ("l0", "l1")]
-    assert left[0] == sorted(event_key("l0", ms, "aa") for ms in range(300, KEPT_BATCHES + 300))
-    assert len(left[1]) == 3
-
-
 def test_with_nothing_to_collect_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collection, "FLOORS_APART", 30)
     fleet = started(RUN, 3)
@@ -120,19 +91,6 @@ def test_with_no_syncer_alive_the_command_collects_and_may_die_at_every_operatio
     for fleet in fleets:
         finished(fleet)
     assert len(fleets) > 4
-
-
-def test_a_stopped_run_is_stopped_again_before_the_command_deletes_anything() -> None:
-    """Deletions take long, and whoever interrupts them must not leave a run behind that looks as if it were served."""
-    fleet = started(RUN, 16)
-    answered(fleet, "stop")
-    fleet.finish()
-    asked(fleet, "gc")
-    actor = command(fleet)
-    assert fleet.world.run(lambda: str(actor.pending).startswith("Delete"), 30)
-    fleet.world.kill(actor)
-    state = state_of(fleet)
-    assert state.phase == "STOPPED" and state.gc_floor > 0
 
 
 def test_whoever_serves_is_heard_while_the_past_is_read() -> None:

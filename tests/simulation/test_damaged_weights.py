@@ -181,12 +181,3 @@ def test_a_state_that_is_lost_too_is_told_and_ends_nobody() -> None:
     assert fleet.kinds()[-1] == "refuse" and "rollback" not in fleet.kinds()
     fleet.world.store.put(state, whole)
     assert fleet.world.run(lambda: fleet.kinds()[-1] == "rollback", 1000), "nobody tried again"
-
-
-def test_a_syncer_that_takes_over_where_slots_are_merged_looks_at_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight slots last longer than the time after which one could be skipped."""
-    fleet = started(run_that_keeps(fragments=8, merges=60, skip_after_s=0.5), 16)
-    looks = looked_at(monkeypatch)
-    fleet.kill("syncer")
-    fleet.until_commits(fleet.num_commits() + 17)
-    assert fleet.kinds().count("epoch_start") == 2 and looks == []

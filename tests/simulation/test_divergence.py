@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
-from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.histories.campaign import lived
 from tests.histories.options import Options, drawn_options
 from tests.histories.replayer import in_one
@@ -52,30 +49,3 @@ def test_harm_of_a_few_deltas_is_undone_and_the_run_goes_on() -> None:
     result, log = harmed(for_s=0.5)
     assert result.violation is None
     assert len(of("rollback", log)) == 1 and not of("stop", log) and log[-1]["kind"] == "finish"
-
-
-@pytest.mark.parametrize("how", ["pause", "warn"])
-def test_with_pause_the_run_stops_and_with_warn_it_goes_on(how: str) -> None:
-    result, log = harmed(on_divergence=how)
-    assert result.violation is None and any(commit["jumped"] for commit in of("eval", log))
-    assert not of("rollback", log) and not of("quarantine", log)
-    assert bool(of("stop", log)) == (how == "pause")
-
-
-def crashes(step: int) -> list[CallFault]:
-    """A crash of the syncer at each `step`-th of its operations, from the harm to the answer."""
-    result, _ = harmed()
-    return [
-        CallFault("syncer.1", number, Injected(kind))
-        for number in range(0, result.per_actor["syncer.1"], step)
-        for kind in (Fault.CRASH, Fault.CRASH_AFTER)
-    ]
-
-
-@pytest.mark.parametrize("step", [453, pytest.param(5, marks=pytest.mark.long)])
-def test_the_syncer_may_die_anywhere_and_the_harm_is_undone_all_the_same(step: int) -> None:
-    points = crashes(step)
-    for crash in points:
-        result, log = harmed(crash)
-        assert result.violation is None, (crash.describe(), result.violation)
-        assert of("rollback", log) and log[-1]["kind"] == "finish"

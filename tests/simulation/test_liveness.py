@@ -128,13 +128,6 @@ def test_a_quorum_that_returns_after_skipped_rounds_merges_again(away_s: float) 
     assert "merge" in finished(fleet).kinds
 
 
-def test_a_lone_learner_goes_on_after_two_refusals() -> None:
-    fleet = ToyFleet(make_run(learners=1, fragments=1, merges=8))
-    fleet.refuse_payloads(lambda offer: "bad_norms" if 1 <= offer.seq <= 2 else None)
-    fleet.start()
-    assert fleet.world.run(fleet.ended, 60)
-
-
 def test_a_bad_record_gets_one_outcome_across_restarts() -> None:
     run = make_run(learners=2, fragments=2, merges=8)
     fleet = with_offer({"slot": 1, "fragment": 1})  # waits for slot 1 while the bad record behind it gets its outcome

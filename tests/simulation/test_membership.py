@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,13 +10,11 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.log.keys import join_key
-from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, Island, Join, RunFormat, encode
-from diloco_cli.signing import MAX_TAIL_BYTES
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.virtual.world import Actor, World
 from tests.simulation.operated import asked, command, resumed, state_of
 from tests.simulation.sweeps import check, finished
-from tests.simulation.toy import BATCH_TOKENS, STEP_S, LearnerProfile, ToyFleet, make_run
+from tests.simulation.toy import BATCH_TOKENS, ToyFleet, make_run
 
 
 def elastic(shards: int | None = 4, **arguments: object) -> RunFormat:
@@ -75,43 +72,6 @@ def test_one_that_leaves_has_everything_merged_first(leaver: str) -> None:
     assert state_of(fleet).learner(leaver) == left.learner(leaver)
 
 
-@pytest.mark.parametrize(
-    ("shards", "name", "batch_tokens", "reason"),
-    [
-        (None, "spot", 4, "the data has 2 shards (data.shards at the launch), and 2 islands have one each"),
-        (2, "spot", 4, "the data has 2 shards"),
-        (4, "syncer", 4, "not a name that an island can have"),
-        (4, "no/name", 4, "not a name that an island can have"),
-        (4, "spot", 0, "a batch of 0 tokens is not in 1 to 32"),
-        (4, "spot", 33, "8 x the launch's largest"),
-    ],
-)
-def test_who_cannot_be_admitted_is_told_why_before_anything_is_written(
-    shards: int | None, name: str, batch_tokens: int, reason: str
-) -> None:
-    fleet = joined_half_way(elastic(shards))
-    actor = fleet.newcomer(name, batch_tokens)
-    fleet.ended_within(actor, 20)
-    assert isinstance(actor.error, UsageError) and reason in str(actor.error)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"infra": "x" * (MAX_RECORD_BYTES - MAX_TAIL_BYTES - 450)}, {"accelerator": "cpu" * 100},
-     {"accelerator": "\x1b[2J"}, {"region": "no/name"}, {"num_accelerators": 0}, {"num_accelerators": 1 << 60},
-     {"micro_batch_tokens": 0}, {"micro_batch_tokens": 1 << 60}, {"ranks": 0}, {"ranks": 1 << 60}, {"nodes": 2}],
-    ids=["a record's length", "long", "control characters", "no name", "none", "too many", "no pass", "beyond a batch",
-         "no rank", "too many ranks", "a node without a rank"],
-)  # fmt: skip
-def test_what_a_newcomer_says_of_its_machine_enters_no_log_unchecked(fields: dict[str, Any]) -> None:
-    """A text as long as a record would make a commit that is too long for one: every syncer would die of it."""
-    fleet = ToyFleet(elastic(merges=30)).start().until_commits(5)
-    island = replace(Island("spot", "elsewhere", BATCH_TOKENS, 1, 1e9, 1e-9), **fields)
-    epoch = state_of(fleet).epoch
-    fleet.world.store.create(join_key("spot", epoch, 0), encode(Join(island, epoch, 0, fleet.nonce(), "then")))
-    assert "membership" not in finished(fleet).kinds
-
-
 def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() -> None:
     fleet = ToyFleet(elastic(3)).start().until_commits(5)
     first, second = fleet.newcomer("a"), fleet.newcomer("b")
@@ -122,14 +82,6 @@ def test_of_two_that_ask_for_the_last_shard_one_gets_it_and_the_other_is_told() 
         "toy: 'b' may not join: the data has 3 shards (data.shards at the launch), and 3 islands have one each"
     ]
     assert "refuse" not in fleet.kinds(), "the log keeps no word of it"
-
-
-def test_nobody_joins_a_run_that_is_over() -> None:
-    fleet = ToyFleet(elastic(merges=4)).start()
-    fleet.finish()
-    late = fleet.newcomer("late")
-    fleet.ended_within(late, 10)
-    assert "is FINISHED" in str(late.error)
 
 
 def left_with_a_word(actor: Actor) -> bool:
@@ -183,43 +135,3 @@ def test_a_request_that_a_stop_left_open_takes_no_shard_when_the_run_goes_on() -
 
 
 # -- what islands weigh -----------------------------------------------------------------------------------------
-
-
-def with_batches(*batches: int) -> RunFormat:
-    run = elastic(learners=len(batches))
-    islands = tuple(replace(i, batch_tokens=batch) for i, batch in zip(run.islands, batches, strict=True))
-    return replace(run, islands=islands)
-
-
-def test_weights_follow_tokens_squared_per_step_with_mixed_batches() -> None:
-    fleet = joined_half_way(with_batches(4, 8), batch_tokens=16)
-    finished(fleet)
-    pairs = 0
-    for record in fleet.records():
-        weights = {item["learner"]: item["weight"] for item in record.get("inputs", [])}
-        steps = {item["learner"]: item["steps"] for item in record.get("inputs", [])}
-        for item in record.get("inputs", []):
-            counted = min(item["tokens"], 8 * item["steps"])  # one that joins weighs as the launch's largest at most
-            assert item["weight"] == counted**2 / item["steps"]
-        if {"l0", "l1"} <= set(weights) and steps["l0"] == steps["l1"]:
-            assert weights["l1"] == 4 * weights["l0"], "twice the batch at equal steps: four times the weight"
-            pairs += 1
-    assert pairs > 5 and any(item["tokens"] % 16 == 0 for item in inputs_of(fleet, "spot"))
-
-
-@pytest.mark.parametrize(("slowdown", "local_steps"), [(1, 6), (2, 3), (3, 2)])
-def test_local_steps_adapt_to_a_slower_island_while_the_run_goes(slowdown: int, local_steps: int) -> None:
-    """H = 6: an island half as fast makes 3 steps a round, one three times slower 2; both still merge every round."""
-    fleet = ToyFleet(elastic(merges=60))
-    fleet.profile["l1"] = LearnerProfile(slowdown * STEP_S)
-    fleet.start().finish(120)
-    check(fleet)
-    merges = [record for record in fleet.records() if record["kind"] == "merge"][-15:]
-    ends = [
-        item["data_end"] // BATCH_TOKENS
-        for record in merges
-        for item in record.get("inputs", [])
-        if item["learner"] == "l1" and record["slot"] % 3 == 0
-    ]
-    assert len(ends) >= 4 and {after - before for before, after in pairwise(ends)} == {local_steps}
-    assert sum(len(record.get("inputs", [])) == 2 for record in merges) >= 12

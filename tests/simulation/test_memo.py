@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from diloco_cli import signing
 from diloco_cli.protocol.log import commit_log as log
 from diloco_cli.protocol.log import records
 from diloco_cli.protocol.log.commit_log import Snapshot
-from diloco_cli.protocol.log.commits import Commit, Skip
-from diloco_cli.protocol.log.records import SCHEMA, RecordError
+from diloco_cli.protocol.log.records import SCHEMA
 from diloco_cli.protocol.log.state import RunState
 from tests.histories.memo import remembered
 
@@ -22,28 +19,6 @@ def test_a_record_of_its_own_making_is_remembered_as_the_original() -> None:
     with remembered():
         data = records.encode(SNAPSHOT)
         assert records.decode(Snapshot, data, "here") is log.decode(Snapshot, data, "here", SCHEMA) is SNAPSHOT
-
-
-@pytest.mark.parametrize("written_here", [True, False])
-def test_a_newer_record_is_refused_by_whoever_asks_for_the_schema_and_by_nobody_else(written_here: bool) -> None:
-    newer = replace(SNAPSHOT, schema=SCHEMA + 1)
-    data = records.encode(newer)
-    with remembered():
-        if written_here:
-            assert records.encode(newer) == data
-        for _ in range(2):
-            assert records.decode(Snapshot, data, "here").schema == SCHEMA + 1
-            with pytest.raises(RecordError, match="written with schema"):
-                records.decode(Snapshot, data, "here", SCHEMA)
-
-
-def test_a_commit_of_its_own_making_is_remembered_for_readers_of_any_kind_of_commit() -> None:
-    commit = Skip(slot=1)
-    data = records.encode(commit)
-    with remembered():
-        records.encode(commit)
-        assert records.decode(Commit, data, "here", SCHEMA) is records.decode(Skip, data, "here") is commit
-    assert records.decode(Commit, data, "here", SCHEMA) == commit
 
 
 def test_only_the_signature_made_here_is_remembered_as_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from diloco_cli.protocol.log.health import QUARANTINE_AFTER
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.virtual.world import World
 from tests.simulation.operated import answered, note_texts, run_that_keeps, state_of, where_the_command_dies
-from tests.simulation.sweeps import check, finished
+from tests.simulation.sweeps import finished
 from tests.simulation.toy import ToyFleet
 
 RUN = run_that_keeps(merges=40, learners=3)
@@ -46,25 +46,6 @@ def test_it_is_neither_counted_as_alive_nor_waited_for() -> None:
     assert merges and {commit["alive"] for commit in merges} == {2}
 
 
-def test_it_stops_stepping_says_so_and_does_not_spin() -> None:
-    fleet, _ = quarantined()
-    (actor,) = fleet.living(BAD)
-    fleet.world.run_for(0.5)  # it hears of it
-    before, offers = actor.operations, len(fleet.world.store.list(f"offer/{BAD}/"))
-    fleet.world.run_for(1.0)
-    if not actor.ended:
-        assert len(fleet.world.store.list(f"offer/{BAD}/")) == offers
-        assert actor.operations - before < 200, "one look at the log a step's time, and what that brings"
-
-
-def test_a_new_process_of_the_learner_is_kept_out_too() -> None:
-    fleet, _ = quarantined()
-    fleet.kill(BAD)
-    fleet.finish()
-    applied = {learner for (learner, _, _), outcome in check(fleet).settled.items() if outcome == "applied"}
-    assert applied == {"l0", "l1"} and len(fleet.world.store.list(f"incarnation/{BAD}/")) == 2
-
-
 def test_readmitted_it_takes_part_again() -> None:
     fleet, bad = quarantined()
     bad[0] = False
@@ -73,15 +54,6 @@ def test_readmitted_it_takes_part_again() -> None:
     assert "readmitted: wanted" in note_texts(state)
     found = finished(fleet)
     assert "applied" in {outcome for (learner, _, _), outcome in found.settled.items() if learner == BAD}
-
-
-def test_readmitted_while_it_is_still_bad_it_is_kept_out_again_after_as_many() -> None:
-    fleet, _ = quarantined()
-    answered(fleet, "readmit", learner=BAD)
-    found = finished(fleet)
-    assert found.kinds.count("quarantine") == 2
-    bad = [outcome for (learner, _, _), outcome in found.settled.items() if learner == BAD]
-    assert bad.count("digest_mismatch") >= 2 * QUARANTINE_AFTER
 
 
 def test_an_operator_keeps_a_learner_out_and_lets_it_in_again() -> None:
@@ -104,13 +76,6 @@ def test_a_quarantine_that_cannot_be_is_refused_in_the_log(name: str | None) -> 
     assert any(f"{name or ''!a} is" in text for text in note_texts(state))
 
 
-@pytest.mark.parametrize("name", ["l0", "nobody", None])
-def test_readmitting_what_is_not_quarantined_is_refused_in_the_log(name: str | None) -> None:
-    fleet, _ = quarantined()
-    state = answered(fleet, "readmit", learner=name)
-    assert f"{name or ''!a} is not quarantined" in note_texts(state)
-
-
 def mended(world: World) -> ToyFleet:
     fleet, bad = quarantined(world)
     bad[0] = False
@@ -122,17 +87,3 @@ def test_with_no_syncer_alive_the_command_readmits_it_and_may_die_at_every_opera
     for fleet in fleets:
         assert finished(fleet).kinds.count("readmit") == 1 and state_of(fleet).learner(BAD).quarantined is None
     assert len(fleets) > 3
-
-
-def test_nobody_is_quarantined_where_too_few_would_be_left_for_the_quorum() -> None:
-    fleet, bad = with_a_bad_one(run=run_that_keeps(merges=30, learners=3, quorum=3))
-    fleet.world.run(lambda: state_of(fleet).learner(BAD).bad_in_a_row > QUARANTINE_AFTER, 60)
-    assert state_of(fleet).learner(BAD).bad_in_a_row > QUARANTINE_AFTER and "quarantine" not in fleet.kinds()
-    bad[0] = False
-    finished(fleet, 120)
-
-
-def test_a_quarantine_outlives_the_syncer() -> None:
-    fleet, _ = quarantined()
-    fleet.kill("syncer")
-    assert finished(fleet).kinds.count("quarantine") == 1

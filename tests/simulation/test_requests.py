@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from diloco_cli.errors import FencedError
-from diloco_cli.protocol.actors.requests import ask, withdraw_stop
+from diloco_cli.protocol.actors.requests import withdraw_stop
 from diloco_cli.protocol.actors.syncer import DisplacedError
-from diloco_cli.protocol.log.state import RunState
 from diloco_cli.virtual.world import Actor, Fault, World
 from tests.simulation.operated import asked, command, done, resumed, stand_in, started, state_of
 from tests.simulation.sweeps import check
@@ -22,14 +21,6 @@ def stop_alone(fleet: ToyFleet) -> Actor:
     return fleet.world.start("stopper", stand_in(fleet))
 
 
-def test_a_stop_request_stops_everybody_and_is_named_in_the_log() -> None:
-    fleet = started(RUN, 3)
-    assert asked(fleet, "stop").result == 0
-    fleet.finish()
-    assert check(fleet).kinds[-1] == "stop"
-    assert (state_of(fleet).phase, state_of(fleet).next_request) == ("STOPPED", 1)
-
-
 def test_asking_twice_stops_once_and_a_stopped_run_is_resumed_to_its_end() -> None:
     fleet = started(RUN, 3)
     assert [asked(fleet, "stop").result for _ in range(2)] == [0, 1]
@@ -38,13 +29,6 @@ def test_asking_twice_stops_once_and_a_stopped_run_is_resumed_to_its_end() -> No
     fleet.start().finish()
     kinds = check(fleet).kinds
     assert kinds[-1] == "finish" and kinds.count("stop") == 1 and state_of(fleet).phase == "FINISHED"
-
-
-def test_two_operators_at_once_get_two_numbers() -> None:
-    fleet = ToyFleet(RUN)
-    asked = [fleet.world.start("operator", ask(RunState(), "stop", fleet.nonce(), "then", "")) for _ in range(2)]
-    fleet.world.run(fleet.ended, 10)
-    assert sorted(actor.result for actor in asked) == [0, 1]
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b'{"number":0,"kind":"launch","nonce":"","time":""}'])
@@ -56,18 +40,6 @@ def test_a_malformed_request_is_refused_in_the_log_and_the_next_one_carried_out(
     assert asked(fleet, "stop").result == 1
     fleet.finish()
     assert {"refuse", "stop"} <= set(check(fleet).kinds)
-
-
-@pytest.mark.parametrize("character", ["x", "\u00e9"])
-def test_a_huge_request_does_not_make_the_log_unreadable(character: str) -> None:
-    fleet = ToyFleet(RUN)
-    room = ((8 << 20) - 100) // len(character.encode())
-    raw = f'{{"number":0,"kind":"stop","nonce":"n","time":"t","reason":"{character * room}"}}'
-    fleet.world.store.create("request/0000000000.json", raw.encode())
-    fleet.restart = False
-    fleet.start()
-    fleet.world.run(fleet.ended, 10)
-    assert state_of(fleet).n >= 0
 
 
 def test_with_no_syncer_alive_the_command_stops_the_run_itself() -> None:
@@ -118,10 +90,3 @@ def test_a_run_stopped_before_its_first_commit_can_be_resumed() -> None:
     assert fleet.world.run(fleet.ended, 30)
     assert fleet.errors() == []
     assert check(fleet).kinds[-1] == "finish"
-
-
-def test_a_finished_run_stays_finished() -> None:
-    fleet = ToyFleet(RUN).start()
-    fleet.finish()
-    done(fleet, stop_alone(fleet))
-    assert state_of(fleet).phase == "FINISHED"

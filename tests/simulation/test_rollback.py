@@ -10,13 +10,11 @@ from diloco_cli.errors import FencedError
 from diloco_cli.virtual.world import Fault, World
 from tests.simulation.operated import (
     answered,
-    asked,
     by_the_command,
     command,
     done,
     note_texts,
     request,
-    resumed,
     run_that_keeps,
     started,
     state_of,
@@ -93,16 +91,6 @@ def test_a_state_that_is_gone_or_damaged_is_no_target(damage: bytes | None, word
     assert "rollback" not in finished(fleet).kinds
 
 
-def test_going_where_it_is_already_is_refused() -> None:
-    fleet = started(RUN, 8)
-    fleet.restart = False
-    fleet.kill("l0", "l1")
-    answered(fleet, "rollback", to=TO)
-    state = answered(fleet, "rollback", to=TO)
-    assert any("every fragment is what it was after commit 4" in text for text in note_texts(state))
-    check(fleet)
-
-
 def begun(world: World) -> ToyFleet:
     fleet = started(RUN, 8, world)
     request(fleet, "rollback", to=TO)
@@ -123,18 +111,6 @@ def test_with_no_syncer_alive_the_command_does_it_and_a_later_syncer_goes_on() -
     assert by_the_command(fleet, "rollback", to=TO).result.base_floor > 0
     finishes(fleet)
     assert check(fleet).kinds.count("epoch_start") >= 2
-
-
-def test_a_stopped_run_is_rolled_back_and_stays_stopped() -> None:
-    fleet = started(RUN, 8)
-    answered(fleet, "stop")
-    fleet.finish()
-    asked(fleet, "rollback", to=TO)
-    state = done(fleet, command(fleet)).result
-    assert (state.phase, state.rolled_back_to) == ("STOPPED", TO)
-    assert resumed(fleet)
-    fleet.start()
-    finishes(fleet)
 
 
 def test_two_who_roll_back_at_once_leave_one_chain() -> None:

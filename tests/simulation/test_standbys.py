@@ -124,15 +124,6 @@ def test_a_standby_takes_over_a_dead_syncer_within_its_patience() -> None:
         assert check(fleet).kinds.count("finish") == 1
 
 
-def test_of_several_standbys_one_takes_over_and_the_others_hear_of_it_before_it_can_claim() -> None:
-    for seed in range(4):
-        fleet = StandbyFleet(RUN, seed=seed).with_standbys(2)
-        fleet.revive, fleet.loading_s = False, 4.0  # of what a syncer needs beside a standby
-        fleet.world.kill(after_commits(fleet, 8))
-        fleet.finish()
-        assert len(fleet.takeovers) == 1 and fleet.errors() == []
-
-
 def test_a_syncer_that_serves_or_only_waits_is_never_replaced() -> None:
     """With one learner of two there is no quorum: nothing is committed for minutes, and the heartbeats are enough."""
     fleet = StandbyFleet(with_standbys(make_run(merges=30, quorum=2, skip_after_s=1e6)))
@@ -142,15 +133,6 @@ def test_a_syncer_that_serves_or_only_waits_is_never_replaced() -> None:
     fleet.standby("standby-2")
     fleet.world.run_for(120.0)
     assert len(fleet.epochs()) == 1 and fleet.takeovers == []
-
-
-def test_a_standby_asks_for_few_objects_and_leaves_with_the_run() -> None:
-    fleet = StandbyFleet(RUN).with_standbys(1)
-    fleet.finish()
-    (standby,) = [actor for actor in fleet.world.actors if actor.name == "standby-1"]
-    assert standby.result is None and standby.error is None and fleet.takeovers == []
-    looks = fleet.world.now_s / (TAKEOVER_S / 5)
-    assert standby.operations <= fleet.num_commits() + 3 * looks + 16, "some reads go past the log's end"
 
 
 def test_a_stop_sends_standbys_home_and_a_resumed_run_is_served_again() -> None:
@@ -193,22 +175,6 @@ def test_no_standby_and_no_syncer_resumes_a_stopped_run_until_an_operator_does(o
     assert resumed(fleet) and not resumed(fleet), "a second resume finds that it was asked for"
     fleet.finish(within_s=FIRST_SYNCER_S + 60.0)
     assert check(fleet).kinds.count("finish") == 1
-
-
-def test_a_stop_that_follows_a_resume_holds_though_nobody_had_carried_the_resume_out() -> None:
-    fleet = StandbyFleet(with_standbys(make_run(merges=30), on_learners=True))
-    fleet.revive = False
-    fleet.standby("standby-1")
-    fleet.start_learners()
-    fleet.until_commits(8)
-    asked(fleet, "stop")
-    fleet.finish()
-    assert resumed(fleet)
-    asked(fleet, "stop")
-    stopped = fleet.num_commits()
-    fleet.standby("standby-1")
-    fleet.world.run_for(10 * TAKEOVER_S)
-    assert fleet.num_commits() == stopped
 
 
 def test_standbys_alone_begin_a_run_at_once_where_learners_host_them() -> None:
@@ -310,48 +276,6 @@ def test_a_strangers_heartbeat_neither_stops_a_standby_nor_makes_it_wait_for_eve
     fleet.world.store.put("heartbeat/syncer.json", said)
     fleet.finish(within_s=1000.0)
     assert len(fleet.takeovers) == 1
-
-
-def troubled(fleet: StandbyFleet, seed: int, num_rounds: int) -> list[str]:
-    """Kills, pauses below and beyond the takeover, and syncers that somebody starts by hand, until the run is over."""
-    dice, done = random.Random(seed), []
-    within_s = fleet.world.now_s + 40.0 * num_rounds
-    while not fleet.over():
-        fleet.world.run_for(dice.uniform(0.5, 1.5 * TAKEOVER_S))
-        assert fleet.world.now_s < within_s, "the run does not come to its end"
-        living = [actor for actor in fleet.living_syncers() if not actor.paused]
-        if not living:
-            continue
-        serving = [actor for actor in living if fleet.claims[actor.number].nonce == fleet.newest_claim()["nonce"]]
-        actor = dice.choice(serving or living)
-        what = dice.choice(("kill", "kill", "blink", "freeze", "freeze", "second"))
-        done.append(what)
-        if what == "kill":
-            fleet.world.kill(actor)
-        elif what == "second":
-            fleet.syncer(dice.choice(SYNCERS))
-        else:
-            pause_s = dice.uniform(0.1, 2.0) if what == "blink" else dice.uniform(TAKEOVER_S, 4 * TAKEOVER_S)
-            fleet.world.pause(actor)
-            fleet.world.call_at(fleet.world.now_s + pause_s, lambda a=actor: fleet.world.resume(a))  # type: ignore[misc]
-    fleet.revive = False
-    return done
-
-
-def check_one_chain(num_standbys: int, seed: int, num_rounds: int) -> StandbyFleet:
-    fragments = 2
-    fleet = StandbyFleet(with_standbys(make_run(merges=fragments * num_rounds)), seed=seed)
-    done = troubled(fleet.with_standbys(num_standbys), seed, num_rounds)
-    assert {type(error) for error in fleet.errors()} <= {FencedError}
-    read = check(fleet)
-    assert read.kinds.count("finish") == 1 and read.kinds.count("merge") >= fragments * num_rounds
-    assert {"kill", "freeze"} <= set(done)
-    return fleet
-
-
-@pytest.mark.parametrize(("num_standbys", "seed"), [(1, 2), (2, 7)])
-def test_several_syncers_at_once_leave_one_chain(num_standbys: int, seed: int) -> None:
-    assert len(check_one_chain(num_standbys, seed, 100).takeovers) >= 3
 
 
 def test_only_syncers_that_served_and_merged_nothing_make_a_standby_patient() -> None:

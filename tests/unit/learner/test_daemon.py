@@ -29,7 +29,6 @@ from diloco_cli.learner.daemon import (
     HostedSyncer,
     refuse_another_regions_bucket,
     refuse_own_loop,
-    standby_command,
 )
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.store.memory import MemoryStore
@@ -64,27 +63,6 @@ def test_it_says_how_it_joins(
         in said
     )
     assert said.strip().endswith(f"inner moments {moments}")
-
-
-def test_it_says_where_the_run_went_back_to_and_what_cannot_be_read(capfd: pytest.CaptureFixture[str]) -> None:
-    living, facts = Living(WrittenLog(FACTS_RUN)), Facts("l0")
-    facts.rolled_back(living.learner, 7)
-    living.learner.saves.add("somewhere", 0)
-    facts.rolled_back(living.learner, 9)
-    facts.missed("version 0 of fragment 1 cannot be read")
-    lines = "".join(capfd.readouterr()).splitlines()
-    assert [line.partition(" ")[2] for line in lines] == [
-        "l0: the run went back to commit 7, inner moments new",
-        "l0: the run went back to commit 9, inner moments from before",
-        "l0: version 0 of fragment 1 cannot be read; waits for its successor",
-    ]
-
-
-def test_its_first_step_is_worth_a_line_and_no_other(capfd: pytest.CaptureFixture[str]) -> None:
-    facts = Facts("l0")
-    for _ in range(3):
-        facts.stepped(0, 4)
-    assert "".join(capfd.readouterr()).count("made its first step") == 1
 
 
 def test_rates_are_of_its_busy_time_and_what_the_exchange_takes_is_told() -> None:
@@ -207,18 +185,6 @@ def alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def test_the_child_stands_by_under_the_learners_name_and_can_tell_who_it_replaces() -> None:
-    first = standby_command("file:///b", "standby-iowa", None)
-    assert first[first.index("syncer") :] == [
-        "syncer",
-        "--run=file:///b",
-        "--standby",
-        "--name=standby-iowa",
-        "--hosted",
-    ]
-    assert standby_command("file:///b", "standby-iowa", 47) == [*first, "--instead-of=47"]
-
-
 def test_a_child_that_dies_is_replaced_and_the_next_one_is_told(notes: Notes, eventually: Eventually) -> None:
     hosted = host(notes)
     eventually(lambda: len(notes.read()) == 1)
@@ -229,16 +195,6 @@ def test_a_child_that_dies_is_replaced_and_the_next_one_is_told(notes: Notes, ev
     assert dead == str(first) and os.getpgid(second) == second, "Ctrl-C is for the learner alone"
     hosted.close(0.0)
     assert not alive(second)
-
-
-def test_a_child_that_cannot_be_started_now_is_started_later(notes: Notes, eventually: Eventually) -> None:
-    """No memory, too many processes: for a run that lives for weeks that passes."""
-    said: list[str] = []
-    commands = iter([["/nothing/here"], [sys.executable, "-S", "-c", CHILD, str(notes.path), "None"]])
-    hosted = HostedSyncer(lambda dead: next(commands), said.append)
-    eventually(lambda: len(notes.read()) == 1)
-    assert "cannot be started: No such file" in said[0]
-    hosted.close(0.0)
 
 
 def test_a_child_whose_run_is_over_is_not_replaced(notes: Notes, eventually: Eventually) -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import torch
 from torch import distributed
@@ -24,7 +23,6 @@ from tests.forked import ForkedProcess
 from tests.numerics.ranked import RankedCase
 from tests.unit.learner.test_parent import free_port
 from tests.unit.training.test_replica import settings_of
-from tests.waiting import wait_until
 
 WITHIN_S = 90.0
 
@@ -69,25 +67,11 @@ def test_an_environment_without_an_address_is_a_usage_error() -> None:
     assert "usage environment: " in joined(RankPlace(1, 2, 0, 1, "env://"), MASTER_ADDR="", MASTER_PORT="")
 
 
-def test_ranks_with_other_versions_are_named() -> None:
-    stated = {rank: {"torch": "2.13.0", "diloco": "1", "device": "cpu", "host": f"box{rank}"} for rank in range(3)}
-    _compare(stated)
-    with pytest.raises(UsageError, match=r"rank 2 on box2 has torch 2\.9\.1, rank 0 on box0 has 2\.13\.0"):
-        _compare(stated | {2: stated[2] | {"torch": "2.9.1"}})
-
-
 def test_every_rank_refuses_an_island_of_several_versions(tmp_path: Path) -> None:
     places = [RankPlace(rank, 2, rank, 2, f"file://{tmp_path}/meet") for rank in range(2)]
     ranks = [joining(place, 60.0, "2.0.1" if place.rank else None) for place in places]
     for said in map(said_by, ranks):
         assert "usage rank 1 on " in said and " has torch 2.0.1, rank 0 on " in said
-
-
-def test_ranks_that_would_do_unlike_parts_are_refused() -> None:
-    stated = {0: {"part": "micro-batches of 8 tokens (ddp)", "host": "a"}, 1: {"part": "", "host": "b"}}
-    _compare(stated)  # rank 1 does not know the island yet
-    with pytest.raises(UsageError, match=r"rank 1 on b has part micro-batches of 4 tokens \(fsdp\), rank 0 on a has"):
-        _compare(stated | {1: {"part": "micro-batches of 4 tokens (fsdp)", "host": "b"}})
 
 
 def test_two_ranks_on_one_device_are_refused() -> None:
@@ -110,16 +94,6 @@ def test_ranks_that_torchrun_starts_again_do_not_meet_the_dead_ones() -> None:
         ranks = [joining(RankPlace(rank, 2, rank, 2, "env://"), 60.0, **agent, **counts[rank]) for rank in range(2)]
         assert [said_by(rank) for rank in ranks] == ["", ""]
     del store
-
-
-def test_a_rank_0_that_dies_while_ranks_meet_is_said() -> None:
-    rendezvous = f"tcp://127.0.0.1:{free_port()}"
-    first, second = (joining(RankPlace(rank, 3, 0, 1, rendezvous), 15.0) for rank in range(2))
-    wait_until(lambda: any(c.status == psutil.CONN_ESTABLISHED for c in psutil.Process(second.pid).net_connections()))
-    first.kill()
-    said = said_by(second)
-    lost = ("rank_lost another rank of the island was lost during the meeting", "try_again rank 1 of 3 cannot reach")
-    assert said.startswith(lost), said
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="needs IPv6")

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from diloco_cli.errors import UsageError
 from diloco_cli.loop.data import MAX_STATE_BYTES, ShardSampler, encoded, joined, parted
@@ -104,14 +103,6 @@ def test_a_new_iteration_begins_at_the_position_of_then() -> None:
     whole = list(islice(sampler, 12))
     reading.position = 5 * 8
     assert list(islice(sampler, 7)) == whole[5:]
-
-
-def test_it_ends_with_the_run() -> None:
-    reading = Reading()
-    loader = DataLoader(range(10), batch_size=2, sampler=ShardSampler(reading, 10, 8, 0))
-    for count, _ in enumerate(loader):
-        reading.over = count == 30
-    assert count == 30
 
 
 def test_fewer_samples_than_shards_are_refused() -> None:

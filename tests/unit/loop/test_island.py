@@ -24,8 +24,8 @@ from diloco_cli import join
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError, NotFoundError, RunFailedError, TryAgainError, UsageError
-from diloco_cli.loop.island import Wanted, keeps_nothing, saves_moments, until_wanted
-from diloco_cli.protocol.actors.learner import Progression, Stepped
+from diloco_cli.loop.island import Wanted, keeps_nothing, saves_moments
+from diloco_cli.protocol.actors.learner import Progression
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
@@ -57,25 +57,6 @@ def test_a_loop_trains_to_the_end_of_the_run_and_draws_each_position_once() -> N
     assert loop.drawn == list(range(0, len(loop.drawn) * ROWS, ROWS))
     assert loop.island.over and loop.island.step(tokens=ROWS) and loop.island.tokens_left == 0
     assert last_heartbeat(meeting).state == "DONE" and last_heartbeat(meeting).step == len(loop.drawn)
-
-
-def test_a_loop_that_comes_after_the_end_has_nothing_to_train() -> None:
-    meeting = Meeting(own_run())
-    meeting.loop().to_end()
-    meeting.threads.join()
-    late = meeting.loop().island
-    assert late.over and late.tokens_left == 0 and not [*late.sampler(10, tokens_each=1)]
-
-
-def test_progress_goes_from_nothing_to_all() -> None:
-    meeting = Meeting(own_run())
-    loop, seen = meeting.loop(), []
-    left = loop.island.tokens_left
-    assert left == meeting.run.settings.train.tokens
-    while not loop.island.over:
-        seen.append(loop.island.progress)
-        loop.step()
-    assert seen[0] == 0.0 and seen == sorted(seen) and seen[-1] > 0.8
 
 
 def test_a_call_without_an_optimizer_step_adds_its_tokens_to_the_next_one() -> None:
@@ -216,13 +197,6 @@ def test_a_loop_whose_last_progress_cannot_be_merged_in_time_leaves_nevertheless
     assert last_heartbeat(meeting).state == "DONE" and not applied(meeting)
 
 
-def test_a_loop_that_its_user_stops_has_not_failed() -> None:
-    meeting = Meeting(own_run(rounds=LONG))
-    with pytest.raises(KeyboardInterrupt), meeting.loop().island:
-        raise KeyboardInterrupt
-    assert (last_heartbeat(meeting).state, last_heartbeat(meeting).note) == ("DONE", "before its first step")
-
-
 def test_a_loop_in_a_with_statement_leaves_in_order() -> None:
     meeting = Meeting(own_run(rounds=LONG))
     loop = meeting.loop()
@@ -263,15 +237,6 @@ def performed(steps: Any, answers: list[Any]) -> tuple[list[Any], Any]:
         except StopIteration as stop:
             return operations, stop.value
         answer = answers.pop(0)
-
-
-def test_it_goes_from_one_wanted_step_to_the_next_and_to_the_end() -> None:
-    heard: list[Any] = []
-    train, done = loop(heard), Stepped(4)
-    assert performed(until_wanted(train, None), [7.0]) == ([Now()], FIRST)
-    assert performed(until_wanted(train, done), [None]) == ([Sleep(1.0)], SECOND)
-    assert performed(until_wanted(train, done), []) == ([], None)
-    assert heard == [7.0, done, None, done]
 
 
 @pytest.mark.parametrize(

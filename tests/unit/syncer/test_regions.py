@@ -27,7 +27,7 @@ from diloco_cli.store.memory import MemoryStore, shared_memory_store
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import BadKeyError, Created, Exists, Store, StoreForbiddenError, StoreUnavailableError
 from diloco_cli.syncer import regions
-from diloco_cli.syncer.regions import MAX_UNHEARD, PROVEN_S, RegionServices, Trouble, ends_within_s, said_as_events
+from diloco_cli.syncer.regions import MAX_UNHEARD, RegionServices, ends_within_s, said_as_events
 from diloco_cli.virtual.world import World
 from tests.simulation.bucket_check import commits_of
 from tests.simulation.regional import FAR, RegionalFleet, regional_run
@@ -163,36 +163,6 @@ def test_a_region_that_fails_says_why_and_for_how_long_and_is_completed_later(
     assert there.list("commit/") == home.list("commit/")
     (heartbeat,) = services.heartbeats()
     assert heartbeat.requests > 2 * head.n and 0 < heartbeat.writes < heartbeat.requests
-
-
-def test_what_a_region_cannot_read_any_more_is_told() -> None:
-    run, home, _, head = ended_run()
-    services = services_at("damaged", run, home, head)
-    services.services[0].link.mirror.weights.damaged[1] = "weights/0001/that cannot be read in the region's bucket"
-    assert services.heartbeats()[0].error == "weights/0001/that cannot be read in the region's bucket"
-
-
-def test_how_long_something_fails_counts_from_when_it_last_went_well_for_a_while() -> None:
-    trouble = Trouble()
-    assert trouble.told(0.0) == ""
-    for at_s in (10.0, 15.0, 20.0):
-        trouble.began(at_s)
-        trouble.failed("no bucket", at_s + 0.1)
-    assert trouble.told(40.1) == "fails for 30 s: no bucket", "while it is tried again, too"
-    trouble.began(41.0)
-    assert trouble.told(42.1) == "fails for 32 s: no bucket"
-    assert trouble.told(41.0 + PROVEN_S) == ""
-    trouble.failed("again", 100.0)
-    assert trouble.told(105.0) == "fails for 5 s: again"
-
-
-def test_a_stopped_region_ends_both_its_threads_at_once() -> None:
-    run, home, _, head = ended_run()
-    shared_memory_store("stops").create(commit_key(3), b"{}")
-    services = services_at("stops", run, home, structs.replace(head, phase="RUNNING"))
-    services.start()
-    wait_until(lambda: not any(thread.is_alive() for thread in services.services[0].threads))
-    assert services.heartbeats()[0].stopped
 
 
 def test_a_heartbeat_names_some_of_those_who_are_not_heard_not_all() -> None:

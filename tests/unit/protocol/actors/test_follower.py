@@ -91,23 +91,6 @@ def test_in_short_slots_it_looks_all_the_time_and_ever_less_often_when_a_commit_
     assert len(pauses_s) < 50 and max(pauses_s) < SHORT_SLOT_S + 0.01
 
 
-def test_when_it_looks_again_follows_what_steps_turn_out_to_take() -> None:
-    """A hiccup in the first step makes slots seem to take 100 s; it looks again as soon as others tell otherwise."""
-    living = Living(WrittenLog(with_steps(make_run(fragments=1), 25.0)))
-    living.world.pause(living.actor)
-    living.world.run_for(5.0)
-    living.learner.watch.took("step", 25.0)
-    living.log.merge(90, applied("l1"))
-    living.until(lambda: living.learner.follower.state.n == 1)
-    living.world.run_for(5.0)
-    living.log.merge(80, applied("l1", 1, base=1, data_start=8, data_end=16))
-    living.world.run_for(5.0)
-    assert living.learner.follower.state.n == 1
-    living.learner.watch.took("step", 0.1)
-    living.world.run_for(1.0)
-    assert living.learner.follower.state.n == 2
-
-
 def test_while_it_drains_it_looks_every_second_however_long_slots_seem() -> None:
     """There were hiccups in its only steps, and so nothing ever tells otherwise."""
     training = UnitTraining(1)
@@ -152,16 +135,6 @@ def test_the_log_is_known_before_the_version_that_it_brings_has_arrived() -> Non
     living.world.run_for(1.0)
     later = living.learner.follower.take()
     assert later is not None and later.versions[0][:2] == (made, 90)
-
-
-def test_a_head_appeared_between_the_last_look_without_it_and_the_first_with_it() -> None:
-    living = followed()
-    living.world.run_for(3.0)
-    merged_s = living.world.now_s
-    living.log.merge(90, applied("l1"))
-    living.until(lambda: living.learner.follower.state.n == 1)
-    state, since_s, seen_s = living.learner.follower.head
-    assert state.n == 1 and since_s <= merged_s <= seen_s and seen_s - since_s < 1.0
 
 
 # -- versions that cannot be had --------------------------------------------------------------------------------

@@ -24,11 +24,6 @@ def train(training: UnitTraining, moved: int) -> None:
     training.values[0] -= moved
 
 
-def test_an_incarnation_begins_with_what_was_committed() -> None:
-    fragments, training = begun(100)
-    assert training.values == [100, 100] and fragments.bases == {0: 100, 1: 100} and fragments.sent == {0: {}, 1: {}}
-
-
 @pytest.mark.parametrize(
     ("mixing", "since", "own"),
     [
@@ -59,43 +54,6 @@ def test_what_is_on_its_way_during_an_adoption_is_as_if_it_had_been_sent_from_th
     fragments.adopt(0, 30, "rebase", 7)
     assert training.values[0] == 25, "the five that came after the send, and nothing of the ten a second time"
     assert fragments.sent[0] == {}
-
-
-def test_several_adoptions_may_come_while_an_offer_is_on_its_way() -> None:
-    fragments, training = begun(100)
-    train(training, 10)
-    fragments.send(0, 7, keep=True)
-    for merged in (60, 200, -5):
-        train(training, 1)
-        fragments.adopt(0, merged, "rebase", None)
-    assert training.values[0] == -5 - 13 and fragments.sent[0] == {7: -5 - 10}
-    fragments.adopt(0, 1000, "rebase", 7)
-    assert training.values[0] == 1000 - 3
-
-
-def test_after_own_progress_was_given_up_there_is_nothing_to_keep_it_since() -> None:
-    fragments, training = begun(100)
-    train(training, 10)
-    fragments.send(0, 7, keep=True)
-    fragments.adopt(0, 50, "replace", None)
-    assert fragments.sent[0] == {}
-
-
-def test_what_no_adoption_goes_back_to_is_not_remembered() -> None:
-    fragments, training = begun(100)
-    train(training, 10)
-    assert fragments.send(0, 0, keep=False) == 90 and fragments.sent[0] == {}
-    fragments.send(0, 1, keep=True)
-    fragments.forget(0)
-    assert fragments.sent[0] == {} and training.values[0] == 90
-
-
-def test_progress_that_is_given_up_leaves_the_parameters_as_they_were_adopted() -> None:
-    fragments, training = begun(100)
-    train(training, 10)
-    fragments.send(0, 7, keep=True)
-    fragments.go_back(0)
-    assert training.values == [100, 100] and fragments.sent[0] == {}
 
 
 @pytest.mark.parametrize("seed", range(20))

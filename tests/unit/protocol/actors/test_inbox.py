@@ -9,7 +9,7 @@ import pytest
 
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, MAX_PORTIONS, Inbox
-from diloco_cli.protocol.log.keys import incarnation_key, offer_key
+from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Get, Operation
 from diloco_cli.protocol.log.records import encode
 from diloco_cli.store.memory import MemoryStore
@@ -38,26 +38,6 @@ def emptied(inbox: Inbox, store: MemoryStore, offering: str = "") -> list[str]:
 
     played(inbox.empty(genesis(), 1.0), answer)
     return asked
-
-
-def test_whatever_lies_there_gets_a_outcome(inbox: Inbox) -> None:
-    store, backlog = MemoryStore(), 2 * MAX_OFFERS_PER_POLL + 3
-    store.create(incarnation_key("l0", 2), b"{}")
-    store.create(offer_key("l0", 2, 0), b"{}")
-    for seq in range(backlog):
-        store.create(offer_key("l1", 1, seq), b"{}")
-    asked = emptied(inbox, store)
-    outcomes = [(outcome.learner, outcome.incarnation, outcome.seq) for outcome in inbox.take_outcomes()]
-    assert outcomes == [("l0", 2, 0), *(("l1", 1, seq) for seq in range(backlog))]
-    assert asked.count(offer_key("l0", 1, 0)) == 1, "a mailbox that was found empty is not asked again"
-
-
-def test_a_learner_that_goes_on_offering_does_not_hold_up_the_end(inbox: Inbox) -> None:
-    store = MemoryStore()
-    store.create(offer_key("l1", 1, 0), b"{}")
-    asked = emptied(inbox, store, offering="l1")
-    looks = [incarnation_key("l0", 2), incarnation_key("l1", 2)]
-    assert asked == [*looks, offer_key("l0", 1, 0), offer_key("l1", 1, 0), offer_key("l1", 1, 1)]
 
 
 def test_a_flood_does_not_hold_up_the_end(inbox: Inbox) -> None:

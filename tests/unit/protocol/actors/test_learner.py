@@ -66,38 +66,6 @@ def test_a_merge_that_a_rollback_has_made_void_is_not_waited_for() -> None:
     assert max(living.training.values) < 70
 
 
-def test_one_that_has_nothing_to_offer_any_more_steps_on() -> None:
-    """Its offer was refused and it was quarantined; let in again it has given up all progress, and so have the others:
-    there is no merge to wait for before somebody trains."""
-    living = waiting()
-    living.log.append("refuse", outcomes=tuple(Outcome("l0", 1, n, 0, "digest_mismatch") for n in range(8)))
-    living.log.append("quarantine", learner="l0")
-    living.world.run_for(5.0)
-    assert living.training.steps == 2
-    living.log.append("readmit", learner="l0")
-    living.until(lambda: living.training.steps > 2)
-
-
-def test_at_tau_a_part_of_a_rollback_that_comes_later_is_adopted_at_once() -> None:
-    """No offer is made before that, so nothing would ever be awaited and take it. A merge waits for its slot."""
-    living = waiting()
-    back = living.log.roll_back(70)
-    data = living.log.hide(back[1])
-    living.until(lambda: living.learner.progress.books[0].base.version == 1)
-    assert living.learner.progress.books[1].base.version == 0 and living.learner.arrived == {}
-    living.log.show(back[1], data)
-    living.until(lambda: living.learner.progress.books[1].base.version == 1)
-    living.log.merge(60, applied("l1", base=1))
-    living.until(lambda: [offer.slot for offer in living.offers()] == [0, 1])
-    living.world.run_for(10.0)
-    assert living.learner.progress.books[0].base.version == 1 and set(living.learner.arrived) == {0}
-    living.log.merge(50, took(living.offers()[1]))
-    living.until(lambda: len(living.offers()) == 3)
-    assert living.learner.progress.books[0].base.version == 1
-    living.log.merge(40, took(living.offers()[2]))
-    living.until(lambda: living.learner.progress.books[0].base.version == 4)
-
-
 # -- offers -----------------------------------------------------------------------------------------------------
 
 
@@ -301,22 +269,6 @@ def test_moments_that_cannot_be_had_after_a_rollback_are_named_in_no_offer_any_m
     lost_at = living.training.steps
     living.until(lambda: living.training.steps == lost_at + 2)
     assert [at.own_steps for at in living.training.at[lost_at:]] == [0, 1], "the learning rate warms up anew"
-
-
-def test_a_merge_that_is_held_back_is_forgotten_at_a_rollback() -> None:
-    """`at_tau`: it has arrived, and its time has not come; then the run goes back, to versions that come later."""
-    living = waiting()
-    living.log.roll_back(70)
-    living.until(lambda: living.seen.back_to == [0])
-    living.log.merge(60, applied("l1", base=1))
-    living.until(lambda: set(living.learner.arrived) == {0})
-    back = living.log.roll_back(50)
-    data = living.log.hide(back[0])
-    living.until(lambda: len(living.seen.back_to) == 2)
-    living.world.run_for(1.0)
-    assert (0, 2) not in living.seen.adoptions and living.learner.arrived == {}
-    living.log.show(back[0], data)
-    living.until(lambda: (0, 3) in living.seen.adoptions)
 
 
 # -- leaving ----------------------------------------------------------------------------------------------------

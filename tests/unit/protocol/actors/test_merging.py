@@ -11,7 +11,6 @@ from msgspec import structs
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.merging import READS, Candidates, judged, read_payload
 from diloco_cli.protocol.log.operations import Get
-from diloco_cli.protocol.log.records import Offer
 from diloco_cli.protocol.log.state import RunState
 from tests.unit.protocol.records import RUN, genesis, offer
 
@@ -37,22 +36,6 @@ def test_a_slots_offers_are_judged_together_by_the_norms_that_the_log_will_state
 def test_what_the_log_remembers_of_the_fragment_counts() -> None:
     state = structs.replace(genesis(), norms={0: {"l9": (1.0, 4)}})
     assert candidates(state, 1e3).fit[0].scale < 1.0 == candidates(genesis(), 1e3).fit[0].scale
-
-
-@dataclass
-class Holding:
-    """Arithmetic that has these fragments in memory."""
-
-    fragments: frozenset[int] = frozenset({0, 1})
-
-    def holds(self, fragment: int, state_digest: str) -> bool:
-        return fragment in self.fragments
-
-    def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any:
-        return Loaded(float(offer.seq))
-
-
-PAYLOAD = b"payload"
 
 
 GOOD = b"payload"

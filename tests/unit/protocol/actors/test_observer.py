@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from diloco_cli.protocol.actors.learner import STEPS_SEEN, Phase, Stopwatch
+from diloco_cli.protocol.actors.learner import Phase, Stopwatch
 from diloco_cli.protocol.log.records import Timings
 
 
@@ -26,29 +24,6 @@ def test_a_step_takes_from_one_step_to_the_next_with_what_is_done_between_and_wi
 def test_neither_a_hiccup_nor_a_pause_in_one_step_changes_the_pace() -> None:
     watch = watched(*[("step", 1.0)] * 5, ("step", 3600.0), ("step", 1.0), ("step", 0.001))
     assert watch.step_s == 1.0
-
-
-def test_a_machine_that_has_become_slower_is_noticed_after_half_of_what_is_remembered() -> None:
-    watch = watched(*[("step", 1.0)] * STEPS_SEEN, *[("step", 4.0)] * (STEPS_SEEN // 2))
-    assert watch.step_s == 1.0
-    watch.took("step", 4.0)
-    assert watch.step_s == 4.0
-
-
-@pytest.mark.parametrize(
-    ("planned_s", "step_s", "expected_s"),
-    [
-        (1.1, 0.5, 1.0),  # 24 steps of 0.5 s for 12 slots
-        (3600.0, 0.5, 1.0),  # whatever was planned, and however long it stood still
-        (7.0, 0.0, 7.0),  # no step yet
-    ],
-)
-def test_a_slot_takes_what_its_steps_take(planned_s: float, step_s: float, expected_s: float) -> None:
-    watch = Stopwatch()
-    watch.slot_s = planned_s
-    if step_s:
-        watch.took("step", step_s)
-    assert watch.expected_slot_s(24, 12) == pytest.approx(expected_s)
 
 
 def test_uploads_and_adoptions_are_moving_averages_that_begin_with_the_first() -> None:

@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.protocol.actors.progress import OfferDraft, Progress
-from diloco_cli.protocol.log.records import MergedOffer, Outcome, RunFormat, Timings
-from diloco_cli.protocol.log.state import LearnerRecord, RunState, Window
+from diloco_cli.protocol.log.records import MergedOffer, Outcome, RunFormat
+from diloco_cli.protocol.log.state import RunState, Window
 from diloco_cli.protocol.rules.aim import TAKEN
-from diloco_cli.protocol.rules.merging import max_ahead, max_steps, refusal
+from diloco_cli.protocol.rules.merging import max_ahead, max_steps
 from tests.unit.protocol.books import adopt, hear, stepped
 from tests.unit.protocol.records import BATCH, applied, follow, genesis, make_run, merge, output
 
@@ -98,21 +98,6 @@ def test_a_leaver_on_a_slow_link_offers_for_slots_that_it_reaches_one_upload_aft
         progress.aim.delivery.done(-100.0, 3.0)
     progress.stepped(BATCH)
     assert [(draft.slot, draft.fragment) for draft in progress.everything(0.0)] == [(2, 0), (3, 1)]
-
-
-@pytest.mark.parametrize("mixing", ["rebase", "replace"])
-def test_what_a_missed_offer_held_is_given_up_when_the_merge_without_it_is_adopted(mixing: str) -> None:
-    """With all that came after it: the others have gone the same way already."""
-    run = make_run(fragments=1, mixing=mixing)
-    progress, state, missed = ready(run)
-    stepped(progress, 2)
-    state = merged_without(state, 0, run)
-    hear(progress, state)
-    assert adopt(progress, state) == ("replace" if mixing == "rebase" else mixing, None)
-    (draft,) = stepped(progress, 2)
-    assert (draft.data_start, draft.data_end, draft.steps) == (missed.data_end + 2 * BATCH, 8 * BATCH, 2)
-    offer = progress.offer(draft, "d", 1, "n", Timings(), None, None)
-    assert refusal(offer, state, run) is None
 
 
 @pytest.mark.parametrize("merged", [True, False])
@@ -232,31 +217,7 @@ def test_steps_on_smaller_batches_count_as_the_tokens_that_they_took() -> None:
     assert progress.position == draft.data_end
 
 
-def test_a_leaver_offers_every_fragment_that_has_progress_and_no_offer_on_its_way() -> None:
-    run = make_run(fragments=4)
-    progress = Progress(run, "l0", 1, genesis(run), 0)
-    assert [draft.fragment for draft in stepped(progress, 1)] == [0]
-    assert [(draft.slot, draft.fragment) for draft in progress.everything(0.0)] == [(1, 1), (2, 2), (3, 3)]
-    assert progress.everything(0.0) == []
-
-
 # -- adopting ---------------------------------------------------------------------------------------------------
-
-
-def test_a_version_that_is_adopted_while_an_offer_is_on_its_way_keeps_all_and_the_offer_holds_on() -> None:
-    """Slot 0 is merged without this learner; its next offer is out before that version arrives, and is merged later."""
-    progress, state, _ = ready()
-    first = merged_without(state, 0)
-    hear(progress, first)
-    (second,) = stepped(progress, 4)
-    assert second.base.version == 0
-    assert adopt(progress, first) == ("rebase", None)
-    assert (progress.books[0].steps, progress.books[0].data_start, progress.books[0].waits) == (8, 0, second)
-    stepped(progress, 1)
-    state = merge(first, took(second), run=RUN)
-    hear(progress, state)
-    assert adopt(progress, state) == ("rebase", second)
-    assert (progress.books[0].steps, progress.books[0].data_start) == (1, 8 * BATCH)
 
 
 def test_a_learner_knows_which_of_its_offers_was_applied_last() -> None:
@@ -300,11 +261,6 @@ def test_the_others_pace_is_not_followed(sync: dict[str, Any], own_step_s: float
     progress = Progress(run, "l0", 1, genesis(run), 0)
     progress.heard(merge(genesis(run), applied("l1", step_s=0.1), run=run), own_step_s)
     assert progress.local_steps == run.islands[0].local_steps
-
-
-def test_only_merges_make_a_pace_known() -> None:
-    state = structs.replace(genesis(), learners={"l1": LearnerRecord(step_s=0.1)})
-    assert state.fastest_step_s(100) is None
 
 
 # -- standing still, and beginning anew -------------------------------------------------------------------------
@@ -361,12 +317,3 @@ def test_a_predecessors_late_offer_for_data_that_is_in_the_books_begins_them_ane
     assert (progress.books[0].data_start, progress.books[0].steps, progress.position) == (24, 0, 24)
     progress.stepped(BATCH)
     assert not hear(progress, structs.replace(state, n=state.n + 1)), "once"
-
-
-def test_how_far_behind_the_log_a_learner_is() -> None:
-    progress, state, _ = ready()
-    assert progress.behind() == 0
-    for slot in range(3):
-        state = follow(state, "skip", RUN, slot=slot)
-    hear(progress, state)
-    assert progress.behind() == 2, "the log's next slot is 3, its own is 1"

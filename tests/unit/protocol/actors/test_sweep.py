@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.protocol.actors.collection import BATCH, KINDS, Sweep
+from diloco_cli.protocol.actors.collection import BATCH, Sweep
 from diloco_cli.protocol.log.operations import Delete, List, Together, Undeleted
 from diloco_cli.protocol.log.state import RunState
 
@@ -54,7 +54,3 @@ def test_a_kind_that_may_not_be_deleted_is_left_and_the_others_go() -> None:
 def test_only_what_is_gone_counts_as_deleted(why: Undeleted) -> None:
     sweep, tried = swept({"offer": why}, KEYS)
     assert sweep.deleted == 20 * BATCH < len(tried)
-
-
-def test_offers_are_looked_for_last() -> None:
-    assert KINDS[-1] == "offer"
