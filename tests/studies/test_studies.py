@@ -146,7 +146,7 @@ def test_a_killed_learner_costs_a_gap_and_nothing_else() -> None:
 
 def test_a_delta_passes_the_loop_the_decision_and_the_merge() -> None:
     passed = delta_walk()
-    actors = {f"diloco_cli.protocol.actors.{name}" for name in ("learner", "syncer", "inbox", "follower")}
+    actors = {f"diloco_cli.protocol.actors.{name}" for name in ("learner", "syncer", "inbox", "merging")}
     assert actors | {"diloco_cli.protocol.rules.quorum", "diloco_cli.tensors.merge"} <= passed
     assert not any(name.startswith(("diloco_cli.cli", "diloco_cli.plan")) for name in passed)
 

@@ -129,7 +129,7 @@ def test_of_two_loops_under_one_name_the_older_one_is_fenced_and_the_newer_one_g
 @pytest.fixture
 def overtaken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[Meeting, OwnLoop]]:
     """A loop whose predecessor was alive, had more merged after it had joined, and was not fenced for so long."""
-    monkeypatch.setattr("diloco_cli.protocol.actors.follower.fence_check_every_s", lambda slot_s: inf)
+    monkeypatch.setattr("diloco_cli.protocol.actors.learner.fence_check_every_s", lambda slot_s: inf)
 
     def meet(infra: str) -> tuple[Meeting, OwnLoop]:
         meeting = Meeting(own_run(infra, rounds=10 * LONG))
