@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,10 +36,8 @@ from tests.forked import ForkedProcess
 from tests.unit.learner.toy_parent import run_forking
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[3]
 MOST_S = 90.0
 ALONE = ("unshare", "--pid", "--fork", "--mount-proc")
-MAY_UNSHARE = subprocess.run([*ALONE, "true"], check=False, capture_output=True).returncode == 0
 
 
 @contextmanager
