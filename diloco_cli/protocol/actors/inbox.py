@@ -106,7 +106,8 @@ class Inbox:
         for island in state.with_members(self.run).all_islands:
             known = state.learner(island.name)
             self.heard_s[island.name] = now_s
-            if known.floor or not self.run.keyring.signs:
+            named = known.floor or not self.run.keyring.signs
+            if named and state.counts(known.floor):  # what a revoked key offered has its outcome, or needs none
                 self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
 
     def _box(self, learner: str, incarnation: int) -> Mailbox:
