@@ -1,26 +1,25 @@
 """Local files: the only module that knows where they are, and how the small ones are written and read.
 
-What a run keeps on this machine beside the bucket:
+What this machine keeps beside the buckets lies in one place for all folders: in $DILOCO_HOME, else in the user's own
+folders, the state in ~/.local/state/diloco and what may be deleted at any time in ~/.cache/diloco:
 
-    .diloco/<run>/run.json                 name and URL of the run
-    .diloco/<run>/supervisor.json          identity of the supervising process
-    .diloco/<run>/units/<unit>.json        identity of each living unit
-    .diloco/<run>/supervised.json          what the supervisor last decided about each unit
-    .diloco/<run>/hold/<unit>              present: the supervisor must not restart this unit
-    .diloco/<run>/errors/<unit>.json       the last error of a unit's process
-    .diloco/<run>/logs/<unit>.log          what a unit printed
-    .diloco/<run>/wandb/                   what `diloco wandb` has sent, and W&B's own files
-    .diloco/<run>/metrics.token            what a scrape of `diloco status --serve` must know
-    .diloco/<run>/spool/                   deltas that a syncer has fetched and not merged yet, in files without names
+    state  runs/<run>/run.json             name and URL of the run, and the folder from which it was launched
+           runs/<run>/supervisor.json      identity of the supervising process
+           runs/<run>/units/<unit>.json    identity of each living unit
+           runs/<run>/supervised.json      what the supervisor last decided about each unit
+           runs/<run>/hold/<unit>          present: the supervisor must not restart this unit
+           runs/<run>/errors/<unit>.json   the last error of a unit's process
+           runs/<run>/logs/<unit>.log      what a unit printed
+           runs/<run>/wandb/               what `diloco wandb` has sent, and W&B's own files
+           runs/<run>/metrics.token        what a scrape of `diloco status --serve` must know
+           runs/<run>/spool/               deltas that a syncer has fetched and not merged yet, in files without names
+           operators/<digest>.json         the operator's key that the run at an address was first seen with
+           consent/<digest>.json           this machine's consent to what the run format with that digest names
+    cache  data/                           `text-<digest>/`, the token shards of text files; `blocks/`, what was read of
+                                           a bucket's shards
 
-All of it may be lost without harm to the run: the bucket alone is enough to go on.
-
-    $DILOCO_HOME/.operators/<digest>.json  or ~/.local/state/diloco/operators/<digest>.json, for all directories: the
-                                           operator's key that the run at an address was first seen with
-    $DILOCO_HOME/.consent/<digest>.json    or ~/.local/state/diloco/consent/<digest>.json, for all directories: this
-                                           machine's consent to what the run format with that digest names
-    $DILOCO_HOME/.data/                    or ~/.cache/diloco/data/, for all directories: `text-<digest>/`, the token
-                                           shards of text files; `blocks/`, what was read of a bucket's shards
+<run> is the run's name and a digest of its URL. All of runs/ may be lost without harm: the bucket alone is enough to
+go on.
 """
 
 from __future__ import annotations
@@ -46,45 +45,34 @@ NO_SPACE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
 NO_PLACE_ERRNOS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR})
 
 
-def home_directory() -> Path:
-    """`.diloco` of the current directory, or $DILOCO_HOME."""
-    return Path(environment_value("DILOCO_HOME") or ".diloco").absolute()
-
-
-def run_directory(run: str) -> Path:
-    return home_directory() / run
-
-
-def wandb_directory(run: str) -> Path:
-    return run_directory(run) / "wandb"
-
-
-def metrics_token_path(run: str) -> Path:
-    return run_directory(run) / "metrics.token"
-
-
 def user_state_directory(kind: str) -> Path:
-    """Not in the current directory, which may be a stranger's: $DILOCO_HOME, else the user's own state."""
     return _users_directory(kind, "XDG_STATE_HOME", ".local/state")
 
 
 def user_file() -> Path:
     """The user's own settings, for all runs: $XDG_CONFIG_HOME/diloco/config.yaml or ~/.config/diloco/config.yaml."""
     config = environment_value("XDG_CONFIG_HOME")
-    return (Path(config) if config else Path.home() / ".config") / "diloco" / "config.yaml"
+    return (Path(config) if config else _home() / ".config") / "diloco" / "config.yaml"
 
 
 def user_cache_directory(kind: str) -> Path:
-    """What may be deleted at any time: below $DILOCO_HOME, else in the user's cache."""
+    """What may be deleted at any time."""
     return _users_directory(kind, "XDG_CACHE_HOME", ".cache")
 
 
 def _users_directory(kind: str, variable: str, usual: str) -> Path:
-    home = environment_value("DILOCO_HOME")
-    if home is not None:
-        return Path(home).absolute() / f".{kind}"
+    own = environment_value("DILOCO_HOME")
+    if own is not None:
+        return Path(own).absolute() / kind
     place = environment_value(variable)
-    return (Path(place) if place else Path.home() / usual) / "diloco" / kind
+    return (Path(place) if place else _home() / usual) / "diloco" / kind
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UsageError("this user has no home folder", hint="set DILOCO_HOME to a folder of yours") from None
 
 
 def templates_directory() -> Path:

@@ -21,10 +21,10 @@ from diloco_cli.chaos.faults import Fault, Kill, PauseFault, Target, find_target
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import from_plain, parse_object
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
-from diloco_cli.paths import checked_name, make_directory, run_directory
+from diloco_cli.paths import make_directory
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.processes import Identity
-from diloco_cli.runtime.registry import SUPERVISOR, release
+from diloco_cli.runtime.registry import SUPERVISOR, release, run_directory
 from diloco_cli.runtime.units import Child, end_all
 
 MAX_READ_BYTES = 4 * 1024 * 1024
@@ -47,19 +47,19 @@ class JournalEntry:
     skipped: str | None = None
 
 
-def record_plan(run: str, fault: str, target: str, *, pid: int | None, for_s: float | None = None) -> JournalEntry:
+def record_plan(url: str, fault: str, target: str, *, pid: int | None, for_s: float | None = None) -> JournalEntry:
     """Written and synced before the fault happens."""
-    return _append(run, JournalEntry(nonce(), utc_now_text(), None, fault, target, pid, for_s))
+    return _append(url, JournalEntry(nonce(), utc_now_text(), None, fault, target, pid, for_s))
 
 
-def record(run: str, entry: JournalEntry, **changes: Any) -> JournalEntry:
-    return _append(run, replace(entry, **changes))
+def record(url: str, entry: JournalEntry, **changes: Any) -> JournalEntry:
+    return _append(url, replace(entry, **changes))
 
 
-def read_entries(run: str) -> list[JournalEntry]:
+def read_entries(url: str) -> list[JournalEntry]:
     """The latest state of every fault, in the order of their plans. Torn lines are left out."""
     try:
-        with _path(run).open("rb") as file:
+        with _path(url).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - MAX_READ_BYTES))
             lines = file.read(MAX_READ_BYTES).splitlines()
@@ -79,8 +79,8 @@ def _merged(before: JournalEntry | None, after: JournalEntry) -> JournalEntry:
     return replace(before, **known)
 
 
-def _append(run: str, entry: JournalEntry) -> JournalEntry:
-    path = _path(run)
+def _append(url: str, entry: JournalEntry) -> JournalEntry:
+    path = _path(url)
     make_directory(path.parent)
     # The blank line keeps this line apart from a torn last line of a crashed writer.
     line = b"\n" + json.dumps(asdict(entry), allow_nan=False).encode() + b"\n"
@@ -100,8 +100,8 @@ def _parse(line: bytes) -> JournalEntry | None:
         return None
 
 
-def _path(run: str) -> Path:
-    return run_directory(checked_name(run, "name of a run")) / "chaos.jsonl"
+def _path(url: str) -> Path:
+    return run_directory(url) / "chaos.jsonl"
 
 
 READY, GO = "ready", "go"
@@ -111,12 +111,12 @@ MAX_LINE_BYTES = 4096
 
 
 @contextmanager
-def healer(run: str, identity: Identity, entry: JournalEntry, for_s: float) -> Iterator[Callable[[], None]]:
+def healer(url: str, identity: Identity, entry: JournalEntry, for_s: float) -> Iterator[Callable[[], None]]:
     """The chaos command's side. Leaving the block for any reason heals. The function that it yields starts the time of
     the pause and waits for its end."""
     child = Child("diloco_cli.chaos.actions", apart=True)
     try:
-        child.tell({"run": run, "entry": entry.id, "identity": asdict(identity), "for_s": for_s})
+        child.tell({"url": url, "entry": entry.id, "identity": asdict(identity), "for_s": for_s})
         if not _is_ready(child):
             raise TryAgainError("the process that would end the pause did not start, so nothing was paused")
 
@@ -144,8 +144,8 @@ def main() -> None:
     if _read_line() == f"{json.dumps(GO)}\n".encode():
         select.select([0], [], [], float(order["for_s"]))
     healed = resume_process(identity)
-    entry = next(entry for entry in read_entries(order["run"]) if entry.id == order["entry"])
-    record(order["run"], entry, healed=healed)
+    entry = next(entry for entry in read_entries(order["url"]) if entry.id == order["entry"])
+    record(order["url"], entry, healed=healed)
 
 
 def _read_line() -> bytes:
@@ -204,21 +204,21 @@ def _refusal_to_revive(target: Target) -> str | None:
 def hint_for(action: Action, target: Target) -> str:
     """One command to try after a refusal."""
     if action == "revive" and not target.supervised:
-        return f"go on with `diloco resume {target.run}`"
+        return f"go on with `diloco resume {target.url}`"
     if target.condition == "paused":
-        return f"let it go on with `diloco chaos revive {target.name} --run {target.run}`"
-    return f"list the units with `diloco chaos list --run {target.run}`"
+        return f"let it go on with `diloco chaos revive {target.name} --run {target.url}`"
+    return f"list the units with `diloco chaos list --run {target.url}`"
 
 
-def plan_kill(run: str, unit: str, *, hold: bool = False) -> Kill:
+def plan_kill(url: str, unit: str, *, hold: bool = False) -> Kill:
     """Raises RefusedError, with the reason, if the rails do not allow it."""
-    target = find_target(run, unit)
+    target = find_target(url, unit)
     _check("kill", target, refusal("kill", target, hold=hold))
     return Kill(target, hold)
 
 
-def plan_pause(run: str, unit: str, *, for_s: float | None = None) -> PauseFault:
-    target = find_target(run, unit)
+def plan_pause(url: str, unit: str, *, for_s: float | None = None) -> PauseFault:
+    target = find_target(url, unit)
     _check("pause", target, refusal("pause", target, for_s=for_s))
     return PauseFault(target, for_s)
 
@@ -226,7 +226,7 @@ def plan_pause(run: str, unit: str, *, for_s: float | None = None) -> PauseFault
 def execute(fault: Fault) -> JournalEntry:
     """Records, injects, verifies. The fault stays until it is healed (`diloco chaos revive`)."""
     target = fault.target
-    entry = record_plan(target.run, fault.kind, target.name, pid=target.pid)
+    entry = record_plan(target.url, fault.kind, target.name, pid=target.pid)
     return _inject(fault, entry)
 
 
@@ -235,16 +235,16 @@ def execute_pause(fault: PauseFault, *, on_paused: Callable[[JournalEntry], None
     if fault.for_s is None or fault.target.identity is None:
         return execute(fault)
     target = fault.target
-    entry = record_plan(target.run, fault.kind, target.name, pid=target.pid, for_s=fault.for_s)
+    entry = record_plan(target.url, fault.kind, target.name, pid=target.pid, for_s=fault.for_s)
     try:
-        with healer(target.run, fault.target.identity, entry, fault.for_s) as wait:
+        with healer(target.url, fault.target.identity, entry, fault.for_s) as wait:
             entry = _inject(fault, entry)
             on_paused(entry)
             with suppress(TimeoutExpired):  # a stuck healer: this process heals below
                 wait()
     finally:
         healed = fault.heal()
-        entry = record(target.run, entry, healed=healed)
+        entry = record(target.url, entry, healed=healed)
     return entry
 
 
@@ -258,39 +258,39 @@ class Revival:
     restarts: bool
 
 
-def plan_revive(run: str, unit: str) -> Target:
-    target = find_target(run, unit)
+def plan_revive(url: str, unit: str) -> Target:
+    target = find_target(url, unit)
     _check("revive", target, refusal("revive", target))
     return target
 
 
 def revive(target: Target) -> Revival:
     """SIGCONT if it is paused; removes its hold, so that the supervisor starts it again."""
-    entry = record_plan(target.run, "revive", target.name, pid=target.pid)
+    entry = record_plan(target.url, "revive", target.name, pid=target.pid)
     paused = target.condition == "paused"
     continued = paused and PauseFault(target).heal()
-    released = target.held and release(target.run, target.name)
+    released = target.held and release(target.url, target.name)
     done = (continued or not paused) and (released or not target.held)
-    entry = record(target.run, entry, injected=True, verified=done)
-    for earlier in read_entries(target.run):
+    entry = record(target.url, entry, injected=True, verified=done)
+    for earlier in read_entries(target.url):
         if done and earlier.target == target.name and earlier.injected and earlier.healed is None:
-            record(target.run, earlier, healed=True)
+            record(target.url, earlier, healed=True)
     return Revival(entry, continued, released, target.supervised and target.condition == "dead")
 
 
-def overview(run: str) -> list[tuple[Target, JournalEntry | None]]:
+def overview(url: str) -> list[tuple[Target, JournalEntry | None]]:
     """Every target, and the last action on it."""
-    last = {entry.target: entry for entry in read_entries(run)}
-    return [(target, last.get(target.name)) for target in list_targets(run)]
+    last = {entry.target: entry for entry in read_entries(url)}
+    return [(target, last.get(target.name)) for target in list_targets(url)]
 
 
 def _inject(fault: Fault, entry: JournalEntry) -> JournalEntry:
     try:
         fault.inject()
     except RefusedError as error:
-        record(fault.target.run, entry, injected=False, skipped=str(error))
+        record(fault.target.url, entry, injected=False, skipped=str(error))
         raise
-    return record(fault.target.run, entry, injected=True, verified=fault.verify())
+    return record(fault.target.url, entry, injected=True, verified=fault.verify())
 
 
 def _check(action: Action, target: Target, reason: str | None) -> None:

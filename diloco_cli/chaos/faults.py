@@ -42,6 +42,7 @@ from diloco_cli.runtime.registry import (
     read_supervisor,
     read_unit,
     release,
+    run_name,
 )
 
 Condition = Literal["running", "paused", "dead", "unknown"]
@@ -51,7 +52,7 @@ Condition = Literal["running", "paused", "dead", "unknown"]
 class Target:
     """`why`: why it does not count as alive. `untouchable`: why it may not be signalled in any case."""
 
-    run: str
+    url: str
     name: str
     kind: str
     identity: Identity | None
@@ -66,41 +67,41 @@ class Target:
         return self.identity.pid if self.identity else None
 
 
-def find_target(run: str, name: str) -> Target:
+def find_target(url: str, name: str) -> Target:
     """The unit, or the supervisor, of that name; `unknown` if this machine has no record of it."""
     if name == SUPERVISOR:
-        return _target(run, name, SUPERVISOR, read_supervisor(run), "no supervisor has been here")
-    record = read_unit(run, name)
+        return _target(url, name, SUPERVISOR, read_supervisor(url), "no supervisor has been here")
+    record = read_unit(url, name)
     if isinstance(record, UnitRecord):
-        return _target(run, name, record.kind, record.identity, None)
-    return _target(run, name, "unit", None, _no_record(run, name, record))
+        return _target(url, name, record.kind, record.identity, None)
+    return _target(url, name, "unit", None, _no_record(url, name, record))
 
 
-def list_targets(run: str) -> list[Target]:
+def list_targets(url: str) -> list[Target]:
     """Every unit this machine knows, by name, and the supervisor at the end."""
-    return [find_target(run, name) for name in [*(record.name for record in list_units(run)), SUPERVISOR]]
+    return [find_target(url, name) for name in [*(record.name for record in list_units(url)), SUPERVISOR]]
 
 
-def _target(run: str, name: str, kind: str, identity: Identity | None, why: str | None) -> Target:
-    held = kind != SUPERVISOR and is_held(run, name)
-    supervised = living_supervisor(run) is not None
+def _target(url: str, name: str, kind: str, identity: Identity | None, why: str | None) -> Target:
+    held = kind != SUPERVISOR and is_held(url, name)
+    supervised = living_supervisor(url) is not None
     if identity is None:
-        return Target(run, name, kind, None, "unknown", held, why, supervised=supervised)
+        return Target(url, name, kind, None, "unknown", held, why, supervised=supervised)
     facts = read_process(identity.pid)
     why = mismatch(identity, facts)
     untouchable = refusal_to_signal(identity.pid, os.getpid(), ancestors(os.getpid()))
     if why is not None or facts is None:
-        return Target(run, name, kind, identity, "dead", held, why, untouchable, supervised)
+        return Target(url, name, kind, identity, "dead", held, why, untouchable, supervised)
     is_paused = any(one.state == STOPPED for one in (facts, *ranks_of(facts.pid)))
     condition: Condition = "paused" if is_paused else "running"
-    return Target(run, name, kind, identity, condition, held, None, untouchable, supervised)
+    return Target(url, name, kind, identity, condition, held, None, untouchable, supervised)
 
 
-def _no_record(run: str, name: str, entry: Ignored | None) -> str:
+def _no_record(url: str, name: str, entry: Ignored | None) -> str:
     if isinstance(entry, Ignored):
         return f"its record {entry.path} does not count: {entry.reason}"
-    known = [record.name for record in list_units(run)] + [SUPERVISOR]
-    return f"run {run} has no unit {name} on this machine; units: {', '.join(known)}"
+    known = [record.name for record in list_units(url)] + [SUPERVISOR]
+    return f"run {run_name(url)} has no unit {name} on this machine; units: {', '.join(known)}"
 
 
 VERIFY_S = 2.0
@@ -130,7 +131,7 @@ class Kill:
     def inject(self) -> None:
         identity = _identity(self.target)
         if self.held:
-            hold(self.target.run, self.target.name)
+            hold(self.target.url, self.target.name)
         try:
             signal_process(identity, signal.SIGKILL)
         except RefusedError:
@@ -145,7 +146,7 @@ class Kill:
     def heal(self) -> bool:
         """Let the supervisor start the unit again; the dead process itself cannot be healed."""
         if self.held:
-            release(self.target.run, self.target.name)
+            release(self.target.url, self.target.name)
         return True
 
 

@@ -7,7 +7,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.errors import NotFoundError, RefusedError, UsageError
+from diloco_cli.errors import DilocoError, NotFoundError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.events.bucket import EventReader
@@ -31,25 +32,26 @@ if TYPE_CHECKING:
     from diloco_cli.store.wrappers import Deadline
     from diloco_cli.syncer.operator import Operator
 
+RUN_FILE = Path("run.yaml")
 DEVICES = ("cpu", "cuda", "cuda:0", "mps")
 
 
 def complete_runs(incomplete: str) -> list[str]:
-    """Those that this directory knows, newest first."""
+    """Those that this machine knows, this folder's first."""
     from diloco_cli.runtime.registry import known_runs
 
     return _beginning(incomplete, (run.name for run in known_runs()))
 
 
 def complete_units(ctx: Any, incomplete: str) -> list[str]:
-    """Of the run that was named, or else of the newest one."""
-    from diloco_cli.runtime.registry import SUPERVISOR, list_units, resolve_run
+    """Of the run that was named, or else of this folder's."""
+    from diloco_cli.runtime.registry import SUPERVISOR, list_units
 
     try:
-        run = resolve_run(ctx.params.get("run"), lambda line: None)
-    except NotFoundError:
+        run = find_run(ctx.params.get("run"), say=lambda line: None)
+    except DilocoError:
         return []
-    return _beginning(incomplete, [*(unit.name for unit in list_units(run.name)), SUPERVISOR])
+    return _beginning(incomplete, [*(unit.name for unit in list_units(run.url)), SUPERVISOR])
 
 
 def complete_devices(incomplete: str) -> list[str]:
@@ -64,12 +66,10 @@ FOREGROUND_DEADLINE_S = 10.0
 LOOK_S = 9.0
 """For a whole look at a run (`status`), with any number of requests, also if the store hangs: with the start of the
 command it takes about ten seconds at most."""
-RUN_HELP = "A run's name, its run file, or its bucket URL. Default: the newest run of this directory."
+RUN_HELP = "A run's URL, its run file, or its name. Default: the run of this folder."
 Result = TypeVar("Result")
 RunArgument = typer.Argument(None, metavar="RUN", help=RUN_HELP, autocompletion=complete_runs)
-RunOption = typer.Option(
-    None, "--run", help="Name or URL of the run; the newest one here if not given.", autocompletion=complete_runs
-)
+RunOption = typer.Option(None, "--run", help=RUN_HELP, autocompletion=complete_runs)
 TimeoutOption = typer.Option(
     None,
     "--timeout",
@@ -118,44 +118,75 @@ class OpenRun:
         """What this machine knows of the run's units that live here."""
         from diloco_cli.observe.facts import read_local
 
-        return read_local(self.name, self.url, self.format)
+        return read_local(self.url, self.format)
 
 
-def find_run(text: str | None) -> KnownRun:
-    """Where the run meant by `text` lives. A bucket's URL or path, and a run file with its inventory, need no
-    knowledge of this directory."""
+def find_run(text: str | None, acts: bool = False, say: Callable[[str], None] | None = None) -> KnownRun:
+    """The run that `text` means: a URL or a folder that holds a run; a run file; a name, which is that of the run file
+    in this folder or of the only such run of this machine. Without a text: the run of this folder's run.yaml, else the
+    one that was last launched from here. `acts`: the command changes the run, so that no other one will do."""
     from diloco_cli.cli.output import talk
-    from diloco_cli.runtime.registry import KnownRun, known_runs, resolve_run
-    from diloco_cli.store.url import parse_url, split_url
+    from diloco_cli.runtime.registry import known_at, run_of_name
+    from diloco_cli.store.url import normalise_store_url
 
-    if text is not None and "://" in text:
-        return KnownRun(split_url(text)[1], text.rstrip("/"), 0.0)
-    if text is not None and is_run_file(text):
+    if text is None:
+        return _run_of_this_folder(acts, say or talk)
+    if "://" in text or (Path(text) / "FORMAT.json").is_file():
+        return known_at(normalise_store_url(text, Path()))
+    if is_run_file(text):
         return _run_of_file(Path(text))
-    if text is not None and (Path(text) / "FORMAT.json").is_file() and text not in {run.name for run in known_runs()}:
-        url = str(parse_url(text))
-        return KnownRun(split_url(url)[1], url, 0.0)
-    if text is not None and os.sep in text and text.rstrip("/") not in {run.url for run in known_runs()}:
-        hint = "list the runs of this directory: diloco runs"
+    if os.sep in text:
+        hint = "list the runs of this machine: diloco runs"
         raise NotFoundError("no run is there: it holds no FORMAT.json", where=str(Path(text).absolute()), hint=hint)
-    return resolve_run(text, talk)
+    if RUN_FILE.is_file():
+        with suppress(DilocoError):  # the file may be of another run, and is not what was asked for
+            here = _run_of_file(RUN_FILE)
+            if here.name == text:
+                return here
+    return run_of_name(text)
+
+
+def _run_of_this_folder(acts: bool, say: Callable[[str], None]) -> KnownRun:
+    from diloco_cli.runtime.registry import LAUNCH_HINT, known_runs
+
+    runs = known_runs()
+    launched = [run for run in runs if run.is_of_this_folder]
+    if RUN_FILE.is_file():
+        run = _run_of_file(RUN_FILE)
+        newer = [other for other in launched[:1] if other.url != run.url]
+        said = "".join(f"; last launched from this folder: {other.name}" for other in newer)
+        say(f"run {run.name} ({run.url}), of {RUN_FILE}{said}")
+        return run
+    if launched:
+        say(f"run {launched[0].name} ({launched[0].url}), the last one that was launched from this folder")
+        return launched[0]
+    if len(runs) == 1 and not acts:
+        say(f"run {runs[0].name} ({runs[0].url}), the only one of this machine")
+        return runs[0]
+    if not runs:
+        raise NotFoundError("no run is known to this machine", hint=LAUNCH_HINT)
+    raise NotFoundError(
+        f"this folder has no run; runs of this machine: {', '.join(run.url for run in runs[:5])}",
+        where=str(Path.cwd()),
+        hint="name the run, or list them all: diloco runs",
+    )
 
 
 def is_run_file(text: str) -> bool:
     return text.endswith((".yaml", ".yml")) and Path(text).is_file()
 
 
-def open_run(text: str | None, box: Deadline | None = None, at_home: bool = True) -> OpenRun:
+def open_run(text: str | None, box: Deadline | None = None, at_home: bool = True, acts: bool = False) -> OpenRun:
     """Raises NotFoundError (exit 4) if there is no such run, StoreError (exit 6) if its bucket cannot be read. With a
     box, all calls of the run's store together end when it is over. `at_home`: a region's bucket, which only follows
     the home bucket's log, is left for that. Raises RefusedError (exit 8) if only the region's bucket names it."""
-    opened = open_known_run(find_run(text), box)
+    opened = open_known_run(find_run(text, acts), box)
     home = opened.format.home_of(opened.url)
     if not at_home or home == opened.url:
         return opened
     from diloco_cli.cli.output import talk
     from diloco_cli.runtime.consent import refused_stores
-    from diloco_cli.runtime.registry import KnownRun
+    from diloco_cli.runtime.registry import known_at
 
     if refused_stores(opened.format, opened.url, (home,)):
         raise RefusedError(
@@ -164,7 +195,7 @@ def open_run(text: str | None, box: Deadline | None = None, at_home: bool = True
             hint=f"if that is where the run lives, name it: {_command_for(home, text)}",
         )
     talk(f"{opened.url} follows the home bucket: reading {home}")
-    return open_known_run(KnownRun(opened.name, home, 0.0), box)
+    return open_known_run(known_at(home), box)
 
 
 def _command_for(url: str, text: str | None) -> str:
@@ -196,7 +227,7 @@ def _gone(known: KnownRun, error: StoreGoneError) -> StoreGoneError:
     """A run that was launched or resumed here had a bucket, so a hint how to make one would mislead."""
     from diloco_cli.store.port import StoreGoneError
 
-    if not known.created_s:
+    if not known.launched_s:
         return error
     hint = f"bring it back or mount it, and the run goes on; `diloco stop {known.name}` ends what runs here"
     return StoreGoneError(f"the bucket of run {known.name} is gone: {error.message}", where=error.where, hint=hint)
@@ -228,29 +259,22 @@ def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
 
 
 def _run_of_file(path: Path) -> KnownRun:
-    """As this directory knows the run of that name; else in the bucket that the file's inventory names."""
+    """In the bucket that the file's inventory names; without an inventory, by its name on this machine."""
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
-    from diloco_cli.runtime.registry import KnownRun, read_run
+    from diloco_cli.runtime.registry import known_at, run_of_name
     from diloco_cli.store.url import join_url, parse_url
 
     run = load_run(path)
-    known = read_run(run.name)
-    if known is not None:
-        return known
     inventory_path = inventory_path_of(run, path)
     if inventory_path is None:
-        raise NotFoundError(
-            f"run {run.name!r} is not known to this directory, and its run file names no inventory",
-            where=str(path),
-            hint=f"start it: diloco launch {shlex.quote(str(path))}",
-        )
+        return run_of_name(run.name)
     url = join_url(load_inventory(inventory_path).store.url, run.name)
     place = parse_url(url)
     if place.scheme == "file" and not Path(place.place).is_dir():
         hint = f"diloco launch {shlex.quote(str(path))}"
         raise NotFoundError(f"run {run.name!r} was not launched yet", where=url, hint=hint)
-    return KnownRun(run.name, url, 0.0)
+    return known_at(url)
 
 
 CODE = re.compile(r"[A-Za-z_][\w.]*(:[A-Za-z_]\w*)?")

@@ -12,6 +12,7 @@ from diloco_cli.cli.arguments import DryRunOption, JsonOption, RunOption, comple
 from diloco_cli.cli.output import print_json, table, talk
 from diloco_cli.errors import TryAgainError
 from diloco_cli.events.bucket import tell_event
+from diloco_cli.runtime.registry import run_name
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def kill(
     """Kill a unit with SIGKILL; its supervisor restarts it unless --hold is given."""
     from diloco_cli.chaos.actions import execute, plan_kill
 
-    known = find_run(run)
-    fault = plan_kill(known.name, unit, hold=hold)
+    known = find_run(run, acts=True)
+    fault = plan_kill(known.url, unit, hold=hold)
     _carry_out(fault, lambda: _told(known.url, fault, execute(fault)), dry_run, json_output)
 
 
@@ -55,8 +56,8 @@ def pause(
     from diloco_cli.chaos.actions import execute_pause, plan_pause
 
     for_s = None if duration is None else parse_duration(duration)
-    known = find_run(run)
-    fault = plan_pause(known.name, unit, for_s=for_s)
+    known = find_run(run, acts=True)
+    fault = plan_pause(known.url, unit, for_s=for_s)
 
     def pause_and_tell() -> JournalEntry:
         if for_s is None:
@@ -76,8 +77,8 @@ def revive(
     from diloco_cli.chaos.actions import plan_revive
     from diloco_cli.chaos.actions import revive as do_revive
 
-    known = find_run(run)
-    name, target = known.name, plan_revive(known.name, unit)
+    known = find_run(run, acts=True)
+    name, target = known.name, plan_revive(known.url, unit)
     if dry_run:
         talk(f"would revive {target.name} ({target.condition}{', held' if target.held else ''})")
         if json_output:
@@ -102,10 +103,10 @@ def list_(run: str | None = RunOption, json_output: bool = JsonOption) -> None:
     """List the units of a run on this machine: how they are, and what was last done to them."""
     from diloco_cli.chaos.actions import overview
 
-    name = find_run(run).name
-    rows = [_row(target, fault) for target, fault in overview(name)]
+    known = find_run(run, acts=True)
+    rows = [_row(target, fault) for target, fault in overview(known.url)]
     if json_output:
-        print_json("chaos list", {"run": name, "units": rows})
+        print_json("chaos list", {"run": known.name, "units": rows})
         return
     print("\n".join(table([COLUMNS, *map(_cells, rows)], left=range(len(COLUMNS)))))
 
@@ -119,7 +120,7 @@ def _told(url: str, fault: Fault, entry: JournalEntry) -> JournalEntry:
 def _tell(url: str, fault: Fault, entry: JournalEntry) -> None:
     from diloco_cli.chaos.actions import read_entries
 
-    number = 1 + [known.id for known in read_entries(fault.target.run)].index(entry.id)
+    number = 1 + [known.id for known in read_entries(fault.target.url)].index(entry.id)
     deed = fault.describe().partition(";")[0]  # what comes of it is told by events of its own
     text = f"on purpose (chaos #{number}): {deed}"
     tell_event(url, "chaos", fault.target.name, text, {"number": number, "fault": entry.fault})
@@ -153,7 +154,7 @@ def _carry_out(fault: Fault, execute: Callable[[], JournalEntry], dry_run: bool,
         raise TryAgainError(f"{fault.kind} of {fault.target.name} was sent, but it did not happen in time")
     if json_output:
         faults = [] if entry is None else [asdict(entry)]
-        data = {"run": fault.target.run, "plan": fault.describe(), "dry_run": dry_run, "faults": faults}
+        data = {"run": run_name(fault.target.url), "plan": fault.describe(), "dry_run": dry_run, "faults": faults}
         print_json(f"chaos {fault.kind}", data)
     elif entry is not None:
         healed = ", healed" if entry.healed else ""

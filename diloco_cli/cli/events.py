@@ -94,7 +94,7 @@ def logs(
     from diloco_cli.runtime.registry import Line, by_time, log_files, tail
     from diloco_cli.runtime.registry import follow as follow_logs
 
-    files = log_files(find_run(run).name, unit)
+    files = log_files(find_run(run).url, unit)
     width = max(map(len, files)) if len(files) > 1 else 0
 
     def show(line: Line) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import socket
 from enum import StrEnum
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from diloco_cli.probe.measure import Measurements
 
 FILES = ("inventory.yaml", "run.yaml")
+TEMPLATE_NAME = "first-run"
 UNKNOWN_DEVICE_S = 1.0  # for the speed of a device that the catalogue does not know
 HEAD = (
     "This machine, as `diloco init` found it; `diloco inventory probe -f run.yaml` measures how fast it trains.\n"
@@ -72,6 +74,7 @@ def init(
             hint=f"diloco init {shlex.quote(str(directory))} --force replaces them; or name another folder",
         )
     texts = _for_this_machine() if place is FirstPlace.HERE else _of_templates(place)
+    texts[1] = _named_after(directory, texts[1])
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for target, text in zip(targets, texts, strict=True):
@@ -84,6 +87,14 @@ def init(
         talk(f"next: diloco launch {run}    (and in a second terminal: diloco status --watch)")
     else:
         talk(f"next: edit {inventory}: your bucket, your machines; then: diloco plan -f {run}")
+
+
+def _named_after(directory: Path, run: str) -> str:
+    """The run file with the folder's name: two folders' runs shall not be mistaken for one another."""
+    from diloco_cli.probe.entry import island_name
+
+    name = island_name(directory.absolute().name)
+    return re.sub(rf"^name: {TEMPLATE_NAME} *", lambda found: f"name: {name}".ljust(len(found[0])), run, flags=re.M)
 
 
 def _of_templates(place: FirstPlace) -> list[str]:

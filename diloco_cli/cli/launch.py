@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from diloco_cli.cli.arguments import (
+    RUN_FILE,
     DetachOption,
     EndJsonOption,
     OnEvent,
@@ -35,7 +36,7 @@ ANSWERS_WITHIN_S = 20.0
 
 def launch(
     file: Path | None = typer.Argument(
-        None, metavar="RUN|PLAN", help="A run file (run.yaml), or a plan from `diloco plan -o`."
+        None, metavar="RUN|PLAN", help="A run file (default: this folder's run.yaml), or a plan from `diloco plan -o`."
     ),
     region: str | None = RegionOption,
     backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
@@ -53,10 +54,9 @@ def launch(
 ) -> None:
     """Start a run: learners of every region and the syncer; watch, restart what dies. Ctrl-C stops the run if all of it
     is here; else it ends what runs here, and the run goes on."""
-    if file is None:  # a launch may cost money: which run it is has to be said
-        here = Path("run.yaml").is_file()
-        hint = "diloco launch run.yaml" if here else "diloco init writes one, then: diloco launch run.yaml"
-        raise UsageError("no run file is given", hint=hint)
+    if file is None and not RUN_FILE.is_file():
+        raise UsageError("this folder has no run.yaml", hint="diloco init writes one; or name a run file")
+    file = file or RUN_FILE
     if backend != "local":
         raise UsageError(
             f"unknown backend {backend!r}; allowed: local",
@@ -165,10 +165,10 @@ def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
 def _prepare(plan: Plan, shown: ProgressLine) -> None:
     """Before anything is written to the bucket: the place for this machine's notes, and the run's text as tokens."""
     from diloco_cli.corpus.sources import markup_warning
-    from diloco_cli.paths import home_directory, refuse_unwritable
+    from diloco_cli.paths import refuse_unwritable, user_state_directory
     from diloco_cli.tasks.data import prepare_text
 
-    refuse_unwritable(home_directory())
+    refuse_unwritable(user_state_directory("runs"))
     if (warning := markup_warning([plan.run.data.text or ""])) is not None:
         talk(warning)
     prepare_text(plan.run.data, lambda shard, made: setattr(shown, "text", f"tokenizing: {len(made.shards)} shards"))
@@ -190,11 +190,12 @@ def _created(
     )
     from diloco_cli.layout import layout_warning
     from diloco_cli.runtime.consent import signing_secret
-    from diloco_cli.runtime.registry import remember_run
+    from diloco_cli.runtime.registry import refuse_supervised, remember_run
     from diloco_cli.store.url import join_url
 
-    _prepare(plan, shown)
     url = join_url(plan.inventory.store.url, plan.run.name)
+    refuse_supervised(url)
+    _prepare(plan, shown)
     shares, slower = shares_here(plan, region)
     if slower is not None:
         talk(slower)
@@ -217,7 +218,7 @@ def _created(
         create_in_region(home, there, run, store)
     if how == "created":
         keep_plan(home, plan, origins)
-    known = remember_run(run.name, url)
+    known = remember_run(url)
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
     return known, how == "created"

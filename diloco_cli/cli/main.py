@@ -64,7 +64,10 @@ TRAIN = {
     "resume": Listed(
         "Go on with a run from its bucket alone.", ("diloco resume gs://my-bucket/runs/my-run",), module="operators"
     ),
-    "runs": Listed("The runs of this directory.", ("diloco runs --json",), module="status"),
+    "runs": Listed(
+        "The runs of this machine, or of a bucket.",
+        ("diloco runs", "diloco runs gs://my-bucket/runs", "diloco runs rm my-run"),
+    ),
 }
 RESULTS = {
     "export": Listed(

@@ -44,7 +44,7 @@ def open_unfinished(run: str | None, kind: RequestKind) -> tuple[OpenRun, RunSta
     """The run and the head of its log. A run that is FINISHED, or has no version yet, is not operated on."""
     from diloco_cli.syncer.operator import refuse_finished
 
-    opened = open_run(run)
+    opened = open_run(run, acts=True)
     state = head_of(opened)
     refuse_finished(opened.name, state, kind)
     if state.n < 0:
@@ -71,7 +71,7 @@ def stop(
     from diloco_cli.store.port import StoreGoneError
 
     try:
-        opened = open_run(run)
+        opened = open_run(run, acts=True)
     except StoreGoneError as error:
         _stop_without_bucket(run, error, as_json)
         return
@@ -92,8 +92,8 @@ def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) 
     """End what runs here. Raises the error if nothing does."""
     from diloco_cli.runtime.supervisor import end_here
 
-    name = find_run(run).name
-    ended = end_here(name)
+    known = find_run(run, acts=True)
+    name, ended = known.name, end_here(known.url)
     if not ended:
         raise error
     talk(f"the bucket of run {name} is gone: {error}")
@@ -118,8 +118,8 @@ def resume(
     from diloco_cli.runtime.registry import remember_run
 
     hooks = hooks_of(on_event, webhook)
-    opened = open_run(run, at_home=False)
-    remember_run(opened.name, opened.url)
+    opened = open_run(run, at_home=False, acts=True)
+    remember_run(opened.url)
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
     sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks))
 

@@ -81,7 +81,7 @@ def _run_file_here(inventory: Path | None) -> Path | None:
     here = Path("run.yaml")
     if inventory is not None or not here.is_file():
         return None
-    talk(f"planning {here} of this directory")
+    talk(f"planning {here} of this folder")
     return here
 
 

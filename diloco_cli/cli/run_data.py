@@ -24,7 +24,6 @@ from diloco_cli.cli.output import print_json, progress, refuse_place, talk, writ
 from diloco_cli.cli.status import riding_out
 from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.errors import INTERRUPTED_STATUS, DataCheckError, StoreError, TryAgainError, UsageError
-from diloco_cli.paths import wandb_directory
 from diloco_cli.plots import require_matplotlib
 
 if TYPE_CHECKING:
@@ -239,9 +238,10 @@ def wandb(
     """Send a run's loss and pace to Weights & Biases: one W&B run, whose steps are commits, however often this
     starts."""
     from diloco_cli.metrics.wandb_feed import CommitPoints, Feed, start_wandb
+    from diloco_cli.runtime.registry import run_directory
 
     opened = open_run(run)
-    folder = wandb_directory(opened.name)
+    folder = run_directory(opened.url) / "wandb"
     started = start_wandb(opened.format, project, entity, offline, folder)
     feed = Feed(started, CommitPoints(opened.format, opened.store), 0 if offline else started.step)
     status = 0

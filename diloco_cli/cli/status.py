@@ -1,5 +1,5 @@
 """`diloco status`: the run at a glance, from the bucket alone: once, again and again (--watch), or as metrics (--serve,
---textfile); `diloco runs`: the runs of this directory."""
+--textfile)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand
 
-from diloco_cli.cli.arguments import LOOK_S, JsonOption, OpenRun, RunArgument, boxed, open_known_run, open_run
+from diloco_cli.cli.arguments import LOOK_S, OpenRun, RunArgument, boxed, open_run
 from diloco_cli.cli.output import console, print_json, report_error, screen_width, talk, writing_to
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, DilocoError, NotFoundError, StoreError, UsageError
+from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, NotFoundError, StoreError, UsageError
 from diloco_cli.paths import write_whole
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ Tell = Callable[[str], None]
 
 def awaited_run(run: str | None, box: Deadline, every_s: float) -> OpenRun:
     """The run, once it exists. The person may watch before it is launched."""
-    from diloco_cli.runtime.registry import known_runs
     from diloco_cli.store.port import StoreGoneError
     from diloco_cli.store.retry import is_retryable
 
@@ -46,7 +45,7 @@ def awaited_run(run: str | None, box: Deadline, every_s: float) -> OpenRun:
             absent = isinstance(error, NotFoundError | StoreGoneError)
             if not absent and not (waits and isinstance(error, StoreError) and is_retryable(error)):
                 raise
-            if run is None and known_runs():  # the newest one, whose bucket has gone
+            if run is None and isinstance(error, StoreGoneError):
                 raise
             if not waits:
                 talk(f"{error}: waiting for it (Ctrl-C ends)")
@@ -271,7 +270,7 @@ def serve_metrics(opened: OpenRun, box: Deadline, address: str) -> None:
 
     watcher = Watcher(boxed(opened, box), box)
     host, port = address_of(address)
-    token, path = token_of(opened.name)
+    token, path = token_of(opened.url)
     try:
         server = MetricsServer((host, port), token, lambda: metrics_text(watcher.look()))
     except OSError as error:
@@ -300,53 +299,3 @@ def write_metrics(opened: OpenRun, box: Deadline, path: Path, every_s: float | N
 def _write(path: Path, text: bytes) -> None:
     with writing_to(path):
         write_whole(path, text, READABLE)
-
-
-def runs(as_json: bool = JsonOption) -> None:
-    """List the runs of this directory."""
-    from diloco_cli.runtime.registry import known_runs
-    from diloco_cli.store.wrappers import Deadline
-
-    rows: list[dict[str, object]] = []
-    warnings: list[str] = []
-    for known in known_runs():
-        try:
-            current, _ = read_status(open_known_run(known, Deadline(LOOK_S)))
-        except DilocoError as error:
-            warnings.append(f"{known.name}: {error}")
-            rows.append({"name": known.name, "url": known.url, "state": "UNREACHABLE"})
-            continue
-        rows.append(
-            {
-                "name": known.name,
-                "url": known.url,
-                "state": current.state,
-                "commit": current.commit,
-                "tokens": current.tokens,
-                "loss": current.loss,
-                "age_s": current.age_s,
-            }
-        )
-    if as_json:
-        print_json("runs", {"runs": rows}, warnings=warnings)
-        return
-    if not rows:
-        talk("no runs here yet; hint: diloco launch RUN.yaml")
-        return
-    _print_table(rows)
-    for warning in warnings:
-        talk(f"warning: {warning}")
-
-
-def _print_table(rows: list[dict[str, object]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("name", "state", "commit", "tokens", "loss", "url"):
-        table.add_column(name.upper())
-    for row in rows:
-        loss = row.get("loss")
-        commit = row.get("commit", -1)
-        cells = [str(row["name"]), str(row["state"]), "" if commit == -1 else str(commit), f"{row.get('tokens', 0):,}"]
-        table.add_row(*cells, f"{loss:.3f}" if isinstance(loss, float) else "", str(row["url"]))
-    console().print(table)

@@ -185,7 +185,7 @@ def telling(opened: OpenRun, units: list[UnitSpec], show: Show) -> Iterator[Show
     in reach; else the syncer carries them there from the region's own bucket."""
     serves = syncer_may_start(opened.format, units)
     url = opened.format.home_of(opened.url) if serves else opened.url
-    teller = Teller(opened.name, url, [unit.name for unit in units], show)
+    teller = Teller(opened.url, url, [unit.name for unit in units], show)
     try:
         yield teller.tell
     finally:
@@ -195,13 +195,13 @@ def telling(opened: OpenRun, units: list[UnitSpec], show: Show) -> Iterator[Show
 class Teller:
     """Takes the events of a supervision. `units`: those that it supervises; what concerns all is told of the first."""
 
-    def __init__(self, run: str, url: str, units: list[str], show: Show) -> None:
-        self._run, self._units, self._show = run, units, show
-        self._log = None if is_detached() else log_path(run, SUPERVISOR)
+    def __init__(self, run_url: str, url: str, units: list[str], show: Show) -> None:
+        self._url, self._units, self._show = run_url, units, show
+        self._log = None if is_detached() else log_path(run_url, SUPERVISOR)
         self._writer = EventWriter(open_store(url))
 
     def tell(self, event: SupervisionEvent) -> None:
-        event = with_killer(event, self._run)
+        event = with_killer(event, self._url)
         unit = event.unit or self._units[0]
         kind, told = kind_of(event), event.text
         if event.cause is not None:
@@ -230,12 +230,12 @@ def kind_of(event: SupervisionEvent) -> str:
     return "gave_up" if event.kind == "failed" else event.kind
 
 
-def with_killer(event: SupervisionEvent, run: str) -> SupervisionEvent:
+def with_killer(event: SupervisionEvent, url: str) -> SupervisionEvent:
     """The event of an end by a signal, with who sent it: chaos, by its journal on this machine, or somebody else."""
     name = event.data.get("signal")
     if name is None or event.kind == "done":  # an end that this supervisor asked for
         return event
-    numbered = enumerate(read_entries(run), start=1)
+    numbered = enumerate(read_entries(url), start=1)
     sent = [
         number
         for number, entry in numbered
@@ -291,7 +291,7 @@ def _say_who_gives_way(opened: OpenRun, state: RunState, units: list[UnitSpec]) 
     """A warning where units that start here, and were never known here, work elsewhere: those will end."""
     from diloco_cli.observe.unit_states import working
 
-    strangers = [unit.name for unit in units if read_unit(opened.name, unit.name) is None]
+    strangers = [unit.name for unit in units if read_unit(opened.url, unit.name) is None]
     if state.n < 0 or not strangers:
         return
     with suppress(DilocoError):
@@ -306,7 +306,7 @@ def _say_who_gives_way(opened: OpenRun, state: RunState, units: list[UnitSpec]) 
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks) -> int:
     chosen = () if region is None else (f"--region={region}",)
-    identity = start_detached(opened.name, diloco_command("resume", opened.url, *chosen), hooks.environment())
+    identity = start_detached(opened.url, diloco_command("resume", opened.url, *chosen), hooks.environment())
     if as_json:
         print_json(
             command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}
@@ -328,7 +328,7 @@ def supervise_run(
     calling = HookCaller(hooks, opened.name, opened.url, talk)
     with calling, ProgressDisplay(opened, calling) as progress, telling(opened, units, progress.tell) as tell:
         outcome = supervise(
-            opened.name,
+            opened.url,
             units,
             run_state=log.phase,
             on_event=tell,

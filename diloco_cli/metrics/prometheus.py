@@ -26,8 +26,9 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.observe.fields import Metric, declared
 from diloco_cli.observe.status import LastMerge, LearnerStatus, MirrorStatus, Status, StoreStatus, SyncerStatus
-from diloco_cli.paths import MAX_FILE_BYTES, make_directory, metrics_token_path
+from diloco_cli.paths import MAX_FILE_BYTES, make_directory
 from diloco_cli.randomness import new_private_key
+from diloco_cli.runtime.registry import run_directory
 
 LOOPBACK, PORT = "127.0.0.1", 9464
 FRESH_S = 2.0  # scrapes within share a look at the bucket
@@ -101,9 +102,9 @@ def address_of(text: str) -> tuple[str, int]:
     return host.strip("[]") or LOOPBACK, int(port)
 
 
-def token_of(run: str) -> tuple[str, Path]:
+def token_of(url: str) -> tuple[str, Path]:
     """The run's token on this machine, made at first use; its file is readable by its owner alone."""
-    path = metrics_token_path(run)
+    path = run_directory(url) / "metrics.token"
     make_directory(path.parent)
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

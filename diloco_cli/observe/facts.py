@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from diloco_cli.clock import wall_s
 from diloco_cli.events.bucket import EventReader, merged
 from diloco_cli.events.event import Event, events_of
-from diloco_cli.paths import run_directory
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, SyncerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import FORMAT_KEY, STANDBY_HEARTBEATS, SYNCER, commit_key, heartbeat_key
@@ -33,6 +32,7 @@ from diloco_cli.runtime.registry import (
     read_run,
     read_supervised,
     read_unit,
+    run_directory,
 )
 from diloco_cli.runtime.units import UnitState
 from diloco_cli.signing import LOG, Unsigned, learner_signer
@@ -236,24 +236,24 @@ class Local:
     store: str = ""
 
 
-def read_local(name: str, url: str, run: RunFormat) -> Local:
-    """Empty where this directory does not know the run, or knows another one by that name."""
-    known = read_run(name)
-    if known is None or known.url.rstrip("/") not in (url.rstrip("/"), *run.region_urls):
+def read_local(url: str, run: RunFormat) -> Local:
+    """Empty where nothing of the run was started on this machine, neither by its URL nor by that of a region."""
+    known = next((place for place in (url, *run.region_urls) if read_run(place) is not None), None)
+    if known is None:
         return Local()
     from diloco_cli.chaos.actions import overview  # it takes its time to load
 
-    supervised = read_supervised(name)
+    supervised = read_supervised(known)
     units = {
         target.name: _unit(target, entry, supervised.get(target.name, NOTHING_SAID))
-        for target, entry in overview(name)
+        for target, entry in overview(known)
         if target.name != SUPERVISOR and target.condition != "unknown"
     }
     if not units:
         return Local()
     living = [unit for unit, known_unit in units.items() if not known_unit.dead]
     largest = max(fragment.num_parameters for fragment in run.layout.fragments)
-    return Local(units, full_disk(_folders(name, url), largest * BYTES_A_MERGE), _store_word(name, living))
+    return Local(units, full_disk(_folders(known), largest * BYTES_A_MERGE), _store_word(known, living))
 
 
 def _unit(target: Target, entry: JournalEntry | None, said: Supervised) -> LocalUnit:
@@ -261,9 +261,9 @@ def _unit(target: Target, entry: JournalEntry | None, said: Supervised) -> Local
     return LocalUnit(target.kind, target.pid, target.condition, said, target.supervised, by_chaos)
 
 
-def _folders(name: str, url: str) -> list[Path]:
+def _folders(url: str) -> list[Path]:
     parsed = parse_url(url)
-    return [run_directory(name), *([Path(parsed.place)] if parsed.scheme == "file" else [])]
+    return [run_directory(url), *([Path(parsed.place)] if parsed.scheme == "file" else [])]
 
 
 def full_disk(folders: Sequence[Path], needed_bytes: int) -> str:
@@ -279,11 +279,11 @@ def full_disk(folders: Sequence[Path], needed_bytes: int) -> str:
     return ""
 
 
-def _store_word(name: str, living: Sequence[str]) -> str:
+def _store_word(url: str, living: Sequence[str]) -> str:
     """The newest failing call that a living unit has logged, and that no answer has followed."""
     for unit in living:
-        time, text = last_store_word(name, unit)
-        record = read_unit(name, unit)
+        time, text = last_store_word(url, unit)
+        record = read_unit(url, unit)
         started_s = record.started_s if isinstance(record, UnitRecord) else 0.0
         if text and ANSWERS not in text and moment(time).timestamp() >= started_s:
             return f"{unit}: {text}"

@@ -1,6 +1,7 @@
-"""A run's files on this machine, by which other commands and the next supervisor find the run and its processes.
+"""A run's files on this machine, by which other commands and the next supervisor find the run and its processes. A run
+is its URL, so they lie in a folder for each URL: two runs of one name never meet.
 
-run.json            the run's name and URL
+run.json            the run's name and URL, and the folder from which it was launched
 units/<unit>.json   the identity of the last process of a unit
 supervised.json     what the supervisor last decided about each unit, and why
 hold/<unit>         present: the supervisor must not restart this unit
@@ -14,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -21,21 +23,23 @@ from pathlib import Path
 
 from diloco_cli.clock import sleep_s, utc_now_text, wall_s
 from diloco_cli.config.codec import from_plain
+from diloco_cli.digests import digest
 from diloco_cli.errors import NoSpaceError, NotFoundError, RefusedError, UsageError, escaped
 from diloco_cli.paths import (
-    NAME,
     UnreadableError,
     checked_name,
-    home_directory,
     make_directory,
     read_json,
-    run_directory,
+    user_state_directory,
     write_json,
 )
 from diloco_cli.runtime.processes import Identity, is_alive, own_identity
+from diloco_cli.store.url import real_url, split_url
 
 FORMAT = 1
 SUPERVISOR = "supervisor"
+MAX_NAME_CHARACTERS = 40
+DIGITS = 12
 LAUNCH_HINT = "start one with `diloco launch RUN.yaml`, or see `diloco runs`"
 
 
@@ -57,13 +61,13 @@ class Ignored:
     reason: str
 
 
-def write_unit(run: str, record: UnitRecord) -> None:
-    write_json(_unit_path(run, record.name), {"format": FORMAT, **asdict(record)})
+def write_unit(url: str, record: UnitRecord) -> None:
+    write_json(_unit_path(url, record.name), {"format": FORMAT, **asdict(record)})
 
 
-def read_unit(run: str, name: str) -> UnitRecord | Ignored | None:
+def read_unit(url: str, name: str) -> UnitRecord | Ignored | None:
     """The record of a unit, or the reason why its file is ignored."""
-    path = _unit_path(run, name)
+    path = _unit_path(url, name)
     try:
         body = read_json(path)
         found = None if body is None else from_plain(UnitRecord, body, strict=False)
@@ -72,10 +76,10 @@ def read_unit(run: str, name: str) -> UnitRecord | Ignored | None:
     return found if found is None or found.name == name else Ignored(path, f"it is not the record of unit {name}")
 
 
-def list_units(run: str) -> list[UnitRecord]:
+def list_units(url: str) -> list[UnitRecord]:
     """All records, by name."""
-    paths = sorted((_directory(run) / "units").glob("[a-z0-9]*.json"))
-    entries = (read_unit(run, path.stem) for path in paths)
+    paths = sorted((run_directory(url) / "units").glob("[a-z0-9]*.json"))
+    entries = (read_unit(url, path.stem) for path in paths)
     return [entry for entry in entries if isinstance(entry, UnitRecord)]
 
 
@@ -90,147 +94,185 @@ class Supervised:
     last_end: str = ""
 
 
-def note_supervised(run: str, units: Mapping[str, Supervised]) -> None:
+def note_supervised(url: str, units: Mapping[str, Supervised]) -> None:
     """For other commands on this machine. Without space the old note stays: it must not end the supervision."""
     with suppress(NoSpaceError):
-        write_json(_directory(run) / "supervised.json", {"units": {name: asdict(unit) for name, unit in units.items()}})
+        noted = {name: asdict(unit) for name, unit in units.items()}
+        write_json(run_directory(url) / "supervised.json", {"units": noted})
 
 
-def read_supervised(run: str) -> dict[str, Supervised]:
+def read_supervised(url: str) -> dict[str, Supervised]:
     """By unit; empty if there is no valid note."""
     try:
-        body = read_json(_directory(run) / "supervised.json") or {}
+        body = read_json(run_directory(url) / "supervised.json") or {}
         return from_plain(dict[str, Supervised], body.get("units", {}))
     except (UnreadableError, UsageError):
         return {}
 
 
-def hold(run: str, unit: str) -> None:
+def hold(url: str, unit: str) -> None:
     """From now on the supervisor leaves this unit down when it ends."""
-    path = _hold_path(run, unit)
+    path = _hold_path(url, unit)
     make_directory(path.parent)
     path.touch(mode=0o600)
 
 
-def release(run: str, unit: str) -> bool:
+def release(url: str, unit: str) -> bool:
     """Let the supervisor restart the unit again; whether it was held."""
     try:
-        _hold_path(run, unit).unlink()
+        _hold_path(url, unit).unlink()
     except FileNotFoundError:
         return False
     return True
 
 
-def is_held(run: str, unit: str) -> bool:
-    return _hold_path(run, unit).exists()
+def is_held(url: str, unit: str) -> bool:
+    return _hold_path(url, unit).exists()
 
 
-def read_supervisor(run: str) -> Identity | None:
+def read_supervisor(url: str) -> Identity | None:
     """The last supervisor of the run, dead or alive; None too if its file is torn: the lock, not this file, keeps a
     second supervisor out."""
     try:
-        body = read_json(_directory(run) / "supervisor.json")
+        body = read_json(run_directory(url) / "supervisor.json")
         return None if body is None else from_plain(Identity, body.get("identity"))
     except (UnreadableError, UsageError):
         return None
 
 
-def living_supervisor(run: str) -> Identity | None:
-    identity = read_supervisor(run)
+def living_supervisor(url: str) -> Identity | None:
+    identity = read_supervisor(url)
     return identity if identity is not None and is_alive(identity) else None
 
 
+def refuse_supervised(url: str) -> None:
+    """Raises RefusedError while a supervisor of the run lives on this machine, so that a command can say so early."""
+    if living_supervisor(url) is not None:
+        raise _second_supervisor(url)
+
+
 @contextmanager
-def supervisor_lock(run: str) -> Iterator[Identity]:
+def supervisor_lock(url: str) -> Iterator[Identity]:
     """Holds the run on this machine for this process. Raises RefusedError while another supervisor lives."""
-    make_directory(_directory(run))
-    descriptor = os.open(_directory(run) / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    make_directory(run_directory(url))
+    descriptor = os.open(run_directory(url) / "supervisor.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _second_supervisor(run) from None
+            raise _second_supervisor(url) from None
         identity = own_identity()
         body = {"format": FORMAT, "identity": asdict(identity), "started_s": wall_s()}
-        write_json(_directory(run) / "supervisor.json", body)
+        write_json(run_directory(url) / "supervisor.json", body)
         yield identity
     finally:
         os.close(descriptor)
 
 
-def _second_supervisor(run: str) -> RefusedError:
-    other = read_supervisor(run)
+def _second_supervisor(url: str) -> RefusedError:
+    other = read_supervisor(url)
     who = "another process" if other is None else f"process {other.pid}"
     return RefusedError(
-        f"run {run} is already supervised on this machine by {who}",
-        hint=f"watch it with `diloco status {run}`, end it with `diloco stop {run}`, "
+        f"run {run_name(url)} is already supervised on this machine by {who}",
+        where=url,
+        hint=f"watch it with `diloco status {url}`, end it with `diloco stop {url}`, "
         "or use another DILOCO_HOME for a second region of it here",
     )
 
 
-def _directory(run: str) -> Path:
-    return run_directory(checked_name(run, "name of a run"))
+def _unit_path(url: str, unit: str) -> Path:
+    return run_directory(url) / "units" / f"{checked_name(unit, 'name of a unit')}.json"
 
 
-def _unit_path(run: str, unit: str) -> Path:
-    return _directory(run) / "units" / f"{checked_name(unit, 'name of a unit')}.json"
-
-
-def _hold_path(run: str, unit: str) -> Path:
-    return _directory(run) / "hold" / checked_name(unit, "name of a unit")
+def _hold_path(url: str, unit: str) -> Path:
+    return run_directory(url) / "hold" / checked_name(unit, "name of a unit")
 
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run that this directory has seen: `run.json`."""
+    """A run, and how this machine knows it: `folder` and `launched_s` are where and when it was last
+    launched or resumed here ("" and 0 if it never was)."""
 
     name: str
     url: str
-    created_s: float
+    folder: str = ""
+    launched_s: float = 0.0
+
+    @property
+    def is_of_this_folder(self) -> bool:
+        return self.folder == str(Path.cwd())
 
 
-def remember_run(name: str, url: str) -> KnownRun:
-    """Notes the run in this directory; the first noted time of creation stays."""
-    known = read_run(name)
-    run = KnownRun(name, url, known.created_s if known else wall_s())
-    write_json(_directory(name) / "run.json", asdict(run))
+def run_name(url: str) -> str:
+    """The run's name for people: the last part of its URL."""
+    return split_url(url)[1]
+
+
+def run_directory(url: str) -> Path:
+    """Where this machine keeps what belongs to the run at this URL."""
+    place = real_url(url)
+    readable = re.sub("[^a-z0-9-]", "-", run_name(place).lower())[:MAX_NAME_CHARACTERS]
+    return _runs_directory() / f"{readable}-{digest(place.encode()).rpartition('-')[2][:DIGITS]}"
+
+
+def _runs_directory() -> Path:
+    return user_state_directory("runs")
+
+
+def remember_run(url: str) -> KnownRun:
+    """Notes the run on this machine."""
+    run = KnownRun(run_name(url), url, str(Path.cwd()), wall_s())
+    write_json(run_directory(url) / "run.json", asdict(run))
     return run
 
 
-def read_run(name: str) -> KnownRun | None:
-    """The noted run; None if there is none here, or its file is invalid: the bucket alone is enough."""
-    try:
-        body = read_json(_directory(name) / "run.json")
-        found = None if body is None else from_plain(KnownRun, body, strict=False)
-    except (UnreadableError, UsageError):
-        return None
-    return found if found is not None and found.name == name else None
+def known_at(url: str) -> KnownRun:
+    """The run at this URL, with what this machine knows of it."""
+    return read_run(url) or KnownRun(run_name(url), url)
+
+
+def read_run(url: str) -> KnownRun | None:
+    """The noted run; None if there is none, or its file is invalid: the bucket alone is enough."""
+    return _read_run(run_directory(url))
 
 
 def known_runs() -> list[KnownRun]:
-    """All runs of this directory, newest first."""
-    home = home_directory()
-    names = sorted(path.name for path in home.iterdir()) if home.is_dir() else []
-    runs = [run for name in names if NAME.fullmatch(name) and (run := read_run(name))]
-    return sorted(runs, key=lambda run: (run.created_s, run.name), reverse=True)
+    """All runs of this machine: first those of this folder, the newest first."""
+    folder = _runs_directory()
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    runs = [run for path in paths if (run := _read_run(path)) is not None]
+    return sorted(runs, key=lambda run: (run.is_of_this_folder, run.launched_s, run.url), reverse=True)
 
 
-def resolve_run(text: str | None, say: Callable[[str], None]) -> KnownRun:
-    """The run of this directory with that name or URL; without one the newest, which `say` is told."""
+def _read_run(directory: Path) -> KnownRun | None:
+    try:
+        body = read_json(directory / "run.json")
+        found = None if body is None else from_plain(KnownRun, body, strict=False)
+        return found if found is not None and run_directory(found.url) == directory else None
+    except (UnreadableError, UsageError):
+        return None
+
+
+def run_of_name(name: str) -> KnownRun:
+    """The only run of that name on this machine. Raises NotFoundError, or UsageError if there are several."""
     runs = known_runs()
-    if text is None:
-        if not runs:
-            raise NotFoundError("no run is known", where=str(home_directory()), hint=LAUNCH_HINT)
-        say(f"run {runs[0].name} ({runs[0].url}), the newest of this directory")
-        return runs[0]
-    by_name = {run.name: run for run in reversed(runs)}
-    by_url = {run.url.rstrip("/"): run for run in by_name.values()}
-    found = by_name.get(text) or by_url.get(text.rstrip("/"))
-    if found is None:
-        known = ", ".join(list(by_name)[-5:]) or "none"
-        message = f"run {text!r} is not known to this directory; known: {known}"
-        raise NotFoundError(message, where=str(home_directory()), hint=LAUNCH_HINT)
-    return found
+    found = [run for run in runs if run.name == name]
+    if len(found) > 1:
+        where = ", ".join(run.url for run in found)
+        raise UsageError(
+            f"{len(found)} runs of this machine are called {name}: {where}",
+            hint="name it by its URL, or work in its folder",
+        )
+    if not found:
+        others = ", ".join(run.name for run in runs[:5]) or "none"
+        message = f"run {name!r} is not known to this machine; known: {others}"
+        raise NotFoundError(message, where=str(_runs_directory()), hint=LAUNCH_HINT)
+    return found[0]
+
+
+def forget_run(url: str) -> None:
+    """Remove all that this machine keeps of the run. Nothing of it may live here."""
+    shutil.rmtree(run_directory(url), ignore_errors=True)
 
 
 MAX_TAIL_BYTES = 4 * 1024 * 1024
@@ -247,19 +289,19 @@ class Line:
     text: str
 
 
-def log_path(run: str, unit: str) -> Path:
-    return _directory(run) / "logs" / f"{checked_name(unit, 'name of a unit')}.log"
+def log_path(url: str, unit: str) -> Path:
+    return run_directory(url) / "logs" / f"{checked_name(unit, 'name of a unit')}.log"
 
 
-def log_files(run: str, unit: str | None = None) -> dict[str, Path]:
+def log_files(url: str, unit: str | None = None) -> dict[str, Path]:
     """The existing logs, by unit. Raises NotFoundError if there is none, or none of the given unit."""
-    folder = run_directory(run) / "logs"
+    folder = run_directory(url) / "logs"
     found = {path.stem: path for path in sorted(folder.glob("*.log"))}
     chosen = {name: path for name, path in found.items() if unit in (None, name)}
     if not chosen:
         missing = "no log" if unit is None else f"no log of {unit}"
         message = f"{missing} on this machine; logs here: {', '.join(found) or 'none'}"
-        raise NotFoundError(message, where=str(folder), hint=f"see `diloco status {run}`")
+        raise NotFoundError(message, where=str(folder), hint=f"see `diloco status {url}`")
     return chosen
 
 
@@ -341,9 +383,9 @@ def follow(files: dict[str, Path], stop: Callable[[], bool] = lambda: False) -> 
             sleep_s(FOLLOW_EVERY_S)
 
 
-def last_store_word(run: str, unit: str) -> tuple[str, str]:
+def last_store_word(url: str, unit: str) -> tuple[str, str]:
     """(time, text) of the newest line about the store in a unit's log; empty if there is none. While the bucket takes
     no heartbeats, the logs alone show a failing store."""
-    said = [line for line in tail(log_path(run, unit), STORE_LINES) if STORE_MARK in line]
+    said = [line for line in tail(log_path(url, unit), STORE_LINES) if STORE_MARK in line]
     before, _, text = said[-1].partition(STORE_MARK) if said else ("", "", "")
     return before.partition(" ")[0], text

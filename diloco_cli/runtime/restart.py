@@ -22,7 +22,8 @@ from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, FencedError, TerminatedError, UsageError
 from diloco_cli.events.bucket import WRITE_EVERY_S, tell_event
 from diloco_cli.events.cause import Cause, cause_of
-from diloco_cli.paths import UnreadableError, checked_name, read_json, run_directory, write_json
+from diloco_cli.paths import UnreadableError, checked_name, read_json, write_json
+from diloco_cli.runtime.registry import run_directory
 
 FENCED_STATUS = 9
 DONE_STATUSES = {0: "it is done", FENCED_STATUS: "a newer process has taken its place (fenced)"}
@@ -180,13 +181,13 @@ def telling_why(url: str, unit: str) -> Iterator[None]:
         raise
 
 
-def cause_path(run: str, unit: str) -> Path:
-    return run_directory(run) / "errors" / f"{checked_name(unit, 'name of a unit')}.json"
+def cause_path(url: str, unit: str) -> Path:
+    return run_directory(url) / "errors" / f"{checked_name(unit, 'name of a unit')}.json"
 
 
-def cause_environment(run: str, unit: str) -> dict[str, str]:
+def cause_environment(url: str, unit: str) -> dict[str, str]:
     """For a unit that this process starts and will read the cause of."""
-    return {CAUSE_VARIABLE: f"{os.getpid()}:{cause_path(run, unit)}"}
+    return {CAUSE_VARIABLE: f"{os.getpid()}:{cause_path(url, unit)}"}
 
 
 def read_cause(path: Path, pid: int) -> Cause | None:
@@ -198,12 +199,12 @@ def read_cause(path: Path, pid: int) -> Cause | None:
         return None
 
 
-def hint_of(run: str, unit: str, cause: Cause | None) -> str:
+def hint_of(url: str, unit: str, cause: Cause | None) -> str:
     """What to do about a unit that is not started again: what its own error says, else where to look."""
     if cause is not None and cause.hint:
         return cause.hint
-    mend = f"mend {cause.place}" if cause is not None and cause.place else f"read `diloco logs {unit} --run {run}`"
-    return f"{mend}, then `diloco resume {run}`"
+    mend = f"mend {cause.place}" if cause is not None and cause.place else f"read `diloco logs {unit} --run {url}`"
+    return f"{mend}, then `diloco resume {url}`"
 
 
 def tell(url: str, unit: str, cause: Cause) -> None:

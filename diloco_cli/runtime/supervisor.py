@@ -35,6 +35,7 @@ from diloco_cli.runtime.registry import (
     log_path,
     note_supervised,
     read_unit,
+    run_name,
     supervisor_lock,
 )
 from diloco_cli.runtime.restart import (
@@ -294,8 +295,8 @@ MAX_EXITS_KEPT = 200
 class SupervisedUnit:
     """Mechanism only: the supervisor and the restart policy decide what to do, and when."""
 
-    def __init__(self, run: str, spec: UnitSpec) -> None:
-        self.run = run
+    def __init__(self, url: str, spec: UnitSpec) -> None:
+        self.url = url
         self.spec = spec
         self.state = UnitState.STARTING
         self.exits: deque[Exit] = deque(maxlen=MAX_EXITS_KEPT)
@@ -314,7 +315,7 @@ class SupervisedUnit:
 
     @property
     def held(self) -> bool:
-        return is_held(self.run, self.spec.name)
+        return is_held(self.url, self.spec.name)
 
     @property
     def pid(self) -> int | None:
@@ -331,7 +332,7 @@ class SupervisedUnit:
 
     def adopt(self) -> bool:
         """Takes over the process of an earlier supervisor, if it still lives."""
-        record = read_unit(self.run, self.spec.name)
+        record = read_unit(self.url, self.spec.name)
         if not isinstance(record, UnitRecord) or not is_alive(record.identity):
             return False
         self._child, self._record = None, record
@@ -340,7 +341,7 @@ class SupervisedUnit:
         return True
 
     def start(self) -> None:
-        self._child, self._record = start_unit(self.run, restarted(self.spec, self.dead_pid))
+        self._child, self._record = start_unit(self.url, restarted(self.spec, self.dead_pid))
         self._alive_since_s = monotonic_s()
         self.starts += 1
 
@@ -354,7 +355,7 @@ class SupervisedUnit:
         signal_family(self._record.identity, signal.SIGKILL)
         self.dead_pid = self._record.identity.pid
         self._child, self._record = None, None
-        now_s, cause = monotonic_s(), read_cause(cause_path(self.run, self.spec.name), self.dead_pid)
+        now_s, cause = monotonic_s(), read_cause(cause_path(self.url, self.spec.name), self.dead_pid)
         return Exit(now_s, status, max(0.0, now_s - self._alive_since_s), cause)
 
     def terminate(self) -> bool:
@@ -385,7 +386,7 @@ AFTER_DECISION: dict[str, tuple[UnitEvent, EventKind]] = {
 
 
 def supervise(
-    run_name: str,
+    url: str,
     units: Sequence[UnitSpec],
     *,
     run_state: Callable[[], str],
@@ -409,8 +410,8 @@ def supervise(
     for `gone_after_s`, and RefusedError if another supervisor of the run lives on this machine.
     """
     _check(units)
-    with supervisor_lock(run_name), signals or SignalCount() as heard, Asking(run_state, state_every_s) as asking:
-        supervisor = Supervisor(run_name, units, asking, heard, on_event, whole_run, restart, stop, gone_after_s)
+    with supervisor_lock(url), signals or SignalCount() as heard, Asking(run_state, state_every_s) as asking:
+        supervisor = Supervisor(url, units, asking, heard, on_event, whole_run, restart, stop, gone_after_s)
         return supervisor.run(poll_s)
 
 
@@ -419,7 +420,7 @@ class Supervisor:
 
     def __init__(
         self,
-        run_name: str,
+        url: str,
         units: Sequence[UnitSpec],
         asking: Asking,
         signals: SignalCount,
@@ -429,8 +430,8 @@ class Supervisor:
         stop: StopPolicy,
         gone_after_s: float,
     ) -> None:
-        self.units = [SupervisedUnit(run_name, spec) for spec in units]
-        self._run_name = run_name
+        self.units = [SupervisedUnit(url, spec) for spec in units]
+        self._url = url
         self._asking = asking
         self._signals = signals
         self._on_event = on_event
@@ -551,7 +552,7 @@ class Supervisor:
             event, kind = AFTER_DECISION[decision.action]
             self._move(unit, event, kind, reason, facts, life.cause)
             if unit.spec.kind == "syncer" and life.status == FENCED_STATUS:
-                here = f"no syncer here any more; `diloco resume {self._run_name}` takes over"
+                here = f"no syncer here any more; `diloco resume {self._url}` takes over"
                 here = "this one stands by from now on" if unit.spec.later else here
                 self._tell("fenced", unit.spec.name, f"another syncer serves the run: {here}")
 
@@ -560,13 +561,13 @@ class Supervisor:
         facts: Facts | None = None, cause: Cause | None = None,
     ) -> None:  # fmt: skip
         unit.go(event, reason)
-        note_supervised(self._run_name, {unit.spec.name: unit.account() for unit in self.units})
+        note_supervised(self._url, {unit.spec.name: unit.account() for unit in self.units})
         self._tell(kind, unit.spec.name, reason, facts, cause)
 
     def _bound_logs(self) -> None:
         for name in (SUPERVISOR, *(unit.spec.name for unit in self.units)):
             with suppress(OSError):  # a log that is missing or cannot be cut does no harm
-                bound_log(log_path(self._run_name, name))
+                bound_log(log_path(self._url, name))
 
     def _notice_failure(self) -> None:
         """Fails the run if all its learners, or all its syncers, have failed."""
@@ -613,9 +614,9 @@ class Supervisor:
         failed = [unit for unit in self.units if unit.state is UnitState.FAILED]
         reason = self._ending.reason if self._ending else self._reason_of_leaving(bool(failed))
         if reason == "gone" and self._asking.gone is not None:
-            raise _bucket_gone(self._run_name, self._asking.gone)
+            raise _bucket_gone(self._url, self._asking.gone)
         if reason == "failed":
-            raise _run_failed(self._run_name, failed)
+            raise _run_failed(self._url, failed)
         if self._request is not None and self._request.trouble:
             self._tell("stopping", None, f"the stop request was not written: {self._request.trouble}")
         return SupervisionResult(reason, self._signals.first, self._left)
@@ -640,19 +641,19 @@ def _check(units: Sequence[UnitSpec]) -> None:
         raise UsageError(f"names of units must be unique and not reserved: {', '.join(twice)}")
 
 
-def _bucket_gone(run_name: str, error: StoreGoneError) -> StoreGoneError:
+def _bucket_gone(url: str, error: StoreGoneError) -> StoreGoneError:
     return StoreGoneError(
-        f"the bucket of run {run_name} is gone ({error.message}); what ran here has ended, and is not started again",
+        f"the bucket of run {run_name(url)} is gone ({error.message}): what ran here has ended, for good",
         where=error.where,
-        hint=f"if you can bring it back: {error.hint}; then diloco resume {run_name}",
+        hint=f"if you can bring it back: {error.hint}; then diloco resume {url}",
     )
 
 
-def _run_failed(run_name: str, failed: Sequence[SupervisedUnit]) -> RunFailedError:
+def _run_failed(url: str, failed: Sequence[SupervisedUnit]) -> RunFailedError:
     reasons = "; ".join(f"{unit.spec.name}: {unit.reason}" for unit in failed)
     name = failed[0].spec.name if failed else ""
     cause = failed[0].exits[-1].cause if failed and failed[0].exits else None
-    return RunFailedError(f"run {run_name} cannot go on: {reasons}", hint=hint_of(run_name, name, cause))
+    return RunFailedError(f"run {run_name(url)} cannot go on: {reasons}", hint=hint_of(url, name, cause))
 
 
 SUPERVISOR_ENDS_S = 4.0  # it ends its units; a second signal makes it kill them
@@ -660,11 +661,11 @@ UNIT_ENDS_S = 1.0
 POLL_S = 0.05
 
 
-def end_here(run: str) -> list[str]:
+def end_here(url: str) -> list[str]:
     """Ends the supervisor first, which would start units again, then units that live on. Returns who lived."""
-    supervisor = living_supervisor(run)
+    supervisor = living_supervisor(url)
     found = {} if supervisor is None else {SUPERVISOR: supervisor}
-    found |= {unit.name: unit.identity for unit in list_units(run) if is_alive(unit.identity)}
+    found |= {unit.name: unit.identity for unit in list_units(url) if is_alive(unit.identity)}
     if supervisor is not None:
         for _ in range(2):
             _signal(supervisor, signal.SIGTERM)

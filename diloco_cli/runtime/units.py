@@ -35,7 +35,15 @@ from diloco_cli.protocol.log.state import IllegalStateError
 from diloco_cli.randomness import new_private_key, nonce
 from diloco_cli.runtime.consent import code_of, data_elsewhere, format_digest, signing_secret
 from diloco_cli.runtime.processes import TOKEN_VARIABLE, Identity, identify, is_alive
-from diloco_cli.runtime.registry import SUPERVISOR, UnitRecord, log_path, printable, read_supervisor, write_unit
+from diloco_cli.runtime.registry import (
+    SUPERVISOR,
+    UnitRecord,
+    log_path,
+    printable,
+    read_supervisor,
+    run_name,
+    write_unit,
+)
 from diloco_cli.runtime.restart import cause_environment
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer, syncer_signer
 
@@ -320,17 +328,17 @@ def signers_on(run: RunFormat, learner: str) -> tuple[str, ...]:
     return (learner_signer(learner), *([syncer_signer(learner)] if run.settings.syncer.on_learners else []))
 
 
-def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitRecord]:
+def start_unit(url: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitRecord]:
     """Starts the unit and notes its identity. It outlives this process: the next supervisor adopts it.
 
     If this process dies between the two, the unit is not registered; its successor fences it off in the bucket.
     """
     token = nonce()
-    environment = {**spec.environment, **cause_environment(run, spec.name), TOKEN_VARIABLE: token}
-    child = spawn(run, spec.name, spec.command, environment)
+    environment = {**spec.environment, **cause_environment(url, spec.name), TOKEN_VARIABLE: token}
+    child = spawn(url, spec.name, spec.command, environment)
     try:
         record = UnitRecord(spec.name, spec.kind, identify(child.pid, token), wall_s())
-        write_unit(run, record)
+        write_unit(url, record)
     except BaseException:
         child.kill()
         child.wait()
@@ -338,9 +346,9 @@ def start_unit(run: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitR
     return child, record
 
 
-def spawn(run: str, log_name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def spawn(url: str, log_name: str, command: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A process in a session of its own, reading nothing, appending what it prints to its log."""
-    path = log_path(run, log_name)
+    path = log_path(url, log_name)
     try:
         make_directory(path.parent)
         bound_log(path)
@@ -428,52 +436,52 @@ REGISTERS_WITHIN_S = 30.0
 QUOTED_LOG_BYTES = 2000
 
 
-def start_detached(run: str, command: tuple[str, ...], environment: Mapping[str, str] = {}) -> Identity:
+def start_detached(url: str, command: tuple[str, ...], environment: Mapping[str, str] = {}) -> Identity:
     """Starts `command`, which must call `supervise`, in a session of its own, with `environment` added; returns once
     it has registered.
 
     If it ended instead, raises the error that it reported, with the same exit status. If it is too slow, ends it and
     raises TryAgainError.
     """
-    offset = _log_size(run)
-    child = spawn(run, SUPERVISOR, command, {**environment, TOKEN_VARIABLE: nonce()})
+    offset = _log_size(url)
+    child = spawn(url, SUPERVISOR, command, {**environment, TOKEN_VARIABLE: nonce()})
     deadline_s = monotonic_s() + REGISTERS_WITHIN_S
     while monotonic_s() < deadline_s:
-        identity = read_supervisor(run)
+        identity = read_supervisor(url)
         if identity is not None and identity.pid == child.pid and is_alive(identity):
             return identity
         if child.poll() is not None:
-            raise _ended(run, child.returncode, offset)
+            raise _ended(url, child.returncode, offset)
         sleep_s(POLL_S)
     child.kill()
     child.wait()
     raise TryAgainError(
-        f"the supervisor of run {run} did not register within {REGISTERS_WITHIN_S:g} s, and was ended",
-        where=str(log_path(run, SUPERVISOR)),
-        hint=f"read `diloco logs {SUPERVISOR} --run {run}`, or launch without --detach",
+        f"the supervisor of run {run_name(url)} did not register within {REGISTERS_WITHIN_S:g} s, and was ended",
+        where=str(log_path(url, SUPERVISOR)),
+        hint=f"read `diloco logs {SUPERVISOR} --run {url}`, or launch without --detach",
     )
 
 
-def _log_size(run: str) -> int:
-    path = log_path(run, SUPERVISOR)
+def _log_size(url: str) -> int:
+    path = log_path(url, SUPERVISOR)
     return path.stat().st_size if path.exists() else 0
 
 
-def _ended(run: str, status: int, offset: int) -> DilocoError:
-    path = log_path(run, SUPERVISOR)
+def _ended(url: str, status: int, offset: int) -> DilocoError:
+    path = log_path(url, SUPERVISOR)
     # A log that is shorter than before was rotated: all its lines are this supervisor's.
-    start = offset if _log_size(run) >= offset else 0
+    start = offset if _log_size(url) >= offset else 0
     with path.open("rb") as log:
-        log.seek(max(start, _log_size(run) - QUOTED_LOG_BYTES))
+        log.seek(max(start, _log_size(url) - QUOTED_LOG_BYTES))
         words = log.read(QUOTED_LOG_BYTES)
     lines = [printable(line) for line in words.split(b"\n") if line.strip()]
     error, hint = _last(lines, "error:"), _last(lines, "hint:")
     kinds = {kind.exit_status: kind for kind in DilocoError.__subclasses__() if "exit_status" in vars(kind)}
     return kinds.get(status, RunFailedError)(
-        f"the supervisor of run {run} ended with status {status} before it registered: "
+        f"the supervisor of run {run_name(url)} ended with status {status} before it registered: "
         + (error or (lines[-1] if lines else "it said nothing")),
         where=str(path),
-        hint=hint or f"read `diloco logs {SUPERVISOR} --run {run}`",
+        hint=hint or f"read `diloco logs {SUPERVISOR} --run {url}`",
     )
 
 

@@ -26,7 +26,6 @@ from diloco_cli.errors import (
     TerminatedError,
 )
 from diloco_cli.events.bucket import EventWriter
-from diloco_cli.paths import run_directory
 from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.actors.standby import counts_of
 from diloco_cli.protocol.actors.syncer import (
@@ -78,6 +77,7 @@ from diloco_cli.runtime.daemon import (
     say,
 )
 from diloco_cli.runtime.processes import usable_cores
+from diloco_cli.runtime.registry import run_directory
 from diloco_cli.signing import LOG
 from diloco_cli.store.open import connections_here, discarding_leftovers, open_store
 from diloco_cli.store.port import Store
@@ -144,7 +144,7 @@ def _serve_once(
     syncer = Syncer(
         run,
         claim,
-        TorchArithmetic(run, spool=Spool(run_directory(run.name) / "spool")),
+        TorchArithmetic(run, spool=Spool(run_directory(url) / "spool")),
         evaluator,
         time_text=utc_now_text,
         nonce=nonce,

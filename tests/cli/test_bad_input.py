@@ -14,7 +14,7 @@ import pytest
 from diloco_cli.runtime.registry import remember_run
 from tests.cli.bucket import make_bucket
 from tests.cli.conftest import Diloco, edit
-from tests.forked import ROOT
+from tests.forked import ROOT, run_diloco
 
 FOUND = [*map(shutil.which, ("python3.10", "python3.9")), *Path.home().glob(".pyenv/versions/3.10.*/bin/python")]
 OLD_PYTHONS = [python for python in FOUND if python and not subprocess.call([python, "-V"], stderr=subprocess.DEVNULL)]
@@ -125,11 +125,10 @@ def test_a_file_of_another_kind_is_said_to_be_one(diloco: Diloco, words: str, sa
     assert done.returncode == 2 and says in done.stderr and hint in done.stderr.partition("hint:")[2]
 
 
-def test_launch_alone_says_what_to_type(diloco: Diloco, quickstart: Path, tmp_path: Path) -> None:
+def test_launch_takes_the_run_file_of_its_folder(diloco: Diloco, quickstart: Path) -> None:
     done = diloco("launch")
-    assert done.returncode == 2 and done.stderr.endswith("hint: diloco init writes one, then: diloco launch run.yaml\n")
-    (tmp_path / "run.yaml").write_text((quickstart / "run.yaml").read_text())
-    assert diloco("launch", "-q").stderr == "error: no run file is given\nhint: diloco launch run.yaml\n"
+    assert done.returncode == 2 and "this folder has no run.yaml" in done.stderr and "hint: diloco init" in done.stderr
+    assert "run quickstart:" in run_diloco("launch", "-n", folder=quickstart).stdout
 
 
 def test_a_plan_is_launched_as_it_is_and_without_its_files(diloco: Diloco, quickstart: Path) -> None:
@@ -151,7 +150,7 @@ def test_the_deleted_bucket_of_a_run_that_was_launched_here_is_said_to_be_gone(
     diloco: Diloco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
-    remember_run("nano", f"file://{tmp_path}/bucket/nano")
+    remember_run(f"file://{tmp_path}/bucket/nano")
     for words in (["status"], ["verify", "nano"], ["resume", "nano"]):
         done = diloco(*words)
         assert done.returncode == 6 and "the bucket of run nano is gone: no such directory" in done.stderr

@@ -80,7 +80,7 @@ def test_the_shell_completes_commands_runs_units_and_devices(
 ) -> None:
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
     for name in ("nano", "other"):
-        remember_run(name, f"file://{tmp_path}/bucket/{name}")
+        remember_run(f"file://{tmp_path}/bucket/{name}")
     words = {"_DILOCO_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
     assert set(diloco(**words).stdout.split()) == offered
 

@@ -92,8 +92,14 @@ class Playground:
             watch.kill()
             watch.communicate()
 
+    @property
+    def home(self) -> Path:
+        """What this machine keeps of the run."""
+        found = sorted((self.directory / ".diloco" / "runs").glob("quickstart-*"))
+        return found[0] if found else Path()
+
     def pids(self) -> dict[str, int]:
-        home = Path(self.environment["DILOCO_HOME"]) / "quickstart"
+        home = self.home
         found = {p.stem: json.loads(p.read_text())["identity"]["pid"] for p in (home / "units").glob("[a-z]*.json")}
         supervisor = home / "supervisor.json"
         if supervisor.exists():
@@ -102,7 +108,7 @@ class Playground:
 
     def log(self, unit: str) -> str:
         """What it has said on its standard output."""
-        return (self.directory / ".diloco" / "quickstart" / "logs" / f"{unit}.log").read_text()
+        return (self.home / "logs" / f"{unit}.log").read_text()
 
     def kill(self, *units: str) -> None:
         """They are dead when this returns."""

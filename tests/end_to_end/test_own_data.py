@@ -39,7 +39,7 @@ def test_a_run_on_shards_in_its_bucket_goes_on_where_a_killed_learner_was(playgr
     assert {"tokens/000000.bin", "tokens/index.json"} <= gs.objects["runs"].keys()
     assert playground.json("data", "show", "gs://runs/tokens", "--check")["checked"]
     trains_through_a_kill(playground, "{tokens: gs://runs/tokens, held_out: 0.05}", gs)
-    [block] = Path(playground.environment["DILOCO_HOME"], ".data", "blocks").glob("[!.]*")
+    [block] = Path(playground.environment["DILOCO_HOME"], "data", "blocks").glob("[!.]*")
     assert block.read_bytes() == gs.objects["runs"]["tokens/000000.bin"].data
 
 

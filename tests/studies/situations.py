@@ -361,7 +361,7 @@ def all_dead(run: SteeredRun) -> list[Row]:
 
 def failed(run: SteeredRun) -> list[Row]:
     """Without this machine's consent to the run's code no learner starts again."""
-    for consent in Path(run.home, ".consent").glob("*.json"):
+    for consent in Path(run.home, "consent").glob("*.json"):
         consent.unlink()
     run.signalled(signal.SIGKILL, "l0", "l1")
     assert run.supervisor is not None

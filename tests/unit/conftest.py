@@ -20,7 +20,7 @@ Child = subprocess.Popen[bytes]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`.diloco` of this test alone."""
+    """What this machine keeps, for this test alone."""
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 

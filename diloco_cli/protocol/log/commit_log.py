@@ -162,7 +162,7 @@ def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, .
     for _ in range(LOOKS):
         before, data = data, (yield Get(FORMAT_KEY, MAX_RECORD_BYTES))
         if data is None:
-            raise NotFoundError(f"no run at {where}", hint="list the runs of this directory: diloco runs")
+            raise NotFoundError(f"no run at {where}", hint="list the runs of this machine: diloco runs")
         if data == before or is_whole(data, where):
             break
     assert data is not None

@@ -12,9 +12,10 @@ from diloco_cli.cli.main import add_command
 from diloco_cli.errors import NotFoundError, RefusedError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.events.event import KINDS
-from diloco_cli.runtime.registry import log_path, remember_run
+from diloco_cli.runtime.registry import log_path, remember_run, run_directory
 from diloco_cli.store.local import LocalStore
 
+URL = "file:///bucket/nano"
 pytestmark = pytest.mark.usefixtures("home")
 
 
@@ -23,7 +24,7 @@ def invoke():
     app = typer.Typer()
     for name in ("chaos", "logs"):
         add_command(app, name)
-    remember_run("nano", "file:///bucket/nano")
+    remember_run(URL)
 
     def run(*words: str, error: type[Exception] | None = None) -> str:
         result = CliRunner().invoke(app, words)
@@ -34,15 +35,15 @@ def invoke():
 
 
 def test_a_dry_run_does_nothing(invoke, start_unit_of, home):
-    child, _ = start_unit_of("nano", "iowa")
+    child, _ = start_unit_of(URL, "iowa")
     invoke("chaos", "kill", "iowa", "--dry-run")
     invoke("chaos", "pause", "iowa", "-n", "--for", "10s")
     assert child.poll() is None
-    assert not (home / "nano/chaos.jsonl").exists()
+    assert not (run_directory(URL) / "chaos.jsonl").exists()
 
 
 def test_kill_answers_in_json(invoke, start_unit_of):
-    child, _ = start_unit_of("nano", "iowa")
+    child, _ = start_unit_of(URL, "iowa")
     body = json.loads(invoke("chaos", "kill", "iowa", "--hold", "--json"))
     assert child.wait() == -9
     fault = body["data"]["faults"][0]
@@ -54,18 +55,19 @@ def test_kill_answers_in_json(invoke, start_unit_of):
 
 
 def test_a_pause_with_a_duration_is_healed(invoke, start_unit_of):
-    start_unit_of("nano", "iowa")
+    start_unit_of(URL, "iowa")
     assert "injected, verified, healed" in invoke("chaos", "pause", "iowa", "--for", "100ms", "--run", "nano")
     assert "running" in invoke("chaos", "list")
 
 
 def test_the_bucket_is_told_of_a_fault_and_its_end(invoke, start_unit_of, tmp_path):
-    (tmp_path / "bucket").mkdir()
-    remember_run("nano", f"file://{tmp_path}/bucket")
-    start_unit_of("nano", "iowa")
+    (tmp_path / "bucket/nano").mkdir(parents=True)
+    url = f"file://{tmp_path}/bucket/nano"
+    remember_run(url)
+    start_unit_of(url, "iowa")
     invoke("chaos", "pause", "iowa", "--for", "100ms")
     invoke("chaos", "kill", "iowa")
-    told = EventReader().read(LocalStore(tmp_path / "bucket"))
+    told = EventReader().read(LocalStore(tmp_path / "bucket/nano"))
     assert [event.kind for event in told] == ["chaos", "revived", "chaos"]
     assert told[2].text.startswith("on purpose (chaos #2): kill iowa") and told[2].text.endswith("with SIGKILL")
     assert told[2].data == {"number": 2, "fault": "kill"} and "(data: number, fault)" in KINDS["chaos"].meaning
@@ -79,7 +81,7 @@ def test_what_the_rails_refuse_is_an_error(invoke):
 
 def test_logs_name_their_units_if_there_are_several(invoke):
     for unit in ("iowa", "syncer"):
-        log_path("nano", unit).parent.mkdir(parents=True, exist_ok=True)
-        log_path("nano", unit).write_text(f"one\n\x1b[31m{unit}\n")
+        log_path(URL, unit).parent.mkdir(parents=True, exist_ok=True)
+        log_path(URL, unit).write_text(f"one\n\x1b[31m{unit}\n")
     assert invoke("logs", "--lines", "1") == "iowa   | \\x1b[31miowa\nsyncer | \\x1b[31msyncer\n"
     assert invoke("logs", "syncer") == "one\n\\x1b[31msyncer\n"

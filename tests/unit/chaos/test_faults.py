@@ -30,7 +30,7 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError
 from diloco_cli.runtime.processes import Identity, is_alive, is_paused, own_identity
-from diloco_cli.runtime.registry import UnitRecord, hold, is_held, write_unit
+from diloco_cli.runtime.registry import UnitRecord, hold, is_held, run_directory, write_unit
 from diloco_cli.runtime.restart import RestartPolicy
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -90,10 +90,10 @@ def test_a_kill_is_verified_and_on_the_record(start_unit_of, home):
     assert child.wait() == -signal.SIGKILL
     assert not is_alive(identity)
     assert (entry.fault, entry.target, entry.injected, entry.verified) == ("kill", "iowa", True, True)
-    lines = [json.loads(line) for line in (home / "nano/chaos.jsonl").read_text().split("\n") if line]
+    lines = [json.loads(line) for line in (run_directory("nano") / "chaos.jsonl").read_text().split("\n") if line]
     assert [line["injected"] for line in lines] == [None, True]
     assert {"time", "seed", "fault", "target", "injected", "verified", "healed"} <= lines[0].keys()
-    assert "secret" not in (home / "nano/chaos.jsonl").read_text()
+    assert "secret" not in (run_directory("nano") / "chaos.jsonl").read_text()
     assert read_entries(RUN) == [entry]
 
 
@@ -207,7 +207,7 @@ def test_an_unknown_unit_names_the_known_ones(start_unit_of):
 
 def test_torn_lines_of_the_journal_hide_no_others(home):
     first = record_plan(RUN, "kill", "iowa", pid=5)
-    with (home / "nano/chaos.jsonl").open("a") as file:
+    with (run_directory("nano") / "chaos.jsonl").open("a") as file:
         file.write('null\n[1]\n{"id": 3}\n{"id": "x", "ti')
     second = record_plan(RUN, "kill", "ohio", pid=6)
     assert read_entries(RUN) == [first, second]

@@ -38,6 +38,15 @@ def test_pieces_in_any_order_give_the_tensors(tmp_path: Path) -> None:
         assert opened.metadata() == {"format": "pt"}
 
 
+def test_a_lone_column_of_a_transposed_matrix_is_written(tmp_path: Path) -> None:
+    values = torch.arange(6.0).reshape(2, 3)
+    path = tmp_path / "x.safetensors"
+    files = TensorFiles({path: {"w": (torch.float32, (3, 2))}}, {})
+    for row in range(2):
+        files.write_columns("w", values[row : row + 1].T, first_column=row)
+    assert torch.equal(load_file(path)["w"], values.T)
+
+
 def test_what_was_never_written_is_found(tmp_path: Path) -> None:
     files = TensorFiles({tmp_path / "x": {"a": (F32, (3, 2))}}, {})
     files.write("a", VALUES["a"][:2])

@@ -72,7 +72,7 @@ def test_a_refusal_says_what_would_run_and_the_commands_that_consent() -> None:
 def test_a_consent_is_remembered_for_this_format_alone(home: Path, word: str) -> None:
     assert consented(FOREIGN, URL, named(word)).settings.consented
     assert consented(FOREIGN, "gs://moved/nano", NOTHING).settings.consented
-    [note] = (home / ".consent").iterdir()
+    [note] = (home / "consent").iterdir()
     assert note.stat().st_mode & 0o777 == 0o600 and note.parent.stat().st_mode & 0o777 == 0o700
     other = replace(FOREIGN, settings=replace(FOREIGN.settings, model=ModelSettings(entrypoint="own:model")))
     with pytest.raises(RefusedError):
@@ -91,7 +91,7 @@ def test_a_consent_is_remembered_for_this_format_alone(home: Path, word: str) ->
 )
 def test_a_note_that_is_damaged_or_that_others_may_write_counts_for_nothing(home: Path, damage) -> None:
     consented(FOREIGN, URL, named("own"))
-    [note] = (home / ".consent").iterdir()
+    [note] = (home / "consent").iterdir()
     damage(note)
     assert remembered(format_digest(FOREIGN)) == (Allowance(), None)
     with pytest.raises(RefusedError):
@@ -328,8 +328,8 @@ def told(run: RunFormat, secret: Secret | None = None, url: str = OPERATOR_URL) 
 def test_the_first_key_is_believed_aloud_and_remembered_for_its_owner_alone(home: Path) -> None:
     (said,) = told(RUN)
     assert short_key(OURS.operator) in said and "first time" in said
-    (file,) = (home / ".operators").iterdir()
-    assert (file.stat().st_mode & 0o777, (home / ".operators").stat().st_mode & 0o777) == (0o600, 0o700)
+    (file,) = (home / "operators").iterdir()
+    assert (file.stat().st_mode & 0o777, (home / "operators").stat().st_mode & 0o777) == (0o600, 0o700)
     assert told(RUN) == [] == told(RUN, url=OPERATOR_URL + "/")
     assert len(told(RUN, url="gs://bucket/runs/another")) == 1, "an address is known by itself"
 
@@ -351,13 +351,13 @@ def test_a_key_file_says_whose_run_it_is_and_that_is_remembered(home: Path) -> N
 
 
 def test_nothing_is_remembered_of_runs_that_are_not_signed(home: Path) -> None:
-    assert told(UNSIGNED_RUN) == [] and not (home / ".operators").exists()
+    assert told(UNSIGNED_RUN) == [] and not (home / "operators").exists()
     assert len(told(RUN)) == 1
 
 
 @pytest.mark.parametrize("junk", [b"", b"{", b"[]", b'{"operator":"x"}', b'{"operator":7}'])
 def test_a_torn_or_foreign_file_says_nothing(home: Path, junk: bytes) -> None:
     told(RUN)
-    (file,) = (home / ".operators").iterdir()
+    (file,) = (home / "operators").iterdir()
     file.write_bytes(junk)
     assert len(told(RUN)) == 1

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +18,10 @@ from diloco_cli.runtime.registry import (
     UnitRecord,
     by_time,
     follow,
+    forget_run,
     hold,
     is_held,
+    known_at,
     known_runs,
     list_units,
     living_supervisor,
@@ -32,7 +32,8 @@ from diloco_cli.runtime.registry import (
     read_unit,
     release,
     remember_run,
-    resolve_run,
+    run_directory,
+    run_of_name,
     supervisor_lock,
     tail,
     write_unit,
@@ -52,7 +53,7 @@ with supervisor_lock("nano"):
 def test_a_record_is_read_back_and_private(home):
     write_unit("nano", RECORD)
     assert read_unit("nano", "iowa") == RECORD
-    path = home / "nano/units/iowa.json"
+    path = run_directory("nano") / "units/iowa.json"
     assert path.stat().st_mode & 0o077 == 0
     assert [entry.name for entry in path.parent.iterdir()] == ["iowa.json"]
 
@@ -72,7 +73,7 @@ def test_a_record_is_read_back_and_private(home):
 )
 def test_a_torn_or_foreign_record_is_ignored_with_its_reason(home, text, reason):
     write_unit("nano", RECORD)
-    (home / "nano/units/iowa.json").write_text(text)
+    (run_directory("nano") / "units/iowa.json").write_text(text)
     entry = read_unit("nano", "iowa")
     assert isinstance(entry, Ignored)
     assert reason in entry.reason
@@ -80,11 +81,9 @@ def test_a_torn_or_foreign_record_is_ignored_with_its_reason(home, text, reason)
 
 
 @pytest.mark.parametrize("name", ["../iowa", "", "Iowa", "-x", "a/b", "x" * 64])
-def test_a_name_cannot_leave_the_directory_of_the_run(name):
+def test_a_units_name_cannot_leave_the_directory_of_the_run(name):
     with pytest.raises(UsageError, match="must match"):
         read_unit("nano", name)
-    with pytest.raises(UsageError, match="must match"):
-        hold(name, "iowa")
 
 
 def test_a_hold_stays_until_it_is_released():
@@ -104,7 +103,7 @@ def test_a_second_living_supervisor_is_refused_and_a_killed_one_leaves_the_place
         assert living_supervisor("nano").pid == child.pid
         with pytest.raises(RefusedError, match=f"process {child.pid}") as refused, supervisor_lock("nano"):
             pass
-        assert "diloco stop nano" in refused.value.hint
+        assert "diloco stop" in refused.value.hint
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
@@ -116,39 +115,47 @@ def test_a_second_living_supervisor_is_refused_and_a_killed_one_leaves_the_place
 
 
 def test_a_torn_supervisor_file_keeps_nobody_out(home):
-    (home / "nano").mkdir(parents=True)
-    (home / "nano/supervisor.json").write_text('{"format"')
+    run_directory("nano").mkdir(parents=True)
+    (run_directory("nano") / "supervisor.json").write_text('{"format"')
     with supervisor_lock("nano"):
         assert living_supervisor("nano") is not None
 
 
-def write_run(home: Path, name: str, created_s: float) -> None:
-    (home / name).mkdir(parents=True)
-    body = {"name": name, "url": f"file:///bucket/{name}", "created_s": created_s}
-    (home / name / "run.json").write_text(json.dumps(body))
+def test_a_run_is_its_url_and_a_name_may_be_used_in_many_folders(home, tmp_path, monkeypatch):
+    with pytest.raises(NotFoundError, match="known: none") as nothing:
+        run_of_name("nano")
+    assert "diloco launch" in nothing.value.hint and nothing.value.exit_status == 4
+    first, second, other = (f"file://{tmp_path}/{place}" for place in ("a/nano", "b/nano", "b/other"))
+    for url, folder in ((first, "a"), (second, "b"), (other, "b")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        remember_run(url)
+    assert [run.url for run in known_runs()] == [other, second, first]
+    monkeypatch.chdir(tmp_path / "a")
+    assert [run.url for run in known_runs()] == [first, other, second] and known_at(first).is_of_this_folder
+    assert run_of_name("other").url == other
+    with pytest.raises(UsageError, match="2 runs of this machine are called nano") as several:
+        run_of_name("nano")
+    assert first in str(several.value) and second in str(several.value)
+    hold(first, "iowa")
+    assert is_held(first + "/", "iowa") and not is_held(second, "iowa")
+    forget_run(first)
+    assert run_of_name("nano").url == second and not is_held(first, "iowa")
 
 
-def test_a_run_is_found_by_name_or_url_and_without_one_the_newest_aloud(home):
-    with pytest.raises(NotFoundError) as nothing:
-        resolve_run(None, str)
-    assert "diloco launch" in nothing.value.hint
-    write_run(home, "old", 1.0)
-    write_run(home, "new", 2.0)
-    said: list[str] = []
-    assert resolve_run(None, said.append).name == "new" and "new" in said[0] and "newest" in said[0]
-    assert resolve_run("old", str).name == resolve_run("file:///bucket/old/", str).name == "old"
-    with pytest.raises(NotFoundError, match="known: old, new") as error:
-        resolve_run("../old", str)
-    assert error.value.exit_status == 4
+def test_one_folder_has_one_place_whatever_leads_there(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    assert run_directory(f"{tmp_path}/link/nano") == run_directory(f"file://{tmp_path}/real/./nano")
 
 
-def test_a_remembered_run_keeps_its_time_of_creation_and_foreign_files_are_no_runs(home):
-    first = remember_run("nano", "file:///bucket/nano")
-    assert remember_run("nano", "file:///bucket/nano").created_s == first.created_s
-    for name, text in (("torn", '{"name": "torn", "url"'), ("other", '{"name": "torn", "url": "x", "created_s": 1}')):
-        (home / name).mkdir()
-        (home / name / "run.json").write_text(text)
-    (home / "Junk").mkdir()
+def test_a_torn_or_foreign_note_is_no_run():
+    first = remember_run("file:///bucket/nano")
+    for name, text in (("torn", '{"name": "torn", "url"'), ("other", '{"name": "x", "url": "file:///bucket/nano"}')):
+        path = run_directory(f"file:///bucket/{name}") / "run.json"
+        path.parent.mkdir()
+        path.write_text(text)
+    (run_directory("x").parent / "junk").mkdir()
     assert known_runs() == [first]
 
 

@@ -165,7 +165,7 @@ def test_text_is_tokenized_once_and_by_the_tokenizer_that_is_named(tmp_path: Pat
     data = build_data(run)
     index = data.shards.index  # type: ignore[attr-defined]
     assert index.vocabulary == 104 and index.tokenizer is not None
-    [made] = (tmp_path / "home" / ".data").glob("text-*")
+    [made] = (tmp_path / "home" / "data").glob("text-*")
     before = {path: path.stat().st_mtime_ns for path in made.glob("*")}
     build_data(run)
     assert {path: path.stat().st_mtime_ns for path in made.glob("*")} == before
@@ -234,7 +234,7 @@ def test_a_machine_may_have_its_own_copy_of_the_shards(tmp_path: Path, monkeypat
 
 def test_a_machine_without_the_text_is_told_how_to_have_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = carried(text_in(tmp_path / "text"))
-    [made] = (tmp_path / "home" / ".data").glob("text-*")
+    [made] = (tmp_path / "home" / "data").glob("text-*")
     copy = made.rename(tmp_path / "copy")
     (tmp_path / "text" / "a.txt").unlink()
     with pytest.raises(NotFoundError, match="the run's text is not on this machine") as raised:

@@ -1,0 +1,133 @@
+"""Which run a command means: two folders whose runs have one name, on one machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco_cli.runtime.registry import remember_run
+from tests.cli.bucket import make_bucket, say
+from tests.cli.conftest import copied, edit
+from tests.forked import run_diloco
+
+SMALL = ("--set", "model.preset=gpt-pico", "--set", "train.batch_tokens=256")
+Call = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders a and b with a created run `same` each, begun with different weights, and an empty folder c."""
+    place = tmp_path_factory.mktemp("projects")
+    for seed, name in enumerate("ab"):
+        folder = copied("quickstart", place / name)
+        edit(folder / "run.yaml", "name: quickstart", "name: same")
+        words = ("launch", "--create-only", *SMALL, "--set", f"train.seed={seed}")
+        done = run_diloco(*words, folder=folder, DILOCO_HOME=str(place / "home"))
+        assert done.returncode == 0, done.stderr
+    (place / "c").mkdir()
+    return place
+
+
+@pytest.fixture
+def call(projects: Path) -> Call:
+    """`call("a", "status")` -> the finished process, run in that folder."""
+
+    def run(folder: str, *words: str) -> Any:
+        return run_diloco(*words, folder=projects / folder, DILOCO_HOME=str(projects / "home"))
+
+    return run
+
+
+def url_of(projects: Path, folder: str) -> str:
+    return f"file://{projects}/{folder}/bucket/same"
+
+
+@pytest.mark.parametrize("folder", ["a", "b"])
+@pytest.mark.parametrize("named", [(), ("same",), ("run.yaml",), ("bucket/same",)])
+def test_each_folder_acts_on_its_own_run(projects: Path, call: Call, folder: str, named: tuple[str, ...]) -> None:
+    path = projects / folder / "out.safetensors"
+    done = call(folder, "export", *named, "-o", str(path), "-y")
+    assert done.returncode == 0, done.stderr
+    other = projects / "c" / "by-url.safetensors"
+    assert call("c", "export", url_of(projects, folder), "-o", str(other), "-y").returncode == 0
+    assert path.read_bytes() == other.read_bytes()
+    theirs = url_of(projects, "b" if folder == "a" else "a")
+    for words in (["status", *named], ["report", *named, "-o", "r.html", "-y"], ["verify", *named], ["events", *named]):
+        done = call(folder, *words)
+        assert done.returncode == 0 and theirs not in done.stdout + done.stderr
+
+
+def test_their_weights_differ(projects: Path, call: Call) -> None:
+    for folder in "ab":
+        assert call(folder, "export", "-o", "mine.safetensors", "-y").returncode == 0
+    first, second = ((projects / folder / "mine.safetensors").read_bytes() for folder in "ab")
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("export",), ("stop",), ("resume",), ("rollback", "--to", "0"), ("gc",), ("chaos", "list")]
+)
+def test_elsewhere_nothing_is_guessed(projects: Path, call: Call, words: tuple[str, ...]) -> None:
+    done = call("c", *words)
+    assert done.returncode == 4 and "this folder has no run" in done.stderr
+    assert url_of(projects, "a") in done.stderr and url_of(projects, "b") in done.stderr
+
+
+def test_a_name_of_several_runs_is_refused_and_they_are_listed(projects: Path, call: Call) -> None:
+    done = call("c", "status", "same")
+    assert done.returncode == 2 and "2 runs of this machine are called same" in done.stderr
+    assert url_of(projects, "a") in done.stderr and url_of(projects, "b") in done.stderr
+
+
+def test_the_runs_of_this_folder_come_first(projects: Path, call: Call) -> None:
+    for folder, other in ("ab", "ba"):
+        rows = json.loads(call(folder, "runs", "--json").stdout)["data"]["runs"]
+        assert [(row["url"], row["this_folder"]) for row in rows] == [
+            (url_of(projects, folder), True),
+            (url_of(projects, other), False),
+        ]
+
+
+def test_the_runs_of_a_bucket_are_listed(projects: Path, call: Call, tmp_path: Path) -> None:
+    for name in ("same", "same-2", "other"):
+        shutil.copytree(projects / "a" / "bucket" / "same", tmp_path / name)
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "shard").write_bytes(b"1")
+    rows = json.loads(call("c", "runs", str(tmp_path), "--json").stdout)["data"]["runs"]
+    assert [row["url"].rpartition("/")[2] for row in rows] == ["other", "same-2", "same"]
+    assert call("c", "runs", "1", "2").returncode == 2
+
+
+@pytest.fixture
+def diloco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return partial(run_diloco, folder=tmp_path)
+
+
+def test_a_removed_run_leaves_nothing_and_its_neighbour_all(diloco: Call, tmp_path: Path) -> None:
+    urls = [make_bucket(tmp_path / "bucket" / name) for name in ("gone", "kept")]
+    for url in urls:
+        remember_run(url)
+    kept = sorted((tmp_path / "bucket" / "kept").rglob("*"))
+    asked = diloco("runs", "rm", "gone")
+    assert asked.returncode == 8 and "nobody is there to ask" in asked.stderr and (tmp_path / "bucket/gone").exists()
+    done = diloco("runs", "rm", "gone", "-y")
+    assert done.returncode == 0 and "run gone is removed" in done.stdout, done.stderr
+    assert not (tmp_path / "bucket" / "gone").exists()
+    assert sorted((tmp_path / "bucket" / "kept").rglob("*")) == kept
+    assert [row["name"] for row in json.loads(diloco("runs", "--json").stdout)["data"]["runs"]] == ["kept"]
+
+
+def test_a_run_that_was_heard_a_moment_ago_is_not_removed(diloco: Call, tmp_path: Path) -> None:
+    url = make_bucket(tmp_path / "bucket" / "nano")
+    say(tmp_path / "bucket" / "nano", "iowa", 1.0)
+    done = diloco("runs", "rm", url, "-y")
+    assert done.returncode == 8 and "iowa worked a moment ago" in done.stderr
+    assert (tmp_path / "bucket" / "nano" / "FORMAT.json").exists()
