@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,29 +65,9 @@ from diloco_cli.training.inner import restore_inner_state, saved_moments
 from diloco_cli.training.replica import check_layout
 from diloco_cli.training.wire import TensorWire
 
-if TYPE_CHECKING:
-    from diloco_cli.config.hardware import DataClass
-
-
 LOG = logging.getLogger("diloco")
 TELLS_AFTER_S = 10.0  # of waiting in one call, and again after as long
 DRAIN_S = 30.0
-
-
-@dataclass
-class LoopWait:
-    """Tells the user's log why a call of his loop waits."""
-
-    learner: Learner
-    lanes: Lanes
-    since_s: float = 0.0
-
-    def sleep_s(self, seconds: float) -> None:
-        self.lanes.sleep_s(seconds)
-        now_s = monotonic_s()
-        if now_s - self.since_s >= TELLS_AFTER_S:
-            LOG.warning("%s waits: %s", self.learner.name, self.learner.note or "for the log")
-            self.since_s = now_s
 
 
 class LoopExchange:
@@ -115,14 +95,22 @@ class LoopExchange:
             lanes.news.set,
         )
         news.heartbeat = lambda: heartbeat_unless_it_fails(meter, learner)
-        self._waits = LoopWait(learner, lanes)
-        self._clock = SystemClock(monotonic_s, self._waits.sleep_s, lanes.check)
+        self._waits_since_s = 0.0
+        self._clock = SystemClock(monotonic_s, self._sleep_s, lanes.check)
         self._train = learner.train()
 
     def go_on(self, stepped: Stepped | None) -> Wanted | None:
         """From one step of the loop to the next that is wanted; None: the run is over. Waits where a learner would."""
-        self._waits.since_s = monotonic_s()
+        self._waits_since_s = monotonic_s()
         return perform(until_wanted(self._train, stepped), self._store, self._clock)
+
+    def _sleep_s(self, seconds: float) -> None:
+        """Sleep, and tell the user's log now and then why a call of his loop waits."""
+        self._lanes.sleep_s(seconds)
+        now_s = monotonic_s()
+        if now_s - self._waits_since_s >= TELLS_AFTER_S:
+            LOG.warning("%s waits: %s", self.island.name, self.learner.note or "for the log")
+            self._waits_since_s = now_s
 
     def leave(self, drain_s: float) -> None:
         """Leave before the run's end, in order."""

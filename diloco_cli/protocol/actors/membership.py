@@ -104,12 +104,6 @@ def admitted(run: RunFormat, state: RunState, wanted: Iterable[Island]) -> Membe
     return Membership(islands=islands, reason=f"{len(known.all_islands)} of {known.num_shards} data shards are taken")
 
 
-def admission(run: RunFormat, state: RunState, queue: JoinQueue) -> Steps[Membership | None]:
-    """Look at the next requests to join, and answer them."""
-    found = yield from queue.look(state)
-    return admitted(run, state, [one.island for one in found])
-
-
 def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFormat]:
     """Ask for `island` to be admitted, wait for the answer, and return the run with it.
 

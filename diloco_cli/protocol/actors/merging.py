@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError
 from diloco_cli.protocol.actors.inbox import Inbox, in_order
-from diloco_cli.protocol.log.commits import Merge, Skip
+from diloco_cli.protocol.log.commits import Merge
 from diloco_cli.protocol.log.health import NOTHING, logged_norm
 from diloco_cli.protocol.log.keys import delta_key, max_fragment_bytes, state_key, weights_key
 from diloco_cli.protocol.log.operations import Create, Get, Steps, together
@@ -238,10 +238,6 @@ def merge_commit(
         slot_s=round(slot_s, 6),
         reason=told(reason, candidates.reasons),
     )
-
-
-def skip_commit(slot: int, reason: str, outcomes: tuple[Outcome, ...]) -> Skip:
-    return Skip(slot=slot, reason=reason, outcomes=in_order(outcomes))
 
 
 def _input(one: FitOffer, cosine: float) -> MergedOffer:

@@ -21,7 +21,7 @@ from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.collection import Housekeeper, collected, floor_in_turn
 from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.joining import fetch_weights
-from diloco_cli.protocol.actors.membership import JoinQueue, admission
+from diloco_cli.protocol.actors.membership import JoinQueue, admitted
 from diloco_cli.protocol.actors.merging import (
     READS,
     Arithmetic,
@@ -32,7 +32,6 @@ from diloco_cli.protocol.actors.merging import (
     Refused,
     make_resident,
     merge_commit,
-    skip_commit,
     write_surely,
 )
 from diloco_cli.protocol.actors.requests import (
@@ -484,7 +483,8 @@ class Syncer:
         if now_s >= self.next_incarnations_s:
             self.next_incarnations_s = now_s + watch_every_s(self.pace.slot_s)
             yield from self.inbox.look_for_incarnations(self.state, now_s)
-            admits = yield from admission(self.run, self.state, self.joins)
+            found = yield from self.joins.look(self.state)
+            admits = admitted(self.run, self.state, [one.island for one in found])
             if admits is not None:
                 self.inbox.expect(island.name for island in admits.islands)
                 return (yield from self._carry_out(admits))
@@ -545,7 +545,8 @@ class Syncer:
         if decision.action == "wait":
             return (yield from self._settle_waiting_outcomes(now_s))
         if decision.action == "skip":
-            done = yield from self._settle(partial(skip_commit, self.state.slot, decision.reason))
+            skip = commits.Skip(slot=self.state.slot, reason=decision.reason)
+            done = yield from self._settle(lambda outcomes: structs.replace(skip, outcomes=outcomes))
             self.window_from_s += self.pace.slot_s
             self.inbox.sort_out(self.state)
         else:
