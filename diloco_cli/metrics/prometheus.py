@@ -22,7 +22,6 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from diloco_cli.clock import monotonic_s
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.observe.fields import Metric, declared
 from diloco_cli.observe.status import LastMerge, LearnerStatus, MirrorStatus, Status, StoreStatus, SyncerStatus
@@ -31,7 +30,6 @@ from diloco_cli.randomness import new_private_key
 from diloco_cli.runtime.registry import run_directory
 
 LOOPBACK, PORT = "127.0.0.1", 9464
-FRESH_S = 2.0  # scrapes within share a look at the bucket
 SOCKET_S = 10.0
 MAX_SCRAPES = 8  # at a time
 Labels = dict[str, str]
@@ -127,17 +125,10 @@ class MetricsServer(ThreadingWSGIServer):
 
     def __init__(self, address: tuple[str, int], token: str, look: Callable[[], bytes]) -> None:
         self._expected, self._look = f"Bearer {token}".encode(), look
-        self._lock, self._text, self._read_s = Lock(), b"", float("-inf")
+        self._lock = Lock()  # one look at the bucket at a time
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, _Scrape)
         self.set_app(self._answer)
-
-    def text(self) -> bytes:
-        with self._lock:
-            if monotonic_s() - self._read_s > FRESH_S:
-                self._text = self._look()
-                self._read_s = monotonic_s()
-            return self._text
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
         status, kind, body = self._found(environ)
@@ -152,7 +143,8 @@ class MetricsServer(ThreadingWSGIServer):
         if environ["PATH_INFO"] != "/metrics":
             return "404 Not Found", plain, b"only /metrics is here\n"
         try:
-            return "200 OK", CONTENT_TYPE_LATEST, self.text()
+            with self._lock:
+                return "200 OK", CONTENT_TYPE_LATEST, self._look()
         except DilocoError as error:
             return "503 Service Unavailable", plain, f"{error}\n".encode()
 

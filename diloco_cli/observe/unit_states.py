@@ -23,7 +23,6 @@ LEFT = (LearnerState.DONE, LearnerState.FAILED)
 STEPS = (LearnerState.TRAINING, UPLOADING)
 LATELY_S = 10.0
 ENDED = {LearnerState.DRAINING, LearnerState.FENCED, LearnerState.DONE, LearnerState.FAILED, SyncerState.DONE}
-SERVES = (SyncerState.SERVING, SyncerState.MERGING, SyncerState.FINISHING)
 GOOD, WARNING, BAD = "green", "yellow", "bold red"  # as Rich writes them
 
 

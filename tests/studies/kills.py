@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import quantiles
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.observe.replay import Replay
@@ -82,21 +82,6 @@ class Tally:
             f"{spread[9]:.2f} s, {spread[18]:.2f} s, {max(self.back_s, default=0.0):.2f} s", str(len(self.violations)),
         ]  # fmt: skip
         return f"| {' | '.join(cells)} |"
-
-
-class KilledRun(Protocol):
-    """What a study needs of a run, whatever it is made of."""
-
-    directory: Path
-
-    def start(self, *names: str) -> None: ...
-    def kill(self, *names: str) -> None: ...
-    def failed(self) -> list[str]: ...
-    def log(self) -> dict[str, bytes]: ...
-    def is_up(self) -> bool: ...
-    def is_over(self) -> bool: ...
-    def verified(self) -> Replay: ...
-    def end(self) -> None: ...
 
 
 class ToyRun:
@@ -163,7 +148,7 @@ class Study:
         return self.tally
 
     @contextmanager
-    def _next_run(self) -> Iterator[KilledRun]:
+    def _next_run(self) -> Iterator[ToyRun | LaunchedRun]:
         """Ends what it started, and leaves nothing behind."""
         directory = Path(tempfile.mkdtemp(prefix="killed-run-"))
         toy = self._made(directory)
@@ -173,12 +158,12 @@ class Study:
             toy.end()
             shutil.rmtree(directory)
 
-    def _made(self, directory: Path) -> KilledRun:
+    def _made(self, directory: Path) -> ToyRun | LaunchedRun:
         if self.role == SUPERVISOR:
             return LaunchedRun(directory, run_file(self.rounds))
         return ToyRun(directory, integer_run(self.rounds, STEP_S, RETENTIONS[self.tally.runs % len(RETENTIONS)]))
 
-    def _one_run(self, toy: KilledRun, kills: int) -> None:
+    def _one_run(self, toy: ToyRun | LaunchedRun, kills: int) -> None:
         toy.start(*EVERYBODY)
         starting = True
         while self.tally.kills < kills and not toy.is_over():
@@ -196,7 +181,7 @@ class Study:
             self.tally.finished += 1
         self._count(toy)
 
-    def _strike(self, toy: KilledRun) -> dict[str, bytes]:
+    def _strike(self, toy: ToyRun | LaunchedRun) -> dict[str, bytes]:
         """The log as it was seen before (or, where nobody lives on, as it was left) by the kill."""
         names = (self.random.choice(LEARNERS),) if self.role == "learner" else STRUCK[self.role]
         before = toy.log()
@@ -208,7 +193,7 @@ class Study:
         toy.start(*names)
         return before
 
-    def _expect_a_merge(self, toy: KilledRun, num_before: int) -> None:
+    def _expect_a_merge(self, toy: ToyRun | LaunchedRun, num_before: int) -> None:
         killed_s = time.monotonic()
         while not (toy.is_over() or (toy.is_up() and num_merges(toy.log()) > num_before)):
             if time.monotonic() - killed_s > MERGE_WITHIN_S:
@@ -217,14 +202,14 @@ class Study:
             time.sleep(0.02)
         self.tally.back_s.append(time.monotonic() - killed_s)
 
-    def _is_sound(self, toy: KilledRun, before: dict[str, bytes], failed: list[str] | None = None) -> bool:
+    def _is_sound(self, toy: ToyRun | LaunchedRun, before: dict[str, bytes], failed: list[str] | None = None) -> bool:
         now, found = toy.log(), toy.verified()
         wrong = [f"commit {name} changed or vanished" for name, data in before.items() if now.get(name) != data]
         wrong += problems_of(found) + (toy.failed() if failed is None else failed)
         self.tally.violations += [f"after kill {self.tally.kills}: {text}" for text in wrong]
         return not self.tally.violations
 
-    def _count(self, toy: KilledRun) -> None:
+    def _count(self, toy: ToyRun | LaunchedRun) -> None:
         """What this run came to, once nobody writes any more."""
         failed = toy.failed()
         toy.end()
