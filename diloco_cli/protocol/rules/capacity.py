@@ -37,7 +37,7 @@ EXACT = 1e-9
 @dataclass(frozen=True)
 class SyncerMachine:
     """A syncer's machine: seconds of a call to the store, its own link (None: unknown, fast enough), how many
-    parameters of one learner it merges in a second, whether it reads back what it has written (store/open.py), and how
+    parameters of one learner it merges in a second, whether it reads back what it has written (store/url.py), and how
     many calls it makes at a time, MAX_AT_ONCE at most."""
 
     call_s: float

@@ -27,7 +27,8 @@ def test_pieces_in_any_order_give_the_tensors(tmp_path: Path) -> None:
     files.write("a", VALUES["a"][1:], first_row=1)
     for name in "bde":
         files.write(name, VALUES[name])
-    files.write_columns("c", VALUES["c"][:, 3:], first_column=3)
+    files.write_columns("c", VALUES["c"][:, 3:4], first_column=3)
+    files.write_columns("c", VALUES["c"].T.contiguous().T[:, 4:], first_column=4)
     files.write("a", VALUES["a"][:1])
     files.write_columns("c", VALUES["c"][:, :3], first_column=0)
     files.check_whole()
