@@ -1,13 +1,14 @@
-"""The pace that a run sustains."""
+"""The pace that a run sustains, and curves that stay bounded."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from diloco_cli.protocol.log.commits import EpochStart, Rollback, Stop, metrics_after
-from diloco_cli.protocol.log.metrics import MAX_BESTS, Metrics, Sustained
+from diloco_cli.protocol.log.metrics import MAX_BESTS, Metrics, Sustained, thinned
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -83,3 +84,29 @@ def test_best_paces_are_few_and_a_slower_one_of_more_learners_is_none() -> None:
     assert len(known.bests) == MAX_BESTS and known.bests[-1] == (39, 3900.0)
     faster = merged(known, 1e6, 1.0, 60, tokens=10_000, alive=2)
     assert faster.bests == ((2, 10_000.0),)
+
+
+Curve = list[tuple[float, float]]
+
+
+def curve_of(values: Sequence[float], most: int) -> Curve:
+    found: Curve = []
+    for n, at in enumerate(values):
+        found = thinned([*found, (at, float(n))], most, lambda point: point[0])
+        assert len(found) <= most
+    return found
+
+
+@pytest.mark.parametrize("count", [10, 512, 1_000, 30_000])
+def test_every_tenth_of_a_run_has_its_share_of_the_points(count: int) -> None:
+    """The newest may have more: all that came since the curve was full."""
+    found = curve_of(range(count), 512)
+    assert found[0][0] == 0 and found[-1][0] == count - 1
+    tenths = [sum(part <= 10 * at / count < part + 1 for at, _ in found) for part in range(10)]
+    assert min(tenths) >= min(count, 250) // 20, tenths
+
+
+@pytest.mark.parametrize("values", [[1.0] * 3_000, [float(n % 700) for n in range(3_000)]])
+def test_it_is_bounded_where_time_stands_still_or_goes_back(values: list[float]) -> None:
+    found = curve_of(values, 100)
+    assert found[-1][1] == 2_999
