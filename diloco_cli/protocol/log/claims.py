@@ -1,23 +1,15 @@
-"""Which process is which incarnation of a learner, and under which of the learner's keys it writes.
+"""Which process is which incarnation of a learner, under which of its keys it writes, and which epoch a syncer has.
 
-A process claims a number by creating the object of that number below its name, and in a signed run below its key's
-fingerprint (keys.py): the number that follows all those under any of its learner's keys. So readers know where the next
-claim comes, and of two incarnations the later one is greater. Objects of strangers in the way (a bucket policy keeps
-them out) use their numbers up: they are no claims, and nobody waits for them.
+A claim is an object that is created once. A learner's process claims a number below its name, and in a signed run below
+its key's fingerprint (keys.py): the number that follows all those under any of its learner's keys. So readers know
+where the next claim comes, and of two incarnations the later one is greater. Objects of strangers in the way use their
+numbers up: they are no claims.
 
-`LearnerKeys`: the keys that learners have in a signed run. Each learner leaves its certificate in the bucket.
+Claims are dense, so the furthest one is found by doubling and halving steps. Claims that lie apart are made by no
+process of this program; they drive a number on by REACH a look at most.
 
-Certificates in the bucket: an operator leaves one there for a key that another machine has made.
-
-    certificate/<role>/<name>/<public key>.json     create-once, signed by the operator
-
-A process whose key came with its certificate leaves it there, too. They tell under which keys a learner writes
-(claims.py). Who signed a record, the record itself tells: it carries its signer's certificate.
-
-Numbers that processes claim one after the other: the furthest one, and the claim of the next epoch.
-
-Claims are dense: each process takes the first number that is free. So the furthest one is found by doubling and halving
-steps. Claims that lie apart are made by no process of this program; they drive a number on by REACH a look at most.
+In a signed run a learner's keys are those whose certificates lie in the bucket, left there by the operator or by the
+process itself (`LearnerKeys`). Who signed a record, the record itself tells.
 """
 
 from __future__ import annotations

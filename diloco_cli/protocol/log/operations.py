@@ -12,14 +12,10 @@
 | There          | the operation's answer, from the other store |
 | Together       | the answers of all its operations, in their order; in place of one that failed, its error |
 
-Code that works between two stores (protocol/regions/) wraps operations on the second one in `There`. Operations that do
-not depend on each other are on their way at the same time: see `together` (protocol/log/operations.py).
+Code that works between two stores (protocol/regions.py) wraps operations on the second one in `There`.
 
-Several steps beside each other: an actor's decisions stay on one thread, its store operations do not wait for each
-other.
-
-In rounds: the next operations of the members go out, and when all answers are there each of them goes on to its next
-one. So a member waits for the slowest of its round, and nothing depends on the order in which the store works.
+`together` takes several steps at the same time, on one thread. The next operations of all members go out, and when all
+answers are there each member goes on to its next one. So nothing depends on the order in which the store works.
 """
 
 from __future__ import annotations
