@@ -31,7 +31,7 @@ from diloco_cli.cli.arguments import (
     operator_of,
 )
 from diloco_cli.cli.output import print_json, progress, talk
-from diloco_cli.errors import RefusedError, TryAgainError, UsageError
+from diloco_cli.errors import RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -194,7 +194,6 @@ def _show_rollback(name: str, data: dict[str, Any]) -> None:
     print("  learners          replace their parameters and go on; their data is not read again")
 
 
-LEFTOVERS_WITHIN_S = 60.0
 SAMPLE = 8  # objects of each kind whose size is requested
 
 
@@ -228,12 +227,10 @@ def gc(
 
 def _discard_leftovers(url: str) -> None:
     from diloco_cli.store.open import discard_leftovers_at
-    from diloco_cli.store.port import StoreUnavailableError
-    from diloco_cli.store.wrappers import Deadline, call_within
 
     try:
-        found = call_within(Deadline(LEFTOVERS_WITHIN_S), lambda: discard_leftovers_at(url), url)
-    except StoreUnavailableError as error:
+        found = discard_leftovers_at(url)
+    except StoreError as error:
         talk(f"unfinished objects of killed writers are left to the syncer: {error}")
         return
     if found.num_files:
@@ -293,11 +290,7 @@ def quarantine(
     refused = why_not_quarantined(learner, state, opened.format)
     if refused:
         raise UsageError(refused, where=opened.name)
-    state = operator_of(opened, timeout_s).request("quarantine", "diloco quarantine", learner=learner)
-    if as_json:
-        print_json("quarantine", {"run": opened.name, "learner": learner, "commit": state.n})
-    else:
-        print(f"run {opened.name}: {learner} is kept out, as of commit {state.n}")
+    _request(opened, "quarantine", learner, "is kept out", timeout_s, as_json)
 
 
 def readmit(
@@ -312,8 +305,14 @@ def readmit(
     if learner not in kept_out:
         names = ", ".join(kept_out) or "none"
         raise UsageError(f"{learner!a} is not quarantined in run {opened.name}; quarantined: {names}")
-    state = operator_of(opened, timeout_s).request("readmit", "diloco readmit", learner=learner)
+    _request(opened, "readmit", learner, "is readmitted", timeout_s, as_json)
+
+
+def _request(
+    opened: OpenRun, kind: RequestKind, learner: str, done: str, timeout_s: float | None, as_json: bool
+) -> None:
+    state = operator_of(opened, timeout_s).request(kind, f"diloco {kind}", learner=learner)
     if as_json:
-        print_json("readmit", {"run": opened.name, "learner": learner, "commit": state.n})
+        print_json(kind, {"run": opened.name, "learner": learner, "commit": state.n})
     else:
-        print(f"run {opened.name}: {learner} is readmitted, as of commit {state.n}")
+        print(f"run {opened.name}: {learner} {done}, as of commit {state.n}")

@@ -110,10 +110,3 @@ def test_since_counts_back_from_the_stores_time(
     monkeypatch.setattr(facts, "wall_s", lambda: wall_s() - 3 * 3600)
     assert called(monkeypatch, "events", url, "--since", "1h", "--unit", "iowa") == 0
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["now"]
-
-
-def test_status_has_the_units_last_errors(diloco: Diloco, url: str) -> None:
-    write_batch(LocalStore(Path(url.removeprefix("file://"))), "iowa", [FreshEvent(1e12, "error", "your code: ...")])
-    data = json.loads(diloco("status", url, "--json").stdout)["data"]
-    assert [(error["unit"], error["text"]) for error in data["errors"]] == [("iowa", "your code: ...")]
-    assert data["recent"][0]["kind"] == "error"

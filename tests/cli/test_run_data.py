@@ -93,13 +93,6 @@ def test_what_cannot_be_written_is_said_before_anything_is_read(
     assert done.returncode == 2 and message in done.stderr and "hint:" in done.stderr
 
 
-def test_an_existing_file_is_kept_unless_told_otherwise(diloco: Diloco, url: str) -> None:
-    assert diloco("report", url, "--format", "csv").returncode == 0
-    again = diloco("report", url, "--format", "csv")
-    assert again.returncode == 2 and "-y" in again.stderr
-    assert diloco("report", url, "--format", "csv", "-y").returncode == 0
-
-
 def test_launch_keeps_its_plan_once_with_the_names_of_the_users_files_alone(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     plan, origins = read_plan_with_origins(ROOT / "examples" / "quickstart" / "run.yaml", ["train.tokens=1M"])

@@ -120,13 +120,6 @@ def test_what_ends_a_lane_is_raised_by_the_training_which_it_wakes(lanes: Lanes)
     assert isinstance(lanes.failure, RuntimeError)
 
 
-def test_news_that_came_before_the_sleep_end_it_and_are_forgotten_then(lanes: Lanes) -> None:
-    lanes.news.set()
-    started_s = monotonic_s()
-    lanes.sleep_s(WITHIN_S)
-    assert monotonic_s() - started_s < WITHIN_S / 2 and not lanes.news.is_set()
-
-
 class Rendezvous(MemoryStore):
     """A call is answered once as many others wait as it takes."""
 
@@ -349,17 +342,6 @@ def test_an_outage_of_ten_minutes_changes_none_of_the_figures(large: bool) -> No
     found = spending.facts()
     assert found["call_s"] == pytest.approx(CALL_S) and found["bytes_s"] == pytest.approx(BYTES_S)
     assert found["processor_s"] == pytest.approx(3 * WORK_S)
-
-
-def test_one_call_that_hangs_moves_the_mean_little_and_a_store_that_became_slow_all_the_way() -> None:
-    spending = Spending()
-    for seconds in (CALL_S, CALL_S, 600.0):
-        spending.called(Get("offer", 9), None, seconds)
-    spending.merged()
-    assert spending.facts()["call_s"] < 1.2 * CALL_S
-    for _ in range(200):
-        spending.called(Get("offer", 9), None, 1.0)
-    assert spending.facts()["call_s"] == pytest.approx(1.0, rel=0.01)
 
 
 COMMITS = 400
