@@ -1,10 +1,8 @@
-"""Ranks as real processes that train cases, and the same cases on one rank. As a program: one of the ranks."""
+"""Ranks as real processes that train cases, and the same cases on one rank."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from math import inf
@@ -24,7 +22,6 @@ from diloco_cli.config.settings import (
     SyncSettings,
     TrainSettings,
 )
-from diloco_cli.environment import environment_with
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.learner.group import join_group
 from diloco_cli.learner.parent import RankPlace, own_beats, place_here
@@ -37,8 +34,8 @@ from diloco_cli.tensors.merge import delta_formats
 from diloco_cli.training.ranks import Rank, RankedTraining, build_rank, follow
 from diloco_cli.training.replica import CPU, DeviceTraining, Replica
 from diloco_cli.training.wire import TensorWire
+from tests.forked import ForkedProcess
 
-ROOT = Path(__file__).resolve().parents[2]
 SEQUENCE = 12
 SIDES = ("left", "right")
 NUMBERS = Progression(0.5, inf, False)  # any place in a run with a constant learning rate
@@ -123,16 +120,8 @@ def several_ranks(
     (folder / "cases.json").write_text(json.dumps([asdict(case) for case in cases]))
     if moments is not None:
         (folder / "moments").write_bytes(moments)
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", f"from tests.numerics.ranked import main; main({str(folder)!r})"], cwd=ROOT,
-            env=environment_with(
-                **RankPlace(rank, ranks, rank, ranks, f"file://{folder}/meet").environment(),
-                GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1",
-            ),
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
+    places = [RankPlace(rank, ranks, rank, ranks, f"file://{folder}/meet") for rank in range(ranks)]
+    children = [ForkedProcess(main, str(folder), GLOO_SOCKET_IFNAME="lo", **place.environment()) for place in places]
     try:
         codes = [child.wait(600) for child in children]
     finally:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.settings import InnerSettings
-from diloco_cli.environment import environment_with
 from diloco_cli.protocol.actors.joining import fetch_moments
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import FORMAT_KEY, heartbeat_key
@@ -20,27 +17,24 @@ from diloco_cli.protocol.log.records import Offer, decode, encode
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
-from tests.numerics.bucket import ROOT, begun_run
+from tests.forked import ForkedProcess, diloco
+from tests.numerics.bucket import begun_run
 from tests.numerics.harness import CLOCK
 from tests.waiting import wait_until
 
-Child = subprocess.Popen[str]
+Start = Callable[..., ForkedProcess]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
+def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the run's learner, or its syncer, on a machine that has not consented to the model's code."""
-    children: list[Child] = []
+    children: list[ForkedProcess] = []
 
-    def begin(what: str = "learner") -> Child:
+    def begin(what: str = "learner") -> ForkedProcess:
         words = [what, "--run", (tmp_path / "bucket").as_uri()] + ["--name", "l0"] * (what == "learner")
         if what == "learner":
             words += ["--allow-code", "tests.numerics.tiny", "--allow-code", "tests.numerics.loud"]
-        environment = environment_with(PYTHONPATH=str(ROOT), DILOCO_HOME=str(tmp_path / what))
-        child = subprocess.Popen(
-            [sys.executable, "-m", "diloco_cli", *words], cwd=ROOT, env=environment,
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE if what == "learner" else subprocess.DEVNULL,
-        )  # fmt: skip
+        child = ForkedProcess(diloco, *words, DILOCO_HOME=str(tmp_path / what))
         children.append(child)
         return child
 
@@ -50,21 +44,21 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Child]]:
         child.wait()
 
 
-def stopped(child: Child) -> str:
+def stopped(child: ForkedProcess) -> str:
     """End it as a supervisor does; what it said on stdout."""
     child.send_signal(signal.SIGTERM)
-    said, complaints = child.communicate(timeout=40)
-    assert child.returncode == 143, complaints
+    status = child.wait(40.0)
+    said, complaints = child.said()
+    assert status == 143, complaints
     return said
 
 
-def test_a_loss_that_is_not_a_number_fails_the_run_and_not_the_program(
-    tmp_path: Path, start: Callable[[], Child]
-) -> None:
+def test_a_loss_that_is_not_a_number_fails_the_run_and_not_the_program(tmp_path: Path, start: Start) -> None:
     _, store, _ = begun_run(tmp_path / "bucket", "tests.numerics.loud:not_a_number")
     child = start()
-    _, complaints = child.communicate(timeout=60)
-    assert child.returncode == 12, complaints
+    status = child.wait(60.0)
+    _, complaints = child.said()
+    assert status == 12, complaints
     assert "the loss is nan at token 0 of shard 0" in complaints
     last = decode(LearnerHeartbeat, store.get(heartbeat_key("l0")) or b"", "heartbeat")
     assert last.state == "FAILED" and last.loss is None
@@ -83,7 +77,7 @@ def names_moments(store: Store) -> bool:
 
 @pytest.mark.parametrize("micro", [2, None], ids=["two rows at once", "the whole batch"])
 def test_a_learner_takes_the_micro_batches_that_the_runs_format_gives_its_island(
-    tmp_path: Path, start: Callable[[], Child], micro: int | None
+    tmp_path: Path, start: Start, micro: int | None
 ) -> None:
     """Batches are of four rows, and the model bears two at once: without micro-batches there is no first step."""
     run, store, _ = begun_run(tmp_path / "bucket", "tests.numerics.loud:small")
@@ -91,7 +85,8 @@ def test_a_learner_takes_the_micro_batches_that_the_runs_format_gives_its_island
     store.put(FORMAT_KEY, encode(replace(run, islands=islands)))
     child = start()
     if micro is None:
-        assert "4 rows at once" in child.communicate(timeout=60)[1]
+        child.wait(60.0)
+        assert "4 rows at once" in child.said()[1]
     else:
         wait_until(lambda: store.list("offer/"))
         stopped(child)
@@ -112,7 +107,7 @@ def damage_moments(store: Store) -> None:
     ],
 )
 def test_a_second_incarnation_says_what_became_of_the_moments(
-    tmp_path: Path, start: Callable[..., Child], model: str, name: str, damage: Callable[[Store], None], words: str
+    tmp_path: Path, start: Start, model: str, name: str, damage: Callable[[Store], None], words: str
 ) -> None:
     inner = InnerSettings(name=name, lr=0.01, warmup_steps=0, save_every=1)  # type: ignore[arg-type]
     _, store, _ = begun_run(tmp_path / "bucket", f"tests.numerics.{model}", inner)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.environment import environment_with
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import encode
-from tests.numerics.bucket import ROOT, begun_run
+from tests.forked import ForkedChild, ForkedProcess, diloco
+from tests.numerics.bucket import begun_run
 
 WITHIN_S = 120.0  # two ranks load torch, and all have ended
 TEXT = "tests.numerics.ranked_faults"
@@ -25,12 +24,16 @@ def ended(folder: Path, how: str) -> tuple[int, str]:
     islands = tuple(replace(island, batch_tokens=48, ranks=2, sharding="fsdp") for island in run.islands)
     store.put(FORMAT_KEY, encode(replace(run, settings=settings, islands=islands)))
     words = ["learner", "--run", (folder / "bucket").as_uri(), "--name", "l0", "--allow-code", TEXT]
-    done = subprocess.run(
-        [sys.executable, "-m", "diloco_cli", *words], check=False, cwd=ROOT, capture_output=True, text=True,
-        env=environment_with(PYTHONPATH=str(ROOT), DILOCO_HOME=str(folder / "home")), timeout=WITHIN_S,
-    )  # fmt: skip
+    process = ForkedProcess(diloco_of_ranks, *words, DILOCO_HOME=str(folder / "home"))
+    status = process.wait(WITHIN_S)
     assert not store.list("offer/") and store.get(commit_key(1)) is None  # nothing of a failed step is published
-    return done.returncode, done.stdout + done.stderr
+    return status, "".join(process.said())
+
+
+def diloco_of_ranks(*words: str) -> None:
+    """Its ranks are forks of this process."""
+    subprocess.Popen = ForkedChild  # type: ignore[misc]
+    diloco(*words)
 
 
 @pytest.mark.parametrize(

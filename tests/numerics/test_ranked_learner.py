@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.environment import environment_with
-from diloco_cli.learner.parent import RankPlace
+from diloco_cli.learner.parent import PARENT_VARIABLE, RankPlace
 from diloco_cli.observe.replay import verified
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import ProcessClaim, decode, encode
-from tests.numerics.bucket import ROOT, begun_run
+from tests.forked import ForkedProcess, diloco
+from tests.numerics.bucket import begun_run
 from tests.numerics.harness import merges
 from tests.waiting import wait_until
 
 WITHIN_S = 300.0  # two ranks and a syncer on cores that other tests use
 
 
+def forked_diloco(*words: str) -> None:
+    """A rank ends with its parent, which is here the process that it is a fork of."""
+    os.environ[PARENT_VARIABLE] = str(os.getppid())
+    diloco(*words)
+
+
 class RankProcesses:
     """Of the run in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.started = folder, list[subprocess.Popen[bytes]]()
+        self.folder, self.started = folder, list[ForkedProcess]()
 
-    def start(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, *words: str, **environment: str) -> ForkedProcess:
         common = ["--run", (self.folder / "bucket").as_uri(), "--allow-code", "tests.numerics.ranked"]
-        environment = {"PYTHONPATH": str(ROOT), "DILOCO_HOME": str(self.folder / "home"), **environment}
-        child = subprocess.Popen(
-            [sys.executable, "-m", "diloco_cli", *words, *common], cwd=ROOT, env=environment_with(**environment)
-        )
+        environment = {"DILOCO_HOME": str(self.folder / "home"), **environment}
+        child = ForkedProcess(forked_diloco, *words, *common, **environment)
         self.started.append(child)
         return child
 
-    def start_ranks(self, ranks: int, meet: str) -> list[subprocess.Popen[bytes]]:
+    def start_ranks(self, ranks: int, meet: str) -> list[ForkedProcess]:
         url = f"file://{self.folder}/{meet}"
         places = [RankPlace(rank, ranks, rank, ranks, url) for rank in range(ranks)]
         return [

@@ -88,10 +88,10 @@ def test_an_undisturbed_run_merges_everybody_and_ends() -> None:
 def test_slots_of_minutes_are_merged_with_all_of_unlike_islands() -> None:
     """Slots of 100 s, which the slowest island may reach a minute after the fastest: none is skipped for the later
     offers of the others, though `skip_after` is 60 s."""
-    run = make_run(seconds=6 * 3600.0, step_s=100.0, every=4, quorum=3, skip_after_s=60.0)
+    run = make_run(seconds=1.5 * 3600.0, step_s=100.0, every=4, quorum=3, skip_after_s=60.0)
     places = zip(run.islands, (100.0, 130.0, 180.0), (4, 3, 2), strict=True)
     islands = tuple(replace(i, step_s=s, tokens_per_s=BATCH / s, local_steps=steps) for i, s, steps in places)
-    found, _ = play(replace(run, islands=islands), within_s=12 * 3600.0)
+    found, _ = play(replace(run, islands=islands), within_s=3 * 3600.0)
     assert found.finished and found.skips == 0 and found.participation > 0.95
 
 
@@ -194,8 +194,8 @@ def test_damaged_deltas_are_refused_and_the_run_goes_on() -> None:
 
 
 def test_failures_of_the_hardware_come_from_the_seed() -> None:
-    run, hardware = make_run(seconds=60.0), {"l0": Hardware(mtbf_s=15.0, restart_s=4.0)}
-    first, second, other = (report(simulated(run, hardware, (), seed, 60.0, NEAR), {}) for seed in (1, 1, 2))
+    run, hardware = make_run(seconds=30.0), {"l0": Hardware(mtbf_s=15.0, restart_s=4.0)}
+    first, second, other = (report(simulated(run, hardware, (), seed, 30.0, NEAR), {}) for seed in (1, 1, 2))
     assert first == second != other
     assert first.islands[0].incarnations > 1 and first.islands[1].incarnations == 1
 
