@@ -18,7 +18,7 @@ from diloco_cli.virtual.faulty_calls import Fault, Injected
 from diloco_cli.virtual.world import Actor, World
 from tests.histories.integers import IntegerArithmetic
 from tests.histories.replayer import in_one
-from tests.simulation.operated import answered, asked, run_that_keeps, state_of
+from tests.simulation.operated import run_that_keeps, state_of
 from tests.simulation.regional import RegionalFleet, regional_run
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet
@@ -106,13 +106,6 @@ class FullFleet(ToyFleet):
         return super()._start_thread(process, name, patient(steps), delay_s)
 
 
-@pytest.fixture(autouse=True)
-def rare_floors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In turn no floor is due before the store is full."""
-    monkeypatch.setattr(collection, "FLOORS_APART", 1000)
-    monkeypatch.setattr(collection, "IDLE_S", 10.0)
-
-
 def test_a_full_store_heals_itself_and_without_collection_it_does_not() -> None:
     healed, stuck = FullFleet(64).start(), FullFleet(64, collects=False).start()
     healed.finish(within_s=300.0)
@@ -121,14 +114,6 @@ def test_a_full_store_heals_itself_and_without_collection_it_does_not() -> None:
     assert any("no space is left" in reason for reason in reasons)
     stuck.world.run_for(5.0)
     assert stuck.full.refused and "finish" not in stuck.kinds()
-
-
-def test_before_the_first_version_there_is_nothing_to_collect_and_room_that_others_make_is_used() -> None:
-    fleet = FullFleet(2).start()
-    fleet.world.run_for(20.0)
-    assert fleet.kinds() == [] and {"state", "weights"} & set(fleet.full.refused)
-    fleet.full.quota = 64
-    fleet.finish(within_s=300.0)
 
 
 def test_a_run_whose_learners_find_no_room_and_that_pauses_for_its_quorum_collects() -> None:
@@ -143,18 +128,6 @@ def test_a_run_whose_learners_find_no_room_and_that_pauses_for_its_quorum_collec
     fleet.full.quota = 64
     fleet.finish(within_s=300.0)
     assert "gc_floor" in fleet.kinds()
-
-
-def test_a_stopped_run_is_resumed_on_a_full_store() -> None:
-    fleet = FullFleet(1000).start()
-    fleet.until_commits(30)
-    answered(fleet, "stop")
-    fleet.finish()
-    fleet.full.quota = fleet.full.used - 4
-    asked(fleet, "resume")
-    fleet.start()
-    fleet.finish(within_s=300.0)
-    assert fleet.kinds()[-1] == "finish" and "gc_floor" in fleet.kinds()
 
 
 def test_outcomes_that_a_commit_was_to_bring_come_with_the_next_one_when_a_floor_has_its_number() -> None:

@@ -99,16 +99,6 @@ def test_each_learners_offers_and_the_log_are_looked_for_a_few_times_a_slot(slot
 
 
 @SLOTS
-def test_what_comes_rarely_is_looked_for_now_and_then(slot_s: float) -> None:
-    """Operators' requests each 2 s, incarnations once a slot or every ten seconds."""
-    asked, merged = played(slot_s)
-    for kind, each, every_s in (("request", 1, 2.0), ("incarnation", len(NAMES), min(slot_s, 10.0))):
-        looks = (max(merged) - min(merged)) / every_s + len(NAMES)
-        found = [a for a in asked if a.who == "syncer" and (a.verb, a.kind) == ("get", kind)]
-        assert len(found) <= each * (looks + 5)
-
-
-@SLOTS
 def test_what_was_published_is_found_within_a_twentieth_of_a_slot(slot_s: float) -> None:
     """On average over the run, from the offer's creation to the syncer's request that finds it; half a second is the
     syncer's own turn."""

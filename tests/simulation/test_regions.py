@@ -7,7 +7,6 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RetentionSettings
 from diloco_cli.digests import digest
-from diloco_cli.errors import UsageError
 from diloco_cli.protocol import regions
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log import commit_log as log
@@ -92,15 +91,6 @@ def test_offers_in_a_bucket_that_is_not_their_learners_do_not_count() -> None:
     home = fleet.world.store
     assert home.get(offer_key("l1", 1, 3)) is not None and fleet.far.get(incarnation_key("l1", 1)) is None
     assert not [i for commit in fleet.records() for i in commit.get("inputs", []) if i["learner"] == "l1"]
-
-
-def test_one_who_may_not_join_hears_so_in_its_regions_bucket() -> None:
-    fleet = RegionalFleet(regional_run(merges=90)).start()
-    fleet.far_newcomer("l2")
-    fleet.world.run(lambda: bool(fleet.served.state.members), 20.0)
-    last = fleet.far_newcomer("l3")
-    fleet.finish(90.0)
-    assert isinstance(last.error, UsageError) and "3 shards" in str(last.error)
 
 
 def newest_weights(store: Store, fleet: RegionalFleet, fragment: int) -> str:

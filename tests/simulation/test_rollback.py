@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.errors import FencedError
-from diloco_cli.virtual.world import Fault, World
+from diloco_cli.virtual.world import World
 from tests.simulation.operated import (
     answered,
     by_the_command,
-    command,
-    done,
     note_texts,
     request,
     run_that_keeps,
@@ -97,36 +94,8 @@ def begun(world: World) -> ToyFleet:
     return fleet
 
 
-def operations_of_a_rollback() -> range:
-    """Those of the syncer from the request to the rollback's commit, in a history without faults."""
-    fleet = begun(World())
-    (syncer,) = fleet.living("syncer")
-    first = syncer.operations
-    assert fleet.world.run(lambda: state_of(fleet).base_floor > 0, 30)
-    return range(first, syncer.operations + 2)
-
-
 def test_with_no_syncer_alive_the_command_does_it_and_a_later_syncer_goes_on() -> None:
     fleet = started(RUN, 8)
     assert by_the_command(fleet, "rollback", to=TO).result.base_floor > 0
     finishes(fleet)
     assert check(fleet).kinds.count("epoch_start") >= 2
-
-
-def test_two_who_roll_back_at_once_leave_one_chain() -> None:
-    """A syncer is held up in the middle of it, the command takes over, the syncer wakes up."""
-    fenced = 0
-    for point in operations_of_a_rollback()[::4]:
-        fleet = begun(World(faults={("syncer", point): Fault.PAUSE}))
-        (syncer,) = fleet.living("syncer")
-        assert fleet.world.run(lambda s=syncer: s.paused, 2)  # type: ignore[misc]
-        fleet.restart = False
-        done(fleet, command(fleet))
-        fleet.world.resume(syncer)
-        assert fleet.ended_within(syncer, 30)
-        fenced += isinstance(syncer.error, FencedError)
-        fleet.restart = True
-        fleet.syncer("later")
-        fleet.finish()
-        assert check(fleet).kinds.count("rollback") == 1
-    assert fenced > 5

@@ -12,7 +12,6 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors import membership
-from diloco_cli.protocol.actors.inbox import MAX_OLD_MAILBOXES
 from diloco_cli.protocol.log.keys import delta_key, incarnation_key, join_key, offer_key
 from diloco_cli.protocol.log.operations import Operation, There
 from diloco_cli.protocol.log.records import (
@@ -150,23 +149,6 @@ def test_a_learners_word_on_its_pace_neither_hides_its_offers_nor_costs_more(cla
     assert count["get", "incarnation"] == 2 * 40, "two learners, once a slot"
     assert count["list", "join"] == 40
     assert sum(count.values()) <= (2 * MAX_REQUESTS + 3 + 4) * 40
-
-
-def test_operations_do_not_grow_with_the_runs_age() -> None:
-    """However many requests were answered long ago, and however many processes a learner's name has had."""
-    bench = RelayBench()
-    for number in range(100):
-        bench.request(f"stranger{number}", region="elsewhere")
-    for number in range(1, 41):
-        bench.incarnation("l1", number)
-    bench.world.run_for(30 * PACE_S)
-    early, late = bench.count(20 * PACE_S, 30 * PACE_S), Counter[tuple[str, str]]()
-    assert len([key for key in bench.relay.boxes if key[0] == "l1"]) <= MAX_OLD_MAILBOXES + 1
-    bench.world.run_for(300 * PACE_S)
-    late = bench.count(320 * PACE_S, 330 * PACE_S)
-    assert late["get", "join"] == 0 and late["list", "join"] <= 11
-    assert sum(late.values()) <= sum(early.values())
-    assert [key for key in bench.relay.boxes if key[0] == "l1"] == [("l1", 40)]
 
 
 def test_a_request_that_a_listing_showed_late_is_found_behind_a_later_one() -> None:

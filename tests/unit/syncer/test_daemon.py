@@ -68,23 +68,6 @@ def test_of_two_that_begin_at_once_one_begins(run: RunFormat) -> None:
     assert all(torch.equal(value, values[name]) for name, value in outer_parameters(run, store).items())
 
 
-def test_who_finds_the_log_begun_in_an_older_epoch_says_nothing_of_its_loss(run: RunFormat) -> None:
-    """The faster one has claimed first, and commits while the slower one is writing."""
-    theirs, store, values = MemoryStore(), MemoryStore(), values_of(run)
-    begun(run, theirs, values)
-    objects = {key: theirs.get(key) for key in theirs.list("")}
-    for key in [key for key in objects if key.startswith("epoch/")]:
-        store.create(key, objects[key])
-
-    def overtaken():
-        for key, data in objects.items():
-            store.create(key, data)
-        yield from first_versions(run, values_of(run, shift=9.0))
-
-    slower = perform(begin(run, overtaken(), claim(), utc_now_text, nonce, lambda: 1.0), store, CLOCK)
-    assert (slower.n, slower.epoch, [commit.kind for commit in commits(store)]) == (0, 1, ["epoch_start"])
-
-
 def test_a_run_goes_on_from_there_and_no_syncer_begins_it_with_values_of_its_own(run: RunFormat) -> None:
     with pytest.raises(RefusedError, match=r"values of a\.safetensors, which are not here"):
         TorchArithmetic(run).initial()
