@@ -48,7 +48,6 @@ def _published(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
         rows,
         lambda row: _beside(row.uptime_percent, row.published_uptime_percent),
     )
-    yield _grid("goodput in closed form, %", rows, lambda row: f"{row.closed_form_goodput_percent:.1f}")
     spreads = [sd for row in rows for sd in (row.goodput_sd, row.uptime_sd) if sd is not None]
     spread = f"standard deviation over seeds <= {max(spreads):.2f}" if spreads else "one seed, so the spread is unknown"
     if not compared:
@@ -84,13 +83,12 @@ def _grid(title: str, rows: Sequence[GoodputRow], cell: Callable[[GoodputRow], s
 
 
 def _own_fleet(rows: Sequence[GoodputRow]) -> Iterator[list[str]]:
-    lines = [["", "goodput", "sd", "closed form", "uptime", "failures"]]
+    lines = [["", "goodput", "sd", "uptime", "failures"]]
     lines += [
         [
             method_name(row),
             f"{row.goodput_percent:.2f} %",
             "-" if row.goodput_sd is None else f"{row.goodput_sd:.2f}",
-            f"{row.closed_form_goodput_percent:.1f} %",
             f"{row.uptime_percent:.2f} %",
             f"{row.failures:,}",
         ]

@@ -3,7 +3,6 @@
 How an inventory writes hardware: accelerators, what starts the processes, hosts; and stores.
 
 Hosts are Slurm's hostlists: `box[1-2,7],login` is box1, box2, box7, login; leading zeros are kept (`n[08-10]`).
-Hostfiles are those of MPI and DeepSpeed: one host a line, words such as `slots=8` behind it, `#` for comments.
 
 `infra: loop/DATA` is an island that its owner trains with a loop of his own (`from diloco_cli import join`). DATA says
 what the island's positions mean. It stands in the run's format, or in the log of an island that joined later, so that
@@ -204,8 +203,6 @@ MAX_SHOWN = 200
 ENTRY = re.compile(r"([A-Za-z0-9_.@:-]*)(?:\[([0-9,-]+)\]([A-Za-z0-9_.:-]*))?")
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 COUNTED = re.compile(r"(.*?)(\d{1,9})(\D*)")
-WORD_OF_HOSTFILE = re.compile(r"[A-Za-z_-]+=\S*")
-MAX_HOSTFILE_BYTES = 1_000_000
 FORM = "write for example box[1-4], n[08-10,12] or a,b"
 
 
@@ -280,13 +277,10 @@ def read_crowding(node: Node, folder: Path) -> list[float]:
 
 
 def read_hosts(node: Node, folder: Path) -> list[str]:
-    """A hostlist, `@FILE` (a hostfile in the folder), or a list of these."""
+    """A hostlist, or a list of these."""
     found: list[str] = []
     for entry in node.value if isinstance(node.value, list) else [node]:
         written = text(entry)
-        if written.startswith("@"):
-            found += _of_hostfile(folder / written[1:], entry.where)
-            continue
         try:
             found += expand_hostlist(written)
         except UsageError as error:
@@ -295,14 +289,6 @@ def read_hosts(node: Node, folder: Path) -> list[str]:
     if twice is not None:
         raise UsageError(f"the host '{twice}' is named twice", where=node.where)
     return found
-
-
-def _of_hostfile(path: Path, where: str) -> tuple[str, ...]:
-    hint = "a hostfile has one host a line; its path is relative to the inventory's folder"
-    try:
-        return read_hostfile(path)
-    except UsageError as error:
-        raise UsageError(error.message, where=error.where or where, hint=hint) from None
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
@@ -333,7 +319,7 @@ def _shortened(text: str) -> str:
 
 def _expand(entry: str, text: str, room: int) -> list[str]:
     match = ENTRY.fullmatch(entry)
-    if not entry or entry.startswith("-") or match is None:
+    if not entry or entry.startswith(("-", "@")) or match is None:
         raise UsageError(f"the hostlist '{text}' cannot be read at '{_shortened(entry)}'; {FORM}")
     prefix, ranges, suffix = match.groups()
     if len(prefix) + len(suffix or "") > MAX_HOST:
@@ -359,50 +345,6 @@ def _numbers(part: str, text: str, room: int) -> list[str]:
     if count > room:
         raise UsageError(f"the hostlist '{text}' names more than {MAX_HOSTS} hosts")
     return [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-
-
-def read_hostfile(path: Path) -> tuple[str, ...]:
-    """Every host once, in the order of the lines. Words behind a host (`slots=8`) are ignored, because the inventory
-    gives a host's accelerators. Raises UsageError: with the file's line, or without a place if there is no such
-    file."""
-    try:
-        with path.open("rb") as stream:
-            raw = stream.read(MAX_HOSTFILE_BYTES + 1)
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"cannot read the hostfile {path}: {reason}") from None
-    if len(raw) > MAX_HOSTFILE_BYTES:
-        raise UsageError(f"the hostfile is larger than {MAX_HOSTFILE_BYTES // 10**6} MB", where=str(path))
-    seen: dict[str, str] = {}
-    for place, line in _lines_of_hosts(raw.decode("utf-8", errors="replace"), path):
-        for host in _hosts_of_line(line, place):
-            if host in seen:
-                raise UsageError(f"the host '{host}' is named twice (before: {seen[host]})", where=place)
-            seen[host] = place
-    if not 1 <= len(seen) <= MAX_HOSTS:
-        raise UsageError(f"a hostfile names 1 to {MAX_HOSTS} hosts, not {len(seen)}", where=str(path))
-    return tuple(seen)
-
-
-def _lines_of_hosts(text: str, path: Path) -> Iterator[tuple[str, str]]:
-    """(place, line) without comments and empty lines."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        content = line.partition("#")[0].strip()
-        if content:
-            yield f"{path}:{number}", content
-
-
-def _hosts_of_line(line: str, place: str) -> tuple[str, ...]:
-    host, *words = line.split()
-    strange = [word for word in words if WORD_OF_HOSTFILE.fullmatch(word) is None]
-    if strange:
-        raise UsageError(
-            f"'{strange[0]}' behind the host '{host}' cannot be read; allowed: words such as slots=8", where=place
-        )
-    try:
-        return expand_hostlist(host)
-    except UsageError as error:
-        raise UsageError(error.message, where=place) from None
 
 
 def compress_hostlist(hosts: Iterable[str]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from math import expm1
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,10 +34,6 @@ class Repair:
         within: NDArray[np.float64] = -np.log1p(-(u ** (1.0 / self.exponent)))
         seconds: NDArray[np.float64] = self.scale_s * within ** (1.0 / self.shape)
         return seconds
-
-    def cdf(self, seconds: float) -> float:
-        """The share of repairs that end within `seconds`."""
-        return float((-expm1(-((seconds / self.scale_s) ** self.shape))) ** self.exponent)
 
     @property
     def mean_s(self) -> float:

@@ -3,8 +3,7 @@ data-parallel learner."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor
 from statistics import fmean, stdev
@@ -27,15 +26,13 @@ from diloco_cli.forecast.chips import (
     presence,
 )
 from diloco_cli.plan.candidates import restart_s
-from diloco_cli.plan.flow import drift_s, probability_at_least
+from diloco_cli.plan.flow import drift_s
 from diloco_cli.plan.plan import Plan
 from diloco_cli.units import format_count
 
 Method = Literal["data_parallel_no_elasticity", "data_parallel_elastic", "decoupled"]
 PUBLISHED = Constants(repair=Repair(scale_s=60.0, shape=1.3, exponent=1.2))
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
-MEAN_VALUE_ROUNDS = 200  # of an iteration that halves its error in each
-MAX_POINTS = 1000  # of an integral over 20 mean times away
 METHOD_NUMBERS: dict[Method, int] = {"data_parallel_no_elasticity": 0, "data_parallel_elastic": 1, "decoupled": 2}
 LEAST_DAYS = 0.01
 MAX_FAILURES = 10_000_000  # of one history: they are drawn at once
@@ -74,8 +71,6 @@ class GoodputRow:
     uptime_percent: float
     goodput_sd: float | None
     uptime_sd: float | None
-    closed_form_goodput_percent: float
-    closed_form_uptime_percent: float
     failures: int
     published_goodput_percent: float | None = None
     published_uptime_percent: float | None = None
@@ -140,7 +135,6 @@ def simulate_row(
         goodputs.append(100 * fleet_goodput(timelines))
         uptimes.append(100 * fleet_uptime(timelines))
         failures += sum(timeline.failures for timeline in timelines)
-    closed = closed_form(fleet)
     return GoodputRow(
         method=method,
         learners=len(fleet),
@@ -150,8 +144,6 @@ def simulate_row(
         uptime_percent=fmean(uptimes),
         goodput_sd=_sd(goodputs),
         uptime_sd=_sd(uptimes),
-        closed_form_goodput_percent=100 * closed[0],
-        closed_form_uptime_percent=100 * closed[1],
         failures=failures,
     )
 
@@ -160,27 +152,6 @@ def fleet_of(method: Method, learners: Sequence[ChipsLearner], constants: Consta
     if method == "decoupled":
         return tuple(learners)
     return (one_cluster(tuple(learners), elastic=method == "data_parallel_elastic", constants=constants),)
-
-
-def closed_form(fleet: Sequence[ChipsLearner]) -> tuple[float, float]:
-    """(goodput, uptime) of the fleet by mean values; the learners fail independently."""
-    shares = [_closed_form_alone(learner) for learner in fleet]
-    goodput = sum(share * learner.weight for learner, (share, _) in zip(fleet, shares, strict=True))
-    return goodput / sum(learner.weight for learner in fleet), probability_at_least(1, [up for _, up in shares])
-
-
-def _closed_form_alone(learner: ChipsLearner) -> tuple[float, float]:
-    """(goodput, uptime) of one learner."""
-    stops = Stops(
-        slices=learner.slices,
-        failures=learner.failures_per_step,
-        step_s=learner.step_ms / MS,
-        down_s=learner.down_ms / MS,
-        up_s=learner.up_ms / MS,
-        away_s=learner.repair.mean_s,
-        cdf=learner.repair.cdf,
-    )
-    return elastic_goodput(stops) if learner.elastic else (inelastic_goodput(stops),) * 2
 
 
 def _sd(values: Sequence[float]) -> float | None:
@@ -211,68 +182,6 @@ def learners_of_plan(plan: Plan) -> tuple[ChipsLearner, ...]:
             )
         )
     return tuple(made)
-
-
-@dataclass(frozen=True)
-class Stops:
-    """A synchronous group of `slices` slices: `failures` per step with all present (arXiv 2604.21428, table 1). A step
-    in which slices fail counts for the others; then all stop for `down_s`. Slices that are back join at the end of a
-    step, which takes `up_s`. `away_s`: mean time of a slice's absence; `cdf`: of that time, in seconds."""
-
-    slices: int
-    failures: float
-    step_s: float
-    down_s: float
-    up_s: float
-    away_s: float
-    cdf: Callable[[float], float]
-
-
-def elastic_goodput(stops: Stops) -> tuple[float, float]:
-    """(share of chip time, share of time) spent on steps that count. A cycle runs from one downscale to the next:
-
-        T = step / p + down + u x up        p = 1 - exp(-failures x slices there): a step in which something fails
-        u = (1 / p - 1) x (1 - exp(-n x step / T))    steps after which a slice waits to join, n lost a cycle
-        there = 1 - n x (away + step) / (T x slices)
-        goodput = step / p / T x there            uptime = step / p / T x (1 - (1 - there)^slices): a slice is present
-
-    Mean values throughout, solved by iteration; within about a point of the simulation of many slices. With a single
-    slice, no other slice goes on while it is absent.
-    """
-    if stops.failures <= 0:
-        return 1.0, 1.0
-    if stops.slices == 1:
-        alone = inelastic_goodput(stops)
-        return alone, alone
-    there, cycle_s, stepping = 1.0, stops.step_s, 1.0
-    for _ in range(MEAN_VALUE_ROUNDS):
-        p = -math.expm1(-stops.failures * there)
-        lost = stops.failures * there / p
-        taken_in = (1 / p - 1) * -math.expm1(-lost * stops.step_s / cycle_s)
-        cycle_s = (cycle_s + stops.step_s / p + stops.down_s + taken_in * stops.up_s) / 2
-        stepping = stops.step_s / p / cycle_s
-        away = lost * (stops.away_s + stops.step_s) / (cycle_s * stops.slices)
-        there = (there + max(0.0, 1 - away)) / 2
-    stepping = min(1.0, stepping)
-    return stepping * there, stepping * (1 - (1 - there) ** stops.slices)
-
-
-def inelastic_goodput(stops: Stops) -> float:
-    """All slices stop until the last one is back: a cycle ends with a step in which n >= 1 slices fail (Poisson), then
-    E[longest of n] + up. E[longest] = integral of 1 - P(all are back after t) over t."""
-    if stops.failures <= 0:
-        return 1.0
-    p = -math.expm1(-stops.failures)
-    width_s = stops.away_s / 50
-    max_s = sum(width_s * (1 - _all_back(stops.failures, stops.cdf((k + 0.5) * width_s))) for k in range(MAX_POINTS))
-    failed = min(1.0, stops.failures / p / stops.slices)
-    return stops.step_s * (1 / p - failed) / (stops.step_s / p + max_s + stops.up_s)
-
-
-def _all_back(failures: float, back: float) -> float:
-    """(exp(failures x back) - 1) / (exp(failures) - 1), without exponentials that overflow: all of n >= 1 failed slices
-    are back, each of them with probability `back`."""
-    return math.exp(failures * (back - 1)) * math.expm1(-failures * back) / math.expm1(-failures)
 
 
 DAYS, SEEDS = 30.0, (0, 1, 2)

@@ -12,7 +12,7 @@ from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hardware import find_device, in_catalogue
 from diloco_cli.config.run_file import overlap_problem
-from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.config.settings import Inventory, LocalMachine, RunSettings
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.layout import Layout, make_layout
 from diloco_cli.plan.candidates import busy_cores, share_of_cores
@@ -35,7 +35,7 @@ COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "l
 def shares_here(plan: Plan, region: str | None) -> tuple[dict[str, float], str | None]:
     """Each island's share of its planned speed, as islands on this machine share its cores; a warning if they do."""
     cores, busy = usable_cores(), busy_cores(plan.inventory.islands, region)
-    shares = share_of_cores(plan.inventory.islands, region, cores)
+    shares = share_of_cores(plan.inventory.islands, region, LocalMachine(cores))
     if plan.inventory.local is not None:  # then the plan's speeds are those of processes that share it
         return dict.fromkeys(shares, 1.0), None
     if busy <= cores:

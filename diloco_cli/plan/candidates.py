@@ -1,27 +1,14 @@
-"""Tokens per second of an island: measured if the inventory says so, else peak x MFU over FLOPs per token.
+"""Islands by themselves: speed, step, memory, whatever does not depend on other islands or on the schedule.
 
-Islands of one machine share its cores, and so its speed. Every thread that trains uses a whole core. Of k awake threads
-on c < k cores, r = k mod c cores hold one thread more than the others. Threads that never sleep are moved between cores
-by the system and get c / k each over time. A thread that slept (an emulated slowdown is sleep) wakes on some core and
-shares it with the threads there, for the short time of a step: the thread that woke last is on a fuller core, the other
-k - 1 are spread evenly.
-
-    fuller   1 / ceil(k / c)                                     share of a core for a thread on a fuller core
-    other    (c - fuller) / (k - 1)                              the mean of all threads but the last one
-    sleeper  fuller / m + other x (m - 1) / m                    m of the k sleep now and then, each may be the last
-
-A slowdown of s sleeps (s - 1) times as long as the step took, for steps of any length: its island is awake for exactly
-1 / s of the time, and only then competes with other islands for cores.
-
-Islands by themselves: speed, step, memory: the values that do not depend on other islands or on the schedule."""
+Tokens per second are measured if the inventory says so, else peak x MFU over FLOPs per token. Islands of one machine
+share its cores, and so its speed. A slowdown of s is sleep: its island is awake for 1 / s of the time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from math import ceil
 
 from diloco_cli.config.hardware import BACKENDS, CPU, HOST_DEVICES, Accelerators, Device, find_device
 from diloco_cli.config.models import ModelFacts
@@ -40,7 +27,6 @@ MAX_CPU_GFLOPS = 120.0
 MPS_GFLOPS = 1000.0
 TERA, GIGA = 1e12, 1e9
 SERVICE_CORES = 0.2  # syncer, evaluator and supervisor; measured beside the quickstart's learners
-MAX_SLEEPERS = 64  # up to which every combination is weighed; beyond it the mean number awake is used
 
 
 def num_devices(island: IslandSettings) -> int:
@@ -120,86 +106,26 @@ def busy_cores(islands: Sequence[IslandSettings], region: str | None) -> float:
     return sum(num_devices(island) / island.slowdown for island in islands if shares_cores(island, region))
 
 
-def share_of_cores(islands: Sequence[IslandSettings], region: str | None, cores: int) -> dict[str, float]:
-    """By island: the share of its planned speed that the others leave, 1 for islands that start elsewhere."""
-    return {island.name: 1.0 for island in islands} | _shares(islands, region, LocalMachine(cores), 0.0)
-
-
-def shares_of_the_local_machine(inventory: Inventory) -> dict[str, float]:
-    """By island: the share of its speed that is left if the inventory describes the machine that the local islands
-    share with one another and with the run's services; empty if it does not (`launch` then counts its own cores)."""
-    if inventory.local is None:
-        return {}
-    return _shares(inventory.islands, None, inventory.local, SERVICE_CORES)
-
-
-def _shares(
-    islands: Sequence[IslandSettings], region: str | None, local: LocalMachine, services: float
+def share_of_cores(
+    islands: Sequence[IslandSettings], region: str | None, local: LocalMachine, services: float = 0.0
 ) -> dict[str, float]:
-    """Islands that are alike have the same share."""
+    """By island: the share of its speed that is left where islands, and `services` cores' worth of other processes,
+    share one machine's cores; 1 for islands that start elsewhere."""
     here = [island for island in islands if shares_cores(island, region)]
-    known: dict[tuple[int, float], float] = {}
+    busy = math.fsum(num_devices(island) / island.slowdown for island in here)
+    shares = {island.name: 1.0 for island in islands}
     for island in here:
-        kind = (num_devices(island), island.slowdown)
-        if kind not in known:
-            known[kind] = mean_share(tuple(states_of(island, here, local, services)))
-    return {island.name: known[num_devices(island), island.slowdown] for island in here}
+        own = num_devices(island)
+        shares[island.name] = shared_cores(local, busy - own / island.slowdown + own, services)
+    return shares
 
 
-@formula("island", "shared cores")
-def mean_share(states: Sequence[tuple[float, float]]) -> float:
-    """`states`: of the machine, with this island awake."""
-    return sum(probability * speed for probability, speed in states)
-
-
-def states_of(
-    island: IslandSettings, here: Sequence[IslandSettings], local: LocalMachine, services: float
-) -> Iterator[tuple[float, float]]:
-    """(probability, speed) in every state of the machine in which `island`, one of those `here`, is awake. The speed of
-    one of its threads relative to a thread alone: seat x contention x the share that the run's services leave."""
-    sleeps = island.slowdown > 1
-    own = num_devices(island)
-    steady = sum(num_devices(other) for other in here if other.slowdown == 1 and other is not island)
-    others = [other for other in here if other.slowdown > 1 and other is not island]
-    for probability, woken in woken_threads(others):
-        awake, sleepers = steady + woken + own, woken + (own if sleeps else 0)
-        speed = (
-            seat(awake, sleepers, local.cores, sleeps) * contention(local, awake) * left(awake, local.cores, services)
-        )
-        yield probability, speed
-
-
-def woken_threads(sleepers: Sequence[IslandSettings]) -> Iterator[tuple[float, int]]:
-    """(probability, number of awake threads) of islands that sleep now and then, independently; the probabilities add
-    up to 1."""
-    if len(sleepers) > MAX_SLEEPERS:
-        yield 1.0, round(sum(num_devices(island) / island.slowdown for island in sleepers))
-        return
-    chances = {0: 1.0}
-    for island in sleepers:
-        later: dict[int, float] = {}
-        for woken, chance in chances.items():
-            more = woken + num_devices(island)
-            later[woken] = later.get(woken, 0.0) + chance * (1 - 1 / island.slowdown)
-            later[more] = later.get(more, 0.0) + chance / island.slowdown
-        chances = later
-    yield from ((chance, woken) for woken, chance in sorted(chances.items()))
-
-
-def seat(awake: int, sleepers: int, cores: int, sleeps: bool) -> float:
-    """The share of a core of a thread that sleeps now and then (`sleeps`), or of another one, over the even share."""
-    if awake <= cores or awake % cores == 0 or sleepers == 0:
-        return 1.0
-    fuller = 1 / ceil(awake / cores)
-    other = (cores - fuller) / (awake - 1)
-    mine = fuller / sleepers + other * (sleepers - 1) / sleepers if sleeps else other
-    return mine * awake / cores
-
-
-def left(awake: int, cores: int, services: float) -> float:
-    """The share that the run's services leave: they take what they need, first from idle cores."""
-    wanted = min(awake, cores)
-    return max(0.0, min(wanted, cores - services)) / wanted
+def shared_cores(local: LocalMachine, awake: float, services: float) -> float:
+    """The speed of one of `awake` threads relative to one alone, in the mean: an emulated slowdown is sleep, so its
+    threads count for the time that they are awake."""
+    wanted = min(awake, float(local.cores))
+    left = max(0.0, min(wanted, local.cores - services)) / wanted
+    return contention(local, max(1, round(awake))) * left
 
 
 def contention(local: LocalMachine, awake: int) -> float:
@@ -307,7 +233,7 @@ class Candidate:
 
 def candidates(run: RunSettings, inventory: Inventory, model: ModelFacts) -> list[Candidate]:
     """Every island of the inventory, fastest step first, names breaking ties."""
-    shares = shares_of_the_local_machine(inventory)
+    shares = share_of_cores(inventory.islands, None, inventory.local, SERVICE_CORES) if inventory.local else {}
     fit_of = cache(partial(fit_of_nodes, run=run, inventory=inventory, model=model))
     found = [candidate_of(i, run, inventory, model, shares.get(i.name, 1.0), fit_of) for i in inventory.islands]
     return sorted(found, key=lambda candidate: (candidate.step_s, candidate.island.name))

@@ -105,7 +105,7 @@ def computing(run: RunSettings, half: bool, num_fragments: int, own_memory: bool
 @dataclass(frozen=True)
 class Fit:
     """What each rank's device holds, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not
-    checked. `devices_needed`, `tensor_parallel` and `settings` (of the run) name what would fit."""
+    checked. `devices_needed` and `settings` (of the run) name what would fit."""
 
     parts: tuple[MemoryPart, ...]
     available_gb: float | None
@@ -114,7 +114,6 @@ class Fit:
     sequences: int = 1
     devices_needed: int | None = None
     settings: tuple[str, ...] = ()
-    tensor_parallel: int | None = None
 
     @property
     def needed_gb(self) -> float:
@@ -180,7 +179,7 @@ def fit_of_nodes(
     `batch_tokens`."""
     memory_gb = find_device(accelerators.name, inventory.devices).memory_gb
     how = how_on(accelerators, run, inventory, model)
-    return fit_with_micro_batch(run.train, model, batch_tokens, how, ranks, memory_gb, ranks // nodes)
+    return fit_with_micro_batch(run.train, model, batch_tokens, how, ranks, memory_gb)
 
 
 def how_on(
@@ -200,13 +199,12 @@ def fit_with_micro_batch(
     how: Computing,
     ranks: int = 1,
     memory_gb: float | None = None,
-    per_node: int = 1,
 ) -> Fit:
     """The fit of an island's ranks with the micro-batch of each: as set, or with `auto` the largest that fits."""
     most = max(1, -(-batch_tokens // (model.sequence * ranks)))  # the largest part of a batch that one of them has
     least = 1 if train.micro_batch_tokens == "auto" else min(most, max(1, train.micro_batch_tokens // model.sequence))
     asked = train.sharding if model.divides else "ddp"
-    fit = memory_fit(model, how, ranks, memory_gb, per_node, least, asked)
+    fit = memory_fit(model, how, ranks, memory_gb, least, asked)
     if train.micro_batch_tokens != "auto" or not fit.fits:
         return fit
     room_gb = HOST_WORKING_GB
@@ -221,16 +219,14 @@ def memory_fit(
     how: Computing,
     ranks: int,
     memory_gb: float | None,
-    per_node: int = 1,
     sequences: int = 1,
     asked: Literal["auto", "ddp", "fsdp"] = "auto",
 ) -> Fit:
     """The fit with a micro-batch of `sequences` per rank; one is the smallest that trains. If that does not fit, it
-    names what would: more accelerators, or splitting every layer over some of the `per_node` that share a node
-    (tensor-parallel). `asked`: the sharding, as `train.sharding` has it."""
+    names what would: more accelerators, or a setting. `asked`: the sharding, as `train.sharding` has it."""
 
-    def sharded(over: int, split: int = 1, how: Computing = how) -> Fit:
-        parts = memory_parts(model, how, over, split, sequences)
+    def sharded(over: int, how: Computing = how) -> Fit:
+        parts = memory_parts(model, how, over, sequences)
         return Fit(parts, memory_gb, "fsdp" if over > 1 else "none", over, sequences)
 
     replicated = replace(sharded(1), sharding="ddp" if ranks > 1 else "none", ranks=ranks)
@@ -239,14 +235,11 @@ def memory_fit(
     fit = replicated if asked == "ddp" else sharded(ranks)
     if fit.fits:
         return fit
-    # powers of two of a node's devices, over which every layer could be divided
-    splits = (2**power for power in range(1, per_node.bit_length()) if per_node % 2**power == 0)
-    split = next((split for split in splits if sharded(ranks, split).fits), None)
     ways = ["train.sharding=auto"] if asked == "ddp" and model.divides and sharded(ranks).fits else []
     again = replace(how, checkpointing=True)
     ways += ["train.checkpointing=true"] if sharded(1 if asked == "ddp" else ranks, how=again).fits else []
     needed = _devices_needed(sharded(2), sharded(4)) if model.divides else None
-    return replace(fit, devices_needed=needed, tensor_parallel=split, settings=tuple(ways))
+    return replace(fit, devices_needed=needed, settings=tuple(ways))
 
 
 def with_micro_batch(fit: Fit, sequences: int) -> Fit:
@@ -256,20 +249,17 @@ def with_micro_batch(fit: Fit, sequences: int) -> Fit:
     return replace(fit, parts=parts, sequences=sequences)
 
 
-def memory_parts(
-    model: ModelFacts, how: Computing, ranks: int = 1, split: int = 1, sequences: int = 1
-) -> tuple[MemoryPart, ...]:
-    """The memory of one of `ranks` that hold the state together, with a micro-batch of `sequences`; `split`: the number
-    of devices over which every layer is divided."""
+def memory_parts(model: ModelFacts, how: Computing, ranks: int = 1, sequences: int = 1) -> tuple[MemoryPart, ...]:
+    """The memory of one of `ranks` that hold the state together, with a micro-batch of `sequences`."""
     tokens, parameters, sharded = sequences * model.sequence, model.parameters, ranks > 1
     sizes = {
         "weights": weights_gb(parameters, ranks),
         "gradients": gradients_gb(parameters, ranks),
         "moments": moments_gb(how.moment_bytes, parameters, ranks),
         "casts": 0.0 if sharded else casts_gb(how.widths.casts, parameters),
-        "activations": activations_gb(activation_bytes(model, how), tokens, split),
-        "logits": logits_gb(tokens, model.vocabulary, split),
-        "gathered": gathered_gb(gathered_bytes(model, how), split) if sharded else 0.0,
+        "activations": activations_gb(activation_bytes(model, how), tokens),
+        "logits": logits_gb(tokens, model.vocabulary),
+        "gathered": gathered_gb(gathered_bytes(model, how)) if sharded else 0.0,
         "exchange": exchange_gb(model, how),
     }
     return tuple(MemoryPart(name, gb) for name, gb in sizes.items() if gb)
@@ -296,18 +286,18 @@ def casts_gb(cast_bytes: int, parameters: int) -> float:
 
 
 @formula("island", "memory, activations", "GB")
-def activations_gb(kept_of_a_token_bytes: float, tokens: int, split: int) -> float:
-    return kept_of_a_token_bytes * tokens / split / GB
+def activations_gb(kept_of_a_token_bytes: float, tokens: int) -> float:
+    return kept_of_a_token_bytes * tokens / GB
 
 
 @formula("island", "memory, logits", "GB")
-def logits_gb(tokens: int, vocabulary: float, split: int) -> float:
-    return LOGIT_BYTES * tokens * vocabulary / split / GB
+def logits_gb(tokens: int, vocabulary: float) -> float:
+    return LOGIT_BYTES * tokens * vocabulary / GB
 
 
 @formula("island", "memory, gathered", "GB")
-def gathered_gb(gathered_bytes: float, split: int) -> float:
-    return gathered_bytes / split / GB
+def gathered_gb(gathered_bytes: float) -> float:
+    return gathered_bytes / GB
 
 
 def exchange_gb(model: ModelFacts, how: Computing) -> float:

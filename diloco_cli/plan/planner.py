@@ -14,15 +14,11 @@ from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.formulas import Explanation, formula, told
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.plan.candidates import (
-    SERVICE_CORES,
     Candidate,
     candidate_of,
     candidates,
-    mean_share,
     not_launched,
     num_devices,
-    shares_cores,
-    states_of,
 )
 from diloco_cli.plan.flow import (
     Fleet,
@@ -238,7 +234,7 @@ def assemble(
     if fleet.schedule.fragments < run.sync.fragments:
         count = fleet.schedule.fragments
         warnings.append(f"the model has too few rows for {run.sync.fragments} fragments: there will be {count}")
-    warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs, fleet, model)
+    warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs, fleet)
     warnings += cold_start_warnings(fleet, run)
     prediction = predict(fleet, money, run, model)
     warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)
@@ -465,9 +461,6 @@ def _island(plan: Plan, fleet: Fleet, candidate: Candidate) -> list[Explanation]
     sync, schedule, fit = run.sync, plan.schedule, candidate.fit
 
     def compute() -> None:
-        if inventory.local is not None and shares_cores(island, None):
-            here = [other for other in inventory.islands if shares_cores(other, None)]
-            mean_share(tuple(states_of(island, here, inventory.local, SERVICE_CORES)))
         candidate_of(island, run, inventory, model, candidate.share, lambda *_: fit)
         transfer_s(candidate.link, candidate.rtt_s, schedule.fragment_parameters, sync.codec, sync.weights_codec)
         flow = fleet.flows[fleet.kept.index(candidate)]
@@ -475,7 +468,7 @@ def _island(plan: Plan, fleet: Fleet, candidate: Candidate) -> list[Explanation]
         flow_of(candidate, flow.transfer_s, schedule, sync, fleet.at_syncer, mean, len(fleet.kept), flow.moving)
         sharded_over = fit.ranks if fit.sharding == "fsdp" else 1
         how = how_on(island.accelerators, run, inventory, model, schedule.overlap)
-        sum_gb([part.gb for part in memory_parts(model, how, sharded_over, 1, fit.sequences)])
+        sum_gb([part.gb for part in memory_parts(model, how, sharded_over, fit.sequences)])
         planned_island(candidate, flow, fleet, run, inventory, model)
 
     return told("island", compute, island.name)

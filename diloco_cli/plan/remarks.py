@@ -50,12 +50,9 @@ from diloco_cli.plan.link import (
     machine_of,
     need_of_round,
     rounded_up,
-    spent_a_slot,
-    work_of,
 )
 from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
 from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Mark, Plan, Schedule, Sensitivity, SyncerNeeds
-from diloco_cli.protocol.rules.capacity import SlotTime, most_learners
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.quorum import covering_slots
 from diloco_cli.units import format_bandwidth, format_count, format_duration
@@ -312,7 +309,7 @@ def cold_start_warnings(fleet: Fleet, run: RunSettings) -> list[str]:
     return [f"cold start: {kept[0].island.name} alone for {rounds} rounds; {idle}"]
 
 
-def syncer_warnings(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> list[str]:
+def syncer_warnings(needs: SyncerNeeds, fleet: Fleet) -> list[str]:
     """A warning where the syncer is nearly as slow as the slots, or slower; with what would help."""
     if needs.busy_percent <= CROWDED:
         return []
@@ -323,45 +320,18 @@ def syncer_warnings(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> list
     else:
         times = f"rounds take {needs.busy_percent / 100:.2g} times as long"
         head = f"the syncer cannot hold slots of {slot}: a merge takes it {fastest}, {most}; {times}"
-    return [": ".join(filter(None, (head, "; or ".join(_ways(needs, fleet, model)))))]
+    return [": ".join(filter(None, (head, "; or ".join(_ways(needs, fleet)))))]
 
 
-def _ways(needs: SyncerNeeds, fleet: Fleet, model: ModelFacts) -> Iterator[str]:
-    """Settings under which the syncer would be free for a fifth of each slot; what to change about its machine."""
-    sync, s, machine, islands = fleet.sync, fleet.schedule, fleet.kept[0].syncer, len(fleet.kept)
-    every = math.ceil(sync.every * needs.busy_percent / CROWDED)
+def _ways(needs: SyncerNeeds, fleet: Fleet) -> Iterator[str]:
+    """The round in which the syncer would be free for a fifth of each slot; what to change about its machine."""
+    machine, every = fleet.kept[0].syncer, math.ceil(fleet.sync.every * needs.busy_percent / CROWDED)
     if every <= MAX_EVERY:
         yield f"--set sync.every={every}"
-    fragments = _fewer_fragments(fleet, model) if needs.limit == "calls" else None
-    if fragments is not None:
-        yield f"--set sync.fragments={fragments}"
-    smaller = min(CODEC_BITS, key=lambda codec: CODEC_BITS[codec])
-    coded = replace(sync, codec=smaller)
-    spent = spent_a_slot(model.parameters, s.fragments, islands, coded, machine, s.slot_s)
-    if needs.limit == "bytes" and sync.codec != smaller and _leaves_room(spent, s.slot_s):
-        yield f"--set sync.codec={smaller}"
-    most = most_learners(work_of(model.parameters / s.fragments, islands, sync), machine, s.slot_s * CROWDED / 100)
-    if 0 < most < islands:
-        yield f"at most {most} islands"
     if needs.limit == "calls":
         yield f"a syncer nearer to its bucket than {format_duration(machine.call_s)} a call (store.link.rtt)"
     elif needs.limit == "bytes" and min(machine.up_bps or math.inf, machine.down_bps or math.inf) < CLIENT_BPS:
         yield "a faster link of the syncer's machine (store.link)"
-
-
-def _leaves_room(spent: SlotTime, slot_s: float) -> bool:
-    return 100 * spent.seconds <= CROWDED * slot_s
-
-
-def _fewer_fragments(fleet: Fleet, model: ModelFacts) -> int | None:
-    """The largest number of fragments whose slots leave the syncer a fifth of them."""
-    s, sync, islands, machine = fleet.schedule, fleet.sync, len(fleet.kept), fleet.kept[0].syncer
-    for count in range(s.fragments - 1, 0, -1):
-        slot_s = s.round_s / count
-        spent = spent_a_slot(model.parameters, count, islands, sync, machine, slot_s)
-        if _leaves_room(spent, slot_s):
-            return count
-    return None
 
 
 HARDLY = 0.1  # of the delta's bits: the most that moments saved seldom enough add
@@ -407,9 +377,6 @@ def _does_not_fit(candidate: Candidate) -> Excluded:
     if fit.devices_needed:
         have_now = island.accelerators.count * island.nodes
         ways.append(f"{fit.devices_needed} accelerators instead of {have_now}")
-    if fit.tensor_parallel:
-        split = fit.tensor_parallel
-        ways.append(f"a model that is tensor-parallel over {split} accelerators of a node (an entrypoint of your own)")
     if fit.sequences > 1 and with_micro_batch(fit, 1).fits:
         ways.append("smaller micro-batches: --set train.micro_batch_tokens=auto")
     ways += [f"--set {setting}" for setting in fit.settings]
@@ -481,59 +448,30 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
     """For an island with enough link and memory: it breaks a limit, sets too short a round, or costs too much."""
     name, sync = candidate.island.name, fleet.sync
     other = run_fleet(sorted([*fleet.kept, candidate], key=lambda c: (c.step_s, c.island.name)), sync, model)
-    then = score(other, run, model, goal)
-    if then is None:
-        return _breaks_limits(candidate, other, run, model, goal)
+    if score(other, run, model, goal) is None:
+        money, seconds = costs(other, run, model), run.train.tokens / other.tokens_per_s
+        found = f"{money.per_h:.2f}/h, {money.total:,.0f} in all, {format_duration(seconds)}"
+        return Excluded(name, f"with it the plan is beyond the limits: {found}")
     load = load_of_round(model, sync.codec, sync.weights_codec, run.train.inner)
     round_s = sync.every * candidate.step_s
     late = [c.island.name for c in fleet.kept if not c.carries(load, round_s)]
     if late and round_s < fleet.schedule.round_s:
         sequences = math.ceil(candidate.batch_tokens * fleet.schedule.round_s / round_s / model.sequence)
-        others = ", ".join(late[:3]) + (f" and {len(late) - 3} more" if len(late) > 3 else "")
         reason = f"its steps of {format_duration(candidate.step_s)} would set a round of {format_duration(round_s)}"
-        return Excluded(
-            name, f"{reason}, too short for the link of {others}", (f"batch_tokens: {sequences * model.sequence}",)
-        )
+        way = f"batch_tokens: {sequences * model.sequence}"
+        return Excluded(name, f"{reason}, too short for the link of {_names(late)}", (way,))
     if goal.objective == "cost":
         without, with_it = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
         return Excluded(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")
     change = 100 * (other.tokens_per_s / fleet.tokens_per_s - 1)
-    if then > (score(fleet, run, model, goal) or 0.0):
-        return Excluded(name, f"the search, which tries only so many sets, left it: with it {change:+.2f} % tokens/s")
-    but = _worth_less(fleet, other) if change > 0 else ""
-    return Excluded(name, f"the plan is better without it: with it {change:+.2f} % tokens/s{but}")
-
-
-def _worth_less(fleet: Fleet, other: Fleet) -> str:
-    """Why a fleet with more tokens a second scores lower."""
-    if other.syncer_load > 1:
-        return ", but the syncer could not merge that many in a round"
-    if other.schedule.grace_s <= 0 < fleet.schedule.grace_s:
-        return ", but no grace window: merges of few islands"
-    return ", but they would be worth less: longer rounds"
-
-
-def _breaks_limits(candidate: Candidate, other: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> Excluded:
-    """By how much `other`, the fleet with this island, exceeds the limits."""
-    money, head = costs(other, run, model), "with it the plan"
-    if goal.budget_per_h is not None and money.per_h > goal.budget_per_h:
-        reason = f"{head} costs {money.per_h:.2f}/h, more than {goal.budget_per_h:g}/h"
-        way = f"--budget {math.ceil(100 * money.per_h) / 100:g}/h"
-    elif goal.budget_total is not None and money.total > goal.budget_total:
-        reason = f"{head} costs {money.total:,.0f} in all, more than {goal.budget_total:,.0f}"
-        way = f"--budget {math.ceil(money.total)}/run"
-    else:
-        seconds, max_s = run.train.tokens / other.tokens_per_s, goal.deadline_s or 0.0
-        reason = f"{head} takes {format_duration(seconds)}, more than {format_duration(max_s)}"
-        way = f"--deadline '{math.ceil(100 * seconds / 86_400) / 100:g} d'"
-    return Excluded(candidate.island.name, reason, (way,))
+    return Excluded(name, f"the plan is better without it: with it {change:+.2f} % tokens/s")
 
 
 MANY_ISLANDS = 200  # beyond it, only a few changes are tried
 FEW_SETTINGS, FEW_CHANGES = 2, 3
 MAX_CHANGES = 8  # of the hardware
-WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal
 NOTHING = 0.05  # percent: smaller gains by other hardware are not listed
+WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal
 MORE_OFTEN = "but learners exchange less often"
 COARSER = "but deltas and versions are rounded more"
 Again = Callable[[RunSettings, Inventory], Plan]

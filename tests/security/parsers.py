@@ -19,7 +19,7 @@ from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.output import print_json
 from diloco_cli.config.codec import from_plain, replace, to_plain
 from diloco_cli.config.fields import Node
-from diloco_cli.config.hardware import expand_hostlist, read_hostfile
+from diloco_cli.config.hardware import expand_hostlist
 from diloco_cli.config.huggingface import facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import apply_overrides, load_run
@@ -220,7 +220,6 @@ def _files(folder: Path) -> list[Parser]:
         Parser("scenario.yaml", of_file(load_scenario, "scenario.yaml"), scenarios, share=2),
         Parser("plan file", of_file(load_plan, "a.plan.json"), (plan,)),
         Parser("plan file, digest renewed", _renewed_plan, (plan,), share=2),
-        Parser("hostfile", of_file(read_hostfile, "hosts"), (b"box1 slots=8\nbox[2-4]\n# comment\n",)),
         Parser("config.json", of_file(_config_of, "model/config.json"), (config,)),
         Parser("unit file", of_file(_identity_of, "unit.json"), (unit,), declared=(DilocoError, ValueError)),
         Parser("chaos journal", _journal_reader(folder), (journal,)),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_cli.config.hardware import Accelerators, compress_hostlist, expand_hostlist, read_hostfile
+from diloco_cli.config.hardware import Accelerators, compress_hostlist, expand_hostlist
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.settings import Link, LocalMachine, MachineSettings
 from diloco_cli.errors import UsageError
@@ -126,20 +126,6 @@ def test_machines_may_stand_instead_of_islands(tmp_path):
 def test_islands_and_machines_may_stand_together(tmp_path):
     inventory = load(tmp_path, MACHINES + "islands:\n  - {name: a, region: here, accelerators: 'cpu:1'}\n")
     assert (len(inventory.islands), len(inventory.machines)) == (1, 3)
-
-
-def test_a_hostfile_lies_beside_the_inventory_and_its_slots_are_passed_over(tmp_path):
-    (tmp_path / "hosts.txt").write_text("# the rack\nbox1 slots=8 max_slots=8\n\nbox[2-3]  # two more\n")
-    text = HEAD + "  - {name: a, region: here, accelerators: 'L4:8', infra: ssh, hosts: ['@hosts.txt', extra]}\n"
-    island = load(tmp_path, text).islands[0]
-    assert (island.hosts, island.nodes) == (("box1", "box2", "box3", "extra"), 4)
-
-
-@pytest.mark.parametrize("text", ["", "# nobody\n", "box1\nbox1\n", "box[2-1]\n", "box1 8 slots\n"])
-def test_hostfiles_that_are_none_are_refused(text, tmp_path):
-    (tmp_path / "hosts").write_text(text)
-    with pytest.raises(UsageError):
-        read_hostfile(tmp_path / "hosts")
 
 
 def test_the_commented_parts_of_the_template_are_valid_too(tmp_path):

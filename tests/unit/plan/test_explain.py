@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators, Device
-from diloco_cli.config.settings import Link, LocalMachine
+from diloco_cli.config.settings import Link
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import explain, make_plan
@@ -61,19 +61,6 @@ def test_every_way_to_get_a_number_computes() -> None:
     ):
         assert check(make_plan(run, fleet(IOWA, known, OLD, odd, core), MODEL)) > 40
     assert check(make_plan(with_sync(quorum=2), fleet(IOWA, SPOT), MODEL)) > 40
-
-
-def test_what_others_on_the_same_cores_leave_computes() -> None:
-    """Two that never sleep and one that does on two cores: 0.9 x 1 while it sleeps, 0.9 x 3/4 while it is awake."""
-    three = [island(name, "cpu", 1, 2048, mfu=None, link=Link()) for name in ("a", "b")]
-    three.append(island("z", "cpu", 1, 2048, mfu=None, link=Link(), slowdown=2.0))
-    plan = make_plan(RUN, replace(fleet(*three), local=LocalMachine(2)), MODEL)
-    assert check(plan) > 40
-    rows = {item.of: item for item in explain(plan) if item.name == "shared cores"}
-    assert rows["a"].numbers == "0.5 * 0.9 + 0.5 * 0.675"
-    assert rows["z"].value == pytest.approx(0.45)
-    speeds = {item.of: item.value for item in explain(plan) if item.name == "tokens/s"}
-    assert speeds["z"] / speeds["a"] == pytest.approx(0.45 / 0.7875 / 2)
 
 
 @settings(max_examples=12, deadline=None)

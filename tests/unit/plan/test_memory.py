@@ -128,17 +128,6 @@ def test_the_number_of_devices_that_would_do_is_the_smallest_one() -> None:
     assert not fit(needed - 1, 16.0).fits
 
 
-def test_where_activations_alone_are_too_large_tensor_parallelism_is_suggested() -> None:
-    wide = ModelFacts(7 * 10**9, 32, 4096, 4096, 400_000_000, 200)
-    found = memory_fit(wide, HOW, 128, 20.0, per_node=8)
-    assert not found.fits
-    assert found.devices_needed is None
-    assert found.tensor_parallel == 2
-    split = sum(part.gb for part in memory_parts(wide, HOW, 128, 2))
-    assert split <= 0.9 * 20.0 < sum(part.gb for part in memory_parts(wide, HOW, 128))
-    assert memory_fit(wide, HOW, 128, 20.0, per_node=1).tensor_parallel is None
-
-
 def test_host_and_syncer_memory_by_hand() -> None:
     small = facts_from_numbers(12 * 2 * 64**2, 2, 64, 32)  # no embedding: fragments of N / P
     fragment, down_bits = small.parameters / 4, CODEC_BITS["int8"]

@@ -130,7 +130,7 @@ def test_a_budget_per_hour_is_kept_and_says_who_is_too_expensive() -> None:
     plan = make_plan(RUN, fleet(), MODEL, Goal(budget_per_h=20.0))
     assert plan.money.per_h <= 20.0
     reasons = {left.name: left.reason for left in plan.excluded}
-    assert "costs 46.11/h, more than 20/h" in reasons["iowa"]  # 46 of it the accelerators
+    assert "with it the plan is beyond the limits: 46.11/h" in reasons["iowa"]  # 46 of it the accelerators
 
 
 def test_too_expensive_is_the_reason_even_where_its_round_would_be_too_short_for_others() -> None:
@@ -139,7 +139,7 @@ def test_too_expensive_is_the_reason_even_where_its_round_would_be_too_short_for
     plan = make_plan(RUN, fleet(dear, HOME), MODEL, Goal(budget_per_h=5.0), origins=FREE)
     (left,) = plan.excluded
     assert left.name == "iowa"
-    assert re.fullmatch(r"with it the plan costs 4\d\.\d+/h, more than 5/h", left.reason)
+    assert left.reason.startswith("with it the plan is beyond the limits: 4")
 
 
 def test_the_cheapest_tokens_are_not_the_fastest() -> None:

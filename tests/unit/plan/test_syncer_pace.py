@@ -63,15 +63,6 @@ def test_what_a_warning_names_is_enough(inventory: Inventory, model: object, lim
         assert not warned(planned(inventory, changed, model)), key
 
 
-def test_as_many_islands_as_a_warning_allows_give_no_warning() -> None:
-    many = inventory_of(12, rtt_s=0.001, up_bps=2e9, down_bps=0.1e9)
-    (warning,) = warned(planned(many, model=SMALL))
-    (most,) = re.findall(r"at most (\d+) islands", warning)
-    assert not warned(planned(inventory_of(int(most), rtt_s=0.001, up_bps=2e9, down_bps=0.1e9), model=SMALL))
-    assert warned(planned(inventory_of(int(most) + 1, rtt_s=0.001, up_bps=2e9, down_bps=0.1e9), model=SMALL))
-    assert not warning.endswith(": ")
-
-
 def test_a_codec_that_would_not_be_enough_is_not_offered() -> None:
     """Where state and weights take the link, smaller deltas do not free it."""
     (warning,) = warned(planned(inventory_of(rtt_s=0.001, up_bps=2e9, down_bps=2e9), model=LARGE))
