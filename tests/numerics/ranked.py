@@ -49,7 +49,7 @@ class RankedCase:
     name: str
     model: str = "gpt"
     sharding: str = "fsdp"
-    steps: int = 20
+    steps: int = 10
     rows: int = 8
     at_once: int | None = None
     fragments: int = 3
