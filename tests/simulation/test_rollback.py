@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from diloco_cli.virtual.world import World
 from tests.simulation.operated import (
     answered,
     by_the_command,
     note_texts,
-    request,
     run_that_keeps,
     started,
     state_of,
@@ -86,12 +84,6 @@ def test_a_state_that_is_gone_or_damaged_is_no_target(damage: bytes | None, word
     assert any(key in text and words in text for text in note_texts(state))
     fleet.world.store.put(key, whole)
     assert "rollback" not in finished(fleet).kinds
-
-
-def begun(world: World) -> ToyFleet:
-    fleet = started(RUN, 8, world)
-    request(fleet, "rollback", to=TO)
-    return fleet
 
 
 def test_with_no_syncer_alive_the_command_does_it_and_a_later_syncer_goes_on() -> None:
