@@ -304,13 +304,6 @@ class _Places:
 def _check_overlap(run: RunSettings, place: _Places) -> None:
     sync = run.sync
     if sync.overlap == "auto":
-        if sync.adoption == "at_tau":
-            place.refuse(
-                "sync.adoption",
-                "at_tau adopts after exactly sync.overlap slots, so sync.overlap must be a number, not auto",
-                f"--set sync.overlap={min(2, max_overlap(sync.every, sync.fragments))}, "
-                "or --set sync.adoption=on_arrival",
-            )
         return
     problem = overlap_problem(sync.overlap, sync.every, sync.fragments)
     if problem is not None:

@@ -190,6 +190,7 @@ class SyncSettings(Settings, frozen=True):
         "embedding_merge": "embeddings are merged as a weighted mean (avg)",
         "granularity": "every row of a matrix has a norm of its own (row)",
         "weight": "a delta weighs its tokens times its tokens a step (tokens2/steps)",
+        "adoption": "a merged fragment is adopted when it arrives (on_arrival)",
         "split_rows": "tensors larger than an even part are always cut by rows",
         "max_share": "a learner weighs what its tokens say; clip bounds what its delta can do",
         "blend": "mixing is replace or rebase",
@@ -215,10 +216,6 @@ class SyncSettings(Settings, frozen=True):
     ] = 2.0
     codec: Annotated[CodecName, doc(f"of what is sent up; {choices_text(CODECS)}")] = "bf16"
     weights_codec: Annotated[CodecName, doc("of what comes back; the same codecs")] = "bf16"
-    adoption: Annotated[
-        Literal["on_arrival", "at_tau"],
-        doc("of a merged fragment: on_arrival | at_tau (after exactly overlap slots, for which learners wait)"),
-    ] = "on_arrival"
     mixing: Annotated[
         Literal["replace", "rebase"],
         doc(

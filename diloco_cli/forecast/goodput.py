@@ -192,7 +192,7 @@ class Simulated:
     """Percent are means over the seeds. `failures_percent`: the share of the work that failures leave, simulated;
     `closed_form_percent`: the same by the plan's formula; `tokens_per_s`: the plan's, with the simulated share. At
     least `quorum` islands train for `quorum_percent` of the time; without a quorum learners step on up to the drift
-    bound, or, with `adoption: at_tau` (`stands_still`), to the merge that they await, and later steps do not count."""
+    bound, and later steps do not count."""
 
     days: float
     seeds: tuple[int, ...]
@@ -205,7 +205,6 @@ class Simulated:
     quorum: int
     quorum_percent: float
     closed_form_quorum_percent: float
-    stands_still: bool
 
 
 def simulated(plan: Plan) -> Simulated:
@@ -213,7 +212,7 @@ def simulated(plan: Plan) -> Simulated:
     chips, learners = sum(island.devices for island in plan.islands), learners_of_plan(plan)
     seeds = [(seed, METHOD_NUMBERS["decoupled"], chips, len(learners)) for seed in SEEDS]
     histories = [leap(learners, round(DAYS * DAY_MS), generator(*each)) for each in seeds]
-    quorum, stands_still = plan.schedule.quorum, plan.run.sync.adoption == "at_tau"
+    quorum = plan.schedule.quorum
     together = [presence(timelines, quorum, drift_s(plan.run.sync, plan.schedule)) for timelines in histories]
     counted = [each.goodput for each in together]
     after_link, after_failures = plan.prediction.waterfall[-2:]
@@ -229,7 +228,6 @@ def simulated(plan: Plan) -> Simulated:
         quorum=quorum,
         quorum_percent=100 * fmean(each.share for each in together),
         closed_form_quorum_percent=100 * plan.prediction.quorum_probability,
-        stands_still=stands_still,
     )
 
 
@@ -238,8 +236,7 @@ def simulation_text(plain: Mapping[str, Any]) -> str:
     histories = f"{len(found.seeds)} histories of {found.days:g} days, {found.failures} failures"
     left = f"they leave {found.failures_percent:.1f} % (sd {found.failures_sd:.1f}) of the work"
     at_least = "an island trains" if found.quorum == 1 else f"the quorum of {found.quorum} trains"
-    still = ", and no island trains without it" if found.stands_still and found.quorum > 1 else ""
-    formula = f"by the closed form {found.closed_form_quorum_percent:.2f} %{still}"
+    formula = f"by the closed form {found.closed_form_quorum_percent:.2f} %"
     text = (
         f"simulated  {histories}: {left}, by the closed form {found.closed_form_percent:.1f} %; {at_least}"
         f" {found.quorum_percent:.2f} % of the time, {formula}; {format_count(found.tokens_per_s)} tok/s"

@@ -340,9 +340,7 @@ def at_syncer_s(waiting_s: float, merging_of_the_mean_fragment_s: float) -> floa
 
 
 def drift_s(sync: SyncSettings, schedule: Schedule) -> float:
-    """How long learners step on while nothing is merged: up to the drift bound, or to the merge that they await."""
-    if sync.adoption == "at_tau":
-        return schedule.overlap * schedule.slot_s
+    """How long learners step on while nothing is merged: up to the drift bound."""
     return sync.drift_rounds * schedule.round_s
 
 
@@ -364,8 +362,6 @@ def flow_of(
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
     mean_s = transfer_s(candidate.link, candidate.rtt_s, mean, sync.codec, sync.weights_codec, mean_exchange_s)
     in_flight_s = in_flight(mean_s, schedule.quorum_s, at_syncer.seconds)
-    if sync.adoption == "at_tau":
-        in_flight_s = hidden_s
     dropped = 0.0 if keeps_progress(sync) else in_flight_share(in_flight_s, late * schedule.round_s)
     after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
     busy = busy_share(served_s, hidden_s, exchange_s)
@@ -412,7 +408,7 @@ def rate_after_failures(after_link: float, availability: float, kept: float, mov
 @formula("island", "busy")
 def busy_share(slot_s: float, hidden_s: float, exchange_s: float) -> float:
     """Compute utilisation: once a slot a learner waits for the part of the exchange that the overlap does not hide
-    (with `adoption: at_tau`; else it adopts late instead). Gives the bandwidths of arXiv 2604.21428, table 13."""
+    (in fact it adopts late instead). Gives the bandwidths of arXiv 2604.21428, table 13."""
     return slot_s / (slot_s + max(0.0, exchange_s - hidden_s))
 
 

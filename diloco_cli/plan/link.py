@@ -12,7 +12,6 @@ Beyond its capacity (protocol/rules/capacity.py) a syncer merges at its own pace
 on, and offer later what they have trained since. Of that is lost
 
     in flight   more of it: an offer waits for its slot, up to one merge, and for its own merge
-    at_tau      everything beyond the syncer's pace: islands wait for each merge
     rounds      longer than an offer may hold: then a fragment's progress is given up again and again
 
 Everything else of the schedule, such as what the overlap hides, goes by the slots that the syncer serves."""
@@ -291,9 +290,9 @@ def waiting_s(slot_s: float, spent_s: float) -> float:
 
 
 def kept_at_pace(sync: SyncSettings, load: float) -> float:
-    """The share of the progress that can be merged where slots are served `load` times as slowly as planned. With
-    `adoption: at_tau` islands wait. Else they give a fragment's progress up each time it is more than an offer may
-    hold: what is there when the merge comes depends on when they last did, so this is a mean."""
+    """The share of the progress that can be merged where slots are served `load` times as slowly as planned. Islands
+    give a fragment's progress up each time it is more than an offer may hold: what is there when the merge comes
+    depends on when they last did, so this is a mean."""
     return merged_share(merged_rounds(sync), load) if load > 1 else 1.0
 
 
@@ -304,4 +303,4 @@ def merged_share(merged_rounds: float, syncer_load: float) -> float:
 
 def merged_rounds(sync: SyncSettings) -> float:
     """How many planned rounds of progress are merged between two merges of a fragment, at most."""
-    return 1.0 if sync.adoption == "at_tau" else MERGED_SHARE * max_rounds(sync)
+    return MERGED_SHARE * max_rounds(sync)

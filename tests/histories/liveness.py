@@ -116,7 +116,7 @@ class Attendances:
     def _keeps_pace(self, process: Process, mine: Attendance) -> bool:
         """Whether a process keeps pace, by the run's pace at its end, which a slow syncer makes slower than planned."""
         options, region = self.history.options, self.history.region
-        if (options.local_steps, options.adoption, options.overlap) != ("measured", "on_arrival", "auto"):
+        if (options.local_steps, options.overlap) != ("measured", "auto"):
             return False
         if options.fragments == 1 or (region is not None and process.role in region.residents):
             return False
@@ -221,7 +221,7 @@ class Healthy:
         After a long time without commits a learner with short slots looks for the next one every LOOKS_S.)"""
         merges, options = self.history.monitor.replayer.merges, self.history.options
         now_s = self.history.world.now_s
-        if (options.local_steps, options.adoption) != ("measured", "on_arrival") or options.overlap == 0:
+        if options.local_steps != "measured" or options.overlap == 0:
             return
         for fragment in range(options.fragments):
             offered_at, offered_s = process.offered_of.setdefault(fragment, (merges, now_s))

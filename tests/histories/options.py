@@ -88,7 +88,6 @@ class Options:
     apart: int
     merges: int
     mixing: MixingSetting
-    adoption: Literal["on_arrival", "at_tau"]
     feedback: bool
     overlap: int | Literal["auto"]
     local_steps: Literal["measured", "planned"]
@@ -169,7 +168,7 @@ class Options:
         hostile += "; a forger" * self.forger + "; a flooder" * self.flooder
         return (
             f"{self.learners} learners{apart}, {self.syncers} syncers, {self.standbys} standbys, "
-            f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, {self.adoption}, "
+            f"{self.fragments} fragments, quorum {self.quorum}, {self.merges} merges, {self.mixing}, "
             f"slot {self.slot_s:g} s, latency {1000 * self.latency_s:g} ms, snapshot every {self.snapshot_every}, "
             f"records plain up to {self.plain_bytes} bytes, "
             f"{signed}faults of calls: {calls}; others: {others}{hostile}"
@@ -189,7 +188,7 @@ def drawn_options(seed: int) -> Options:
     step_s = draw.choice((0.05, 0.05, 0.1, 0.5))
     steps_a_slot = draw.choice((1, 2, 2, 3))
     every = steps_a_slot * fragments
-    at_tau = draw.chance(0.1)
+    overlap_is_set = draw.chance(0.1)
     longest = max_overlap(every, fragments)
     drawn = Options(
         learners=learners,
@@ -205,9 +204,8 @@ def drawn_options(seed: int) -> Options:
         apart=draw.whole(1, learners) if draw.chance(0.1) else 0,
         merges=draw.whole(*(LONG_MERGES if draw.chance(LONG_SHARE) else SHORT_MERGES)),
         mixing=draw.choice(MIXINGS),
-        adoption="at_tau" if at_tau else "on_arrival",
         feedback=draw.chance(0.2),
-        overlap=min(longest, draw.choice((0, 1, 2))) if at_tau else draw.choice(("auto", "auto", 0, 1, 2)),
+        overlap=min(longest, draw.choice((0, 1, 2))) if overlap_is_set else draw.choice(("auto", "auto", 0, 1, 2)),
         local_steps="planned" if draw.chance(0.3) else "measured",
         steps_a_slot=steps_a_slot,
         staleness_rounds=draw.choice((1, 2, 2, 3)),
@@ -302,7 +300,7 @@ def _with_slow_links(options: Options, draw: Stream) -> Options:
     if draw.chance(ONLY_SLOW_SHARE):
         learners, merges = max(2, options.learners), draw.whole(*SLOW_MERGES)
         quiet = replace(options.without_faults(), learners=learners, quorum=1, merges=merges, faulty_share=0.4)
-        return replace(quiet, adoption="on_arrival", nemesis_events=(SLOW_LINK,))
+        return replace(quiet, nemesis_events=(SLOW_LINK,))
     return replace(options, nemesis_events=(*options.nemesis_events, SLOW_LINK))
 
 
@@ -325,7 +323,6 @@ def run_of(options: Options) -> RunFormat:
             fragments=options.fragments,
             quorum=options.quorum,
             mixing=options.mixing,
-            adoption=options.adoption,
             codec="int8" if options.feedback else "bf16",
             error_feedback=options.feedback,
             overlap=options.overlap,

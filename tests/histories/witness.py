@@ -86,7 +86,7 @@ class Witness(Observer):
         went_back, self._went_back = self._went_back, False
         if phase == "hear":
             self.local_steps = learner.progress.local_steps
-        if phase == "step" or seconds <= 0 or sync.adoption == "at_tau":
+        if phase == "step" or seconds <= 0:
             return
         bound = phase == "wait" and (
             self.since_news >= sync.drift_rounds * self.local_steps or kept_out or self._kept_out

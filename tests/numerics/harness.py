@@ -45,6 +45,7 @@ from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.payload import from_bytes
 from diloco_cli.training.replica import DeviceTraining, Replica
 from diloco_cli.training.wire import TensorWire
+from examples.quality.methods.streaming import StreamingLearner
 from tests.numerics.tiny import ROWS
 
 CLOCK = SystemClock(monotonic_s, sleep_s, lambda: None)
@@ -95,12 +96,14 @@ class Threads:
 
 
 def run_to_end(run: RunFormat, store: Store | None = None) -> tuple[Store, dict[str, torch.Tensor]]:
-    """Train until the run is finished; returns the store and the outer parameters by name."""
+    """Train until the run is finished; returns the store and the outer parameters by name. Unless `sync.overlap` is
+    auto, each merge is adopted exactly so many slots after its own."""
     store, threads = store or MemoryStore(), Threads()
+    learner = Learner if run.settings.sync.overlap == "auto" else StreamingLearner
     store.create(FORMAT_KEY, encode(run))
     threads.start(serve, run, store)
     for island in run.islands:
-        threads.start(learn, run, store, island.name)
+        threads.start(learn, run, store, island.name, learner)
     threads.join()
     return store, outer_parameters(run, store)
 
@@ -114,8 +117,8 @@ def serve(run: RunFormat, store: Store) -> None:
     perform(syncer.serve(), store, CLOCK)
 
 
-def learn(run: RunFormat, store: Store, name: str) -> None:
-    process_of(run, store, name).train()
+def learn(run: RunFormat, store: Store, name: str, learner: type[Learner] = Learner) -> None:
+    process_of(run, store, name, learner=learner).train()
 
 
 @dataclass
@@ -143,6 +146,7 @@ class TrainingProcess:
 def process_of(
     run: RunFormat, store: Store, name: str, leaves: Callable[[], bool] = lambda: False,
     may_drain: Callable[[], bool] = lambda: True, observer: Observer | None = None, data: Data | None = None,
+    learner: type[Learner] = Learner,
 ) -> TrainingProcess:  # fmt: skip
     """A new incarnation, before it joins. It drains before it leaves, if it may.
 
@@ -157,11 +161,11 @@ def process_of(
     )  # fmt: skip
     training = DeviceTraining(run, replica)
     lanes = Lanes(store, CLOCK)
-    learner = Learner(
+    made = learner(
         run, name, claim(), training, TensorWire(run), nonce, lanes.start, observer, leaves, may_drain,
         wakes=lanes.news.set,
     )  # fmt: skip
-    return TrainingProcess(learner, training, lanes, store)
+    return TrainingProcess(made, training, lanes, store)
 
 
 def outer_parameters(run: RunFormat, store: Store) -> dict[str, torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import torch
@@ -11,7 +12,9 @@ import torch
 from diloco_cli import join
 from diloco_cli.clock import sleep_s
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.loop import island
 from diloco_cli.loop.island import LoopIsland
+from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.log.keys import FORMAT_KEY, commit_key
 from diloco_cli.protocol.log.records import RunFormat, encode
 from diloco_cli.store.open import open_store
@@ -21,7 +24,7 @@ from diloco_cli.training.inner import build_optimizer
 from tests.numerics.harness import Threads, make_run, serve
 from tests.numerics.tiny import ROWS, TinyStream
 
-SYNC = SyncSettings(every=4, fragments=2, adoption="at_tau", overlap=1, quorum=1)
+SYNC = SyncSettings(every=4, fragments=2, overlap=1, quorum=1)
 OUTER = OuterSettings(lr=0.7, momentum=0.5)
 INNER = InnerSettings(lr=0.01, schedule="constant", warmup_steps=0)  # a rate by progress depends on when news arrive
 
@@ -57,12 +60,15 @@ class Meeting:
 class OwnLoop:
     """A plain loop. `words` are those of `join`."""
 
-    def __init__(self, meeting: Meeting, name: str, optimizer: Any = None, **words: Any) -> None:
+    def __init__(
+        self, meeting: Meeting, name: str, optimizer: Any = None, learner: type[Learner] = Learner, **words: Any
+    ) -> None:
         self.run, self.data = meeting.run, TinyStream()
         self.model = build_model(meeting.run.settings)
         make = optimizer or (lambda model: build_optimizer(model, meeting.run.settings.train.inner))
         self.optimizer = make(self.model)
-        self.island: LoopIsland = join(meeting.url, name=name, model=self.model, optimizer=self.optimizer, **words)
+        with patch.object(island, "Learner", learner):
+            self.island: LoopIsland = join(meeting.url, name=name, model=self.model, optimizer=self.optimizer, **words)
         self.drawn: list[int] = []
         self.losses: list[float] = []
 

@@ -36,7 +36,7 @@ Plain = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def finished() -> Bucket:
-    sync = SyncSettings(every=4, fragments=2, overlap=0, adoption="at_tau", quorum=2)
+    sync = SyncSettings(every=4, fragments=2, overlap=0, quorum=2)
     run = make_run(2, 3, sync, OuterSettings("nesterov", 0.7, 0.9), CONSTANT)
     return run, run_to_end(run)[0]
 

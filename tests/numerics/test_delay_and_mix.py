@@ -45,7 +45,7 @@ REBASED = ([-12.0, -36.0, -60.0], [-24.0, -48.0, -72.0])
 
 def first_merges(tau: int, **mixing: object) -> tuple[list[float], list[float]]:
     """The first three merged values of a and of b, by the product's own learner and syncer."""
-    schedule = {"every": 6, "fragments": 2, "overlap": tau, "merge": "avg", "adoption": "at_tau"}
+    schedule = {"every": 6, "fragments": 2, "overlap": tau, "merge": "avg"}
     sync = SyncSettings(**schedule, **mixing)  # type: ignore[arg-type]
     run = make_run(1, 4, sync, OuterSettings("sgd", 2.0, 0.0), BY_TWO, "two_scalars")
     assert [[t.name for t in fragment.tensors] for fragment in run.layout.fragments] == [["a"], ["b"]]
@@ -108,7 +108,7 @@ def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
     learners = data.draw(st.integers(1, 3), "M")
     mixing = data.draw(st.sampled_from(["replace", "rebase"]), "mixing")
     sync = SyncSettings(
-        every=every, fragments=fragments, overlap=overlap, quorum=learners, merge="avg", adoption="at_tau",
+        every=every, fragments=fragments, overlap=overlap, quorum=learners, merge="avg",
         mixing=mixing, clip="none",
     )  # fmt: skip
     run = make_run(learners, 3, sync, OuterSettings("nesterov", 0.7, 0.5), CONSTANT)
@@ -121,7 +121,7 @@ def test_any_schedule_equals_the_reference(data: st.DataObject) -> None:
 
 def test_another_delay_or_another_mixing_gives_other_parameters() -> None:
     """The comparison above can fail."""
-    sync = {"every": 6, "fragments": 3, "quorum": 2, "merge": "avg", "adoption": "at_tau"}
+    sync = {"every": 6, "fragments": 3, "quorum": 2, "merge": "avg"}
     outer = OuterSettings("nesterov", 0.7, 0.5)
     base = make_run(2, 3, SyncSettings(overlap=1, mixing="replace", **sync), outer, CONSTANT)  # type: ignore[arg-type]
     for change in ({"overlap": 2}, {"mixing": "rebase"}):

@@ -16,7 +16,7 @@ OUTER = OuterSettings("sgd", 1.0, 0.0)
 
 def final(codec: str, feedback: bool, learners: int = 1) -> torch.Tensor:
     """One learner, outer lr 1, gradients that are the data: the outer parameters are the sum of what arrived."""
-    sync = SyncSettings(every=5, fragments=1, overlap=0, quorum=learners, merge="avg", adoption="at_tau")
+    sync = SyncSettings(every=5, fragments=1, overlap=0, quorum=learners, merge="avg")
     sync = replace(sync, error_feedback=feedback)
     run = make_run(learners, 8, sync, OUTER, DYADIC, "slope", "dyadic_stream", codec=codec)
     store, found = run_to_end(run)

@@ -1,4 +1,4 @@
-"""The algorithm reduces to what everybody knows: plain training, DiLoCo, Streaming DiLoCo (adoption `at_tau`)."""
+"""The algorithm reduces to what everybody knows: plain training, DiLoCo, Streaming DiLoCo."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def no_overlap(**changes: object) -> SyncSettings:
         "fragments": 1,
         "overlap": 0,
         "merge": "avg",
-        "adoption": "at_tau",
         "clip": "none",
         **changes,
     }

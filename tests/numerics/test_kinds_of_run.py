@@ -22,7 +22,7 @@ NESTEROV = OuterSettings("nesterov", 0.7, 0.5)
 
 def small_run(learners: int = 2, **sync: Any) -> RunFormat:
     codec = sync.pop("codec", "fp32")
-    settings = SyncSettings(every=4, fragments=3, overlap=0, adoption="at_tau", quorum=learners)
+    settings = SyncSettings(every=4, fragments=3, overlap=0, quorum=learners)
     return make_run(learners, 6, replace(settings, **sync), NESTEROV, CONSTANT, codec=codec)
 
 

@@ -11,6 +11,7 @@ from diloco_cli.protocol.log.records import Offer, RunFormat, decode, encode
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.training.inner import clip_gradients, set_learning_rate, step_learning_rate
+from examples.quality.methods.streaming import StreamingLearner
 from tests.numerics.harness import Threads, learn, outer_parameters, serve
 from tests.numerics.own_loops import Meeting, OwnLoop, own_run
 from tests.numerics.tiny import ROWS
@@ -36,7 +37,7 @@ def our_own_loop(run: RunFormat) -> Store:
     store, threads = MemoryStore(), Threads()
     store.create(FORMAT_KEY, encode(run))
     threads.start(serve, run, store)
-    threads.start(learn, run, store, "l0")
+    threads.start(learn, run, store, "l0", StreamingLearner)
     threads.join()
     return store
 
@@ -58,7 +59,7 @@ def test_an_own_loop_alone_learns_what_our_loop_learns_bit_for_bit() -> None:
     run = own_run()
     ours = our_own_loop(run)
     meeting = Meeting(run)
-    loop = meeting.loop()
+    loop = meeting.loop(learner=StreamingLearner)  # merges are adopted after the same steps in each run
     while not loop.island.over:
         as_our_loop_does(loop)
     meeting.threads.join()

@@ -22,7 +22,7 @@ COMMIT_AT = commit_key(1)
 
 @pytest.fixture(scope="module")
 def finished() -> tuple[RunFormat, Store]:
-    sync = SyncSettings(every=4, fragments=2, overlap=0, adoption="at_tau", quorum=2)
+    sync = SyncSettings(every=4, fragments=2, overlap=0, quorum=2)
     run = signed_run(make_run(2, 2, sync, OuterSettings("nesterov", 0.7, 0.9), CONSTANT))
     return run, run_to_end(as_fleet(run))[0]
 

@@ -121,7 +121,7 @@ def _rebases(options: Options) -> bool:
 
 def _keeps_pace(options: Options) -> bool:
     """Several learners and fragments, each of which is there for nearly all merges."""
-    paces = (options.local_steps, options.adoption, options.overlap) == ("measured", "on_arrival", "auto")
+    paces = (options.local_steps, options.overlap) == ("measured", "auto")
     return paces and 1 < options.learners <= 4 and options.fragments > 1 and not options.apart
 
 

@@ -18,7 +18,7 @@ def options(**changes: Any) -> Options:
     """Three learners in a quiet run that is evaluated every round."""
     quiet = replace(
         drawn_options(SEED).without_faults(), learners=3, syncers=1, standbys=0, fragments=2, quorum=1, apart=0,
-        merges=50, mixing="replace", adoption="on_arrival", feedback=False, overlap="auto", local_steps="measured",
+        merges=50, mixing="replace", feedback=False, overlap="auto", local_steps="measured",
         steps_a_slot=2, step_s=0.1, slowest=1.0, latency_s=0.001, evaluates_every=1, faulty_share=0.9, signed=False,
         cold_rounds=0, snapshot_every=4, kept_rounds=2, skip_after_s=2.0,
     )  # fmt: skip

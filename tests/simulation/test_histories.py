@@ -43,8 +43,6 @@ from tests.simulation.traces import trace_of
 
 DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have drawn that is to show this
     **{mixing: lambda options, mixing=mixing: options.mixing == mixing for mixing in get_args(MixingSetting)},
-    "on_arrival": lambda options: options.adoption == "on_arrival",
-    "at_tau": lambda options: options.adoption == "at_tau",
     "feedback": lambda options: options.feedback,
     "rollback": lambda options: "rollback" in options.nemesis_events,
     "region": lambda options: options.apart > 0,
@@ -88,7 +86,6 @@ def shown(options: Options, outcome: HistoryResult) -> set[str]:
     inputs = [item for commit in commits for item in commit.get("inputs", [])]
     facts = {
         options.mixing: "merge" in kinds,
-        options.adoption: "merge" in kinds,
         "feedback": any(FEEDS_BACK.search(data) for data in offers_of(outcome, "offer/")),
         "rollback": "rollback" in kinds,
         "region": bool(offers_of(outcome, f"{REGION}/offer/")),

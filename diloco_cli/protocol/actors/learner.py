@@ -447,7 +447,6 @@ class Learner:
         self.training, self.wire, self.background = training, wire, background
         self.observer = observer or Observer()
         self.leaves, self.may_drain = leaves, may_drain
-        self.at_tau = run.settings.sync.adoption == "at_tau"
         self.fragments = Fragments(training, wire)
         self.watch = Stopwatch()
         self.saves = Saves()
@@ -458,7 +457,6 @@ class Learner:
         self.moments_lost = False
         self.steps_at_loss = self.saved_at = 0
         self.arrived: dict[int, FetchedVersion] = {}
-        self.awaited: deque[OfferDraft] = deque()
         self.delivered: deque[tuple[int, float | None, float]] = deque()
         self.joined: Joined
         self.progress: Progress
@@ -474,7 +472,6 @@ class Learner:
                 yield from self._timed("hear", self.hear())
                 yield from self._timed("offer", self.offer())
                 yield from self._timed("hear", self.adopt())
-                yield from self._timed("wait", self.await_merges())
                 yield from self._timed("save", self.save())
             else:
                 yield from self._timed("wait", self.wait_at_the_bound())
@@ -573,17 +570,12 @@ class Learner:
     def _adopts_at_once(self, fragment: int) -> bool:
         """Whether no offer of the fragment can be made before the adoption."""
         progress = self.progress
-        if progress.is_left_behind(fragment, self.state) or (not self.at_tau and progress.awaits(fragment)):
+        if progress.is_left_behind(fragment, self.state) or progress.awaits(fragment):
             return True
-        is_out = any(draft.fragment == fragment for draft in self.awaited) or progress.books[fragment].waits is not None
-        return not is_out and progress.is_too_old(fragment)
+        return progress.books[fragment].waits is None and progress.is_too_old(fragment)
 
     def adopt(self) -> Steps[None]:
-        """Adopt all versions that have arrived; with `at_tau`, await_merges does so instead."""
-        if not self.at_tau:
-            yield from self._adopt_all()
-
-    def _adopt_all(self) -> Steps[None]:
+        """Adopt all versions that have arrived."""
         now_s: float = yield Now()
         for fragment in sorted(self.arrived):
             self._adopt(*self.arrived.pop(fragment), now_s)
@@ -605,7 +597,7 @@ class Learner:
     def _leave_behind(self, state: RunState) -> Steps[None]:
         """Follow a rollback: all fragments arrive anew; the moments are the newest saved ones that it has not undone,
         or fresh ones, and then the learning rate warms up anew. The data position goes on."""
-        self.arrived, self.awaited = {}, deque()
+        self.arrived = {}
         key = self.saves.go_back(state.rollbacks)
         data = yield from fetch_moments(key, max_moments_bytes(self.run.layout))
         if data is None or not self.training.restore(data):
@@ -657,8 +649,6 @@ class Learner:
         base = self.fragments.bases[draft.fragment]
         values = self.fragments.send(draft.fragment, draft.seq, keep)
         self.observer.sent(draft)
-        if self.at_tau:
-            self.awaited.append(draft)
         self.background("upload", self._upload(draft, base, values, self.loss, self.saves.newest))
 
     def _upload(
@@ -688,43 +678,7 @@ class Learner:
         yield Sleep(PAUSE_S)
         self.progress.turn.waited((yield Now()))
         yield from self.hear()
-        yield from self._adopt_all()
-
-    def await_merges(self) -> Steps[None]:
-        """`at_tau`: adopt each merge exactly tau slots after its own slot, and wait for it if it is not here yet. A
-        learner whose offer was refused offers for a later slot, because other learners may wait for it."""
-        while self.awaited and self._must_adopt(self.awaited[0]):
-            draft = self.awaited.popleft()
-            while not self._is_over():
-                found = self._where(draft)
-                if found == "here":
-                    self._adopt(*self.arrived.pop(draft.fragment), (yield Now()))
-                if found != "to come":
-                    break
-                self.go(LearnerState.WAITING)
-                if self.progress.is_refused(draft):
-                    yield from self._offer_everything()
-                    if not self.progress.awaits_outcomes():
-                        break  # there is nothing to offer before the next step
-                yield Sleep(PAUSE_S)
-                yield from self.hear()
-        self.go(LearnerState.TRAINING)
-
-    def _must_adopt(self, draft: OfferDraft) -> bool:
-        """Whether the merge of this offer is to be adopted before the next step."""
-        aim, overlap = self.progress.aim, self.run.settings.sync.overlap
-        return overlap != "auto" and draft.slot + 1 + overlap <= max(aim.next_slot, aim.head)
-
-    def _where(self, draft: OfferDraft) -> Literal["here", "to come", "never"]:
-        """Where the merge of this offer, or a later merge of its fragment, is. `never` if a rollback came after the
-        offer's base, if its slot was skipped, or if such a merge is adopted already."""
-        arrived, base = self.arrived.get(draft.fragment), self.progress.books[draft.fragment].base
-        if draft.base.version < self.state.base_floor or base.slot >= draft.slot:
-            return "never"
-        if arrived is not None and arrived[0].slot >= draft.slot:
-            return "here"
-        skipped = self.state.outputs[draft.fragment].slot < draft.slot < self.state.slot
-        return "never" if skipped else "to come"
+        yield from self.adopt()
 
     # -- save, leave --------------------------------------------------------------------------------------------
 

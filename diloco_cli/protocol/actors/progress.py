@@ -86,8 +86,7 @@ class Progress:
         self.steps_since_commit = 0
         self.local_steps = float(island.local_steps)
         self.next_seq = 0
-        sync = run.settings.sync
-        pace = "steps" if sync.adoption == "at_tau" else sync.local_steps
+        pace = run.settings.sync.local_steps
         self.aim = Aim(run.num_fragments, state.slot, pace, self._is_dispensable(state), state.window, max_ahead(run))
         self.books = [FragmentBooks(output, position) for output in state.outputs]
         self._applied: dict[int, int | None] = {}
@@ -105,8 +104,7 @@ class Progress:
 
     def _is_dispensable(self, state: RunState) -> bool:
         """Whether merges go on without this learner, so that its offers can be too late."""
-        sync, members = self.run.settings.sync, state.with_members(self.run).all_islands
-        return sync.adoption == "on_arrival" and sync.quorum < len(members)
+        return self.run.settings.sync.quorum < len(state.with_members(self.run).all_islands)
 
     # -- stepping -----------------------------------------------------------------------------------------------
 
@@ -163,11 +161,6 @@ class Progress:
         for draft in drafts:
             self.aim.sent(draft.slot, now_s)
         return drafts
-
-    def is_refused(self, draft: OfferDraft) -> bool:
-        """Whether this offer is known to be in no merge."""
-        book = self.books[draft.fragment]
-        return draft is not book.waits and draft is not book.sent
 
     def awaits_outcomes(self) -> bool:
         """Whether the outcome of any own offer is not known yet."""
@@ -280,7 +273,7 @@ class Progress:
         known = state.learner(self.learner)
         self._learn_outcomes(state, known)
         sync = self.run.settings.sync
-        if sync.local_steps == "measured" and sync.adoption == "on_arrival" and own_step_s > 0:
+        if sync.local_steps == "measured" and own_step_s > 0:
             others = state.fastest_step_s(sync.drift_rounds * self.run.num_fragments)
             fastest = own_step_s if others is None else min(own_step_s, others)
             self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)

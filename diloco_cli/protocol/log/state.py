@@ -36,7 +36,7 @@ class LearnerState(StrEnum):
     STARTING = "STARTING"  # it loads the newest committed versions: the first incarnation
     RECOVERING = "RECOVERING"  # likewise, after a failure
     TRAINING = "TRAINING"
-    WAITING = "WAITING"  # it pauses: the drift bound, a quarantine, or `at_tau` waits for a merge
+    WAITING = "WAITING"  # it pauses: the drift bound, or a quarantine
     DRAINING = "DRAINING"  # it was told to leave and awaits the outcome of its offers
     FENCED = "FENCED"  # a newer incarnation has its place
     DONE = "DONE"

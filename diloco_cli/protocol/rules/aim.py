@@ -109,14 +109,14 @@ class Shot:
 class Aim:
     """The aim of one incarnation. `max_ahead`: how many slots old its base may be (eligibility.max_ahead).
     `next_slot`: the slot after its newest offer's. `reached`: the slot number that its own steps have brought it to;
-    slot s is due from s + 1 on. `unsent`: its steps since its newest offer, in slots. `pace` `steps`: offers go by
-    steps alone; `planned`: also by the clock, so that none is too late; `measured`: so that no other learner waits.
+    slot s is due from s + 1 on. `unsent`: its steps since its newest offer, in slots. `pace`: offers go by
+    steps, and by the clock: `planned`, so that none is too late; `measured`, so that no other learner waits.
     `closes`: False where every merge needs this learner, so that no offer of it is ever too late. `_probed`: the slot
     of its newest probe; the next one comes `_probe_rounds` after its newest offer."""
 
     num_fragments: int
     head: int
-    pace: Literal["steps", "planned", "measured"] = "measured"
+    pace: Literal["planned", "measured"] = "measured"
     closes: bool = True
     window: Window | None = None
     max_ahead: int = 4096
@@ -252,8 +252,7 @@ class Aim:
         slots: list[int] = []
         while True:
             slot = self.first_reachable(now_s, len(slots))
-            missed = self.pace == "steps" and slot > self.next_slot  # then offer at once, to catch up with the others
-            self.reached = max(self.reached, slot + 1.0 if missed else float(slot))
+            self.reached = max(self.reached, float(slot))
             if not self._is_due(slot, now_s, step_s):
                 break
             if len(slots) == self.num_fragments or not is_ready(slot):
@@ -290,8 +289,6 @@ class Aim:
         has_reached = made >= 1 - 1e-6
         if slot > self._furthest:
             return False
-        if self.pace == "steps":
-            return has_reached
         opens_s, way_s = self.opens_s(slot, now_s), self.delivery.expected_s(now_s)
         if self.delivery.free_s > now_s + step_s:
             return False

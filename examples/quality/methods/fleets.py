@@ -27,6 +27,7 @@ from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.virtual.world import Actor, VirtualLanes, World
 
 from .pacing import TOLERANCE_S, Pacing, StepClock
+from .streaming import StreamingLearner
 
 SETTLES_SLOTS = 4  # after the last step: offers on their way are merged
 STANDS_STILL_ROUNDS = 100  # without a step; then the fleet is taken to be stuck
@@ -96,7 +97,7 @@ class PacedFleet:
         self.world.start("syncer", syncer.serve())
         for name in self.pacings:
             lanes = VirtualLanes(lambda steps, name=name: self.world.start(name, steps))  # type: ignore[misc]
-            learner = Learner(
+            learner = (StreamingLearner if self.pacings[name].waits else Learner)(
                 self.run,
                 name,
                 self._claim(),

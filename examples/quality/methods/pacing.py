@@ -17,12 +17,14 @@ class Spell:
 
 @dataclass(frozen=True)
 class Pacing:
-    """One learner in virtual time. `upload_s`: from sending to the syncer; `download_s`: from commit to adoption."""
+    """One learner in virtual time. `upload_s`: from sending to the syncer; `download_s`: from commit to adoption.
+    `waits`: for each merge, which it adopts exactly `sync.overlap` slots after its slot."""
 
     step_s: float = 1.0
     upload_s: float = 0.0
     download_s: float = 0.0
     spells: tuple[Spell, ...] = (Spell(0.0, 1.0),)
+    waits: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ def synchronous(sync: SyncSettings, learners: int) -> SyncSettings:
         fragments=1,
         overlap=0,
         quorum=learners,
-        adoption="at_tau",
         merge="avg",
         local_steps="planned",
         clip="none",
@@ -42,7 +41,6 @@ def streaming(sync: SyncSettings, learners: int) -> SyncSettings:
     return replace(
         sync,
         quorum=learners,
-        adoption="at_tau",
         merge="avg",
         local_steps="planned",
         clip="none",
@@ -51,12 +49,12 @@ def streaming(sync: SyncSettings, learners: int) -> SyncSettings:
 
 def decoupled(sync: SyncSettings) -> SyncSettings:
     """Decoupled DiLoCo: minimum quorum and grace window as `sync` says; nobody waits."""
-    return replace(sync, adoption="on_arrival")
+    return sync
 
 
 def lockstep(learners: int) -> tuple[Pacing, ...]:
-    """Equal learners and links that take no time: for methods in which everybody waits, time decides nothing."""
-    return (Pacing(),) * learners
+    """Equal learners that wait for each merge, and links that take no time: time decides nothing."""
+    return (Pacing(waits=True),) * learners
 
 
 def nearly_equal(learners: int, step_s: float = 1.0) -> tuple[Pacing, ...]:

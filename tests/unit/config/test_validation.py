@@ -44,8 +44,6 @@ def islands(count: int) -> Inventory:
     [
         (["overlap: 4"], 9, "sync.overlap: 4 slots do not fit into a round of 40 steps and 4 slots", "overlap=auto"),
         (["overlap: 40"], 9, "allowed: 0 to 3, or auto", "overlap=auto"),
-        (["adoption: at_tau"], 9, "sync.overlap must be a number, not auto", "sync.overlap=2"),
-        (["overlap: auto", "adoption: at_tau"], 10, "must be a number, not auto", "adoption=on_arrival"),
         (["codec: fp32", "error_feedback: true"], 10, "fp32 rounds nothing away", "sync.codec=int8"),
         (["mixing: mix"], 9, "must be one of replace, rebase, not 'mix'", None),
         (["mixing: blend"], 9, "must be one of replace, rebase, not 'blend'", None),
@@ -85,7 +83,7 @@ def test_a_decay_without_its_schedule_is_refused(tmp_path: Path) -> None:
 
 
 def test_all_that_is_allowed_is_allowed(tmp_path: Path) -> None:
-    run, _ = load(tmp_path, "overlap: 3", "adoption: at_tau", "mixing: rebase", "codec: int8", "error_feedback: true")
+    run, _ = load(tmp_path, "overlap: 3", "mixing: rebase", "codec: int8", "error_feedback: true")
     assert (run.sync.overlap, run.sync.mixing, run.sync.error_feedback) == (3, "rebase", True)
 
 

@@ -33,6 +33,7 @@ from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.protocol.log.records import MergedOffer, decode
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.tasks.build import build_model
+from examples.quality.methods.streaming import StreamingLearner
 from tests.numerics.harness import CLOCK, merges
 from tests.numerics.own_loops import SYNC, Meeting, OwnLoop, own_run
 from tests.numerics.tiny import ROWS, Slope, TinyStream
@@ -169,7 +170,7 @@ def test_external_data_goes_on_whatever_positions_were_offered_meanwhile(overtak
 
 def test_a_loop_that_finishes_early_has_its_last_progress_merged_and_goes_on_later_from_there() -> None:
     meeting = Meeting(own_run(rounds=LONG))
-    first = meeting.loop()
+    first = meeting.loop(learner=StreamingLearner)  # all that it has trained is offered
     for _ in range(11):
         first.step()
     first.island.finish()
@@ -417,7 +418,7 @@ def test_a_restarted_loop_skips_what_was_offered_after_the_state_was_saved(optim
 
 def test_without_a_saved_state_everything_that_was_offered_is_skipped() -> None:
     run = meeting()
-    first = run.loop()
+    first = run.loop(learner=StreamingLearner)
     trained(first, Counter(), 6)
     first.island.finish()
     second, loader = run.loop(), Counter()
@@ -432,7 +433,7 @@ def test_a_loop_that_does_not_resume_its_loader_or_does_not_skip_is_told() -> No
     loop.train_once()
     with pytest.raises(UsageError, match="no loader was resumed"):
         loop.island.step(tokens=ROWS)
-    first = run.loop()
+    first = run.loop(learner=StreamingLearner)
     trained(first, Counter(), 6)
     first.island.finish()
     second = run.loop()

@@ -84,18 +84,16 @@ def merged_per_s(plan: Plan) -> tuple[float, float]:
     return seconds / (whole.merges - first.merges), (whole.tokens - first.tokens) / seconds
 
 
-def paced(rtt_s: float, adoption: str, mixing: str) -> Plan:
-    overlap = 3 if adoption == "at_tau" else "auto"
-    sync = replace(RUN.sync, adoption=adoption, overlap=overlap, mixing=mixing)  # type: ignore[arg-type]
+def paced(rtt_s: float, mixing: str) -> Plan:
+    sync = replace(RUN.sync, mixing=mixing)  # type: ignore[arg-type]
     return planned(inventory_of(rtt_s=rtt_s), replace(RUN, sync=sync))
 
 
 @pytest.mark.parametrize(("rtt_s", "load"), [(0.01, 0.23), (0.065, 1.6), (0.12, 3.4), (0.2, 7.1), (0.22, 8.28)])
-@pytest.mark.parametrize("adoption", ["on_arrival", "at_tau"])
-def test_a_simulated_run_shows_what_the_plan_predicts(adoption: str, rtt_s: float, load: float) -> None:
+def test_a_simulated_run_shows_what_the_plan_predicts(rtt_s: float, load: float) -> None:
     """With the progress in flight kept: merges within 12 %, tokens within 20 %. (Where a turn takes about a second, by
     which the calls beside a merge come in each turn or in each second one, 18 % more or less.)"""
-    plan = paced(rtt_s, adoption, "rebase")
+    plan = paced(rtt_s, "rebase")
     assert plan.syncer.busy_percent == pytest.approx(100 * load, rel=0.05)
     served_s, tokens_per_s = merged_per_s(plan)
     assert served_s == pytest.approx(max(plan.schedule.slot_s, plan.syncer.fastest_slot_s), rel=0.12)
@@ -127,9 +125,8 @@ def test_fewer_connections_take_longer_in_plan_and_simulation() -> None:
     assert texts["calls of a merge"] == "15 * 0.05"
 
 
-@pytest.mark.parametrize("adoption", ["on_arrival", "at_tau"])
-def test_what_replacement_gives_up_in_flight_is_predicted(adoption: str) -> None:
-    plan = paced(0.12, adoption, "replace")
+def test_what_replacement_gives_up_in_flight_is_predicted() -> None:
+    plan = paced(0.12, "replace")
     assert merged_per_s(plan)[1] == pytest.approx(plan.prediction.tokens_per_s, rel=0.2)
 
 
@@ -147,21 +144,15 @@ def test_bytes_requests_and_storage_go_by_the_slots_that_are_served() -> None:
 
 
 def test_beyond_its_pace_less_is_merged() -> None:
-    """Where islands train on, what is in flight longer; where they wait for each merge, all beyond its pace."""
     free = planned(inventory_of(rtt_s=0.005))
     late = [planned(inventory_of(rtt_s=rtt_s)) for rtt_s in (0.04, 0.16, 0.4)]
     rates = [plan.prediction.tokens_per_s / free.prediction.tokens_per_s for plan in late]
     assert max(rates) < 0.95 and rates[-1] < 0.5
-    waiting = replace(RUN, sync=replace(RUN.sync, adoption="at_tau", mixing="rebase"))
-    stands = planned(inventory_of(rtt_s=0.16), waiting)
-    assert stands.prediction.goodput <= 0.2 / stands.syncer.fastest_slot_s
 
 
-def test_what_is_kept_depends_on_whether_islands_wait() -> None:
-    going_on, waiting = SyncSettings(), SyncSettings(adoption="at_tau")
-    assert [kept_at_pace(going_on, load) for load in (0.5, 1.0, 6.0)] == [1.0, 1.0, 1.0]
-    assert kept_at_pace(going_on, 16.0) == 0.375  # an offer holds 8 rounds at most, 3/4 of that as seen
-    assert kept_at_pace(waiting, 2.0) == 0.5
+def test_what_is_kept_is_what_an_offer_may_hold() -> None:
+    assert [kept_at_pace(SyncSettings(), load) for load in (0.5, 1.0, 6.0)] == [1.0, 1.0, 1.0]
+    assert kept_at_pace(SyncSettings(), 16.0) == 0.375  # an offer holds 8 rounds at most, 3/4 of that as seen
     assert [waiting_s(1.0, spent_s) for spent_s in (0.1, 1.0, 3.0)] == pytest.approx([0.1, 1.0, 3.0])
 
 

@@ -23,7 +23,6 @@ from tests.unit.protocol.integer_ports import STEP_S, UnitTraining, UnitWire, Wr
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import applied, make_run, with_inner, with_steps
 
-AT_TAU = make_run(adoption="at_tau", overlap=0)
 REBASE = make_run(fragments=1, mixing="rebase")
 SAVING = with_inner(REBASE, save_every=1)
 
@@ -38,37 +37,6 @@ def took(offer: Offer) -> MergedOffer:
 
 def payload(living: Living, offer: Offer) -> int:
     return int(living.store.get(delta_key(*offer.id, offer.payload_digest)) or b"")
-
-
-# -- at_tau -----------------------------------------------------------------------------------------------------
-
-
-def waiting() -> Living:
-    """It has offered fragment 0 for slot 0 after two steps, and waits for its merge."""
-    living = Living(WrittenLog(AT_TAU))
-    living.until(lambda: living.learner.doing == "WAITING")
-    living.world.run_for(10.0)
-    assert [offer.slot for offer in living.offers()] == [0]
-    assert living.training.steps == 2 and living.learner.doing == "WAITING", "neither a merge nor a rollback is there"
-    return living
-
-
-def test_each_merge_is_waited_for_and_adopted_before_the_next_step() -> None:
-    living = waiting()
-    living.log.merge(50, took(living.offers()[0]))
-    living.until(lambda: living.training.steps == 4)
-    assert living.seen.adoptions == [(0, 0), (1, 0), (0, 1)]
-    assert living.training.values == [48, 96], "two steps on the merged version, four on the other fragment"
-    living.until(lambda: len(living.offers()) == 2)
-    assert [offer.slot for offer in living.offers()] == [0, 1]
-
-
-def test_a_merge_that_a_rollback_has_made_void_is_not_waited_for() -> None:
-    living = waiting()
-    living.log.roll_back(70)
-    living.until(lambda: living.training.steps >= 3)
-    assert living.seen.adoptions[2:4] == [(0, 1), (1, 1)] and living.seen.back_to == [0]
-    assert max(living.training.values) < 70
 
 
 # -- offers -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import floor, inf
+from math import inf
 from typing import Literal
 
 import pytest
@@ -29,7 +29,7 @@ from diloco_cli.protocol.rules.aim import (
 )
 from tests.unit.protocol.records import output
 
-Pace = Literal["steps", "planned", "measured"]
+Pace = Literal["planned", "measured"]
 FRAGMENTS, SLOT_S, GRACE_S = 4, 2.0, 0.5
 WINDOW = Window(opens_s=SLOT_S, slot_s=SLOT_S, grace_s=GRACE_S)
 EVERY = 8.0  # two steps a slot
@@ -90,12 +90,6 @@ def test_a_slot_is_due_when_its_steps_have_been_made(window: Window | None) -> N
     assert [slots_after(aim, 1) for _ in range(6)] == [[], [0], [], [1], [], [2]]
 
 
-@pytest.mark.parametrize("local_steps", [8.0, 7.3, 2.75, 100 / 3])
-def test_nothing_of_a_fraction_of_a_step_is_lost_or_made_up(local_steps: float) -> None:
-    aim = Aim(FRAGMENTS, 0, pace="steps")
-    assert slots_after(aim, 1000, local_steps=local_steps) == list(range(floor(1000 * FRAGMENTS / local_steps + 1e-6)))
-
-
 def test_fewer_steps_than_fragments_make_several_slots_a_step() -> None:
     assert slots_after(Aim(FRAGMENTS, 0), 1, local_steps=2.0) == [0, 1]
 
@@ -149,7 +143,7 @@ def test_a_slot_that_is_never_ready_is_passed_by_when_it_can_not_be_reached_any_
     ("pace", "now_s", "offers"),
     [
         ("measured", 100.0, False), ("measured", 101.12, False), ("measured", 101.13, True), ("measured", 101.5, True),
-        ("planned", 101.5, False), ("planned", 101.51, True), ("steps", 102.2, False),
+        ("planned", 101.5, False), ("planned", 101.51, True),
     ],
 )  # fmt: skip
 def test_an_offer_that_would_be_waited_for_after_one_more_step_is_made_now(
@@ -627,19 +621,6 @@ def test_other_outcomes_say_nothing_of_the_way() -> None:
     for aim in (unknown, windowless):
         shot(aim, 1.0, in_time=False)
     assert [aim.delivery.hidden_s for aim in (uploading, skipped, gone_back, unknown, windowless)] == [0.0] * 5
-
-
-# -- where each merge is waited for -----------------------------------------------------------------------------
-
-
-def test_at_tau_neither_the_clock_nor_a_late_offer_decides_anything() -> None:
-    """Everybody offers for every slot, however late it is, or the schedule would not be the one that it must be."""
-    aim = delivering(aim_at(10, pace="steps", closes=False), 30.0)
-    assert slots_after(aim, 1, 1000.0, step_s=60.0) == []
-    assert slots_after(aim, 1, 1000.0, step_s=60.0) == [10] and aim.passed == 0
-    assert slots_after(aim, 100, 1000.0, step_s=60.0) == list(range(11, 61)), "nor how far ahead of the log it is"
-    shot(aim, 1.0, in_time=False)
-    assert aim.delivery.hidden_s == 0.0
 
 
 # -- any history ------------------------------------------------------------------------------------------------
