@@ -76,7 +76,8 @@ class Boundless(Progress):
 class WaitsForItsOutcome(SimulatedLearner):
     """Makes no step while the outcome of an offer of its own is not known."""
 
-    def await_merges(self) -> Steps[None]:
+    def adopt(self) -> Steps[None]:
+        yield from super().adopt()
         while self.progress.awaits_outcomes() and not self._is_over() and self.progress.quarantined is None:
             yield Sleep(PAUSE_S)
             yield from self.hear()
