@@ -74,22 +74,23 @@ def test_a_machine_that_gets_a_signal_or_loses_its_terminal_ends_its_own_units_a
     playground: Playground,
 ) -> None:
     with two_machines(playground) as second:
-        for incarnation, signum in ((1, signal.SIGTERM),):
-            supervisor = second.start("resume", URL, "--region", "west")
-            bob_trains(playground, incarnation)
-            os.kill(supervisor.pid, signum)
-            out, err = supervisor.communicate(timeout=15)
-            assert supervisor.returncode == 128 + signum, err
-            assert "bob offers its last deltas" in err and "killed" not in err
-            assert "left the run without stopping it; ended here: bob. Come back: diloco resume file://" in err
-            assert "--region west" in err and "no syncer is left" not in err
-            assert "Traceback" not in err + out and not psutil.pid_exists(second.pids()["bob"])
-            goes_on(playground)
+        supervisor = second.start("resume", URL, "--region", "west")
+        bob_trains(playground, 1)
+        bob = second.pids()["bob"]
+        os.kill(supervisor.pid, signal.SIGTERM)
+        out, err = supervisor.communicate(timeout=15)
+        assert supervisor.returncode == 128 + signal.SIGTERM, err
+        assert "bob offers its last deltas" in err and "killed" not in err
+        assert "left the run without stopping it; ended here: bob. Come back: diloco resume file://" in err
+        assert "--region west" in err and "no syncer is left" not in err
+        assert "Traceback" not in err + out and not psutil.pid_exists(bob)
+        goes_on(playground)
         child, close = on_a_terminal(second, "resume", URL, "--region", "west")
         bob_trains(playground, 2)
+        bob = second.pids()["bob"]
         close()
         assert child.wait(15) == 128 + signal.SIGHUP
-        wait_until(lambda: not psutil.pid_exists(second.pids()["bob"]))
+        wait_until(lambda: not psutil.pid_exists(bob))
         goes_on(playground)
         assert playground.run("stop", "quickstart").returncode == 0
         assert playground.json("verify", "quickstart")["ok"]
