@@ -95,7 +95,7 @@ class Playground:
     @property
     def home(self) -> Path:
         """What this machine keeps of the run."""
-        found = sorted((self.directory / ".diloco" / "runs").glob("quickstart-*"))
+        found = sorted(Path(self.environment["DILOCO_HOME"], "runs").glob("quickstart-*"))
         return found[0] if found else Path()
 
     def pids(self) -> dict[str, int]:
