@@ -121,7 +121,7 @@ class LaunchedRun:
 
     def units(self) -> dict[str, Identity]:
         """By this machine's own files: the last process of each."""
-        files = sorted((self.directory / "home" / NAME / "units").glob("[a-z]*.json"))
+        files = sorted((self.directory / "home" / "runs").glob(f"{NAME}-*/units/[a-z]*.json"))
         return {path.stem: from_plain(Identity, json.loads(path.read_text())["identity"]) for path in files}
 
     def failed(self) -> list[str]:

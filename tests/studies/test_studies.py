@@ -39,7 +39,7 @@ def test_kill_9_at_random_instants_loses_and_repeats_nothing(role: Role) -> None
 
 def test_units_that_die_with_their_supervisor_or_get_a_double_are_noticed(tmp_path: Path) -> None:
     launched, child = LaunchedRun(tmp_path, run_file(1)), subprocess.Popen(["sleep", "60"])
-    units = tmp_path / "home" / NAME / "units"
+    units = tmp_path / "home" / "runs" / f"{NAME}-0" / "units"
     units.mkdir(parents=True)
     try:
         identity = identify(child.pid, None)
