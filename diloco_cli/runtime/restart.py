@@ -29,16 +29,16 @@ FENCED_STATUS = 9
 DONE_STATUSES = {0: "it is done", FENCED_STATUS: "a newer process has taken its place (fenced)"}
 # The world outside may heal, and the unit has already retried by itself: patience instead of a count.
 OUTSIDE_STATUSES = {6: "the store failed", 13: "no space is left", 75: "it asked to try again"}
+# What was read may have been wrong, as the page of a proxy is: tries spread over some time show that it lies there.
+READ_STATUSES = {4: "its run was not found", 11: "a data check failed"}
 # The same start will end the same way: a few tries, for what a bucket may have healed meanwhile.
 HOPELESS_STATUSES = {
     2: "its settings are not valid",
     3: "its plan is infeasible",
-    4: "its run was not found",
     8: "a safety rail refused",
-    11: "a data check failed",
     12: "the run failed in it",
 }
-REASONS = (DONE_STATUSES, OUTSIDE_STATUSES, HOPELESS_STATUSES)
+REASONS = (DONE_STATUSES, OUTSIDE_STATUSES, READ_STATUSES, HOPELESS_STATUSES)
 OUTSIDE_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -54,6 +54,7 @@ class RestartPolicy:
     settled_s: float = 5.0
     max_restarts: int = 20  # in a row without a healthy life
     max_hopeless: int = 3
+    reads_spread_s: float = 300.0  # from the first to the last of the deaths by READ_STATUSES
     max_repeats: int = 2
     patience_s: float = 3600.0
 
@@ -131,10 +132,13 @@ def _exhausted(exits: Sequence[Exit], now_s: float, policy: RestartPolicy) -> st
     last, repeats = exits[-1], _repeats(exits)
     if repeats >= policy.max_repeats:
         return f"{repeats + 1} times at the same place without progress, a restart does not heal it"
-    if last.status in HOPELESS_STATUSES:
-        again = takewhile(lambda life: life.status == last.status and life.lived_s < policy.patience_s, reversed(exits))
-        tries = sum(1 for _ in again)
-        return f"{tries} times in a row, a restart does not heal it" if tries >= policy.max_hopeless else None
+    if last.status in HOPELESS_STATUSES or last.status in READ_STATUSES:
+        same = takewhile(lambda life: life.status == last.status and life.lived_s < policy.patience_s, reversed(exits))
+        again = list(same)
+        spread_s = policy.reads_spread_s if last.status in READ_STATUSES else 0.0
+        if len(again) < policy.max_hopeless or last.at_s - again[-1].at_s < spread_s:
+            return None
+        return f"{len(again)} times in a row, a restart does not heal it"
     bad = _bad_lives(exits, policy)
     if last.status in OUTSIDE_STATUSES:
         series = list(takewhile(lambda life: life.status in OUTSIDE_STATUSES, bad))

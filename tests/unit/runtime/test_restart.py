@@ -71,11 +71,34 @@ def test_done_and_fenced_are_not_restarted(status, part):
     assert part in decision.reason
 
 
-@pytest.mark.parametrize("status", [2, 3, 4, 8, 11, 12])
+@pytest.mark.parametrize("status", [2, 3, 8, 12])
 def test_what_a_restart_cannot_heal_gets_few_tries(status):
     assert decide(lives(2, status=status), 4.0, POLICY).action == "restart"
     assert decide(lives(3, status=status), 4.0, POLICY).action == "give_up"
     assert decide([*lives(2, status=status), *lives(1)], 4.0, POLICY).action == "restart"
+
+
+def ended_for_good(exits: list[Exit], *, status: int, lived_s: float) -> list[Exit]:
+    """The lives from the first death until the unit is given up, each started when the policy says."""
+    exits, action, now_s = [*exits], "restart", 0.0
+    while action == "restart":
+        now_s += lived_s
+        exits.append(Exit(now_s, status, lived_s))
+        decision = decide(exits, now_s, POLICY)
+        action, now_s = decision.action, decision.at_s or now_s
+    return exits
+
+
+@pytest.mark.parametrize("status", [1, 4, 11])
+@pytest.mark.parametrize("lived_s", [0.5, 6.0, 59.0])
+def test_a_unit_that_reads_what_is_wrong_is_given_up_after_deaths_over_five_minutes(status, lived_s):
+    exits = ended_for_good([], status=status, lived_s=lived_s)
+    assert 300 <= exits[-1].at_s - exits[0].at_s <= 1800
+
+
+def test_a_unit_that_reads_for_longer_than_a_healthy_life_is_given_up_too():
+    exits = ended_for_good([], status=11, lived_s=61.0)
+    assert 300 <= exits[-1].at_s - exits[0].at_s <= 600
 
 
 def test_what_ends_a_life_of_weeks_now_and_then_is_not_hopeless():
