@@ -185,7 +185,8 @@ class Monitor:
     has grown since. `last_look_s`: the longest time from a syncer's last look at a mailbox to the run's end.
     `suspects`: learners that wrote what no honest learner writes, or whose payload the store has damaged.
     `carries_s`: how long offers from a region's bucket may wait for others that are carried home before them.
-    `_fresh`: for each offer without an outcome, the merges after which its slot is due, and when it appeared;
+    `_fresh`: for each offer without an outcome, the merges after which its slot is due, and from when a syncer can find
+    it: when it appeared, or when listings show its key's certificate, if that is later;
     `_asked`: for each request without an answer, the number of merges and the time when it came, or when the request
     before it was answered; `_joining`: the same for islands that have asked the present syncer to join; `_serving`: for
     when the newest syncer began to serve."""
@@ -431,7 +432,7 @@ class Monitor:
     def grown_healthy(self, now_s: float) -> None:
         self.healthy, self.last_commit_s = True, now_s
         merges = self.replayer.merges
-        self._fresh = {offer: (max(due, merges), now_s) for offer, (due, _) in self._fresh.items()}
+        self._fresh = {offer: (max(due, merges), max(since_s, now_s)) for offer, (due, since_s) in self._fresh.items()}
         self._asked = dict.fromkeys(self._asked, (merges, now_s))
         self._joining = dict.fromkeys(self._joining, (merges, now_s))
 

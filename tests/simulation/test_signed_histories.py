@@ -11,6 +11,7 @@ from diloco_cli.errors import RefusedError
 from diloco_cli.protocol.log import commits
 from diloco_cli.signing import LOG, OPERATOR, Keyring, learner_signer
 from tests.histories.campaign import lived
+from tests.histories.history import History
 from tests.histories.key_events import STOLEN_NONCE
 from tests.histories.options import OF_KEYS, Options, drawn_options, run_of, with_key
 from tests.histories.replayer import in_one
@@ -52,6 +53,17 @@ UNHEARD_PREDECESSOR = 32  # a learner's next process has another key, and does n
 @pytest.mark.xfail(strict=True, reason="the next process begins at data that its predecessor has offered already")
 def test_a_process_with_a_new_key_goes_on_behind_a_predecessor_that_listings_do_not_show_yet() -> None:
     assert lived(UNHEARD_PREDECESSOR, with_thieves(UNHEARD_PREDECESSOR)).violation is None
+
+
+UNLISTED = 91026  # certificates that listings show long after faults have ceased, or not before the run is over
+
+
+def test_the_end_of_a_run_owes_no_outcome_to_offers_below_a_key_that_listings_do_not_show_yet() -> None:
+    history = History(UNLISTED, drawn_options(UNLISTED))
+    assert history.live().violation is None
+    late = [key for key, at_s in history.bucket.listed_from_s.items() if at_s > history.monitor.last_commit_s]
+    assert history.monitor.replayer.kinds[-1] == "finish"
+    assert any(key.startswith("certificate/") for key in late)
 
 
 def test_keys_are_replaced_and_revoked_and_what_a_thief_of_old_ones_writes_counts_for_nothing() -> None:
