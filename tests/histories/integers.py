@@ -16,16 +16,19 @@ MOST = 1 << 50
 """A payload with a greater number counts as not finite. Honest deltas stay far below it."""
 SMALLEST = 64  # by which the least weight of one token is whole
 COARSE = 8  # with error feedback, a payload names a multiple of this
+VARIES = 99_991  # a prime, small beside the gradient of one token
 
 
 def gradient(learner: str, start: int, end: int) -> int:
     """The part of a delta from the tokens `start` to `end` of a learner's shard: different for each learner and range,
-    and the sum over the parts of a range, for any division."""
+    and the sum over the parts of a range, for any division. However far a learner is in its shard, a token's gradient
+    has nearly the same length, and that of no learner half as long or twice as long as another's: so no honest delta is
+    too long beside others (rules/merging.py)."""
     return _gradient_until(learner, end) - _gradient_until(learner, start)
 
 
 def _gradient_until(learner: str, end: int) -> int:
-    return end * (sum(learner.encode()) * 7919 + end * 1009)
+    return end * sum(learner.encode()) * 7919 + end * end * 1009 % VARIES
 
 
 def rounded(wanted: int) -> int:
