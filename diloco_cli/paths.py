@@ -52,7 +52,7 @@ def user_state_directory(kind: str) -> Path:
 def user_file() -> Path:
     """The user's own settings, for all runs: $XDG_CONFIG_HOME/diloco/config.yaml or ~/.config/diloco/config.yaml."""
     config = environment_value("XDG_CONFIG_HOME")
-    return (Path(config) if config else _home() / ".config") / "diloco" / "config.yaml"
+    return (Path(config) if config else home() / ".config") / "diloco" / "config.yaml"
 
 
 def user_cache_directory(kind: str) -> Path:
@@ -65,13 +65,16 @@ def _users_directory(kind: str, variable: str, usual: str) -> Path:
     if own is not None:
         return Path(own).absolute() / kind
     place = environment_value(variable)
-    return (Path(place) if place else _home() / usual) / "diloco" / kind
+    return (Path(place) if place else home() / usual) / "diloco" / kind
 
 
-def _home() -> Path:
+def home() -> Path:
+    """The user's; $DILOCO_HOME where the user has none, as in a container that runs under any number."""
     try:
         return Path.home()
     except RuntimeError:
+        if own := environment_value("DILOCO_HOME"):
+            return Path(own).absolute()
         raise UsageError("this user has no home folder", hint="set DILOCO_HOME to a folder of yours") from None
 
 

@@ -19,6 +19,7 @@ from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import UsageError, suggestion
+from diloco_cli.paths import home
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -282,5 +283,5 @@ def hub_cache() -> Path:
     """The folder of huggingface_hub's downloads."""
     if (cache := environment_value("HF_HUB_CACHE")) is not None:
         return Path(cache)
-    home = environment_value("HF_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
+    own = environment_value("HF_HOME")
+    return (Path(own) if own else home() / ".cache" / "huggingface") / "hub"

@@ -37,7 +37,7 @@ from diloco_cli.environment import environment_value, environment_with_prefix
 from diloco_cli.errors import UsageError, suggestion
 from diloco_cli.methods import CODECS
 from diloco_cli.paths import user_file
-from diloco_cli.store.url import is_url, normalise_store_url
+from diloco_cli.store.url import is_url, normalise_store_url, without_tilde
 from diloco_cli.units import format_count
 
 RUN_VERSION = 1
@@ -122,7 +122,7 @@ def _local(path: str | None, key: str, folder: Path, origins: Origins) -> str | 
 
 
 def _absolute(path: str, folder: Path) -> str:
-    return os.path.normpath(folder.absolute() / Path(path).expanduser())
+    return os.path.normpath(folder.absolute() / without_tilde(path))
 
 
 def _place(tree: Node, key: str) -> str:

@@ -49,6 +49,10 @@ _OPEN_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a 
 _OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_ALLOWED = (
+    "its owner opens it to a group: chgrp -R GROUP and chmod -R g+rwX the bucket's folder, and chmod g+s its folders, "
+    "so that what is made there is the group's"
+)
 _IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _NO_OBJECT = {errno.ENOENT, *_IN_THE_WAY}
 
@@ -206,7 +210,7 @@ def declared_error(error: OSError, where: str) -> DilocoError:
     if error.errno in _NO_SPACE:
         return NoSpaceError(reason, where=where, hint="free some space, or move the store to another disk")
     if error.errno in _FORBIDDEN:
-        return StoreForbiddenError(reason, where=where, hint="the store's directory must belong to this user")
+        return StoreForbiddenError(reason, where=where, hint=_ALLOWED)
     if error.errno in _IN_THE_WAY:
         hint = "diloco writes plain files alone: see what it is (ls -l) and remove it; the run then goes on by itself"
         return BadKeyError(f"a link, a directory or another object is in the way: {reason}", where=where, hint=hint)
@@ -242,7 +246,7 @@ def check_directory(root: Path, create: bool) -> None:
         raise StoreForbiddenError(
             f"the directory is not {wanted}",
             where=str(root),
-            hint="chown or chmod it, or name another directory",
+            hint=_ALLOWED,
         )
 
 
@@ -250,40 +254,45 @@ def make_durable_root(root: Path) -> None:
     """Make the directory and its parents, and fsync each entry, so that the store outlives a power cut. Existing
     entries are fsynced too, because the process that made them may have died before it did so."""
     for path in [*reversed(root.parents), root][1:]:
-        made = not path.exists()
-        if made:
-            with suppress(FileExistsError):
-                os.mkdir(path, 0o700)
         try:
-            sync_path(path.parent)
+            parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                _make_durable_directory(parent, path.name)
+            finally:
+                os.close(parent)
         except OSError:
-            if made:
+            if not path.is_dir():
                 raise  # an existing directory may be one that we must not open
-
-
-def sync_path(path: Path) -> None:
-    """fsync a file's bytes, or a directory's names."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _make_durable_directory(parent: int, name: str) -> None:
     """Make a directory and fsync its parent, also if the directory is there: its maker may have died before it did."""
     with suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent)
+        os.mkdir(name, 0o777, dir_fd=parent)
+        made = os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
+        try:
+            _share(made, parent, 0o070)
+        finally:
+            os.close(made)
     os.fsync(parent)
+
+
+def _share(made: int, parent: int, bits: int) -> None:
+    """What is made follows the umask; below a setgid directory, which the members of a group share, the group may do
+    with it what it may do with the directory."""
+    shared = os.fstat(parent).st_mode
+    if shared & stat_bits.S_ISGID:
+        os.fchmod(made, stat_bits.S_IMODE(os.fstat(made).st_mode) | shared & bits)
 
 
 @contextmanager
 def _temporary(directory: int, data: bytes) -> Iterator[str]:
     """Name of a new, fsynced file with these bytes; it is gone afterwards, unless it was renamed."""
     name = f"{TEMPORARY_PREFIX}{nonce()}"
-    descriptor = os.open(name, _OPEN_TEMPORARY, 0o600, dir_fd=directory)
+    descriptor = os.open(name, _OPEN_TEMPORARY, 0o666, dir_fd=directory)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         try:
+            _share(descriptor, directory, 0o060)
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]

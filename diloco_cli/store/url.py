@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
 from diloco_cli.errors import UsageError
+from diloco_cli.paths import home
 from diloco_cli.store.port import BadKeyError, check_key
 
 _BUCKET = r"[a-z0-9][a-z0-9._-]{1,221}"
@@ -157,7 +158,7 @@ def parse_url(url: str, base: Path | None = None) -> StoreUrl:
     if matched is None:
         if "::" in url:
             raise UsageError(f"chained urls are not supported: {url}", hint=examples())
-        return StoreUrl("file", os.path.normpath((base or Path()).absolute() / _without_tilde(url)))
+        return StoreUrl("file", os.path.normpath((base or Path()).absolute() / without_tilde(url)))
     kind = KINDS.get(matched[1])
     if kind is None:
         raise UsageError(f"unknown store scheme {matched[1]!r} in {without_credentials(url)}", hint=_meant(url))
@@ -214,7 +215,7 @@ def is_beside(url: str, other: str) -> bool:
     path, bucket = Path(one.place), Path(two.place).parent
     if path.is_relative_to(two.place):
         return True
-    if not path.is_relative_to(bucket) or Path(os.path.realpath(_without_tilde("~"))).is_relative_to(bucket):
+    if not path.is_relative_to(bucket) or Path(os.path.realpath(home())).is_relative_to(bucket):
         return False
     return not any(part.startswith(".") for part in path.relative_to(bucket).parts)
 
@@ -234,7 +235,7 @@ def _meant(url: str) -> str:
     return f"{examples()}; services that speak S3 (R2, MinIO, ...): s3:// with AWS_ENDPOINT_URL"
 
 
-def _without_tilde(path: str) -> Path:
+def without_tilde(path: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

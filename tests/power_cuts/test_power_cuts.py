@@ -44,7 +44,7 @@ def test_cuts_of_a_run_recover_to_the_last_acknowledged_commit(folder: Path, die
     assert findings.gone_on == findings.cuts == 12
 
 
-@pytest.mark.parametrize("forgotten", ["_temporary", "create", "put", "delete", "_make_durable_directory", "sync_path"])
+@pytest.mark.parametrize("forgotten", ["_temporary", "create", "put", "delete", "_make_durable_directory"])
 def test_a_store_that_leaves_out_one_fsync_is_found_out(folder: Path, forgotten: str) -> None:
     assert (first_violation(folder, bare_calls, forgotten, every=1) or "").find("told:") > 0
 
@@ -61,7 +61,7 @@ def test_a_store_that_shows_what_may_still_be_lost_is_found_out(folder: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("forgotten", ["_temporary", "create", "_make_durable_directory", "sync_path"])
+@pytest.mark.parametrize("forgotten", ["_temporary", "create", "_make_durable_directory"])
 def test_a_run_on_a_store_that_leaves_out_one_fsync_breaks(folder: Path, forgotten: str) -> None:
     assert first_violation(folder, run_to_the_end, forgotten, every=7)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from diloco_cli.protocol.log.records import FORMAT_SCHEMA, MAX_EXACT, SCHEMA, en
 from diloco_cli.protocol.rules.merging import is_well_formed
 from diloco_cli.runtime.daemon import say
 from diloco_cli.store.memory import MemoryStore
-from diloco_cli.store.open import open_store
 from diloco_cli.store.url import normalise_store_url
 from diloco_cli.tensors.payload import PayloadError, header_bytes, views
 from tests.forked import run_diloco
@@ -238,14 +236,3 @@ def test_a_long_hostlist_is_read_or_refused_in_time_that_grows_with_its_length()
 def test_a_daemons_words_survive_any_text(capfd: pytest.CaptureFixture[str]) -> None:
     say("learner \ud800 said")
     assert "learner" in capfd.readouterr().out
-
-
-def test_a_stores_folder_is_its_owners_alone(tmp_path: Path) -> None:
-    """Row 6: 0700 for folders, 0600 for objects, whatever the umask. Links: tests/contract/test_local_store.py."""
-    before = os.umask(0)
-    try:
-        open_store((tmp_path / "a" / "b").as_uri(), create=True).create("c/d/x", b"")
-    finally:
-        os.umask(before)
-    modes = [(tmp_path / part).stat().st_mode & 0o777 for part in ("a", "a/b", "a/b/c", "a/b/c/d", "a/b/c/d/x")]
-    assert modes == [0o700] * 4 + [0o600]

@@ -17,7 +17,7 @@ import pytest
 from diloco_cli.clock import wall_s
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.store.local import OLD_S, LocalStore
-from diloco_cli.store.open import discard_leftovers_at
+from diloco_cli.store.open import discard_leftovers_at, open_store
 from diloco_cli.store.port import BadKeyError, Created, Discarded, Exists, StoreBrokenError, StoreForbiddenError
 
 RACERS = Path(__file__).parents[2] / "contract/racers.py"
@@ -180,6 +180,27 @@ def test_a_read_only_disk_can_be_read_and_forbids_the_rest(small_disk: Path) -> 
         store.create("a/l", b"x")
     with pytest.raises(StoreForbiddenError):
         store.put("a/k", b"x")
+
+
+@pytest.mark.parametrize(
+    ("umask", "above", "folder", "file"),
+    [(0o077, 0o755, 0o700, 0o600), (0o022, 0o777, 0o755, 0o644), (0o002, 0o755, 0o775, 0o664),
+     (0o077, 0o2770, 0o2770, 0o660), (0o022, 0o2775, 0o2775, 0o664), (0o077, 0o2750, 0o2750, 0o640)],
+)  # fmt: skip
+def test_what_is_made_follows_the_umask_and_below_a_setgid_directory_its_group(
+    tmp_path: Path, umask: int, above: int, folder: int, file: int
+) -> None:
+    tmp_path.chmod(above)
+    before = os.umask(umask)
+    try:
+        store = open_store((tmp_path / "bucket/run").as_uri(), create=True)
+        store.create("a/k", b"x")
+        store.put("a/h", b"x")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / "bucket" / part).stat().st_mode) for part in ("", "run", "run/a", "run/a/k")]
+    assert modes == [folder] * 3 + [file]
+    assert stat.S_IMODE((tmp_path / "bucket/run/a/h").stat().st_mode) == file
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

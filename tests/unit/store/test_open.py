@@ -34,7 +34,6 @@ def test_a_missing_directory_is_an_error_unless_it_may_be_made(tmp_path: Path) -
     assert "mkdir" in (missing.value.hint or "")
     assert not (tmp_path / "none").exists()
     assert isinstance(open_store(str(tmp_path / "none"), create=True), LocalStore)
-    assert (tmp_path / "none").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_file_in_the_place_of_the_directory_is_an_error(tmp_path: Path) -> None:
