@@ -105,9 +105,9 @@ def index(
     dtype: Dtype | None = DtypeOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Write index.json beside .bin or .npy shards that are there already; each is read once."""
+    """Write index.json beside .bin or .npy shards that are there, of llm.c and Megatron too; each is read once."""
     from diloco_cli.corpus.encoders import encoder_of
-    from diloco_cli.corpus.tokenizing import index_shards
+    from diloco_cli.corpus.indexing import index_shards
 
     encoder = None if tokenizer is None else encoder_of(tokenizer, talk)
     store, read = _opened(place), 0
@@ -118,7 +118,7 @@ def index(
             read += num_bytes
             line.text = f"reading {name}: {format_size(read)} in all"
 
-        found = index_shards(store, dtype, encoder, tell)
+        found = index_shards(store, dtype, encoder, tell, lambda line: talk(f"warning: {line}"))
     _tell_index("data index", store, found, as_json)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import glob
 import os
+from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,10 @@ from diloco_cli.store.url import real_url
 
 PIECE_BYTES = 256 << 10  # of text that is tokenized at once; it ends at a line's end, where there is one
 MAGIC = "*?["
-MARKED_UP = (".json", ".jsonl", ".parquet")
+MARKED_UP = (".json", ".jsonl")
+ROWS_SUFFIXES = (".parquet", ".arrow")
+CHECKED_BYTES = 4 << 20  # of a file at a time
+BINARY_WITHIN_BYTES = 8000  # a zero byte there is of a binary file, as git has it
 
 
 def markup_warning(names: Iterable[str]) -> str | None:
@@ -63,15 +67,17 @@ class TextPiece:
 class TextFiles(list[TextFile]):
     """Text files, each a document: `Documents` to tokenize."""
 
-    def identity(self) -> str:
-        """Of names, sizes and times: which files these are on this machine, without reading them."""
-        lines = (f"{source.name}\0{source.size}\0{source.modified_ns}\n" for source in self)
-        return digest("".join(lines).encode())
+    def identity(self, last: int | None = None) -> str:
+        """Of names, sizes and times: which files these are here, up to number `last`, without reading them."""
+        known = self if last is None else self[: last + 1]
+        return digest("".join(f"{source.name}\0{source.size}\0{source.modified_ns}\n" for source in known).encode())
 
     def pieces(self, number: int, offset: int) -> Iterator[TextPiece]:
         """All text from byte `offset` of file `number` on. A piece ends behind a line's end, or else between two
-        characters of UTF-8; so the pieces from any piece's end on are the same as without a stop."""
+        characters of UTF-8; so the pieces from any piece's end on are the same as without a stop. Raises UsageError
+        before the first piece of a file that is no text: it can be mended, and all before it remains."""
         for file in range(number, len(self)):
+            refuse_no_text(self[file].path)
             with self[file].path.open("rb") as stream:
                 stream.seek(offset)
                 while data := stream.read(PIECE_BYTES):
@@ -88,6 +94,30 @@ class TextFiles(list[TextFile]):
         """Of all text, how much lies before byte `offset` of file `number`."""
         sizes = [source.size for source in self]
         return (sum(sizes[:number]) + offset) / sum(sizes)
+
+
+def refuse_no_text(path: Path) -> None:
+    """Raises UsageError for a file that is not UTF-8 text from its beginning to its end."""
+    decoder, at = getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as stream:
+        while data := stream.read(CHECKED_BYTES):
+            if at == 0 and (zero := data[:BINARY_WITHIN_BYTES].find(0)) >= 0:
+                raise _no_text(path, f"binary: byte {zero} is 0")
+            held = len(decoder.getstate()[0])  # the first bytes of a character
+            try:
+                decoder.decode(data)
+            except UnicodeDecodeError as error:
+                raise _no_text(path, f"not UTF-8 text at byte {at - held + error.start}") from error
+            at += len(data)
+        if held := len(decoder.getstate()[0]):
+            raise _no_text(path, f"not UTF-8 text at byte {at - held}")
+
+
+def _no_text(path: Path, what: str) -> UsageError:
+    hint = "name the text by a pattern without this file, or write it anew in UTF-8: iconv -f latin1 -t utf-8"
+    if path.suffix.lower() in ROWS_SUFFIXES:
+        hint = f"its rows, if they hold text: diloco data tokenize --dataset {path.parent} -o OUT"
+    return UsageError(f"is {what}", where=str(path), hint=hint)
 
 
 def find_sources(patterns: Iterable[str]) -> TextFiles:
@@ -176,7 +206,8 @@ class DatasetRows:
         self.name, self.num_rows = name, int(dataset.num_rows)
         self._column, self._rows = column, dataset.select_columns([column]).with_format(None)
 
-    def identity(self) -> str:
+    def identity(self, last: int | None = None) -> str:
+        """Of all rows, whatever the `last` that was read."""
         paths = [Path(file["filename"]) for file in self._rows.cache_files]
         facts = [("/".join(path.parts[-4:]), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
         return digest(repr((facts, self._column, self.num_rows)).encode())
@@ -226,6 +257,14 @@ def _of_row(row: int, text: bytes, offset: int) -> Iterator[TextPiece]:
 
 def _refuse_no_text(dataset: Any, column: str, name: str) -> None:
     texts = [key for key, feature in dataset.features.items() if getattr(feature, "dtype", "") in TEXT]
+    items = getattr(getattr(dataset.features.get(column), "feature", None), "dtype", "")
+    if "int" in items:
+        raise UsageError(
+            f"column {column!r} holds lists of {items}: tokens, not text",
+            where=name,
+            hint="write them as they are, numpy.save('OUT/0.npy', numpy.concatenate(rows['"
+            f"{column}']).astype('uint32')), then: diloco data index OUT",
+        )
     if column not in texts:
         holds = getattr(dataset.features.get(column), "dtype", None)
         what = f"column {column!r} holds {holds}, not text" if holds else f"there is no column {column!r}"

@@ -34,6 +34,30 @@ def test_a_folder_without_a_config_ends_no_text(tmp_path: Path) -> None:
     assert FolderEncoder(tmp_path).end == ()
 
 
+@pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordLevel"])
+def test_text_that_spells_a_special_token_stays_text(tmp_path: Path, kind: str) -> None:
+    """Also where the model itself has the spelling as a word."""
+    tokenizers = pytest.importorskip("tokenizers", reason="pip install 'diloco[hf]'")
+    words = ["<unk>", "<e>", "a", " ", "<", "e", ">", "e>"]
+    numbers, models = {word: number for number, word in enumerate(words)}, tokenizers.models
+    made = tokenizers.Tokenizer(
+        {
+            "BPE": lambda: models.BPE(numbers, [], unk_token="<unk>"),
+            "Unigram": lambda: models.Unigram([(word, -1.0) for word in words], unk_id=0),
+            "WordLevel": lambda: models.WordLevel(numbers, unk_token="<unk>"),
+        }[kind]()
+    )
+    if kind == "WordLevel":
+        made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    made.add_special_tokens(["<unk>", "<e>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<e>"}))
+    encoder = FolderEncoder(tmp_path)
+    spelled, unknown, plain = ([words[n] for n in each] for each in encoder.encode([b"a <e> a <e>", b"?", b"a"]))
+    assert encoder.end == (1,) and "<e>" not in spelled and plain == ["a"] and unknown == ["<unk>"]
+    assert "".join(spelled).replace(" ", "") == "a<e>a<e>"
+
+
 def test_what_is_no_tokenizer_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match=r"no tokenizer\.json") as missing:
         encoder_of(str(tmp_path))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from diloco_cli.corpus import sources as text_module
+from diloco_cli.corpus import tokenizing
 from diloco_cli.corpus.encoders import ByteEncoder
 from diloco_cli.corpus.index import INDEX_KEY, read_index
 from diloco_cli.corpus.shards import TokenShards
 from diloco_cli.corpus.sources import find_sources
-from diloco_cli.corpus.tokenizing import PROGRESS_KEY, index_shards, tokenize
-from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
+from diloco_cli.corpus.tokenizing import PROGRESS_KEY, tokenize
+from diloco_cli.errors import UsageError
 from diloco_cli.store.memory import MemoryStore
 
 WORDS = ["the first text\nof two lines", "Zwölf Boxkämpfer\n" * 40, "漢字\n"]
@@ -88,8 +87,10 @@ class CountsPuts(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
+        self.keys: list[str] = []
 
     def put(self, key: str, data: bytes) -> None:
+        self.keys.append(key)
         self.bytes += len(data) if key == PROGRESS_KEY else 0
         super().put(key, data)
 
@@ -127,15 +128,50 @@ def test_finished_shards_and_foreign_ones_are_never_written_over(corpus: Path) -
     assert objects(foreign) == {"000000.bin": b"mine"}
 
 
-def test_what_is_no_text_is_named_with_its_place(corpus: Path) -> None:
-    class Strict(ByteEncoder):
-        def encode(self, texts):
-            return [np.frombuffer(text.decode().encode(), np.uint8) for text in texts]
-
-    (corpus / "1.txt").write_bytes(b"fine\n" * 20 + b"\xff\xfe")
+@pytest.mark.parametrize("bad", range(len(WORDS)))
+@pytest.mark.parametrize("mends", [True, False])
+def test_after_what_is_no_text_was_mended_or_left_out_the_same_command_goes_on(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch, bad: int, mends: bool
+) -> None:
+    monkeypatch.setattr(tokenizing, "AT_ONCE_BYTES", 100)
+    path, store = corpus / f"{bad}.txt", CountsPuts()
+    path.write_bytes(b"fine\n" * 20 + b"\xff\xfe")
     with pytest.raises(UsageError, match="is not UTF-8 text at byte 100") as raised:
-        tokenize(MemoryStore(), find_sources([str(corpus)]), Strict())
-    assert raised.value.where == str(corpus / "1.txt")
+        made(corpus, store)
+    assert raised.value.where == str(path) and store.stat(INDEX_KEY) is None
+    path.write_text("mended") if mends else path.unlink()
+    before = {key for key in store.list("") if key.endswith(".bin")}
+    assert bool(before) is (bad == 2), "the shards of what lies before it"
+    store.keys.clear()
+    assert made(corpus, store) == made(corpus, MemoryStore())
+    assert not before & set(store.keys), "written once"
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x89PNG\r\n\x1a\n\0\0", "binary: byte 8 is 0"),
+        ("two words".encode("utf-16-le"), "binary: byte 1 is 0"),
+        ("Boxk\u00e4mpfer".encode("latin-1"), "not UTF-8 text at byte 4"),
+        ("\u6f22".encode() * 30 + "\u6f22".encode()[:2], "not UTF-8 text at byte 90"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_the_place_and_whole_characters_alone_are_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, said: str
+) -> None:
+    monkeypatch.setattr(text_module, "CHECKED_BYTES", 16)
+    (tmp_path / "a.txt").write_bytes(data)
+    with pytest.raises(UsageError, match=said):
+        tokenize(MemoryStore(), find_sources([str(tmp_path)]), ByteEncoder())
+    (tmp_path / "a.txt").write_text("\u6f22" * 30 + "\n")
+    assert tokenize(MemoryStore(), find_sources([str(tmp_path)]), ByteEncoder()).num_tokens == 92
+
+
+def test_a_file_of_rows_is_refused_with_the_command_that_reads_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1\0")
+    with pytest.raises(UsageError, match="binary") as raised:
+        tokenize(MemoryStore(), find_sources([str(tmp_path)]), ByteEncoder())
+    assert f"--dataset {tmp_path}" in (raised.value.hint or "")
 
 
 def test_a_type_too_small_for_the_vocabulary_is_refused(corpus: Path) -> None:
@@ -143,64 +179,3 @@ def test_a_type_too_small_for_the_vocabulary_is_refused(corpus: Path) -> None:
     encoder.vocabulary = 70_000
     with pytest.raises(UsageError, match="70000 tokens do not fit"):
         tokenize(MemoryStore(), find_sources([str(corpus)]), encoder, "uint16")
-
-
-def array(values: Any, dtype: str) -> bytes:
-    stream = BytesIO()
-    np.save(stream, np.array(values, dtype=dtype))
-    return stream.getvalue()
-
-
-def store_of(**files: bytes) -> MemoryStore:
-    store = MemoryStore()
-    for name, data in files.items():
-        store.put(name.replace("_", "."), data)
-    return store
-
-
-def test_bare_and_numpy_shards_are_one_stream_in_the_order_of_their_names():
-    bare = np.arange(10, 15, dtype="<u2").tobytes()
-    store = store_of(b_bin=bare, a_npy=array(np.arange(10).reshape(2, 5), "uint16"), notes_txt=b"not this")
-    index = index_shards(store)
-    assert index == read_index(store) and index.vocabulary == 15
-    assert [(shard.name, shard.offset) for shard in index.shards] == [("a.npy", 128), ("b.bin", 0)]
-    shards = TokenShards(store, index)
-    shards.check_sizes()
-    assert list(shards.read(0, 15)) == list(range(15))
-
-
-def test_bare_shards_are_of_the_type_that_was_said():
-    store = store_of(a_bin=np.array([1, 70_000], dtype="<u4").tobytes())
-    index = index_shards(store, "uint32")
-    assert (index.dtype, index.vocabulary, index.num_tokens) == ("uint32", 70_001, 2)
-
-
-@pytest.mark.parametrize(
-    ("files", "error", "said"),
-    [
-        ({}, NotFoundError, r"no \.bin or \.npy files"),
-        ({"a_bin": b"123"}, UsageError, "no whole number of uint16"),
-        ({"a_bin": b""}, UsageError, "is empty"),
-        ({"a_npy": b"no array at all"}, UsageError, "no array of numpy"),
-        ({"a_npy": array([1], "int64")}, UsageError, "holds int64; allowed: uint16, uint32"),
-        ({"a_npy": array([1], "uint16")[:-1]}, DataCheckError, "its header says"),
-        ({"a_npy": array([1], "uint16"), "b_npy": array([1], "uint32")}, UsageError, "several types"),
-        ({"a_bin": np.array([300], dtype="<u2").tobytes(), "index_json": b"x"}, UsageError, "finished"),
-    ],
-)
-def test_files_that_are_no_shards_are_refused(files, error, said):
-    with pytest.raises(error, match=said):
-        index_shards(store_of(**files))
-
-
-def test_tokens_that_a_tokenizer_does_not_have_are_not_its_own():
-    store = store_of(a_bin=np.array([300], dtype="<u2").tobytes())
-    with pytest.raises(UsageError, match="wrong tokenizer: there is a token 300, and it has only 256"):
-        index_shards(store, encoder=ByteEncoder())
-
-
-def test_shards_that_are_still_being_made_get_no_index():
-    store = store_of(a_bin=b"12")
-    store.put(PROGRESS_KEY, b"{}")
-    with pytest.raises(UsageError, match="not all of it is"):
-        index_shards(store)

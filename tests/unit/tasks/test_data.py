@@ -13,9 +13,9 @@ import torch
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, EvaluationSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.corpus.index import INDEX_KEY
+from diloco_cli.corpus.indexing import index_shards
 from diloco_cli.corpus.shards import BlockCache
 from diloco_cli.corpus.sources import SHARDS_VARIABLE, data_places
-from diloco_cli.corpus.tokenizing import index_shards
 from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, RefusedError, UsageError
 from diloco_cli.paths import install_hint
 from diloco_cli.store.open import open_store
