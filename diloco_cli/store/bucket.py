@@ -218,6 +218,11 @@ class BucketStore(ABC):
         return f"{self.url}/{key}"
 
 
+def foreign_answer(where: str) -> StoreUnavailableError:
+    """For an answer with a good status that is no store's: it must neither count as an object nor as a success."""
+    return StoreUnavailableError("the answer is no store's: a page (HTML) of a proxy or a login?", where=where)
+
+
 def error_of_status(status: int) -> Exception | None:
     """The one of ANSWERS that this HTTP status stands for."""
     return _BY_STATUS[status]() if status in _BY_STATUS else None

@@ -41,6 +41,7 @@ from diloco_cli.store.bucket import (
     Retention,
     check_endpoint,
     error_text,
+    foreign_answer,
     missing_bucket,
     no_space,
     throttled,
@@ -65,7 +66,7 @@ IN_PARTS_FROM_BYTES = 32 << 20
 _READ_BUFFER_BYTES = 1 << 20
 """A smaller one makes aiohttp stop and start the connection all the time."""
 _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
-_KIND = "application/octet-stream"
+_KIND, _PAGE = "application/octet-stream", "text/html"
 _DOES_NOT_COMPOSE = (ObjectAbsentError, StoreForbiddenError, StoreBrokenError)
 
 
@@ -126,6 +127,8 @@ class GCSStore(BucketStore):
         ) as answer:
             if answer.status >= 400:
                 validate_response(answer.status, await answer.read(), "b/{}/o/{}", names)
+            if answer.content_type == _PAGE and stated_crc32c(answer.headers) is None:
+                raise foreign_answer(self._where(key))
             ranged = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             size = int(ranged[1]) if ranged else answer.content_length
             known = answer.headers.get("X-Goog-Generation") if ranged else None  # of what has no ranges, fetch none
@@ -155,7 +158,9 @@ class GCSStore(BucketStore):
         """The answer to one request that moves `num_bytes`. `path` is below the API's address, or an address."""
         with self._sorted_errors(key):
             call = self._filesystem._call(method, path, *names, **parts)
-            _, body = await transfers.on_time(num_bytes, call)
+            headers, body = await transfers.on_time(num_bytes, call)
+            if str(headers.get("Content-Type", "")).startswith(_PAGE):
+                raise foreign_answer(self._where(key))
             return bytes(body)
 
     def _client(self) -> Any:

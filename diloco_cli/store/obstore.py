@@ -49,6 +49,7 @@ from diloco_cli.store.bucket import (
     Retention,
     check_endpoint,
     error_of_status,
+    foreign_answer,
     missing_bucket,
     no_space,
     short_text,
@@ -74,6 +75,7 @@ _MAX_CHECKED_BYTES = 8 << 20
 """Of an object whose checksum is kept: that of a larger one would take a tenth of the time in which it is moved."""
 _LOOKUP_S = 10.0  # for a bucket's region, and for a command that prints credentials
 
+_FOREIGN = re.compile(r"non-partial response|Header missing from response|invalid list response|invalid Content-Type")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>|\(code: (\w+)\)")
 _SAID = re.compile(r"<Code>(\w+)</Code>\s*<Message>([^<\n]*)")
@@ -136,6 +138,8 @@ class ObstoreStore(BucketStore):
         import obstore
 
         found = await obstore.head_async(self._reader, key)
+        if found["e_tag"] is None:
+            raise foreign_answer(self._where(key))
         return ObjectStat(key, int(found["size"]), found["last_modified"].timestamp())
 
     async def _upload(self, key: str, data: bytes, exclusive: bool) -> None:
@@ -394,6 +398,8 @@ def sorted_error(error: Exception, where: str, scheme: str) -> Exception:
     if code in _OTHER_REGION or "redirect without LOCATION" in full:
         hint = "name the bucket's region: AWS_DEFAULT_REGION"
         return StoreBrokenError(f"the bucket is in another region: {text}", where=where, hint=hint)
+    if _FOREIGN.search(full):
+        return foreign_answer(where)
     no_answer = name == "GenericError"  # refused, reset, cut, too late
     if isinstance(error, TimeoutError) or (status == 0 and no_answer):
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)

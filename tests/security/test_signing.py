@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import replace, to_plain
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.digests import digest
@@ -29,6 +30,7 @@ from diloco_cli.protocol.log.keys import (
 from diloco_cli.protocol.log.records import Request, RunFormat, encode
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
 from diloco_cli.runtime.consent import signing_secret, write_key
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.runtime.units import keys_of, signers_on
 from diloco_cli.signing import LOG, LONG_BYTES, OPERATOR, UNSIGNED, Secret, SignatureError, learner_signer, unpacked
 from diloco_cli.store.memory import MemoryStore
@@ -263,12 +265,9 @@ def test_a_change_anywhere_in_a_record_of_any_length_is_seen(length: int) -> Non
 
 
 def open_format(data: bytes, secret: Secret | None, *signs_as: str) -> RunFormat:
-    steps = read_format("u", secret, signs_as)
-    next(steps)
-    with pytest.raises(StopIteration) as stop:
-        steps.send(data)
-    run: RunFormat = stop.value.value
-    return run
+    bucket = MemoryStore()
+    bucket.create(FORMAT_KEY, data)
+    return perform(read_format("u", secret, signs_as), bucket, SystemClock(monotonic_s, sleep_s, lambda: None))
 
 
 def test_the_format_names_the_operators_public_key_and_holds_no_other() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from diloco_cli.protocol.actors.progress import is_over
 from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.claims import newest_epoch
-from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
+from diloco_cli.protocol.log.commit_log import patiently, read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import (
     MAX_HEARTBEAT_BYTES,
     Beats,
@@ -109,7 +109,7 @@ class Standby:
         but it serves a stopped run only once `diloco resume` has asked for that."""
         usual_s = takeover_s(self.run)
         silence = Silence(min(POLL_S, usual_s / 5))
-        state: RunState = yield from read_log(self.run)
+        state: RunState = yield from patiently(lambda: read_log(self.run))
         began_at, rested = state.n, False
         unserved = yield from self._begins(state)
         dead = yield from self._predecessor_served(state)

@@ -53,6 +53,7 @@ from diloco_cli.protocol.log.commit_log import (
     append,
     fence,
     next_commit,
+    patiently,
     read_log,
     write_snapshot,
 )
@@ -387,7 +388,7 @@ class Syncer:
         self.doing = moved(SYNCER_STATES, self.doing, to)
 
     def _serve(self) -> Steps[RunState]:
-        self.state = yield from read_log(self.run)
+        self.state = yield from patiently(lambda: read_log(self.run))
         if self.state.phase == RunPhase.FINISHED or (yield from is_at_rest(self.run, self.state)):
             self._go(SyncerState.DONE)
             return self.state

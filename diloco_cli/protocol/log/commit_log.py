@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
+from typing import TypeVar
 
 from msgspec import structs
 
@@ -24,7 +25,7 @@ from diloco_cli.protocol.log.keys import (
     read_snapshot_key,
     snapshot_key,
 )
-from diloco_cli.protocol.log.operations import Create, Get, List, Put, Steps, together, together_got
+from diloco_cli.protocol.log.operations import Create, Get, List, Now, Put, Sleep, Steps, together, together_got
 from diloco_cli.protocol.log.records import (
     FORMAT_SCHEMA,
     LOOKS,
@@ -54,6 +55,7 @@ from diloco_cli.signing import (
     short_key,
 )
 
+T = TypeVar("T")
 SNAPSHOT_EVERY = 64
 TRIES = 3  # of the newest snapshots; after that the log is read from commit 0
 
@@ -155,9 +157,35 @@ LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch li
 AHEAD = 64  # commits that are read at a time by who is far behind
 
 
+BAD_READS_S = 60.0
+READS_AGAIN_S = 2.0
+
+
+def patiently(read: Callable[[], Steps[T]]) -> Steps[T]:
+    """For a daemon: what is read wrong, as through a broken gateway, is read again for BAD_READS_S before it counts as
+    damage."""
+    since_s: float = yield Now()
+    while True:
+        try:
+            return (yield from read())
+        except (RecordError, SignatureError):
+            now_s: float = yield Now()
+            if now_s - since_s >= BAD_READS_S:
+                raise
+        yield Sleep(READS_AGAIN_S)
+
+
 def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, ...] = ()) -> Steps[RunFormat]:
     """FORMAT.json of the run at `where` (a URL, for errors), checked with `secret`. Raises NotFoundError; refuses a
     newer schema and another run's key. `signs_as`: the signers that a daemon needs keys for (see require_keys)."""
+    if not signs_as:
+        return (yield from _read_format(where, secret))
+    run = yield from patiently(lambda: _read_format(where, secret))
+    require_keys(run, secret, signs_as, where)
+    return run
+
+
+def _read_format(where: str, secret: Secret | None) -> Steps[RunFormat]:
     data: bytes | None = None
     for _ in range(LOOKS):
         before, data = data, (yield Get(FORMAT_KEY, MAX_RECORD_BYTES))
@@ -173,8 +201,6 @@ def read_format(where: str, secret: Secret | None = None, signs_as: tuple[str, .
         raise
     if run.signing is not None and secret is not None and secret.own:
         run = replace(run, keyring=(yield from own_keyring(run.run_id, secret)))
-    if signs_as:
-        require_keys(run, secret, signs_as, where)
     return run
 
 

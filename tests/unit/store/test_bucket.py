@@ -1,11 +1,17 @@
-"""The common part of stores over a network: where their requests may go."""
+"""The common part of stores over a network: where their requests may go, and whose answers count."""
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from diloco_cli.store.bucket import check_endpoint
-from diloco_cli.store.port import StoreForbiddenError
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store, StoreForbiddenError, StoreUnavailableError
+from tests.contract.emulators import S3_ENVIRONMENT, azure_environment, environment
 
 
 @pytest.mark.parametrize(
@@ -28,3 +34,48 @@ def test_addresses_that_would_leak_are_refused(address: str) -> None:
 )  # fmt: skip
 def test_loopback_and_tls_are_allowed(address: str) -> None:
     assert check_endpoint(address, "VARIABLE").endswith(address)
+
+
+class Portal(BaseHTTPRequestHandler):
+    """Answers whatever is asked with its own page and a good status, as proxies do."""
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        page = b"<html><body>Please sign in</body></html>"
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(page)
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def portal() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Portal) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+CALLS: dict[str, Callable[[Store], object]] = {
+    "get": lambda store: store.get("FORMAT.json", 1000),
+    "get_range": lambda store: store.get_range("FORMAT.json", 0, 5),
+    "create": lambda store: store.create("commit/0", b"x"),
+    "put": lambda store: store.put("hint", b"x"),
+    "stat": lambda store: store.stat("hint"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
+def test_a_proxys_page_is_neither_an_object_nor_a_success(portal: str, scheme: str, call: str) -> None:
+    settings = {"AWS_ENDPOINT_URL": portal, **S3_ENVIRONMENT, "STORAGE_EMULATOR_HOST": portal}
+    settings |= azure_environment(portal)
+    with environment(settings), pytest.raises(StoreUnavailableError, match="a page"):
+        CALLS[call](open_store(f"{scheme}://bucket/run"))

@@ -14,6 +14,7 @@ from diloco_cli.protocol.log.commit_log import (
     is_whole,
     next_commit,
     parse_format,
+    patiently,
     read_format,
     read_log,
     snapshot_at,
@@ -172,6 +173,42 @@ def test_a_format_that_came_damaged_is_read_again() -> None:
     assert run == RUN and isinstance(run.keyring, Checksummed)
     with pytest.raises(RecordError):
         read(read_format("file:///run"), bucket, lambda n, key, data: flipped(data, 300))
+
+
+class Passing(SystemClock):
+    """Sleeps cost nothing, and are counted."""
+
+    def __init__(self) -> None:
+        self.slept_s = 0.0
+        super().__init__(lambda: self.slept_s, self._pass, lambda: None)
+
+    def _pass(self, seconds: float) -> None:
+        self.slept_s += seconds
+
+
+@pytest.mark.parametrize("page", [b"<html>sign in</html>", b"", b"{}"])
+def test_a_daemon_reads_a_format_for_a_minute_before_it_calls_it_damaged(page: bytes) -> None:
+    bucket, clock = MemoryStore(), Passing()
+    bucket.create(FORMAT_KEY, SIGN(LOG, FORMAT_KEY, encode(RUN)))
+    wrong = DamagingStore(bucket, lambda n, key, data: page if clock.now_s() < 50.0 else data)
+    assert perform(read_format("file:///run", None, ("learner/l0",)), wrong, clock) == RUN
+    lasting = DamagingStore(bucket, lambda n, key, data: page)
+    clock.slept_s = 0.0
+    with pytest.raises(RecordError):
+        perform(read_format("file:///run", None, ("learner/l0",)), lasting, clock)
+    assert clock.slept_s >= 60.0
+    clock.slept_s = 0.0
+    with pytest.raises(RecordError):
+        perform(read_format("file:///run"), lasting, clock)
+    assert clock.slept_s == 0.0, "a command answers at once"
+
+
+def test_a_daemon_reads_a_log_for_a_minute_before_it_calls_it_damaged() -> None:
+    bucket, clock = log_of("skip"), Passing()
+    wrong = DamagingStore(bucket, lambda n, key, data: b"<html>" if clock.now_s() < 50.0 else data)
+    assert perform(patiently(lambda: read_log(RUN)), wrong, clock).n == 1
+    with pytest.raises(SignatureError):
+        perform(patiently(lambda: read_log(RUN)), DamagingStore(bucket, lambda n, key, data: b"<html>"), clock)
 
 
 def test_a_damaged_answer_is_nobody_elses_record() -> None:
