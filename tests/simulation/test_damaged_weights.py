@@ -107,6 +107,17 @@ def test_all_dead_and_a_damaged_version_is_no_end() -> None:
     is_over_and_sound(fleet, spoilt)
 
 
+def test_a_new_incarnation_waits_for_no_pause_that_has_grown() -> None:
+    fleet = silent(RUN)
+    fleet.syncer()
+    fleet.world.run_for(3000)
+    spoilt = spoil(fleet, 1)
+    fleet.restart = True
+    fleet.start_learners()
+    assert fleet.world.run(lambda: "rollback" in fleet.kinds(), 5 * repair.SOONEST_S), "the learners wait for it"
+    is_over_and_sound(fleet, spoilt)
+
+
 def looked_at(monkeypatch: pytest.MonkeyPatch, readable: Callable[[bool], bool] = lambda found: found) -> list[int]:
     """The fragments whose weights a syncer looks at, from now on. `readable`: what it finds, instead of the truth."""
     looks: list[int] = []

@@ -7,7 +7,8 @@ are those of protocol/log/state.py. Beside its turns it evaluates the run's held
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
@@ -60,7 +61,7 @@ from diloco_cli.protocol.log.commit_log import (
 from diloco_cli.protocol.log.heartbeats import MOVED_BYTES_PER_S, Cadence, sealed
 from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER, heartbeat_key, state_key, weights_key
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE, Now, Put, Sleep, Steps, together
-from diloco_cli.protocol.log.records import LOOKS, FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.state import RunPhase, RunState, SyncerState, moved
 from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, response_to
@@ -87,6 +88,8 @@ FINAL_EVALUATION_S = 120.0  # and the time to read all states once
 TRIES = 3  # of a rollback whose objects cannot be read
 GO_ON = "go on from there: diloco resume"
 ROUNDS = 2  # without a merge, after which a fragment's weights are read
+MAX_FAILED = 4  # reads in a row: a store that hides an object for a moment must not cost the learners' progress
+MERGES_SEEN = 32  # the newest, which show how long a round is
 MAX_REPAIRS = 3  # of a fragment that is not merged between them
 SOONEST_S, MAX_PAUSE_S = 5.0, 3600.0  # between two looks at a fragment's weights
 MAKES_ROOM_FOR_S = 5.0  # then the write is tried again
@@ -228,36 +231,46 @@ class Repairer:
     Usually the next merge supersedes such a version: learners go on from their older version. This fails after a
     rollback, because no older version may be a base, and when all learners are dead, because a new incarnation starts
     from committed versions alone. So the syncer reads the weights of each fragment that has not been merged for ROUNDS
-    rounds, at growing intervals. A version that could not be read LOOKS times in a row is superseded by a rollback to
-    the newest commit itself: all fragments are published again from their states, under new keys. No object is
-    overwritten and no merge is lost, but progress in flight is. After MAX_REPAIRS repairs without a merge the log says
-    that a person must look into the bucket."""
+    rounds, at intervals that grow until a new incarnation comes. A round is as long as its merges show, not as the
+    fastest learner's pace says: models are large, and a merge must not wait for such a read. A version that could not
+    be read MAX_FAILED times in a row is superseded by a rollback to the newest commit itself: all fragments are
+    published again from their states, under new keys. No object is overwritten and no merge is lost, but progress in
+    flight is. After MAX_REPAIRS repairs without a merge the log says that a person must look into the bucket."""
 
     def __init__(self, run: RunFormat, arithmetic: Arithmetic, recover: Recover) -> None:
         self.run, self.arithmetic, self.recover = run, arithmetic, recover
         self._watched: dict[int, _Watched] = {}
         self._suspected: set[int] = set()
+        self._heard: set[tuple[str, int]] = set()
+        self._merges_s: deque[float] = deque(maxlen=MERGES_SEEN)
 
     def suspect(self, fragment: int) -> None:
         """The newest weights of this fragment cannot be read where learners read them, such as in a region's bucket.
         They are published anew, as if they could not be read at home."""
         self._suspected.add(fragment)
 
+    def hear(self, incarnations: Collection[tuple[str, int]]) -> None:
+        """Whose offers the syncer asks for: a new one needs the weights of all fragments, so grown pauses end."""
+        if not self._heard.issuperset(incarnations):
+            for seen in self._watched.values():
+                seen.pause_s = 0.0
+        self._heard = set(incarnations)
+
     def due(self, state: RunState, epoch: int, slot_s: float, pulse: Pulse) -> Steps[commits.Commit | None]:
         """The commit that supersedes an unreadable version, or says that nothing can be done; None if there is none to
         make. One call reads one version at most, so that merges do not wait long for it."""
         now_s: float = yield Now()
         skip_after_s = self.run.settings.sync.skip_after_s
-        usual_s = ROUNDS * self.run.num_fragments * slot_s + skip_after_s
         watched = [self._watch(state, output, now_s) for output in state.outputs]
+        usual_s = ROUNDS * self.run.num_fragments * max(slot_s, self._between_merges_s()) + skip_after_s
         for output, seen in zip(state.outputs, watched, strict=True):
             if output.fragment in self._suspected:
                 self._suspected.discard(output.fragment)
                 return (yield from self._supersede(state, output, seen, epoch, pulse))
-            pause_s = max(SOONEST_S, skip_after_s) if 0 < seen.failed < LOOKS else max(usual_s, seen.pause_s)
+            pause_s = max(SOONEST_S, skip_after_s) if 0 < seen.failed < MAX_FAILED else max(usual_s, seen.pause_s)
             if now_s >= seen.looked_s + pause_s:
                 yield from self._look(output, seen, usual_s, pulse)
-                if seen.failed < LOOKS:
+                if seen.failed < MAX_FAILED:
                     return None
                 return (yield from self._supersede(state, output, seen, epoch, pulse))
         return None
@@ -268,15 +281,21 @@ class Repairer:
         if seen.version != output.version:
             self._suspected.discard(output.fragment)
             merged = output.version > state.base_floor
+            self._merges_s.extend([now_s] if merged else [])
             kept = replace(seen, version=output.version, looked_s=now_s, failed=0, told=False)
             seen = self._watched[output.fragment] = _Watched(output.version, now_s) if merged else kept
         return seen
+
+    def _between_merges_s(self) -> float:
+        """The mean time between merges on this process's clock; 0: it has seen too few."""
+        times_s = self._merges_s
+        return (times_s[-1] - times_s[0]) / (len(times_s) - 1) if len(times_s) > 1 else 0.0
 
     def _look(self, output: FragmentVersion, seen: _Watched, usual_s: float, pulse: Pulse) -> Steps[None]:
         readable = yield from is_readable(self.run, output, pulse)
         seen.looked_s = yield Now()
         seen.failed = 0 if readable else seen.failed + 1
-        if readable or seen.failed >= LOOKS:
+        if readable or seen.failed >= MAX_FAILED:
             seen.pause_s = max(usual_s, min(MAX_PAUSE_S, 2 * max(usual_s, seen.pause_s)))
 
     def _supersede(
@@ -484,6 +503,7 @@ class Syncer:
         if now_s >= self.next_incarnations_s:
             self.next_incarnations_s = now_s + watch_every_s(self.pace.slot_s)
             yield from self.inbox.look_for_incarnations(self.state, now_s)
+            self.repairer.hear(self.inbox.mailboxes.keys())
             found = yield from self.joins.look(self.state)
             admits = admitted(self.run, self.state, [one.island for one in found])
             if admits is not None:

@@ -1,4 +1,4 @@
-"""What a syncer makes of evaluations, with an evaluator that answers what the test says."""
+"""What a syncer makes of evaluations, with an evaluator that answers what the test says; when it reads weights."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from math import nan
 
 import pytest
 
-from diloco_cli.protocol.actors.syncer import Evaluations
+from diloco_cli.protocol.actors.syncer import Evaluations, Repairer
 from diloco_cli.protocol.log.commit_log import no_pulse
 from diloco_cli.protocol.log.commits import Commit, Evaluation
 from diloco_cli.protocol.log.health import Stability
+from diloco_cli.protocol.log.operations import Get, Now
 from diloco_cli.protocol.log.records import FragmentVersion
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.divergence import evaluates_every
-from tests.unit.protocol.records import RUN, genesis
+from tests.histories.integers import IntegerArithmetic
+from tests.unit.protocol.records import RUN, applied, genesis, merge
 
 
 class Answering:
@@ -73,3 +75,27 @@ def test_a_loss_that_is_not_finite_is_logged_as_a_jump() -> None:
     evaluator.answer = 7, nan
     heard = due(evaluations, RunState(n=8))
     assert heard == Evaluation(evaluated=7, loss=None, tokens=0, jumped=True, reason="the held-out loss is not finite")
+
+
+def looks(repairer: Repairer, state: RunState, now_s: float, slot_s: float) -> bool:
+    """Whether it reads weights in a turn at this time."""
+    steps = repairer.due(state, 1, slot_s, no_pulse)
+    assert next(steps) == Now()
+    try:
+        return isinstance(steps.send(now_s), Get)
+    except StopIteration:
+        return False
+
+
+@pytest.mark.parametrize("slot_s", [120.0, 30.0])
+def test_weights_are_read_after_two_rounds_as_long_as_its_merges_show(slot_s: float) -> None:
+    """A pace may be believed that is four times as fast as the merges are."""
+    repairer, state, apart_s = Repairer(RUN, IntegerArithmetic(RUN), lambda output: None), genesis(), 120.0
+    for k in range(5):
+        assert not looks(repairer, state, k * apart_s, slot_s)
+        state = merge(state, applied(seq=k, base=state.outputs[k % 2].version, data_start=8 * k, data_end=8 * k + 8))
+    merged_s, usual_s = 5 * apart_s, 2 * RUN.num_fragments * apart_s + RUN.settings.sync.skip_after_s
+    assert not looks(repairer, state, merged_s, slot_s)
+    before_s = merged_s - apart_s + usual_s  # of the other fragment
+    assert not looks(repairer, state, before_s - 1, slot_s)
+    assert looks(repairer, state, before_s, slot_s)
