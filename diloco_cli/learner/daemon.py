@@ -9,10 +9,9 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -32,7 +31,7 @@ from diloco_cli.protocol.log.keys import heartbeat_key, number_of
 from diloco_cli.protocol.log.records import Island, RecordError, RunFormat, decode
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
-from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, own_claim, perform, say
+from diloco_cli.runtime.daemon import Connections, Lanes, StopSignal, SystemClock, own_claim, perform, say
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import open_store
@@ -478,26 +477,31 @@ def _percent(part_s: float, of_s: float) -> float | None:
 class AttendedStore(StoreWrapper):
     """Each call is made in a thread of its own, and the calling thread calls `attend` every few seconds meanwhile: the
     saved moments of a large model take minutes, and an island's other ranks take silence for a hang. After `most_s` it
-    is silent, because a call may hang itself (a network file system): then a watchdog may end the process. Only the
-    thread that made this object attends: an island's ranks are told by one thread alone."""
+    is silent, because a call may hang itself (a network file system): then a watchdog may end the process. If `attend`
+    raises, the call is left alone. Only the thread that made this object attends: an island's ranks are told by one
+    thread alone."""
 
     def __init__(
         self, store: Store, attend: Callable[[], object], every_s: float = ATTEND_S, most_s: float = MOST_S
     ) -> None:
         super().__init__(store)
         self._attend, self._every_s, self._most_s = attend, every_s, most_s
-        self._owner = threading.get_ident()
+        self._owner, self._own = threading.get_ident(), Connections(1)
 
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         if threading.get_ident() != self._owner:  # one of several calls: the owner waits for them, and attends itself
             return call()
         until_s = monotonic_s() + self._most_s
-        with ThreadPoolExecutor(1, f"store {verb}") as pool:
-            asked = pool.submit(call)
-            while not wait([asked], self._every_s).done:
-                if monotonic_s() < until_s:
-                    self._attend()
-            return asked.result()
+        try:
+            (answer,) = self._own.answers(
+                [call], lambda: self._attend() if monotonic_s() < until_s else None, self._every_s
+            )
+        except BaseException:
+            self._own = Connections(1)  # no later call waits for the one that is left alone
+            raise
+        if isinstance(answer, BaseException):
+            raise answer
+        return cast(T, answer)
 
 
 def standby_command(url: str, name: str, dead_pid: int | None) -> list[str]:

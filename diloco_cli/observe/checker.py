@@ -1,9 +1,9 @@
 """The one independent checker of a log: each commit against the facts of all commits before it.
 
 `diloco verify` and the simulated histories (`tests/histories/`) feed it commit by commit, and compute the merges
-themselves. It keeps its own books and never reads the folded state of the daemons (`protocol/log/state.py`), so an
-error in their code shows here. How norms are judged, and what is a jump of the loss, are the product's own rules,
-applied to these books.
+themselves. It keeps its own books, has its own rules of what a commit brings and who may make it, and never reads the
+folded state of the daemons (`protocol/log/state.py`), so an error in their code shows here. How norms are judged, and
+what is a jump of the loss, are the product's own rules, applied to these books.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ from diloco_cli.protocol.rules.merging import JudgedDelta, judge, max_steps, off
 from diloco_cli.signing import OPERATOR, Signature
 
 APPLIED, REFUSED = 1, 2
+PAGE = 256
 Expect = Callable[[bool, str, str], None]  # (whether it holds, the rule of ARCHITECTURE.md, what is wrong)
 
 
 class Checker:
     """The facts from earlier commits. For each commit call `check`, then `settle`. `expect(holds, rule, otherwise)` is
-    called for each rule. `offer_outcomes`: APPLIED, REFUSED, or (in a wrong log) both, by learner and incarnation, then
-    by number."""
+    called for each rule. `offer_outcomes`: APPLIED, REFUSED, or (in a wrong log) both, in a byte an offer: a run of a
+    month has millions. Those of PAGE numbers of one incarnation lie together."""
 
     def __init__(self, run: RunFormat, expect: Expect) -> None:
         self.run, self.expect = run, expect
         self.versions: dict[int, list[FragmentVersion]] = {}
-        self.offer_outcomes: dict[tuple[str, int], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+        self.offer_outcomes: dict[tuple[str, int, int], bytearray] = defaultdict(lambda: bytearray(PAGE))
         self.bases: dict[tuple[str, int], set[int]] = {}
         self.ranges: dict[tuple[str, int], int] = {}
         self.floors: dict[str, int] = defaultdict(int)
@@ -128,14 +129,16 @@ class Checker:
             (by.public == self.epoch_key, f"is signed with another key than its epoch {commit.epoch} began under"),
             (not begins or by.public == claimed, f"begins an epoch that another key claimed: epoch {commit.epoch}"),
             (by.public not in self.revoked, f"is signed by {by.signer} with a key that was revoked before"),
-            (not commit.is_syncers or by.signer != OPERATOR, "is signed by the operator, who only answers requests"),
+            (not _is_syncers(commit) or by.signer != OPERATOR, "is signed by the operator, who only answers requests"),
         ]
         for holds, otherwise in rules:
             self.expect(holds, "keys", f"{key}: {otherwise}")
 
     def _check_outputs(self, commit: Commit, key: str) -> bool:
         """Whether the commit brings the fragments that are due, as versions of its own number."""
-        due = commit.fragments_due(self.slot, self.run.num_fragments)
+        num_fragments = self.run.num_fragments
+        due = list(range(num_fragments)) if isinstance(commit, Rollback) or commit.n == 0 else []
+        due = [fragment_of_slot(self.slot, num_fragments)] if isinstance(commit, Merge) else due
         brought = [output.fragment for output in commit.outputs]
         numbered = all(output.version == commit.n and output.epoch == commit.epoch for output in commit.outputs)
         self.expect(brought == due, "1", f"{key}: brings fragments {brought} instead of {due}")
@@ -158,8 +161,8 @@ class Checker:
     def _check_input(self, item: MergedOffer, fragment: int, key: str) -> bool:
         """Whether the offer could be applied, by the log alone; enters it into the books."""
         who = f"{key}: offer {item.incarnation}/{item.seq} of {item.learner}"
-        settled = self.offer_outcomes[item.learner, item.incarnation]
-        outcome = settled[item.seq]
+        settled, place = self._outcome_at(item)
+        outcome = settled[place]
         used = self.bases.setdefault((item.learner, fragment), set())
         self.duplicates += bool(outcome & APPLIED)
         end, base = self.ranges.get((item.learner, fragment), 0), self.version(fragment, item.base)
@@ -177,7 +180,7 @@ class Checker:
         ]
         for holds, rule, otherwise in rules:
             self.expect(holds, rule, f"{who} {otherwise}")
-        settled[item.seq] |= APPLIED
+        settled[place] |= APPLIED
         used.add(item.base)
         self.ranges[item.learner, fragment] = max(item.data_end, end)
         return all(holds for holds, _, _ in rules)
@@ -225,16 +228,20 @@ class Checker:
         """Whether the key of an offer is not revoked."""
         return key_of(offer.incarnation) not in {fingerprint(public) for public in self.revoked}
 
+    def _outcome_at(self, offer: MergedOffer | Outcome) -> tuple[bytearray, int]:
+        """The page of an offer's outcome, and its place there."""
+        return self.offer_outcomes[offer.learner, offer.incarnation, offer.seq // PAGE], offer.seq % PAGE
+
     def _check_outcomes(self, commit: Commit, key: str) -> None:
         for outcome in commit.outcomes:
-            settled = self.offer_outcomes[outcome.learner, outcome.incarnation]
-            before = settled[outcome.seq]
+            settled, place = self._outcome_at(outcome)
+            before = settled[place]
             who = f"{key}: offer {outcome.incarnation}/{outcome.seq} of {outcome.learner}"
             self.expect(not before & APPLIED, "2", f"{who} is refused and was applied")
             self.expect(not before & REFUSED, "2", f"{who} is refused a second time")
             known = self.run.island(outcome.learner) is not None
             self.expect(known, "2", f"{who} comes from a learner that the run does not have")
-            settled[outcome.seq] |= REFUSED
+            settled[place] |= REFUSED
 
     def _check_kind(self, commit: Commit, key: str) -> None:
         """Checks by the commit's kind: a learner that joins, is kept out or readmitted; a rollback; a floor."""
@@ -275,7 +282,7 @@ class Checker:
         quorum."""
         name, quorum = commit.learner, self.run.settings.sync.quorum
         bad = self.bad_in_a_row.get(name, 0)
-        due = are_too_many(bad) or not commit.is_syncers
+        due = are_too_many(bad) or commit.request is not None
         self.expect(due, "blame", f"{key}: a quarantine after {bad} bad offers in a row")
         left = len({island.name for island in self.run.all_islands} - self.kept_out - {name})
         self.expect(left >= quorum, "blame", f"{key}: a quarantine of {name!a} leaves {left} learners, quorum {quorum}")
@@ -381,6 +388,16 @@ class Checker:
     def version(self, fragment: int, number: int) -> FragmentVersion | None:
         """The version of that number; looked up from the newest back, because bases are recent."""
         return next((o for o in reversed(self.versions.get(fragment, [])) if o.version == number), None)
+
+
+def _is_syncers(commit: Commit) -> bool:
+    """Whether no command under the operator's key may make it."""
+    match commit:
+        case EpochStart():
+            return commit.serves
+        case Quarantine():
+            return commit.request is None
+    return isinstance(commit, Merge | Skip | Evaluation | Finish)
 
 
 def disagreements(offer: Offer, item: MergedOffer, fragment: int) -> list[str]:

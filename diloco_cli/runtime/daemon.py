@@ -247,7 +247,12 @@ class Connections:
         self._lock = threading.Lock()
         self._threads = 0
 
-    def answers(self, calls: Sequence[Callable[[], Any]], check: Callable[[], None] = lambda: None) -> list[Any]:
+    def answers(
+        self,
+        calls: Sequence[Callable[[], Any]],
+        check: Callable[[], object] = lambda: None,
+        every_s: float = CHECK_EVERY_S,
+    ) -> list[Any]:
         """The calls' answers, or the errors in their place, when all have ended. `check` is called now and then by the
         thread that waits; if it raises, calls that have not begun are never made, and the others are left alone."""
         found: list[Any] = [None] * len(calls)
@@ -266,7 +271,7 @@ class Connections:
             self._calls.put(partial(made, place))
         try:
             for _ in calls:
-                while not left.acquire(timeout=CHECK_EVERY_S):
+                while not left.acquire(timeout=every_s):
                     check()
         except BaseException:
             given_up.set()

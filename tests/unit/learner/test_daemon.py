@@ -148,6 +148,25 @@ def test_a_call_that_hangs_is_not_attended_for_ever() -> None:
     assert not seen
 
 
+def test_who_attends_may_leave_a_call_and_no_later_call_waits_for_it() -> None:
+    below, before, gone = SlowStore(), set(threading.enumerate()), ["a rank"]
+
+    def attend() -> None:
+        if gone:
+            raise StoreError(f"{gone.pop()} is gone")
+
+    store = AttendedStore(below, attend, every_s=0.01)
+    try:
+        with pytest.raises(StoreError, match="a rank is gone"):
+            store.get("a")
+        begun = set(threading.enumerate()) - before
+        assert begun and all(thread.daemon for thread in begun), "it keeps no process from ending"
+        store.create("a", b"1")
+        assert below.list("") == ["a"]
+    finally:
+        below.may_end.set()
+
+
 Eventually = Callable[[Callable[[], bool]], None]
 # What a hosted syncer does: note that it began, and for whom; leave when its host closes stdin.
 NOTE = "import os, sys, time; open(sys.argv[1], 'a').write(f'{os.getpid()} {sys.argv[2]}\\n'); "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -57,6 +58,21 @@ def rollback(ledger: Ledger, to: int, shares: tuple[tuple[str, int], ...], **cha
         FragmentVersion(**{**vars(o), "version": ledger.n + 1, "slot": slot, **changed}) for o in then if o is not None
     )
     return ledger.enter("rollback", outputs=outputs, to=to, shares=shares)
+
+
+def test_an_offers_outcome_takes_a_few_bytes_wherever_its_number_lies() -> None:
+    ledger, many, strange = Ledger(), 20_000, (1 << 52, -1)
+    ledger.bad_offers("l0", 1, 0)
+    tracemalloc.start()
+    for first in range(1, many, 1000):
+        ledger.bad_offers("l0", 1000, first)
+    for seq in strange:
+        ledger.bad_offers("l0", 1, seq)
+    assert tracemalloc.get_traced_memory()[0] / many < 8
+    tracemalloc.stop()
+    for seq in (1, many, *strange):
+        again = ledger.enter("refuse", outcomes=(Outcome("l0", 1, seq, 0, "non_finite"),))
+        assert again == [f"c: offer 1/{seq} of l0 is refused a second time"]
 
 
 def test_an_honest_log_has_no_problems() -> None:
