@@ -33,7 +33,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.tensors.flat import flatten_into, unflatten
 from diloco_cli.tensors.payload import to_bytes
-from diloco_cli.training.inner import keeps_moments, moments_of
+from diloco_cli.training.inner import keeps_moments, moments_of, step_of
 from diloco_cli.training.replica import DeviceTraining, Replica
 from diloco_cli.training.wire import TensorWire, mixed
 
@@ -301,7 +301,7 @@ class LeavingMoments:
             copied.synchronize()
             return to_bytes(into)
 
-        return Moments(int(tensors["step"][0]), encode)
+        return Moments(step_of(tensors), encode)
 
     def _wait(self) -> None:
         """The device does not change moments that are being saved."""

@@ -145,11 +145,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in bare_parameters(model).items() if p.requires_grad}
+
+
 def _spec(model: nn.Module, moments: tuple[str, ...]) -> Spec:
-    spec: Spec = {"step": (torch.int64, (1,))}
-    for name, parameter in bare_parameters(model).items():
-        if parameter.requires_grad:
-            spec |= {f"{moment}.{name}": (torch.float32, tuple(parameter.shape)) for moment in moments}
+    """`step`: of each parameter, as one that got its first gradient later is corrected for fewer of them."""
+    trained = _trained(model)
+    spec: Spec = {"step": (torch.int64, (len(trained),))}
+    for name, parameter in trained.items():
+        spec |= {f"{moment}.{name}": (torch.float32, tuple(parameter.shape)) for moment in moments}
     return spec
 
 
@@ -157,25 +162,37 @@ def saved_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Moments
     """The moments as they are now. Their bytes are made at once, on the host, and are the only copy. None if there
     are none."""
     tensors = moments_of(model, optimizer)
-    return None if tensors is None else as_saved(int(tensors["step"][0]), to_bytes(tensors))
+    return None if tensors is None else as_saved(step_of(tensors), to_bytes(tensors))
 
 
 def as_saved(step: int, data: bytes) -> Moments:
     return Moments(step, lambda: data)
 
 
+def step_of(tensors: dict[str, torch.Tensor]) -> int:
+    """That of the optimizer, after which these moments were."""
+    return int(tensors["step"].max())
+
+
 def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor] | None:
-    """The present moments in float32, on their device; those that are float32 already are not copied. None if there are
-    none (SGD, or no step yet)."""
-    named = [(name, p) for name, p in bare_parameters(model).items() if p.requires_grad]
-    moments = moment_names(optimizer)
-    if not moments or not all(moments[0] in optimizer.state.get(p, {}) for _, p in named):
+    """The present moments in float32, on their device; those that are float32 already are not copied. Of a parameter
+    that never had a gradient (an expert that nothing was routed to) they are zero, at step 0, as the optimizer would
+    begin them. None if there are none at all (SGD, or no step yet)."""
+    trained, moments = _trained(model), moment_names(optimizer)
+    known = {
+        name: optimizer.state[p] for name, p in trained.items() if set(moments) <= optimizer.state.get(p, {}).keys()
+    }
+    if not moments or not known:
         return None
-    steps = optimizer.state[named[0][1]].get("step", getattr(optimizer, "steps_made", 0))
-    tensors = {"step": torch.tensor([int(steps)])}
-    for name, parameter in named:
+    made = getattr(optimizer, "steps_made", 0)
+    steps = [torch.as_tensor(state.get("step", made)) for state in known.values()]
+    at_once = torch.stack([step.to(steps[0].device) for step in steps])  # one wait for the device
+    at = dict(zip(known, at_once.long().tolist(), strict=True))
+    tensors = {"step": torch.tensor([at.get(name, 0) for name in trained])}
+    for name, parameter in trained.items():
         for moment in moments:
-            tensors[f"{moment}.{name}"] = optimizer.state[parameter][moment].detach().float()
+            found = known[name][moment].detach() if name in known else torch.zeros_like(parameter, requires_grad=False)
+            tensors[f"{moment}.{name}"] = found.float()
     return tensors
 
 
@@ -192,11 +209,11 @@ def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data
     tensors = sound_moments(model, optimizer, data)
     if tensors is None:
         return False
-    begin_moments(model, optimizer, int(tensors["step"][0]))
-    for name, parameter in bare_parameters(model).items():
-        if parameter.requires_grad:
-            for moment in moment_names(optimizer):
-                optimizer.state[parameter][moment].copy_(tensors[f"{moment}.{name}"])
+    begin_moments(model, optimizer, tensors["step"])
+    for name, parameter in _trained(model).items():
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            if moment != "step":
+                value.copy_(tensors[f"{moment}.{name}"])
     return True
 
 
@@ -209,12 +226,14 @@ def sound_moments(model: nn.Module, optimizer: torch.optim.Optimizer, data: byte
     return tensors if _are_sound(tensors) else None
 
 
-def begin_moments(model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Moments of zero, as after `step` steps, sharded as the parameters are."""
-    optimizer.steps_made = step  # type: ignore[attr-defined]
+def begin_moments(model: nn.Module, optimizer: torch.optim.Optimizer, steps: torch.Tensor) -> None:
+    """Moments of zero, as after so many `steps` of each trained parameter, sharded as the parameters are. A parameter
+    that a user's optimizer does not have gets none."""
+    optimizer.steps_made = int(steps.max())  # type: ignore[attr-defined]
     fused = bool(optimizer.defaults.get("fused"))  # the fused kernel wants its step count beside the parameters
-    for parameter in model.parameters():
-        if parameter.requires_grad:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for parameter, step in zip(_trained(model).values(), steps.tolist(), strict=True):
+        if id(parameter) in held:
             optimizer.state[parameter] = {
                 "step": torch.tensor(float(step), device=parameter.device if fused else None),
                 **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in moment_names(optimizer)},

@@ -38,6 +38,7 @@ from diloco_cli.training.inner import (
     moment_names,
     moments_of,
     sound_moments,
+    step_of,
 )
 from diloco_cli.training.replica import (
     DeviceTraining,
@@ -61,7 +62,7 @@ class Command(IntEnum):
     READ = auto()  # fragment
     WRITE = auto()  # fragment
     SAVE = auto()
-    RESTORE = auto()  # the optimizer's step
+    RESTORE = auto()
     RESET = auto()
     BEAT = auto()
     END = auto()  # the exit status of rank 0: 0 if the run is over
@@ -275,7 +276,7 @@ class RankedTraining(DeviceTraining):
                 with self._on_host(flat) as host:
                     unflatten(self.run.layout.fragments[fragment], host, _of(blank.tensors, moment))
                 self._alive.beat()
-        return as_saved(int(moments["step"][0]), blank.seal())
+        return as_saved(step_of(moments), blank.seal())
 
     def _on_host(self, flat: torch.Tensor) -> AbstractContextManager[torch.Tensor]:
         return nullcontext(flat) if self._outward is None else self._outward.on_host(flat, self._outward.now())
@@ -284,8 +285,8 @@ class RankedTraining(DeviceTraining):
         tensors = sound_moments(self.replica.model, self.replica.optimizer, moments)
         if tensors is None:
             return False
-        with self._told(Command.RESTORE, int(tensors["step"][0])):
-            _restore(self.replica, self._shards, self._alive, int(tensors["step"][0]), tensors)
+        with self._told(Command.RESTORE):
+            _restore(self.replica, self._shards, self._alive, tensors)
         return True
 
     def reset(self) -> bool:
@@ -357,20 +358,22 @@ def _do(command: Command, numbers: list[float], rank: Rank) -> None:
                 shards.gather(fragment, _of(moments, moment))
                 rank.alive.beat()
         case Command.RESTORE:
-            _restore(replica, shards, rank.alive, int(numbers[0]), None)
+            _restore(replica, shards, rank.alive, None)
         case Command.RESET:
             replica.optimizer.state.clear()
 
 
-def _restore(replica: Replica, shards: Shards, alive: Alive, step: int, tensors: Tensors | None) -> None:
+def _restore(replica: Replica, shards: Shards, alive: Alive, tensors: Tensors | None) -> None:
     """`tensors`: the saved moments, which rank 0 has."""
-    begin_moments(replica.model, replica.optimizer, step)
+    trained = {name: p for name, p in replica.tensors.items() if p.requires_grad}
+    steps = torch.zeros(len(trained), dtype=torch.int64) if tensors is None else tensors["step"]
+    distributed.broadcast(steps := steps.to(replica.device), 0)
+    begin_moments(replica.model, replica.optimizer, steps)
     state = replica.optimizer.state
     for fragment, moment in _all_moments(shards, replica.optimizer):
         slots, flat = shards.layout.fragments[fragment], None
         if tensors is not None:
             flat = flatten(slots, _of(tensors, moment)).to(replica.device)
-        trained = {name: p for name, p in replica.tensors.items() if p.requires_grad}
         shards.scatter(fragment, flat, {name: state[p][moment] for name, p in trained.items()})
         alive.beat()
 

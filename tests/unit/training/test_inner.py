@@ -26,6 +26,7 @@ from diloco_cli.training.inner import (
     learning_rate,
     moments_of,
     restore_inner_state,
+    saved_moments,
 )
 
 Tensors = dict[str, torch.Tensor]
@@ -65,6 +66,57 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
     step(twin, its_optimizer, 9)
     close = torch.equal if dtype != torch.float64 else torch.allclose  # saved as float32
     assert all(close(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+class Routed(nn.Module):
+    """Experts of which each step uses those that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.experts = nn.ModuleList([nn.Linear(4, 3) for _ in range(3)])
+
+    def step(self, optimizer: torch.optim.Optimizer, *used: int) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(sum(used)))
+        torch.stack([(self.experts[index](x) ** 2).mean() for index in used]).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("used", [[(0,)], [(0,), (0, 1)], [(1,), (1, 2), (2,), (1,)]])
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_of_parameters_without_a_gradient_yet_are_zero_and_go_on_bit_for_bit(
+    used: list[tuple[int, ...]], fused: bool
+) -> None:
+    """A rarely used expert has made fewer steps than the others, and is corrected for those."""
+
+    def adamw_of(model: Routed) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 0.999), fused=fused)
+
+    model, twin = Routed(), Routed()
+    optimizer, its_optimizer = adamw_of(model), adamw_of(twin)
+    for experts in used:
+        model.step(optimizer, *experts)
+    saved = saved_moments(model, optimizer)
+    assert saved is not None and saved.step == max(sum(e in step for step in used) for e in range(3))
+    twin.load_state_dict(model.state_dict())
+    assert restore_inner_state(twin, its_optimizer, saved.encode())
+    for experts in ((0, 1, 2), (2,)):
+        model.step(optimizer, *experts)
+        twin.step(its_optimizer, *experts)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    again = saved_moments(twin, its_optimizer)
+    assert again is not None and again.encode() == (saved_moments(model, optimizer) or again).encode()
+
+
+def test_parameters_that_a_users_optimizer_leaves_out_get_no_state() -> None:
+    model = Routed()
+    optimizer, fresh = (torch.optim.AdamW(model.experts[0].parameters(), lr=0.1) for _ in range(2))
+    assert saved_moments(model, optimizer) is None
+    model.step(optimizer, 0, 1)
+    saved = saved_moments(model, optimizer)
+    assert saved is not None and restore_inner_state(model, fresh, saved.encode())
+    assert len(fresh.state_dict()["state"]) == 2
 
 
 def poisoned(saved: Tensors, name: str, value: float) -> bytes:
