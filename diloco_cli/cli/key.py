@@ -154,7 +154,7 @@ def signers_of(opened: OpenRun, role: Role, name: str) -> tuple[str, ...]:
 def start_of(opened: OpenRun, role: Role, name: str) -> str:
     """The command that starts such a process."""
     if role == "syncer":
-        return f"diloco syncer --run {opened.url}"
+        return f"diloco syncer --standby --run {opened.url}"
     joins = "" if opened.format.island(name) is not None else " --join"
     return f"diloco learner --run {opened.url} --name {name}{joins}"
 

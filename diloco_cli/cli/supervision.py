@@ -10,6 +10,7 @@ DILOCO_EVENT_KIND, _RUN, _URL, _TEXT, _TIME in its environment.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from diloco_cli.errors import DilocoError, RefusedError, UsageError
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.cause import safe
 from diloco_cli.events.event import KINDS
+from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.live import Curves, LiveScreen
 from diloco_cli.protocol.actors.progress import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
@@ -52,6 +54,7 @@ from diloco_cli.runtime.supervisor import (
 from diloco_cli.runtime.units import (
     UnitSpec,
     diloco_command,
+    standing_by,
     start_detached,
     starts_elsewhere,
     syncer_may_start,
@@ -281,27 +284,46 @@ def go_on(
     if (stopped or syncer_may_start(opened.format, units)) and operator_of(opened).withdraw_stop(state):
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
-    _say_who_gives_way(opened, state, units)
+    units = _beside_others(opened, state, units)
     if detach:
         return _detached(opened, region, as_json, command, hooks)
     return supervise_run(opened, units, region, command, as_json, hooks)
 
 
-def _say_who_gives_way(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> None:
-    """A warning where units that start here, and were never known here, work elsewhere: those will end."""
+def _beside_others(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> list[UnitSpec]:
+    """The units to start here. A syncer that is heard elsewhere goes on serving, and the one here stands by; learners
+    that work elsewhere, and were never known here, are replaced, with a warning."""
     from diloco_cli.observe.unit_states import working
 
-    strangers = [unit.name for unit in units if read_unit(opened.url, unit.name) is None]
-    if state.n < 0 or not strangers:
-        return
-    with suppress(DilocoError):
-        there = working(boxed(opened, Deadline(LOOK_S)).facts(), strangers)
-        if there:
-            place = "its place" if len(there) == 1 else "their places"
-            talk(
-                f"warning: {listed(there)} worked elsewhere a moment ago (on another machine, or under another "
-                f"DILOCO_HOME): what starts here takes {place}. To look on without that: diloco status {opened.url}"
-            )
+    if state.n < 0:
+        return units
+    try:
+        facts = boxed(opened, Deadline(LOOK_S)).facts()
+    except DilocoError:
+        return units
+    if (host := _serves_elsewhere(opened.url, facts)) and any(unit.kind == "syncer" for unit in units):
+        talk(f"a syncer on {host} serves the run: the one here stands by, and takes over once that one is silent")
+        units = [standing_by(unit) if unit.kind == "syncer" else unit for unit in units]
+    new = [unit.name for unit in units if unit.kind == "learner" and read_unit(opened.url, unit.name) is None]
+    there = working(facts, new)
+    if there:
+        place = "its place" if len(there) == 1 else "their places"
+        talk(
+            f"warning: {listed(there)} worked elsewhere a moment ago (on another machine, or under another "
+            f"DILOCO_HOME): what starts here takes {place}. To look on without that: diloco status {opened.url}"
+        )
+    return units
+
+
+def _serves_elsewhere(url: str, facts: RunFacts) -> str:
+    """The host of a syncer that serves now and is no unit of this machine; "" if there is none."""
+    from diloco_cli.observe.unit_states import working
+
+    said = None if facts.syncer is None else facts.syncer.heartbeat
+    if said is None or not working(facts, [said.unit]):
+        return ""
+    is_ours = said.host == os.uname().nodename and read_unit(url, said.unit) is not None
+    return "" if is_ours else said.host
 
 
 def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks) -> int:
@@ -390,7 +412,7 @@ def _report(
             back = f"diloco resume {opened.url}{only}"
             talk(f"left the run without stopping it; ended here: {listed(outcome.left)}. Come back: {back}")
             if syncer_may_start(opened.format, [unit for unit in units if unit.name in outcome.left]):
-                serve = f"diloco syncer {opened.format.home_of(opened.url)}"
+                serve = f"diloco syncer --standby {opened.format.home_of(opened.url)}"
                 talk(
                     "no syncer is left here: learners elsewhere train on up to the drift bound, unless a standby takes "
                     f"over. Start one on any machine: {serve}"

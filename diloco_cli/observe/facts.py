@@ -38,6 +38,7 @@ from diloco_cli.runtime.units import UnitState
 from diloco_cli.signing import LOG, Unsigned, learner_signer
 from diloco_cli.store.open import answers
 from diloco_cli.store.port import ObjectStat, Store
+from diloco_cli.store.retry import LINE_EVERY_S
 from diloco_cli.store.url import parse_url
 from diloco_cli.units import format_size, parse_time
 
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 TOLERATED_SKEW_S = 5.0
 MAX_STANDBYS = 64
 ANSWERS = "answers again"
+TOLD_AGAIN_S = 3 * LINE_EVERY_S  # a call that goes on failing is told again before
 BYTES_A_MERGE = 8  # for each parameter of a fragment: its state, and the weights
 UNKNOWN = datetime.fromtimestamp(0, UTC)
 NOTHING_SAID = Supervised("", 0, "")
@@ -181,7 +183,7 @@ def _heard(
 @dataclass(frozen=True)
 class LocalUnit:
     """`condition`: running, paused, dead. `said`: what its supervisor last decided; `supervised`: that one lives.
-    `by_chaos`: an injected fault has ended or paused this process."""
+    `by_chaos`: an injected fault has ended or paused this process; `running_s`: for so long it has run."""
 
     kind: str
     pid: int | None
@@ -189,6 +191,7 @@ class LocalUnit:
     said: Supervised = NOTHING_SAID
     supervised: bool = False
     by_chaos: bool = False
+    running_s: float = 0.0
 
     @property
     def dead(self) -> bool:
@@ -199,23 +202,22 @@ class LocalUnit:
         """Paused or kept down: `diloco chaos revive` takes it back."""
         return self.condition == "paused" or self.said.state == UnitState.HELD
 
-    @property
-    def restarts(self) -> bool:
-        """Its supervisor will start it again, or has done so: then it has not yet been heard."""
+    def restarts(self, heard_s: float | None) -> bool:
+        """Its supervisor will start it again, or has done so and it has not been heard since: then its end is past."""
         again = (UnitState.BACKOFF, UnitState.STARTING) if self.dead else (UnitState.RUNNING,)
-        return self.supervised and bool(self.said.last_end) and self.said.state in again
+        unheard = self.dead or heard_s is None or heard_s > self.running_s
+        return self.supervised and bool(self.said.last_end) and self.said.state in again and unheard
 
     @property
     def gave_up(self) -> bool:
         return self.dead and self.said.state == UnitState.FAILED
 
-    @property
-    def account(self) -> str:
-        """What has become of it, in words; "" while it runs."""
+    def account(self, heard_s: float | None) -> str:
+        """What has become of it, in words; "" while it runs. `heard_s`: since its last heartbeat."""
         who = " (chaos)" if self.by_chaos else ""
         if self.condition == "paused":
             return f"its process {self.pid} is paused by a signal{who}"
-        if self.restarts:
+        if self.restarts(heard_s):
             why = self.said.reason if self.dead else self.said.last_end
             return f"it is being restarted, after {self.said.starts} starts: {why}{who}"
         if not self.dead:
@@ -245,7 +247,7 @@ def read_local(url: str, run: RunFormat) -> Local:
 
     supervised = read_supervised(known)
     units = {
-        target.name: _unit(target, entry, supervised.get(target.name, NOTHING_SAID))
+        target.name: _unit(known, target, entry, supervised.get(target.name, NOTHING_SAID))
         for target, entry in overview(known)
         if target.name != SUPERVISOR and target.condition != "unknown"
     }
@@ -256,9 +258,15 @@ def read_local(url: str, run: RunFormat) -> Local:
     return Local(units, full_disk(_folders(known), largest * BYTES_A_MERGE), _store_word(known, living))
 
 
-def _unit(target: Target, entry: JournalEntry | None, said: Supervised) -> LocalUnit:
+def _unit(url: str, target: Target, entry: JournalEntry | None, said: Supervised) -> LocalUnit:
     by_chaos = entry is not None and entry.pid == target.pid and bool(entry.injected) and not entry.healed
-    return LocalUnit(target.kind, target.pid, target.condition, said, target.supervised, by_chaos)
+    running_s = max(0.0, wall_s() - _started_s(url, target.name))
+    return LocalUnit(target.kind, target.pid, target.condition, said, target.supervised, by_chaos, running_s)
+
+
+def _started_s(url: str, unit: str) -> float:
+    record = read_unit(url, unit)
+    return record.started_s if isinstance(record, UnitRecord) else 0.0
 
 
 def _folders(url: str) -> list[Path]:
@@ -283,8 +291,7 @@ def _store_word(url: str, living: Sequence[str]) -> str:
     """The newest failing call that a living unit has logged, and that no answer has followed."""
     for unit in living:
         time, text = last_store_word(url, unit)
-        record = read_unit(url, unit)
-        started_s = record.started_s if isinstance(record, UnitRecord) else 0.0
-        if text and ANSWERS not in text and moment(time).timestamp() >= started_s:
+        since_s = max(_started_s(url, unit), wall_s() - TOLD_AGAIN_S)
+        if text and ANSWERS not in text and moment(time).timestamp() >= since_s:
             return f"{unit}: {text}"
     return ""

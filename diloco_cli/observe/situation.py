@@ -187,7 +187,8 @@ class Look:
         heard, here = self.facts.learners.get(name), self.local.units.get(name)
         if state == QUARANTINED:
             return f"its offers are refused since commit {self.facts.state.learner(name).quarantined}"
-        account = "" if here is None or state not in (*MISSING, LearnerState.RECOVERING) else here.account
+        is_told = here is not None and state in (*MISSING, LearnerState.RECOVERING)
+        account = here.account(None if heard is None else heard.age_s) if here is not None and is_told else ""
         if account:
             return account
         if name in self.facts.strange:
@@ -466,8 +467,9 @@ def _syncers_end(look: Look) -> str:
     """In words: what has become of the syncer, and whether a standby will take over."""
     facts, here = look.facts, look.here
     waiting = [name for name, heard in sorted(facts.standbys.items()) if heard.age_s <= LOST_S]
-    if here is not None and here.account:
-        who = f"no syncer serves: {here.account}"
+    account = "" if here is None else here.account(None if facts.syncer is None else facts.syncer.age_s)
+    if account:
+        who = f"no syncer serves: {account}"
     elif facts.syncer is None:
         who = "no syncer has been heard yet"
     else:
@@ -482,9 +484,11 @@ def _brings_syncer_back(look: Look) -> str:
     here = look.here
     if here is not None and here.is_held:
         return f"diloco chaos revive syncer --run {look.facts.run.name}"
+    if look.local.store:
+        return _said(DOCTOR, look)
     if not look.unserved:
         return ""
-    return f"diloco {'syncer' if here is None or here.supervised else 'resume'} {look.facts.url}"
+    return f"diloco {'syncer --standby' if here is None or here.supervised else 'resume'} {look.facts.url}"
 
 
 def _brings_back(look: Look) -> str:
@@ -496,9 +500,13 @@ def _brings_back(look: Look) -> str:
     if here is not None and here.is_held:
         return f"diloco chaos revive {name} --run {look.facts.run.name}"
     if state in (LOST, LearnerState.DONE) and (here is None or here.dead):
-        regions = {island.name: island.region for island in look.facts.run.islands}
+        run = look.facts.run
+        regions = {island.name: island.region for island in run.islands}
+        if here is None and any(regions[other] == regions[name] for other in regions.keys() - look.missing.keys()):
+            url = run.url_for(regions[name], run.home_of(look.facts.url))  # a resume would take the others' places
+            return f"diloco learner --run {url} --name {name}"
         elsewhere = len(set(regions.values())) > 1 and not set(regions) <= set(look.local.units)
-        region = f" --region {regions[name]}" if elsewhere and name in regions else ""
+        region = f" --region {regions[name]}" if elsewhere else ""
         return f"diloco resume {look.facts.url}{region}"
     return f"diloco logs {name} --run {look.facts.url}"
 
@@ -545,7 +553,7 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(
         State.SILENT,
         _all_dead_here,
-        lambda it: "; ".join(f"{name}: {unit.account}" for name, unit in it.local.units.items()),
+        lambda it: "; ".join(f"{name}: {unit.account(None)}" for name, unit in it.local.units.items()),
         RESUME,
         _youngest_s,
     ),

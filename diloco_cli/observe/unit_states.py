@@ -131,7 +131,7 @@ def state_here(
         return ""
     if unit.condition == "paused":
         return STUCK
-    if unit.restarts and (unit.dead or heard is None or heard.age_s > SUSPECT_S):
+    if unit.restarts(None if heard is None else heard.age_s):
         return LearnerState.RECOVERING
     if not unit.dead:
         return LearnerState.RECOVERING if said == LearnerState.FAILED else ""  # that was an earlier process

@@ -552,7 +552,7 @@ class Supervisor:
             event, kind = AFTER_DECISION[decision.action]
             self._move(unit, event, kind, reason, facts, life.cause)
             if unit.spec.kind == "syncer" and life.status == FENCED_STATUS:
-                here = f"no syncer here any more; `diloco resume {self._url}` takes over"
+                here = f"no syncer here any more; one that waits for its turn: `diloco syncer --standby {self._url}`"
                 here = "this one stands by from now on" if unit.spec.later else here
                 self._tell("fenced", unit.spec.name, f"another syncer serves the run: {here}")
 

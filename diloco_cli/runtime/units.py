@@ -164,6 +164,14 @@ def syncer_units(run_url: str, settings: SyncerSettings) -> list[UnitSpec]:
     return [UnitSpec(SYNCER, "syncer", command, threads, later=standby(SYNCER) if standbys else ()), *standbys]
 
 
+def standing_by(spec: UnitSpec) -> UnitSpec:
+    """The same syncer, as one that takes over once none is heard."""
+    if "--standby" in spec.command:
+        return spec
+    command = (*spec.command, "--standby", f"--name={spec.name}")
+    return replace(spec, command=command, later=command)
+
+
 def restarted(spec: UnitSpec, dead_pid: int | None) -> UnitSpec:
     """The same unit after its process `dead_pid` has ended."""
     if not spec.later or dead_pid is None:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from diloco_cli.cli import supervision as calling
 from diloco_cli.cli.supervision import HookCaller, Hooks, hooks_of
+from diloco_cli.config.codec import replace
 from diloco_cli.config.run_file import load_run
+from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import RunFailedError, UsageError
+from diloco_cli.observe.facts import Heard
+from diloco_cli.runtime.processes import Identity
+from diloco_cli.runtime.registry import UnitRecord, write_unit
+from diloco_cli.runtime.units import syncer_units
 from tests.forked import ROOT
+from tests.unit.observe.test_status import STATE, SYNCER, facts
 
 WRITES = "import os, sys; open(sys.argv[1], 'a').write(sys.stdin.read() + os.environ['DILOCO_EVENT_KIND'] + '\\n')"
 QUICKSTART = ROOT / "examples/quickstart/run.yaml"
@@ -120,3 +130,34 @@ def test_a_run_file_cannot_choose_what_this_machine_runs(key: str, tmp_path: Pat
     with pytest.raises(UsageError, match="does not belong into a run file") as caught:
         load_run(path)
     assert caught.value.where == f"{path}:1" and f"--{key.replace('_', '-')}" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "changes", "known_here", "stands_by"),
+    [
+        (1.0, {}, False, True),
+        (1.0, {"host": os.uname().nodename}, False, True),  # under another DILOCO_HOME
+        (1.0, {"host": os.uname().nodename}, True, False),  # ours, which has just died: it comes back at once
+        (1.0, {}, True, True),
+        (1.0, {"state": "DONE"}, False, False),
+        (47.0, {}, False, False),
+        (None, {}, False, False),
+    ],
+)
+def test_a_resume_throws_no_syncer_out_that_serves_elsewhere(
+    age_s: float | None,
+    changes: dict[str, str],
+    known_here: bool,
+    stands_by: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard = None if age_s is None else Heard(replace(SYNCER, **changes), age_s)
+    seen = replace(facts(iowa=None, rhine=None), syncer=heard)  # type: ignore[arg-type]
+    if known_here:
+        write_unit(seen.url, UnitRecord("syncer", "syncer", Identity(1, "then"), 0.0))
+    monkeypatch.setattr(calling, "boxed", lambda opened, box: SimpleNamespace(facts=lambda: seen))
+    units = syncer_units(seen.url, SyncerSettings())
+    opened: Any = SimpleNamespace(url=seen.url)
+    [syncer] = calling._beside_others(opened, STATE, units)
+    assert ("--standby" in syncer.command) == stands_by
+    assert stands_by or [syncer] == units

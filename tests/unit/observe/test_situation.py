@@ -58,6 +58,11 @@ def here(kind: str = "learner", condition: str = "dead", supervised: bool = True
     return LocalUnit(kind, 7, condition, supervised=supervised, **more)
 
 
+def one_region(spoken: RunFacts) -> RunFacts:
+    islands = tuple(replace(island, region="us") for island in spoken.run.islands)
+    return replace(spoken, run=replace(spoken.run, islands=islands))
+
+
 def on_this_machine(age_s: float = 1.0) -> RunFacts:
     """Where the syncer is."""
     return syncer_says(facts(), age_s, host=os.uname().nodename)
@@ -72,7 +77,7 @@ RESUME, DOCTOR, LOGS = f"diloco resume {URL}", f"diloco doctor {URL}", f"diloco 
 LOGS_OF_IOWA, LOGS_OF_RHINE = (f"diloco logs {name} --run {URL}" for name in ("iowa", "rhine"))
 END = "killed by SIGKILL after 2.0 s"
 SOON = Supervised("BACKOFF", 3, f"{END}; restart in 0.5 s", END)
-AGAIN = here(condition="running", said=Supervised("RUNNING", 4, "process 8", END))
+AGAIN = here(condition="running", said=Supervised("RUNNING", 4, "process 8", END), running_s=5.0)
 GIVEN_UP = here(said=Supervised("FAILED", 3, "ended with status 1"), supervised=False)
 DEAD = here(supervised=False)
 FULL = Local({"iowa": here(condition="running")}, full="no space is left in /b: 1 kB free, a merge needs 4 MB")
@@ -151,7 +156,15 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      f"rhine (it is being restarted, after 3 starts: {END}; restart in 0.5 s (chaos))", LOGS_OF_RHINE),
     (facts(), Local({"rhine": AGAIN}), State.MERGING, "", ""),  # it is heard again
     (facts(rhine=9.0), Local({"rhine": AGAIN}), State.DEGRADED, "it is being restarted, after 4 starts: k", ""),
-    (both_say(facts(), LearnerState.FAILED), Local({"iowa": GIVEN_UP, "rhine": AGAIN}), State.STALLED, "", ""),
+    (facts(rhine=9.0), Local({"rhine": replace(AGAIN, running_s=60.0)}), State.MERGING, "", ""),  # that end is past
+    (on_this_machine(9.0), Local({"syncer": replace(AGAIN, kind="syncer", running_s=60.0)}), State.MERGING,
+     "the syncer is silent: syncer on", NONE),
+    (later(facts(syncer=LOST_AGE_S), 100.0), Local(store="iowa: put fails: disk is read-only"), State.STALLED,
+     "no syncer serves", DOCTOR),
+    (one_region(facts(rhine=LOST_AGE_S)), NOBODY, State.DEGRADED, "", f"diloco learner --run {URL} --name rhine"),
+    (one_region(facts(iowa=LOST_AGE_S, rhine=LOST_AGE_S)), NOBODY, State.STALLED, "", RESUME),
+    (both_say(facts(), LearnerState.FAILED), Local({"iowa": GIVEN_UP, "rhine": replace(AGAIN, running_s=0.5)}),
+     State.STALLED, "", ""),
     (facts(), Local({"rhine": here(condition="paused", by_chaos=True)}), State.DEGRADED,
      "its process 7 is paused by a signal (chaos)", "diloco chaos revive rhine --run nano"),
     (facts(rhine=LOST_AGE_S), Local({"rhine": here(condition="running")}), State.DEGRADED,

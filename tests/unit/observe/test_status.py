@@ -232,14 +232,14 @@ def test_nobody_stands_by_for_a_run_that_is_over() -> None:
 def test_where_no_syncer_serves_the_reason_says_so_and_what_comes_next() -> None:
     lost = status_of(facts(syncer=47.0))
     assert lost.reason == "no syncer serves: syncer on box was heard 47 s ago"
-    assert lost.hint == "diloco syncer file:///b/nano"
+    assert lost.hint == "diloco syncer --standby file:///b/nano"
     covered = status_of(with_standby(facts(syncer=SUSPECT_S + 1)))
     assert covered.reason.startswith(
         "the syncer is silent: syncer on box was heard 9 s ago"
     ) and covered.reason.endswith("standby-1 will take over")
     unheard = status_of(with_standby(facts(syncer=None)))
     assert unheard.reason == "no syncer has been heard yet; standby-1 will take over" and not unheard.hint
-    assert status_of(with_standby(facts(syncer=47.0), LOST_S + 1)).hint == "diloco syncer file:///b/nano"
+    assert status_of(with_standby(facts(syncer=47.0), LOST_S + 1)).hint == "diloco syncer --standby file:///b/nano"
     assert status_of(facts(structs.replace(STATE, phase="STOPPED"), syncer=47.0)).reason == ""
 
 
