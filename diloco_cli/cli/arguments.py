@@ -114,6 +114,11 @@ class OpenRun:
 
         return read_facts(self.url, self.format, self.store, self.clock, known, self.events, most_batches)
 
+    @property
+    def word(self) -> str:
+        """The RUN of a command for this run that is typed in this folder."""
+        return word_for(self.url)
+
     def local(self) -> Local:
         """What this machine knows of the run's units that live here."""
         from diloco_cli.observe.facts import read_local
@@ -126,28 +131,43 @@ def find_run(text: str | None, acts: bool = False, say: Callable[[str], None] | 
     in this folder or of the only such run of this machine. Without a text: the run of this folder's run.yaml, else the
     one that was last launched from here. `acts`: the command changes the run, so that no other one will do."""
     from diloco_cli.cli.output import talk
+    from diloco_cli.config.run_file import load_run
     from diloco_cli.runtime.registry import known_at, run_of_name
     from diloco_cli.store.url import normalise_store_url
 
     if text is None:
         return _run_of_this_folder(acts, say or talk)
-    if "://" in text or (Path(text) / "FORMAT.json").is_file():
+    if "://" in text or _holds_a_run(text):
         return known_at(normalise_store_url(text, Path()))
     if is_run_file(text):
         return _run_of_file(Path(text))
     if os.sep in text:
         hint = "list the runs of this machine: diloco runs"
         raise NotFoundError("no run is there: it holds no FORMAT.json", where=str(Path(text).absolute()), hint=hint)
-    if RUN_FILE.is_file():
-        with suppress(DilocoError):  # the file may be of another run, and is not what was asked for
-            here = _run_of_file(RUN_FILE)
-            if here.name == text:
-                return here
+    if RUN_FILE.is_file() and load_run(RUN_FILE).name == text:
+        return _run_of_file(RUN_FILE)  # or its error: never another folder's run of this name
     return run_of_name(text)
 
 
+def word_for(url: str) -> str:
+    """How a command that is typed in this folder names the run: by its name where that means it, else by its URL."""
+    from diloco_cli.runtime.registry import run_name
+
+    name = run_name(url)
+    with suppress(DilocoError):
+        if find_run(name).url == url:
+            return name
+    return url
+
+
+def _holds_a_run(text: str) -> bool:
+    with suppress(OSError, ValueError):  # too long for a path, or none
+        return (Path(text) / "FORMAT.json").is_file()
+    return False
+
+
 def _run_of_this_folder(acts: bool, say: Callable[[str], None]) -> KnownRun:
-    from diloco_cli.runtime.registry import LAUNCH_HINT, known_runs
+    from diloco_cli.runtime.registry import LAUNCH_HINT, known_runs, this_folder
 
     runs = known_runs()
     launched = [run for run in runs if run.is_of_this_folder]
@@ -167,7 +187,7 @@ def _run_of_this_folder(acts: bool, say: Callable[[str], None]) -> KnownRun:
         raise NotFoundError("no run is known to this machine", hint=LAUNCH_HINT)
     raise NotFoundError(
         f"this folder has no run; runs of this machine: {', '.join(run.url for run in runs[:5])}",
-        where=str(Path.cwd()),
+        where=this_folder(),
         hint="name the run, or list them all: diloco runs",
     )
 
@@ -229,7 +249,7 @@ def _gone(known: KnownRun, error: StoreGoneError) -> StoreGoneError:
 
     if not known.launched_s:
         return error
-    hint = f"bring it back or mount it, and the run goes on; `diloco stop {known.name}` ends what runs here"
+    hint = f"bring it back or mount it, and the run goes on; `diloco stop {word_for(known.url)}` ends what runs here"
     return StoreGoneError(f"the bucket of run {known.name} is gone: {error.message}", where=error.where, hint=hint)
 
 
@@ -259,19 +279,25 @@ def head_of(opened: OpenRun, known: RunState | None = None) -> RunState:
 
 
 def _run_of_file(path: Path) -> KnownRun:
-    """In the bucket that the file's inventory names; without an inventory, by its name on this machine."""
+    """In the bucket that the file's inventory names; without an inventory, the run of this name that was launched from
+    this folder or the file's. Raises NotFoundError if it was never launched."""
     from diloco_cli.config.inventory_file import load_inventory
     from diloco_cli.config.run_file import inventory_path_of, load_run
-    from diloco_cli.runtime.registry import known_at, run_of_name
+    from diloco_cli.runtime.registry import known_at, known_runs, read_run, this_folder
     from diloco_cli.store.url import join_url, parse_url
 
     run = load_run(path)
     inventory_path = inventory_path_of(run, path)
     if inventory_path is None:
-        return run_of_name(run.name)
+        folders = {this_folder(), str(path.absolute().parent)}
+        launched = [known for known in known_runs() if known.name == run.name and known.folder in folders]
+        if launched:
+            return launched[0]
+        message = f"the run file names no inventory, and no run {run.name!r} was launched from its folder"
+        raise NotFoundError(message, where=str(path), hint="name the run by its URL; or list all: diloco runs")
     url = join_url(load_inventory(inventory_path).store.url, run.name)
     place = parse_url(url)
-    if place.scheme == "file" and not Path(place.place).is_dir():
+    if place.scheme == "file" and not Path(place.place).is_dir() and read_run(url) is None:
         hint = f"diloco launch {shlex.quote(str(path))}"
         raise NotFoundError(f"run {run.name!r} was not launched yet", where=url, hint=hint)
     return known_at(url)

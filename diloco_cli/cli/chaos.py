@@ -87,7 +87,7 @@ def revive(
     revival = do_revive(target)
     tell_event(known.url, "revived", target.name, "no longer paused or held down, by `diloco chaos revive`")
     if target.held and not target.supervised:
-        talk(f"no supervisor lives here; go on with `diloco resume {name}`")
+        talk(f"no supervisor lives here; go on with `diloco resume {known.url}`")
     if json_output:
         facts = {"continued": revival.continued, "released": revival.released, "restarts": revival.restarts}
         print_json("chaos revive", {"run": name, "target": target.name, "dry_run": False, **facts})

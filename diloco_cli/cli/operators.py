@@ -48,7 +48,7 @@ def open_unfinished(run: str | None, kind: RequestKind) -> tuple[OpenRun, RunSta
     state = head_of(opened)
     refuse_finished(opened.name, state, kind)
     if state.n < 0:
-        raise TryAgainError(f"run {opened.name} has no commit yet", hint=f"diloco status {opened.name}")
+        raise TryAgainError(f"run {opened.name} has no commit yet", hint=f"diloco status {opened.word}")
     return opened, state
 
 
@@ -85,7 +85,7 @@ def stop(
     if as_json:
         print_json("stop", {"run": opened.name, "state": state.phase, "commit": state.n})
     elif state.phase == "STOPPED":
-        print(f"run {opened.name} STOPPED at commit {state.n}; go on with: diloco resume {opened.name}")
+        print(f"run {opened.name} STOPPED at commit {state.n}; go on with: diloco resume {opened.word}")
 
 
 def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) -> None:
@@ -100,7 +100,7 @@ def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) 
     if as_json:
         print_json("stop", {"run": name, "state": "GONE", "ended": ended})
     else:
-        print(f"run {name}: ended here: {', '.join(ended)}; if the bucket comes back: diloco resume {name}")
+        print(f"run {name}: ended here: {', '.join(ended)}; if the bucket comes back: diloco resume {known.url}")
 
 
 def resume(
@@ -115,10 +115,11 @@ def resume(
 ) -> None:
     """Go on with a run from its bucket alone; living units are adopted. Ctrl-C ends what runs here; the run goes on."""
     from diloco_cli.cli.supervision import go_on, hooks_of
-    from diloco_cli.runtime.registry import remember_run
+    from diloco_cli.runtime.registry import refuse_supervised, remember_run
 
     hooks = hooks_of(on_event, webhook)
     opened = open_run(run, at_home=False, acts=True)
+    refuse_supervised(opened.url)
     remember_run(opened.url)
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
     sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks))
@@ -146,7 +147,7 @@ def rollback(
         print_json("rollback", data | {"dry_run": dry_run})
     elif not dry_run:
         print(f"run {opened.name}: back to commit {to}, as version {state.base_floor} of every fragment")
-        talk(f"hint: to undo it: diloco rollback {opened.name} --to {state.base_floor - 1}")
+        talk(f"hint: to undo it: diloco rollback {opened.word} --to {state.base_floor - 1}")
 
 
 def _rollback_plan(opened: OpenRun, state: RunState, to: int) -> RunState:

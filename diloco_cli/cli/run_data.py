@@ -54,7 +54,7 @@ def verify(
     found, islands = _verified(opened), head_of(opened).with_members(opened.format).all_islands
     loops = {island.name: data for island in islands if (data := data_class_of(island.infra)) is not None}
     if found.ok and not found.commits:
-        hint = f"see whether its syncer works: diloco status {opened.name}"
+        hint = f"see whether its syncer works: diloco status {opened.word}"
         raise TryAgainError(f"nothing to verify: run {opened.name} has no commit yet", where=opened.url, hint=hint)
     warnings = unpinned(opened)
     regions = check_mirrors(opened) if mirrors else []

@@ -12,7 +12,7 @@ import typer
 
 from diloco_cli.cli.arguments import LOOK_S, JsonOption, OpenRun, YesOption, find_run, foreground_store, open_known_run
 from diloco_cli.cli.output import console, print_json, progress, talk
-from diloco_cli.errors import DilocoError, RefusedError, UsageError
+from diloco_cli.errors import DilocoError, NotFoundError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from diloco_cli.runtime.registry import KnownRun
@@ -81,9 +81,9 @@ def _list(found: list[KnownRun], as_json: bool, nothing: str) -> None:
     for known in found:
         row: dict[str, Any] = {"name": known.name, "url": known.url, "this_folder": known.is_of_this_folder}
         try:
-            current, _ = read_status(open_known_run(known, Deadline(LOOK_S)))
-            row |= {"state": current.state, "commit": current.commit, "tokens": current.tokens, "loss": current.loss}
-            row["age_s"] = current.age_s
+            status, _ = read_status(open_known_run(known, Deadline(LOOK_S)))
+            row |= {"state": status.state, "commit": status.commit, "tokens": status.tokens, "loss": status.loss}
+            row["age_s"] = status.age_s
         except DilocoError as error:
             warnings.append(f"{known.name}: {error}")
             row["state"] = "UNREACHABLE"
@@ -115,63 +115,102 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
 def _remove(known: KnownRun, yes: bool, as_json: bool) -> None:
     """Raises RefusedError if a unit of the run was heard lately, or lives on this machine."""
     from diloco_cli.cli.operators import confirm
-    from diloco_cli.protocol.log.keys import FORMAT_KEY
     from diloco_cli.runtime.registry import forget_run
-    from diloco_cli.store.open import answers
     from diloco_cli.store.port import StoreGoneError
 
-    _refuse_living_here(known)
-    stores: list[Store] = []
-    with suppress(StoreGoneError):  # then there is nothing to delete but this machine's notes
+    _refuse_living_here(known.name, [known.url])
+    opened: OpenRun | None = None
+    places: dict[str, Store] = {}
+    with suppress(NotFoundError, StoreGoneError):  # then only this machine's notes are left of it
         opened = open_known_run(known)
-        _refuse_heard(opened)
-        stores = [opened.store, *map(foreground_store, opened.format.region_urls)]
+    if opened is not None:
+        places = _places_of(opened)
+        _refuse_living(opened, list(places))
     with progress("looking what there is"):
-        keys = [[key for key in _keys(store) if key != FORMAT_KEY] for store in stores]
-    total = sum(map(len, keys)) + len(stores)
-    confirm(f"delete run {known.name}, {total:,} objects at {known.url}?", yes)
+        keys = {url: _keys(store) for url, store in places.items()}
+    total = sum(map(len, keys.values()))
+    where = " and ".join(places) or f"{known.url}, of which only this machine's notes are left"
+    confirm(f"delete run {known.name}: {total:,} objects at {where}?", yes)
+    if opened is not None:
+        _refuse_living(opened, list(places))  # it may have gone on while the question stood
     with progress("deleting"):
-        for store, own in zip(stores, keys, strict=True):
-            for _ in answers(store.delete, own):
-                pass
-            store.delete(FORMAT_KEY)  # last: until then the removal can be done again
-            _remove_empty_folders(store.url)
-    forget_run(known.url)
+        for url in reversed(keys):  # home last: until then the removal can be done again
+            _delete(places[url], keys[url])
+    for url in places or [known.url]:
+        forget_run(url)
     if as_json:
         print_json("runs", {"removed": known.name, "url": known.url, "objects": total})
     else:
-        print(f"run {known.name} is removed: {total:,} objects at {known.url}")
+        print(f"run {known.name} is removed: {total:,} objects at {where}")
 
 
-def _refuse_living_here(known: KnownRun) -> None:
-    from diloco_cli.runtime.processes import is_alive
-    from diloco_cli.runtime.registry import SUPERVISOR, list_units, living_supervisor
+def _places_of(opened: OpenRun) -> dict[str, Store]:
+    """The stores that hold the run: home first, then those of its regions which are really this run's and which this
+    machine may use. Raises RefusedError for a region's URL, because home would be left."""
+    from diloco_cli.protocol.log.keys import FORMAT_KEY
+    from diloco_cli.runtime.consent import refused_stores
 
-    living = [unit.name for unit in list_units(known.url) if is_alive(unit.identity)]
-    living += [SUPERVISOR] if living_supervisor(known.url) is not None else []
-    if living:
-        hint = f"diloco stop {known.url}"
-        raise RefusedError(f"run {known.name} lives on this machine: {', '.join(living)}", where=known.url, hint=hint)
+    home = opened.format.home_of(opened.url)
+    if home != opened.url:
+        raise RefusedError(
+            "this is a region's bucket; the run lives in another", where=opened.url, hint=f"diloco runs rm {home}"
+        )
+    regions = [url for url in dict.fromkeys(opened.format.region_urls) if url != home]
+    if refused := refused_stores(opened.format, opened.url, regions):
+        hint = "remove a region's objects with that store's own tools"
+        raise RefusedError(f"only the run's format names these buckets: {', '.join(refused)}", where=home, hint=hint)
+    stores = {url: foreground_store(url) for url in regions}
+    written = opened.store.get(FORMAT_KEY)
+    foreign = [url for url, store in stores.items() if store.get(FORMAT_KEY) not in (written, None)]
+    if foreign:
+        raise RefusedError(f"another run lies at {', '.join(foreign)}", where=home, hint="look first: diloco runs URL")
+    return {home: opened.store, **stores}
 
 
-def _refuse_heard(opened: OpenRun) -> None:
+def _refuse_living(opened: OpenRun, urls: list[str]) -> None:
     from diloco_cli.observe.unit_states import working
 
+    _refuse_living_here(opened.name, urls)
     facts = opened.facts()
     names = {*facts.learners, *([] if facts.syncer is None else [facts.syncer.heartbeat.unit])}
     if heard := working(facts, names):
+        hint = f"diloco stop {opened.url}"
         raise RefusedError(
-            f"run {opened.name} lives: {', '.join(heard)} worked a moment ago",
-            where=opened.url,
-            hint=f"diloco stop {opened.url}",
+            f"run {opened.name} lives: {', '.join(heard)} worked a moment ago", where=opened.url, hint=hint
         )
 
 
-def _keys(store: Store) -> Iterator[str]:
-    after = ""
+def _refuse_living_here(name: str, urls: list[str]) -> None:
+    from diloco_cli.runtime.processes import is_alive
+    from diloco_cli.runtime.registry import SUPERVISOR, list_units, living_supervisor
+
+    for url in urls:
+        living = [unit.name for unit in list_units(url) if is_alive(unit.identity)]
+        living += [SUPERVISOR] if living_supervisor(url) is not None else []
+        if living:
+            hint = f"diloco stop {url}"
+            raise RefusedError(f"run {name} lives on this machine: {', '.join(living)}", where=url, hint=hint)
+
+
+def _keys(store: Store) -> list[str]:
+    """Those of the run, its format at the end. What else lies in its folder is its owner's."""
+    from diloco_cli.protocol.log.keys import FORMAT_KEY, is_of_a_run
+
+    found, after = [], ""
     while page := store.list("", after):
-        yield from page
+        found += [key for key in page if is_of_a_run(key)]
         after = page[-1]
+    return sorted(found, key=lambda key: key == FORMAT_KEY)
+
+
+def _delete(store: Store, keys: list[str]) -> None:
+    from diloco_cli.store.open import answers
+
+    for _ in answers(store.delete, keys[:-1]):
+        pass
+    for key in keys[-1:]:
+        store.delete(key)
+    _remove_empty_folders(store.url)
 
 
 def _remove_empty_folders(url: str) -> None:

@@ -335,7 +335,7 @@ def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, 
         )
     else:
         print(f"run {opened.name} goes on in the background (supervisor pid {identity.pid})")
-        talk(f"hint: diloco status {opened.name} --watch; diloco stop {opened.name}")
+        talk(f"hint: diloco status {opened.word} --watch; diloco stop {opened.word}")
     return 0
 
 
@@ -403,7 +403,7 @@ def _report(
     opened: OpenRun, outcome: SupervisionResult, units: list[UnitSpec], region: str | None, command: str, as_json: bool
 ) -> None:
     if outcome.reason in ("interrupted", "stopped"):
-        talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.name}")
+        talk(f"stopped; everything committed is in the bucket. Go on with: diloco resume {opened.word}")
     try:
         print_summary(boxed(opened, Deadline(LOOK_S)), command, as_json)
     finally:  # the last lines on the screen, also where the bucket does not answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -153,7 +154,7 @@ def create_run(
         raise UsageError(
             f"a run named {fresh.name!r} exists already with other settings: {', '.join(different)}",
             where=where,
-            hint=f"go on with it: diloco resume {fresh.name}; or start another: --set name={fresh.name}-2",
+            hint=f"go on with it: diloco resume {shlex.quote(where)}; or start another: --set name={fresh.name}-2",
         )
     return there, "existed"
 

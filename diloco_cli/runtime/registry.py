@@ -200,7 +200,15 @@ class KnownRun:
 
     @property
     def is_of_this_folder(self) -> bool:
-        return self.folder == str(Path.cwd())
+        return self.folder == this_folder() != ""
+
+
+def this_folder() -> str:
+    """The current one; "" if it was deleted."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 def run_name(url: str) -> str:
@@ -221,7 +229,7 @@ def _runs_directory() -> Path:
 
 def remember_run(url: str) -> KnownRun:
     """Notes the run on this machine."""
-    run = KnownRun(run_name(url), url, str(Path.cwd()), wall_s())
+    run = KnownRun(run_name(url), url, this_folder(), wall_s())
     write_json(run_directory(url) / "run.json", asdict(run))
     return run
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.runtime.registry import remember_run
-from tests.cli.bucket import make_bucket, say
+from tests.cli.bucket import NANO, make_bucket, say
 from tests.cli.conftest import copied, edit
 from tests.forked import run_diloco
 
@@ -123,6 +125,69 @@ def test_a_removed_run_leaves_nothing_and_its_neighbour_all(diloco: Call, tmp_pa
     assert not (tmp_path / "bucket" / "gone").exists()
     assert sorted((tmp_path / "bucket" / "kept").rglob("*")) == kept
     assert [row["name"] for row in json.loads(diloco("runs", "--json").stdout)["data"]["runs"]] == ["kept"]
+
+
+def test_what_is_not_the_runs_stays(diloco: Call, tmp_path: Path) -> None:
+    url = make_bucket(tmp_path / "bucket" / "nano")
+    mine = tmp_path / "bucket" / "nano" / "model.safetensors"
+    mine.write_bytes(b"mine")
+    make_bucket(tmp_path / "bucket" / "nano" / "copy")
+    assert diloco("runs", "rm", url, "-y").returncode == 0
+    assert mine.read_bytes() == b"mine" and (tmp_path / "bucket/nano/copy/FORMAT.json").exists()
+    assert not (tmp_path / "bucket/nano/FORMAT.json").exists()
+
+
+def test_a_regions_bucket_is_removed_with_home_where_it_is_this_runs(diloco: Call, tmp_path: Path) -> None:
+    home, region, victim = (f"file://{tmp_path}/{place}/nano" for place in ("home", "home/eu", "evil/victim"))
+    (tmp_path / "evil/victim/nano").mkdir(parents=True)
+    (tmp_path / "evil/victim/nano/FORMAT.json").write_text("{}")
+    for name, store in (("home", region), ("evil", victim), ("far", home)):
+        run = replace(NANO, home_url=f"file://{tmp_path}/{name}/nano", regions=(RegionStore("eu", store),))
+        make_bucket(tmp_path / name / "nano", run)
+    make_bucket(tmp_path / "home/eu/nano", replace(NANO, home_url=home, regions=(RegionStore("eu", region),)))
+    for name, named in (("evil", victim), ("far", home)):
+        refused = diloco("runs", "rm", f"file://{tmp_path}/{name}/nano", "-y")
+        assert refused.returncode == 8 and named in refused.stderr
+    assert (tmp_path / "evil/victim/nano/FORMAT.json").exists() and (tmp_path / "home/nano/FORMAT.json").exists()
+    refused = diloco("runs", "rm", region, "-y")
+    assert refused.returncode == 8 and home in refused.stderr
+    done = diloco("runs", "rm", home, "-y")
+    assert done.returncode == 0 and home in done.stdout and region in done.stdout, done.stderr
+    assert not (tmp_path / "home/nano").exists() and not (tmp_path / "home/eu/nano").exists()
+
+
+def test_a_name_never_leads_out_of_the_folder_that_has_it(projects: Path, call: Call) -> None:
+    folder = copied("quickstart", projects / "d")
+    edit(folder / "run.yaml", "name: quickstart", "name: other")
+    make_bucket(projects / "elsewhere" / "other")
+    remember_run_of(projects, f"file://{projects}/elsewhere/other")
+    for words in (["status"], ["export", "other"], ["stop", "other"], ["runs", "rm", "other", "-y"]):
+        done = call("d", *words)
+        assert done.returncode == 4 and "was not launched yet" in done.stderr, done.stderr
+    (folder / "run.yaml").write_text("version: 1\nname: other\n")
+    for words in (["stop"], ["gc", "other"]):
+        done = call("d", *words)
+        assert done.returncode in (2, 4) and "elsewhere" not in done.stdout + done.stderr
+
+
+def remember_run_of(projects: Path, url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DILOCO_HOME", str(projects / "home"))
+        patch.chdir(projects / "elsewhere")
+        remember_run(url)
+
+
+def test_the_bucket_of_a_run_that_was_launched_here_is_missed_not_made_anew(diloco: Call, tmp_path: Path) -> None:
+    folder = copied("quickstart", tmp_path / "q")
+    remember_run(f"file://{folder}/bucket/quickstart")
+    done = run_diloco("status", folder=folder)
+    assert done.returncode == 6 and "is gone" in done.stderr and "launch" not in done.stderr
+
+
+@pytest.mark.parametrize("run", ["x" * 300, "a\0b".replace("\0", "\t")])
+def test_what_is_no_name_is_not_found(diloco: Call, run: str) -> None:
+    done = diloco("status", run)
+    assert done.returncode == 4 and "bug" not in done.stderr
 
 
 def test_a_run_that_was_heard_a_moment_ago_is_not_removed(diloco: Call, tmp_path: Path) -> None:

@@ -59,6 +59,10 @@ _SNAPSHOT = re.compile(r"snapshot/([0-9]{12,15})\.json")
 _INNER = re.compile(rf"inner/{_OF_LEARNER}/([0-9]{{12,15}})-[^/]+")
 _JOIN = re.compile(rf"join/({NAME_PATTERN.pattern})/([0-9]{{10,15}})-([0-9]{{4,8}})\.json")
 _EVENTS = re.compile(rf"event/({NAME_PATTERN.pattern})/([0-9]{{13}})-[0-9a-f]{{1,32}}\.jsonl")
+_OF_A_RUN = re.compile(
+    r"(?:epoch|incarnation|offer|delta|state|weights|commit|snapshot|inner|certificate|request|join|event|heartbeat"
+    r"|hint|parts-of-uploads)/.+|FORMAT\.json|plan\.json"
+)
 BYTES_PER_PARAMETER = 8
 """A state holds float32 parameters and momentum; a delta at most float32 values and as many norms; weights are less."""
 LAST_MS = 10**13 - 1  # since the epoch: in the year 2286
@@ -70,6 +74,11 @@ MOMENTS_HEADER_BYTES_PER_TENSOR = 2 << 10  # the name, shape and place of both i
 def is_name(text: str) -> bool:
     """Whether `text` may name a run, a learner or a region."""
     return NAME_PATTERN.fullmatch(text) is not None
+
+
+def is_of_a_run(key: str) -> bool:
+    """Whether a process of this project may have written the key; anything else beside it is its user's."""
+    return _OF_A_RUN.fullmatch(key) is not None
 
 
 def epoch_key(epoch: int) -> str:
