@@ -6,6 +6,7 @@ import os
 import re
 
 SHORTEST_SECRET = 8
+ALLOW_HTTP_VARIABLE = "DILOCO_ALLOW_HTTP"  # a host that stores may be reached at by plain http
 DEVICE_VARIABLE = "DILOCO_EVALUATOR_DEVICE"  # where a syncer's evaluator computes
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|WEBHOOK|AUTH(?!OR)", re.IGNORECASE)
 

@@ -31,6 +31,7 @@ from diloco_cli.config.hardware import (
     with_catalogue_facts,
 )
 from diloco_cli.config.settings import RESERVED_NAMES, Inventory, IslandSettings, Link, MachineSettings
+from diloco_cli.environment import ALLOW_HTTP_VARIABLE, set_environment_default
 from diloco_cli.errors import UsageError, suggestion
 from diloco_cli.units import parse_bandwidth, parse_duration
 
@@ -68,6 +69,8 @@ def _load(path: Path) -> Inventory:
     inventory = replace(inventory, devices=with_catalogue_facts(inventory.devices))
     inventory = with_whole_hosts(with_own_names(inventory, places), places)
     check_inventory(inventory, places)
+    if inventory.store.allow_http is not None:  # for this process and the units that it starts
+        set_environment_default(ALLOW_HTTP_VARIABLE, inventory.store.allow_http)
     return inventory
 
 

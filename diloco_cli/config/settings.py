@@ -375,6 +375,7 @@ Installed = Annotated[hardware.Accelerators, form(hardware.read_accelerators, ha
 Infra = Annotated[str, form(hardware.read_infra, {"type": "string"})]
 Slowdown = Annotated[float, form(hardware.read_slowdown, hardware.EMULATE, key="emulate")]
 Fabric = Annotated[str, matching(hardware.FABRIC, "one word for an interconnect, such as pod-a", ["string", "integer"])]
+Host = Annotated[str, matching(r"^[A-Za-z0-9.:-]+$", "a host name or address")]
 StoreURL = Annotated[str, form(hardware.read_store_url, {"type": "string"})]
 Nodes = Annotated[int, Meta(ge=1, le=MAX_NODES)]
 
@@ -464,6 +465,7 @@ class StoreSettings(Settings, frozen=True):
         Annotated[int, Meta(ge=1, le=MAX_CONNECTIONS)] | None,
         doc("calls of the syncer at a time; null: as many as it may"),
     ] = None
+    allow_http: Annotated[Host | None, doc("host on a network of your own that has no https; it sees all")] = None
 
 
 class Inventory(Settings, frozen=True):

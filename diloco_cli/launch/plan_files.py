@@ -155,7 +155,7 @@ def refuse_stores(inventory: Inventory) -> None:
     """Raises UsageError for buckets that this version cannot launch on, and for the one that templates name."""
     stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
     for place, url in {"": inventory.store.url, **stores}.items():
-        if url is not None and url.split("/")[2].startswith(TEMPLATE_BUCKET):
+        if url is not None and url.split("/")[2] == TEMPLATE_BUCKET:
             raise UsageError(
                 f"{place}{url} is the template's: write your own bucket into the inventory",
                 hint=f"then prove it: diloco doctor {url.replace(TEMPLATE_BUCKET, 'YOUR-BUCKET', 1)}",

@@ -12,9 +12,11 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
+from shlex import quote
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from diloco_cli.environment import ALLOW_HTTP_VARIABLE, environment_value
 from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.store import transfers
 from diloco_cli.store.port import (
@@ -144,7 +146,8 @@ class BucketStore(ABC):
 
     def stat(self, key: str) -> ObjectStat | None:
         try:
-            return self._run(check_key(key), partial(self._describe, key), 0)
+            found: ObjectStat = self._run(check_key(key), partial(self._describe, key), 0)
+            return found
         except ObjectAbsentError:
             return None
 
@@ -255,8 +258,8 @@ def missing_bucket(url: str) -> StoreGoneError:
 
 def check_endpoint(url: str, where: str) -> str:
     """The URL itself, with its scheme (http if it has none). StoreForbiddenError for plain http beyond this machine,
-    because the network would see credentials and payloads, and for the addresses at which clouds hand out a machine's
-    credentials."""
+    where the network would see credentials and payloads, but to the host that the user allows; and for the addresses
+    at which clouds hand out a machine's credentials."""
     full = url if "://" in url else f"http://{url}"
     shown = f"{where}={without_credentials(url)!a}"
     try:
@@ -268,9 +271,13 @@ def check_endpoint(url: str, where: str) -> str:
         raise StoreForbiddenError("not an address of a store", where=shown, hint="https://HOST[:PORT]")
     if is_metadata_host(host):
         raise StoreForbiddenError("this address hands out credentials of the machine and is no store", where=shown)
-    if parts.scheme == "http" and not is_loopback(host):
+    allowed = (environment_value(ALLOW_HTTP_VARIABLE) or "").rstrip(".").lower()
+    if parts.scheme == "http" and host != allowed and not is_loopback(host):
+        own = f"on a network that may see keys and weights: export {ALLOW_HTTP_VARIABLE}={quote(host)}"
         raise StoreForbiddenError(
-            "plain http is for loopback addresses only", where=shown, hint=f"use https://, or unset {where}"
+            "plain http is for loopback addresses only",
+            where=shown,
+            hint=f"use https://; {own}, or store: {{allow_http: {host}}} in the inventory",
         )
     return full
 

@@ -57,6 +57,7 @@ from diloco_cli.store.port import (
 )
 from diloco_cli.store.url import KINDS, StoreUrl
 
+PAYER_VARIABLE = "GOOGLE_CLOUD_QUOTA_PROJECT"  # as Google's own tools name it
 PARTS = "parts-of-uploads"
 """Parts of the object `key` are `parts-of-uploads/<key>/<nonce>-<number>`."""
 PART_NAME = re.compile(rf"{PARTS}/.+/[0-9a-f]{{32}}-[0-9]{{2}}")
@@ -311,6 +312,7 @@ def start_client() -> Any:
         check_endpoint(emulator, "STORAGE_EMULATOR_HOST")
     return OneTryGCSFileSystem(
         token="anon" if emulator else None,
+        requester_pays=environment_value(PAYER_VARIABLE) or False,
         use_listings_cache=False,
         skip_instance_cache=True,
         requests_timeout=aiohttp.ClientTimeout(
@@ -350,6 +352,9 @@ def sorted_error(error: Exception, where: str) -> Exception:
         return StoreUnavailableError(f"the store does not answer: {text}", where=where)
     if status in {401, 403} or isinstance(error, (GoogleAuthError, PermissionError)):
         return StoreForbiddenError(f"not allowed: {text}", where=where, hint=KINDS["gs"].login_hint)
+    if "requester pays" in text:
+        hint = f"export {PAYER_VARIABLE}=PROJECT, the project that pays for the requests"
+        return StoreForbiddenError(f"not allowed: {text}", where=where, hint=hint)
     return StoreBrokenError(f"the store refused the request: {text}", where=where)
 
 

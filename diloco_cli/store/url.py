@@ -19,7 +19,26 @@ from diloco_cli.store.port import BadKeyError, check_key
 
 _BUCKET = r"[a-z0-9][a-z0-9._-]{1,221}"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_AZURE_HOST = re.compile(r"([a-z0-9]+)\.(?:blob|dfs)\.core\.[a-z.]+")
+_REST = r"([^@]+)"  # without the credentials that a URL may hold
+_AZURE_HOST = r"([a-z0-9]+)\.(?:blob|dfs)\.core\.[a-z.]+"
+OTHER_NAMES = (
+    (rf"(?:wasbs?|abfss?)://([a-z0-9-]+)@{_AZURE_HOST}/{_REST}", r"az://\1/\3 with AZURE_STORAGE_ACCOUNT=\2"),
+    (rf"(?:wasbs?|abfss?)://([a-z0-9-]+)@{_AZURE_HOST}", r"az://\1 with AZURE_STORAGE_ACCOUNT=\2"),
+    (rf"https?://{_AZURE_HOST}/{_REST}", r"az://\2 with AZURE_STORAGE_ACCOUNT=\1"),
+    (rf"https?://{_AZURE_HOST}", r"az://CONTAINER/PREFIX with AZURE_STORAGE_ACCOUNT=\1"),
+    (rf"(?i:azure|wasbs?|abfss?|az)://{_REST}", r"az://\1 with AZURE_STORAGE_ACCOUNT"),
+    (rf"(?i:gs|gcs)://{_REST}", r"gs://\1"),
+    (rf"https?://storage\.(?:googleapis|cloud\.google)\.com/{_REST}", r"gs://\1"),
+    (rf"https?://([a-z0-9.-]+)\.s3[.-][a-z0-9.-]*amazonaws\.com/{_REST}", r"s3://\1/\2"),
+    (rf"https?://s3[.-][a-z0-9.-]*amazonaws\.com/{_REST}", r"s3://\1"),
+    (rf"(?i:s3[an]?)://{_REST}", r"s3://\1"),
+    (rf"r2://{_REST}", r"s3://\1 with AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com"),
+    (rf"(?:minio|ceph|rgw|b2)://{_REST}", r"s3://\1 with AWS_ENDPOINT_URL=https://HOST"),
+    (rf"(https?://[^/@]+)/{_REST}", r"if this service speaks S3: s3://\2 with AWS_ENDPOINT_URL=\1"),
+    (r"hf://.*", "Hugging Face keeps models and data sets, no runs: a run's store is a bucket of a cloud, or a folder"),
+    (r"(?i:file)://(/.*)", r"file://\1"),
+)
+"""(what other tools call a store, what to write here)"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,8 @@ KINDS = {
             retention="versioning",
             keeps_nothing="aws s3api put-bucket-versioning --bucket {place} --versioning-configuration "
             "Status=Suspended, and expire noncurrent versions by a lifecycle rule",
-            login_hint="aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; check the bucket's policy",
+            login_hint="aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; check the bucket's policy; "
+            "if it charges who asks: AWS_REQUEST_PAYER=requester",
         ),
         StoreKind(
             scheme="az",
@@ -222,17 +242,12 @@ def is_beside(url: str, other: str) -> bool:
 
 def _meant(url: str) -> str:
     """What to write instead of a URL with an unknown scheme."""
-    scheme, _, rest = url.partition("://")
-    host, _, path = rest.partition("/")
-    container, _, named = host.rpartition("@")  # wasb and abfs: container@account.blob.core.windows.net
-    if account := _AZURE_HOST.fullmatch(named):
-        place = "/".join(part for part in (container, path) if part) or "CONTAINER/PREFIX"
-        return f"az://{without_credentials(place)} with AZURE_STORAGE_ACCOUNT={account[1]}"
-    if scheme.lower() in KINDS:
-        return f"write the scheme in small letters; {examples()}"
-    if scheme in ("http", "https"):
-        return f"{examples()}; for a service that speaks S3: s3://BUCKET/PREFIX with AWS_ENDPOINT_URL=https://HOST"
-    return f"{examples()}; services that speak S3 (R2, MinIO, ...): s3:// with AWS_ENDPOINT_URL"
+    plain = re.split(r"[?#]", url, maxsplit=1)[0].rstrip("/")
+    found = ((re.fullmatch(pattern, plain), instead) for pattern, instead in OTHER_NAMES)
+    meant = next((matched.expand(instead) for matched, instead in found if matched), None)
+    if meant is None:
+        return f"{examples()}; services that speak S3 (R2, MinIO, Ceph): s3:// with AWS_ENDPOINT_URL"
+    return f"write {meant}" if meant.startswith(tuple(KINDS)) else meant
 
 
 def without_tilde(path: str) -> Path:

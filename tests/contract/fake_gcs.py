@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 from aiohttp import web
 
-from tests.contract.faults import Faults, FaultyServer, Kind, LoopbackServer, add_arguments
+from tests.contract.faults import Faults, FaultyServer, Handler, Kind, LoopbackServer, add_arguments
 
 __all__ = ["FakeGCS", "Kind"]
 
@@ -65,7 +66,7 @@ class FakeGCS(FaultyServer):
         return self.faults.num_pending()
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=2 << 30, middlewares=[self.faults.middleware])
+        app = web.Application(client_max_size=2 << 30, middlewares=[self.faults.middleware, self._paid])
         app.add_routes(
             [
                 web.post("/upload/storage/v1/b/{bucket}/o", self._upload),
@@ -78,6 +79,13 @@ class FakeGCS(FaultyServer):
             ]
         )
         return app
+
+    @web.middleware
+    async def _paid(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        about: Any = self.settings.get(request.match_info.get("bucket", ""), {})
+        if about.get("billing", {}).get("requesterPays") and "userProject" not in request.query:
+            return _error(400, "Bucket is a requester pays bucket but no user project provided.")
+        return await handler(request)
 
     async def _upload(self, request: web.Request) -> web.Response:
         about, data = _parts(request.headers["Content-Type"], await request.read())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from diloco_cli.config.hardware import Accelerators, compress_hostlist, expand_hostlist
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.settings import Link, LocalMachine, MachineSettings
+from diloco_cli.environment import ALLOW_HTTP_VARIABLE, environment_value
 from diloco_cli.errors import UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.store.url import normalise_store_url
@@ -203,3 +204,15 @@ def test_store_urls_become_absolute(text, url):
 def test_other_store_urls_are_refused(text):
     with pytest.raises(UsageError):
         normalise_store_url(text, Path("/base"))
+
+
+def test_an_inventory_allows_plain_http_to_one_host_of_ones_own_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALLOW_HTTP_VARIABLE, "")  # so that it is put back
+    monkeypatch.delenv(ALLOW_HTTP_VARIABLE)
+    text = HEAD.replace("region: here}", "region: here, allow_http: minio.lan}", 1) + ISLAND
+    assert load(tmp_path, text).store.allow_http == environment_value(ALLOW_HTTP_VARIABLE) == "minio.lan"
+    for wrong in ("http://minio.lan", "a b", "'*'"):
+        with pytest.raises(UsageError, match="allow_http"):
+            load(tmp_path, text.replace("minio.lan", wrong))

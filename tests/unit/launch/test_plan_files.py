@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.config.settings import StoreSettings
-from diloco_cli.launch.plan_files import as_used_here, read_plan
+from diloco_cli.config.settings import Inventory, StoreSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.launch.plan_files import as_used_here, read_plan, refuse_stores
 from diloco_cli.plan.link import machine_of
 from diloco_cli.store.open import CONNECTIONS_VARIABLE
 
@@ -36,3 +37,10 @@ def test_a_plan_has_the_connections_of_this_machine_unless_its_inventory_states_
     model = "model: {preset: gpt-nano}\ndata: {preset: python-stdlib}\ntrain: {tokens: 80M, batch_tokens: 1024}"
     (tmp_path / "run.yaml").write_text(f"version: 1\nname: few\ninventory: inventory.yaml\n{model}\n")
     assert read_plan(tmp_path / "run.yaml", []).inventory.store.connections == 2
+
+
+@pytest.mark.parametrize("bucket", ["my-bucket-of-models", "my-bucket2", "my-buckets"])
+def test_a_bucket_whose_name_begins_like_the_templates_is_ones_own(bucket: str) -> None:
+    refuse_stores(Inventory(StoreSettings(f"gs://{bucket}/runs")))
+    with pytest.raises(UsageError, match="the template's"):
+        refuse_stores(Inventory(StoreSettings("gs://my-bucket/runs")))

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from diloco_cli.environment import ALLOW_HTTP_VARIABLE
 from diloco_cli.store.bucket import check_endpoint
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store, StoreForbiddenError, StoreUnavailableError
@@ -25,6 +26,24 @@ def test_addresses_that_would_leak_are_refused(address: str) -> None:
     """Rows 18 and 22 of tests/security: plain http only for loopback; metadata hosts refused."""
     with pytest.raises(StoreForbiddenError, match="VARIABLE"):
         check_endpoint(address, "VARIABLE")
+
+
+@pytest.mark.parametrize("host", ["minio.lan", "10.0.0.1", "fd00::7", "169.254.169.254"])
+def test_plain_http_reaches_the_one_host_that_the_user_allows(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"http://[{host}]:9000" if ":" in host else f"http://{host}:9000"
+    with pytest.raises(StoreForbiddenError) as refused:
+        check_endpoint(address, "VARIABLE")
+    if host.startswith("169"):  # hands out credentials: nobody can allow it
+        monkeypatch.setenv(ALLOW_HTTP_VARIABLE, host)
+        with pytest.raises(StoreForbiddenError):
+            check_endpoint(address, "VARIABLE")
+        return
+    assert f"{ALLOW_HTTP_VARIABLE}={host}" in (refused.value.hint or "")
+    monkeypatch.setenv(ALLOW_HTTP_VARIABLE, host)
+    assert check_endpoint(address, "VARIABLE") == address
+    for other in ("http://minio.lan.example.com", "http://10.0.0.2", "http://a.minio.lan", "http://[fd00::8]"):
+        with pytest.raises(StoreForbiddenError):
+            check_endpoint(other, "VARIABLE")
 
 
 @pytest.mark.parametrize(

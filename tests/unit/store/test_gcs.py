@@ -153,6 +153,28 @@ def test_gcs_says_so_by_its_status_or_its_message(status: int, body: bytes, expe
     assert type(error_of_gcs(raised.value, "gs://bucket/k")) is expected
 
 
+def test_who_asks_a_bucket_that_charges_names_a_project(
+    gs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(gcs.PAYER_VARIABLE, raising=False)
+    monkeypatch.setitem(gs.settings, "bucket", {"billing": {"requesterPays": True}})
+    for ask in (
+        lambda: store.get("k"),
+        lambda: store.create("k", b"x"),
+        lambda: store.list(""),
+        lambda: store.stat("k"),
+    ):
+        with pytest.raises(StoreForbiddenError) as refused:
+            ask()
+        assert gcs.PAYER_VARIABLE in (refused.value.hint or "")
+    monkeypatch.setenv(gcs.PAYER_VARIABLE, "project-1")
+    paying = GCSStore("bucket", "runs/one")
+    assert paying.create("large", DATA) == paying.create("k", DATA) == Created()
+    assert paying.get("k") == DATA and paying.get_range("k", 1, 3) == DATA[1:3] and paying.list("") == ["k", "large"]
+    paying.delete("k")
+    assert paying.stat("k") is None
+
+
 def test_soft_delete_and_versioning_of_a_bucket_are_read(gs: FakeGCS) -> None:
     settings: dict[str, object] = {}
     gs.settings["bucket"] = settings

@@ -42,12 +42,26 @@ def test_join_and_split_are_inverse(url: str, joined: str) -> None:
         ("https://acct.blob.core.windows.net/data/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
         ("wasbs://data@acct.blob.core.windows.net/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
         ("abfs://data@acct.dfs.core.windows.net/runs", "az://data/runs with AZURE_STORAGE_ACCOUNT=acct"),
-        ("https://me.r2.cloudflarestorage.com/b", "s3://BUCKET/PREFIX with AWS_ENDPOINT_URL"),
-        ("hf://buckets/me", "services that speak S3"),
-        ("S3://b/x", "small letters"),
+        ("https://acct.blob.core.windows.net", "az://CONTAINER/PREFIX with AZURE_STORAGE_ACCOUNT=acct"),
+        ("abfss://data/runs", "write az://data/runs with AZURE_STORAGE_ACCOUNT"),
+        ("gcs://b/x", "write gs://b/x"),
+        ("https://storage.googleapis.com/b/x/", "write gs://b/x"),
+        ("https://b.s3.us-west-2.amazonaws.com/x", "write s3://b/x"),
+        ("https://s3.amazonaws.com/b/x", "write s3://b/x"),
+        ("s3a://b/x", "write s3://b/x"),
+        ("S3://b/x", "write s3://b/x"),
+        ("r2://b/x", "write s3://b/x with AWS_ENDPOINT_URL=https://ACCOUNT.r2.cloudflarestorage.com"),
+        ("https://me.r2.cloudflarestorage.com/b?x=secret", "s3://b with AWS_ENDPOINT_URL=https://me.r2.cloud"),
+        ("http://minio.lan:9000/b/x", "s3://b/x with AWS_ENDPOINT_URL=http://minio.lan:9000"),
+        ("ceph://b", "write s3://b with AWS_ENDPOINT_URL=https://HOST"),
+        ("hf://buckets/me", "Hugging Face"),
+        ("r2://key:secret@b/x", "services that speak S3"),
+        ("https://key:secret@minio.lan/b/x", "services that speak S3"),
+        ("FILE:///x", "write file:///x"),
     ],
 )
 def test_what_other_tools_call_a_store_is_answered_with_what_to_write(url: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_url(url)
     assert said in (refused.value.hint or "")
+    assert "secret" not in f"{refused.value}{refused.value.hint}"
