@@ -316,11 +316,13 @@ def _beside_others(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> l
 
 
 def _serves_elsewhere(url: str, facts: RunFacts) -> str:
-    """The host of a syncer that serves now and is no unit of this machine; "" if there is none."""
-    from diloco_cli.observe.unit_states import working
+    """The host of a syncer that is heard and is no unit of this machine; "" if there is none."""
+    from diloco_cli.observe.unit_states import ENDED, syncer_lost_after_s
 
-    said = None if facts.syncer is None else facts.syncer.heartbeat
-    if said is None or not working(facts, [said.unit]):
+    if facts.syncer is None or facts.syncer.age_s > syncer_lost_after_s(facts):
+        return ""
+    said = facts.syncer.heartbeat
+    if said.state in ENDED:
         return ""
     is_ours = said.host == os.uname().nodename and read_unit(url, said.unit) is not None
     return "" if is_ours else said.host

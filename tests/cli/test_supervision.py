@@ -139,6 +139,7 @@ def test_a_run_file_cannot_choose_what_this_machine_runs(key: str, tmp_path: Pat
         (1.0, {"host": os.uname().nodename}, False, True),  # under another DILOCO_HOME
         (1.0, {"host": os.uname().nodename}, True, False),  # ours, which has just died: it comes back at once
         (1.0, {}, True, True),
+        (20.0, {}, False, True),
         (1.0, {"state": "DONE"}, False, False),
         (47.0, {}, False, False),
         (None, {}, False, False),
@@ -150,7 +151,9 @@ def test_a_resume_throws_no_syncer_out_that_serves_elsewhere(
     known_here: bool,
     stands_by: bool,
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
     heard = None if age_s is None else Heard(replace(SYNCER, **changes), age_s)
     seen = replace(facts(iowa=None, rhine=None), syncer=heard)  # type: ignore[arg-type]
     if known_here:

@@ -247,7 +247,7 @@ def syncer_restarts(run: SteeredRun) -> list[Row]:
         return seen(
             run, "syncer killed and being restarted",
             here("STALLED", "no syncer serves: it is being restarted, after .* killed by SIGKILL"),
-            afar("STALLED", "no syncer serves: syncer on .* was heard", "diloco syncer"),
+            afar("STALLED", "no syncer serves: syncer on .* was heard", "diloco syncer --standby"),
         )  # fmt: skip
 
 

@@ -406,7 +406,7 @@ def test_a_fenced_syncer_is_said_aloud_once_and_the_learners_go_on(eventually):
         eventually(lambda: "fenced" in run.kinds("syncer") and pid_of("a") is not None)
         sleep_s(0.2)
         assert run.kinds("syncer") == ["started", "done", "fenced"]
-        assert "diloco resume nano" in next(e.text for e in run.events if e.kind == "fenced")
+        assert "diloco syncer --standby nano" in next(e.text for e in run.events if e.kind == "fenced")
         assert pid_of("a") is not None
 
 
