@@ -367,7 +367,10 @@ def depart(learner: Learner, lanes: Lanes, store: Store) -> None:
 
 
 def heartbeat_unless_it_fails(store: Store, learner: Learner) -> None:
-    """Write a heartbeat while a call is repeated: the follower, which usually does so, may be waiting for the call."""
+    """Write a heartbeat while a call is repeated: the follower, which usually does so, may be waiting for the call.
+    Before its claim is written another process may have this place: then the log alone says what it waits for."""
+    if not hasattr(learner, "progress"):
+        return
     with suppress(StoreError, NoSpaceError):
         store.put(heartbeat_key(learner.name), learner.follower.heartbeat_record())
 

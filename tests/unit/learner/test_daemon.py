@@ -27,9 +27,11 @@ from diloco_cli.learner.daemon import (
     AttendedStore,
     Facts,
     HostedSyncer,
+    heartbeat_unless_it_fails,
     refuse_another_regions_bucket,
     refuse_own_loop,
 )
+from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
@@ -244,6 +246,14 @@ def test_the_child_leaves_when_its_host_is_killed(notes: Notes, eventually: Even
 
 HOME, EU = "gs://home/toy", "gs://eu/toy"
 OWN = replace(RUN.islands[0], region="eu", infra="loop/addressed")
+
+
+def test_a_learner_that_cannot_write_its_claim_writes_no_heartbeat_meanwhile() -> None:
+    """It holds no incarnation yet, and the store's retries ask for a heartbeat."""
+    store = MemoryStore()
+    unclaimed = Learner.__new__(Learner)  # as before `train` has begun
+    heartbeat_unless_it_fails(store, unclaimed)
+    assert store.list("") == []
 
 
 def test_diloco_learner_trains_no_island_with_a_loop_of_its_owners() -> None:
