@@ -24,6 +24,9 @@ from typing import Protocol
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
 
+MAX_DIMENSIONS = 64  # of a tensor of torch
+MAX_ELEMENTS = 1 << 53  # more are not exact everywhere
+
 
 @dataclass(frozen=True)
 class TensorSlot:
@@ -187,6 +190,23 @@ def _layout(groups: list[tuple[list[_Piece], bool]]) -> Layout:
             start += piece.size
         fragments.append(Fragment(tuple(slots), embedding))
     return Layout(tuple(fragments), digest_of(fragments))
+
+
+def contradiction_in_layout(layout: Layout) -> str | None:
+    """What no model has; None if all tensors may be. A layout comes from a bucket, and so from somebody."""
+    for fragment in layout.fragments:
+        end = 0
+        for tensor in fragment.tensors:
+            shape, (first, last) = tensor.shape, tensor.rows or (0, 0)
+            if len(shape) > MAX_DIMENSIONS:
+                return f"{tensor.name!a} has {len(shape):,} dimensions, at most {MAX_DIMENSIONS}"
+            is_possible = not any(size < 0 for size in shape) and prod(shape) <= MAX_ELEMENTS
+            if not is_possible or not 0 <= first <= last <= (*shape, 0)[0]:
+                return f"{tensor.name!a} has the shape {shape} and the rows {tensor.rows}"
+            if tensor.start != end:
+                return f"{tensor.name!a} begins at {tensor.start:,}, where the tensor before it ends at {end:,}"
+            end += tensor.num_elements
+    return None
 
 
 def digest_of(fragments: Sequence[Fragment]) -> str:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import UsageError, escaped
 from diloco_cli.paths import install_hint
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ def require_matplotlib() -> None:
         raise UsageError("pictures are drawn by matplotlib, which is not installed", hint=install_hint("report"))
 
 
+def as_html(text: str) -> str:
+    """Text of a bucket as a page may show it: no markup, and nothing that controls a terminal or turns lines around."""
+    return escape(escaped(text))
+
+
 def _for_pages(svg: str, title: str, whole: bool) -> str:
     svg = svg[svg.index("<svg ") :]
     for stand_in, colour in PAGE.items():
@@ -118,7 +123,7 @@ def _for_pages(svg: str, title: str, whole: bool) -> str:
     head, _, rest = svg.partition(">")
     head = re.sub(r' (width|height)="[^"]*"', "", head)
     style = ALONE if whole else ""
-    return f'{head} role="img"><title>{escape(title)}</title>{style}{rest}'
+    return f'{head} role="img"><title>{as_html(title)}</title>{style}{rest}'
 
 
 def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:

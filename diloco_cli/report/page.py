@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING
 
+from diloco_cli.errors import escaped
 from diloco_cli.events.event import EVENT_KINDS
 from diloco_cli.observe.situation import TROUBLE
-from diloco_cli.plots import COLOURS, FAINT, FAULT, GRID, INK, Axis, drawn, set_up, short_number
+from diloco_cli.plots import COLOURS, FAINT, FAULT, GRID, INK, Axis, as_html, drawn, set_up, short_number
 from diloco_cli.report.history import RESTART, RunHistory, Stretch, rates, stretches
 from diloco_cli.report.numbers import Report
 from diloco_cli.units import format_count, format_duration, format_size
@@ -69,7 +69,7 @@ code {font-family: ui-monospace, monospace; font-size: .9em; overflow-wrap: anyw
 def page_of(report: Report, charts: Sequence[Chart], generated_at: str) -> str:
     title = f"{report.run}: a run of diloco"
     parts = [
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>',
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{as_html(title)}</title>',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{CSS}</style></head><body>",
@@ -79,8 +79,8 @@ def page_of(report: Report, charts: Sequence[Chart], generated_at: str) -> str:
         *(_figure(chart) for chart in charts),
         "</div>",
         *_tables(report),
-        f'<p class="faint">Made at {escape(generated_at)} by diloco from {report.commits:,} commits of '
-        f"<code>{escape(report.url)}</code>; the run was created by diloco {escape(report.software)}.</p>",
+        f'<p class="faint">Made at {as_html(generated_at)} by diloco from {report.commits:,} commits of '
+        f"<code>{as_html(report.url)}</code>; the run was created by diloco {as_html(report.software)}.</p>",
         "</body></html>\n",
     ]
     return "\n".join(parts)
@@ -88,11 +88,11 @@ def page_of(report: Report, charts: Sequence[Chart], generated_at: str) -> str:
 
 def _head(report: Report) -> list[str]:
     kind = "state bad" if report.state in TROUBLE else "state"
-    reason = f"<p>{escape(report.reason)}</p>" if report.reason else ""
-    hint = f'<p class="faint">hint: <code>{escape(report.hint)}</code></p>' if report.hint else ""
-    when = f"{escape(_minute(report.started_at))} to {escape(_minute(report.ended_at))}"
+    reason = f"<p>{as_html(report.reason)}</p>" if report.reason else ""
+    hint = f'<p class="faint">hint: <code>{as_html(report.hint)}</code></p>' if report.hint else ""
+    when = f"{as_html(_minute(report.started_at))} to {as_html(_minute(report.ended_at))}"
     return [
-        f'<h1>{escape(report.run)} <span class="{kind}">{escape(report.state)}</span></h1>{reason}{hint}',
+        f'<h1>{as_html(report.run)} <span class="{kind}">{as_html(report.state)}</span></h1>{reason}{hint}',
         f'<p class="faint">{when} UTC, {format_duration(report.wall_s)}; {report.commits:,} commits</p>',
     ]
 
@@ -148,13 +148,13 @@ def _or_unknown(value: float | None, form: str) -> str:
 
 
 def _figures(figures: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for what, value in figures)
+    cells = "".join(f"<div><b>{as_html(value)}</b><span>{as_html(what)}</span></div>" for what, value in figures)
     return f'<div class="figures">{cells}</div>'
 
 
 def _figure(chart: Chart) -> str:
-    about = f"<figcaption>{escape(chart.about)}</figcaption>"
-    return f"<figure><h3>{escape(chart.title)}</h3>{page_svg(chart)}{about}</figure>"
+    about = f"<figcaption>{as_html(chart.about)}</figcaption>"
+    return f"<figure><h3>{as_html(chart.title)}</h3>{page_svg(chart)}{about}</figure>"
 
 
 def _tables(report: Report) -> list[str]:
@@ -205,8 +205,8 @@ def _tables(report: Report) -> list[str]:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    head = "".join(f"<th>{as_html(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{as_html(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="wide"><table class="{kind}"><tr>{head}</tr>{body}</table></div>'
 
 
@@ -258,7 +258,7 @@ def poster_svg(report: Report, charts: Sequence[Chart]) -> str:
     rows = [charts[start : start + 2] for start in range(0, len(charts), 2)]
     heights = [max(chart.inches[1] for chart in row) for row in rows]
     loss = "" if report.loss is None else f", loss {report.loss:.3f}"
-    title = f"{report.run}: {report.state}, {format_count(report.tokens)} tokens{loss}"
+    title = escaped(f"{report.run}: {report.state}, {format_count(report.tokens)} tokens{loss}")
 
     def draw(figure: Figure) -> None:
         figure.suptitle(title, fontsize=12, x=0.01, ha="left")
@@ -368,7 +368,8 @@ class Pictures:
 
 def cut(name: str) -> str:
     """A label that leaves room for the picture."""
-    return name if len(name) <= LONGEST_LABEL else f"{name[: LONGEST_LABEL - 1]}…"
+    plain = escaped(name)
+    return plain if len(plain) <= LONGEST_LABEL else f"{plain[: LONGEST_LABEL - 1]}…"
 
 
 def _line(axes: Axes, x: Sequence[float], y: Sequence[float]) -> None:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from msgspec import structs
 
 from diloco_cli.errors import FencedError, NotFoundError, RefusedError, UsageError
+from diloco_cli.layout import contradiction_in_layout
 from diloco_cli.protocol.log.claims import own_keyring
 from diloco_cli.protocol.log.commits import Commit, apply
 from diloco_cli.protocol.log.keys import (
@@ -221,6 +222,8 @@ def parse_format(data: bytes, where: str) -> RunFormat:
     strange = [name for name in (run.name, *(island.name for island in run.all_islands)) if not is_name(name)]
     if strange:  # names become parts of keys and of local paths
         raise RecordError(f"{strange[0]!a} is not a name", where=f"{where}/{FORMAT_KEY}")
+    if (wrong := contradiction_in_layout(run.layout)) is not None:
+        raise RecordError(f"not the layout of a model: {wrong}", where=f"{where}/{FORMAT_KEY}")
     if run.signing is not None:
         keyring = Keyring(run.run_id, run.signing.operator)
         if not keyring.authenticates(OPERATOR, FORMAT_KEY, data):

@@ -23,7 +23,7 @@ from tests.forked import ROOT
 from tests.unit.observe.test_status import RUN, facts
 from tests.unit.report.test_history import add, at, begun, merge
 
-HOSTILE = '</td><script>alert("1")</script><img src="https://evil.example/x" onerror=alert(1)>$\\frac{'
+HOSTILE = '\x1b[31m\x07\u202e</td><script>alert("1")</script><img src="https://evil.test/x" onerror=alert(1)>$\\frac{'
 QUICKSTART = read_plan(ROOT / "examples" / "quickstart" / "run.yaml", [])
 PREDICTION = replace(
     QUICKSTART.prediction, tokens_per_s_ideal=100.0, tokens_per_s=80.0, goodput=0.8,
@@ -94,8 +94,10 @@ def test_nothing_from_the_bucket_becomes_markup_and_nothing_is_fetched() -> None
     links = {value for name, value in tags.attributes if name in ("href", "xlink:href")}
     assert links and all(link.startswith(("#", "data:image/png")) for link in links)
     assert "default-src 'none'" in page
+    assert not [character for character in page if not character.isprintable() and character != "\n"]
 
 
+@pytest.mark.filterwarnings("error:Glyph")  # of a label with a character that no font has
 def test_an_svg_file_is_well_formed_whatever_the_bucket_says() -> None:
     pytest.importorskip("matplotlib")
     report, charts = hostile()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.layout import Fragment, Layout, TensorSlot
 from diloco_cli.protocol.log.commit_log import parse_format
 from diloco_cli.protocol.log.records import FORMAT_SCHEMA, RecordError, encode
 from tests.unit.protocol.records import RUN
@@ -18,6 +19,18 @@ def test_names_that_could_leave_their_place_are_refused(name: str) -> None:
     for hostile in (replace(RUN, name=name), replace(RUN, islands=(replace(RUN.islands[0], name=name),))):
         with pytest.raises(RecordError, match="is not a name"):
             parse_format(encode(hostile), "here")
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [TensorSlot("w", (2,) * 3000, 0), TensorSlot("w", (1,) * 65, 0), TensorSlot("w", (-2, -3), 0),
+     TensorSlot("w", (1 << 40, 1 << 40), 0), TensorSlot("w", (4, 4), 8), TensorSlot("w", (4, 4), 0, rows=(2, 9)),
+     TensorSlot("w", (4, 4), 0, rows=(3, 1)), TensorSlot("w", (), 0, rows=(0, 1))],
+)  # fmt: skip
+def test_a_layout_that_no_model_has_is_refused(tensor: TensorSlot) -> None:
+    fragments = (*RUN.layout.fragments, Fragment((tensor,), False))
+    with pytest.raises(RecordError, match="not the layout of a model: 'w'"):
+        parse_format(encode(replace(RUN, layout=Layout(fragments, RUN.layout.digest))), "here")
 
 
 @pytest.mark.parametrize("schema", [1, FORMAT_SCHEMA - 1])
