@@ -227,7 +227,8 @@ def _created(
 def _try_task(plan: Plan, fresh: RunFormat, shown: ProgressLine) -> None:
     """What is wrong with the model and its data is said here, before anything is written."""
     from diloco_cli.config.hardware import data_class_of
-    from diloco_cli.tasks.build import check_own_data, check_task
+    from diloco_cli.tasks.build import check_own_data
+    from diloco_cli.training.trial import check_task
 
     batches = [island.batch_tokens for island in fresh.islands if data_class_of(island.infra) is None]
     if not batches:
@@ -237,7 +238,7 @@ def _try_task(plan: Plan, fresh: RunFormat, shown: ProgressLine) -> None:
         talk(about)
     if _is_tried_here(plan, fresh):
         shown.text = "trying the model and its data"
-        check_task(plan.run, min(batches))
+        talk(check_task(plan.run, min(batches)))
 
 
 def _trusted_store(url: str) -> Store:

@@ -23,11 +23,10 @@ from diloco_cli.layout import ParameterFact
 from diloco_cli.tasks import data, huggingface
 from diloco_cli.tasks.build import build_model, build_model_on_meta, open_own_data
 from diloco_cli.tasks.huggingface import misshapen, refuse_other_model
-from diloco_cli.tensors.flat import bare_parameters, parameter_facts
+from diloco_cli.tensors.flat import CARRIED, bare_parameters, parameter_facts
 
 Values = Mapping[str, torch.Tensor]
 EMBEDDING = re.compile(r"emb|position|(^|\.)w[tp]e\.", re.I)
-EXACT = (torch.float32, torch.bfloat16, torch.float16)  # what float32 holds without rounding
 
 
 def brought_values(run: RunSettings) -> Values | None:
@@ -99,8 +98,8 @@ def read_values(path: Path, facts: Iterable[ParameterFact] | None) -> dict[str, 
 
 
 def _exact(value: torch.Tensor, name: str, where: str) -> torch.Tensor:
-    if value.dtype not in EXACT:
-        dtypes = [str(dtype).removeprefix("torch.") for dtype in (value.dtype, *EXACT)]
+    if value.dtype not in CARRIED:
+        dtypes = [str(dtype).removeprefix("torch.") for dtype in (value.dtype, *CARRIED)]
         raise UsageError(
             f"{name} is {dtypes[0]}; allowed: {', '.join(dtypes[1:])}", where=where, hint="save it in float32"
         )

@@ -11,10 +11,14 @@ from collections.abc import Mapping
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
+from diloco_cli.errors import UsageError
 from diloco_cli.layout import Fragment, ParameterFact, TensorSlot
 
 WRAPPED_AS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})  # of torch.compile and checkpoint_wrapper
+
+CARRIED = (torch.float32, torch.bfloat16, torch.float16)  # what float32 holds without rounding
 
 
 def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
@@ -24,8 +28,10 @@ def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
     maps an embedding's width to that embedding's number of entries and shares no embedding's weight.
 
     Only trained parameters are exchanged: buffers and frozen parameters stay as the model's code builds them on every
-    learner, in the evaluator, and in an export (which holds trained parameters only).
+    learner, in the evaluator, and in an export (which holds trained parameters only). Raises UsageError for a trained
+    parameter that no float32 vector carries.
     """
+    _refuse_unfit(model)
     embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     embedded, head = {id(module.weight) for module in embeddings}, _head_of(model, embeddings)
     return [
@@ -39,6 +45,27 @@ def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
         for name, parameter in bare_parameters(model).items()
         if parameter.requires_grad
     ]
+
+
+def _refuse_unfit(model: torch.nn.Module) -> None:
+    for name, parameter in bare_parameters(model).items():
+        if not parameter.requires_grad:
+            continue
+        if is_lazy(parameter):
+            what, hint = (
+                "has no shape before the first batch",
+                "give its module all sizes: nn.Linear, not nn.LazyLinear",
+            )
+        elif parameter.dtype not in CARRIED:
+            what = f"is {str(parameter.dtype).removeprefix('torch.')}, and what is exchanged is float32"
+            hint = "train it in float32, bfloat16 or float16; a complex one as two real ones (torch.view_as_real)"
+        elif parameter.layout != torch.strided:
+            what, hint = "is sparse", "make it dense"
+        elif any(size > 1 and not stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True)):
+            what, hint = "repeats the same values in one memory (expand), which nothing can write to", "clone() it"
+        else:
+            continue
+        raise UsageError(f"{name} {what}", where="model", hint=hint)
 
 
 def _head_of(model: torch.nn.Module, embeddings: list[torch.nn.Embedding]) -> int | None:

@@ -20,10 +20,11 @@ from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, Refuse
 from diloco_cli.paths import install_hint
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import StoreGoneError
-from diloco_cli.tasks.build import build_data, build_model, check_own_data, check_task
+from diloco_cli.tasks.build import build_data, build_model, check_own_data
 from diloco_cli.tasks.data import HELD_OUT, HELD_OUT_VIEWS, ByteText, Digits, OwnTokens, ShuffledEpochs
 from diloco_cli.tasks.weights import carried
 from diloco_cli.training.replica import Replica
+from diloco_cli.training.trial import check_task
 from tests.tokenizer import write_tokenizer
 
 needs_sklearn = pytest.mark.skipif(

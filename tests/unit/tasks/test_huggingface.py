@@ -16,10 +16,11 @@ from diloco_cli.config.huggingface import facts_of_config
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import RefusedError, UsageError
 from diloco_cli.paths import install_hint
-from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta, check_task
+from diloco_cli.tasks.build import build_data, build_model, build_model_on_meta
 from diloco_cli.tasks.weights import carried
 from diloco_cli.tensors.flat import parameter_facts
 from diloco_cli.training.replica import Replica
+from diloco_cli.training.trial import check_task
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None,

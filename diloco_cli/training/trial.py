@@ -1,0 +1,255 @@
+"""A trial of a run's model and data on two examples, before any unit is started and anything is written.
+
+It makes real steps of a learner, on a model of its own that goes with it, so that an error in a user's code, and state
+that no exchange would carry, is reported by `launch`, with what was expected, and not in every learner's log, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import nn
+
+from diloco_cli.config.codec import replace
+from diloco_cli.config.settings import RunSettings
+from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of
+from diloco_cli.tensors.flat import bare_model, bare_name, bare_parameters, parameter_facts
+from diloco_cli.training.replica import Replica
+
+EXAMPLES = 2  # enough for a model that normalises over its batch
+MARKS = 251  # bfloat16 holds as many integers
+BATCH = "batch(shard, num_shards, position, batch_tokens)"
+
+
+def check_task(run: RunSettings, batch_tokens: int) -> str:
+    """Build both, and make two steps. Says what of the model is carried. Raises UsageError with the reason if anything
+    fails, or would not be carried."""
+    model, data = build_model(run), build_data(run)
+    parameter_facts(model)  # refuses what no vector of a layout can hold
+    batch = _drawn(data, batch_tokens)
+    model.train()
+    before = _state(model)
+    loss, objective = losses_of(_tried(model, batch, "a batch"))
+    _require_finite(loss, "the first loss", batch)
+    if not objective.requires_grad:
+        raise UsageError(
+            "model: the loss has no gradient: it does not depend on a parameter, or was detached", where="model"
+        )
+    del loss, objective
+    _make_steps(run, model, batch)
+    _refuse_changed(before, _state(model))
+    model.eval()
+    with torch.inference_mode():
+        held_out = _first_held_out(data)
+        _require_finite(losses_of(_tried(model, held_out, "held-out data"))[0], "the first held-out loss", held_out)
+    _refuse_shared_memory(model)
+    return _carried(model)
+
+
+class _Two:
+    """A learner's data that are always the same two examples."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> Batch:
+        return self._batch
+
+    def held_out(self, num_sequences: int) -> Iterator[Batch]:
+        yield self._batch
+
+
+def _make_steps(run: RunSettings, model: nn.Module, batch: Batch) -> None:
+    """A learner's first step, and the forward and backward pass of its second; nothing is compiled, which may take
+    minutes. The rate is the first that is not zero as a learner's warms up."""
+    train = replace(run.train, compile=False)
+    parameters = bare_parameters(model)
+    replica = Replica(replace(run, train=train), model, _Two(batch), 0, 1)
+    tokens, lr = max(1, batch[1].numel()), train.inner.lr / (1 + train.inner.warmup_steps)
+    what = f"of the model on a batch ({_described_batch(batch)})"
+    for step in ("first", "second"):
+        replica.optimizer.zero_grad(set_to_none=True)
+        loss = _called(lambda: replica.backward(0, tokens), f"a forward and backward pass {what}", "model")
+        _refuse_replaced(parameters, model)
+        _refuse_sparse(model)
+        if not isfinite(loss):
+            raise UsageError(
+                f"model: the loss of the {step} step is {loss} ({_described_batch(batch)})",
+                where="model",
+                hint="lower train.inner.lr, or give it more train.inner.warmup_steps",
+            )
+        if step == "first":
+            _called(lambda: replica.apply(lr), f"the first step of {train.inner.name} {what}", "model")
+
+
+def _refuse_replaced(before: Mapping[str, nn.Parameter], model: nn.Module) -> None:
+    """No optimizer and no exchange would see the new ones."""
+    now = bare_parameters(model)
+    changed = [name for name in {**before, **now} if before.get(name) is not now.get(name)]
+    if changed:
+        raise UsageError(
+            f"{changed[0]} is made anew, or taken away, by the model's forward",
+            where="model",
+            hint="make all parameters in the constructor, and change them in place",
+        )
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    for name, parameter in bare_parameters(model).items():
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise UsageError(
+                f"{name} gets sparse gradients, which can be neither clipped nor stepped on",
+                where="model",
+                hint="build its module with sparse=False",
+            )
+
+
+State = Mapping[str, Any]
+
+
+def _state(model: nn.Module) -> State:
+    """A copy of what a checkpoint of the model holds beside its trained parameters: persistent buffers, frozen
+    parameters, extra state."""
+    found = bare_model(model).state_dict(keep_vars=True)
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    return {
+        bare_name(name): _as_bytes(value) if isinstance(value, torch.Tensor) else repr(value)
+        for name, value in found.items()
+        if id(value) not in trained
+    }
+
+
+def _refuse_changed(before: State, after: State) -> None:
+    """Changed state would be lost without a word: it is neither exchanged nor exported."""
+    changed = [name for name in {**before, **after} if not _same(before.get(name), after.get(name))]
+    if changed:
+        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+        raise UsageError(
+            f"training changes {changed[0]}{more}, which is no trained parameter: it would differ from island to island"
+            " and be lost in the export",
+            where="model",
+            hint="use LayerNorm, GroupNorm or track_running_stats=False instead of running statistics; register what is"
+            " only a cache with persistent=False",
+        )
+
+
+def _as_bytes(value: torch.Tensor) -> torch.Tensor | str:
+    """A copy: of any type, with NaN equal to itself."""
+    if value.is_quantized or value.layout != torch.strided:
+        return repr(value)
+    return value.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+def _same(a: Any, b: Any) -> bool:
+    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    return torch.equal(a, b) if both else type(a) is type(b) and a == b
+
+
+@torch.no_grad()
+def _refuse_shared_memory(model: nn.Module) -> None:
+    """Parameters that are views of the same memory would be written to one after the other: each is marked."""
+    trained = [(name, p) for name, p in bare_parameters(model).items() if p.requires_grad]
+    for index, (_, parameter) in enumerate(trained):
+        parameter.fill_(index % MARKS)
+    for index, (name, parameter) in enumerate(trained):
+        if not bool((parameter == index % MARKS).all()):
+            raise UsageError(
+                f"{name} shares memory with another parameter, and is not the same one",
+                where="model",
+                hint="tie them: give both modules the same torch.nn.Parameter",
+            )
+
+
+def _carried(model: nn.Module) -> str:
+    """`carried: 12,345 parameters in 8 tensors (1 tied); from the model's code: 2 frozen tensors, 1 buffer`."""
+    every = list(model.named_parameters(remove_duplicate=False))
+    unique = bare_parameters(model).values()
+    trained = [p for p in unique if p.requires_grad]
+    frozen, buffers = len(unique) - len(trained), len(list(model.buffers()))
+    tied = len(every) - len(unique)
+    text = f"carried: {sum(p.numel() for p in trained):,} parameters in {len(trained)} tensors"
+    text += f" ({tied} tied)" if tied else ""
+    return f"{text}; as the model's code makes them, not exchanged: {frozen} frozen tensors, {buffers} buffers"
+
+
+def _drawn(data: Data, batch_tokens: int) -> Batch:
+    """The first two examples of the first batch, drawn twice: a restart asks for the same position again."""
+    once, again = (
+        _called(lambda: data.batch(0, 1, 0, batch_tokens), f"{BATCH} of {batch_tokens} tokens") for _ in range(2)
+    )
+    batch = _as_batch(once, BATCH)
+    if not all(torch.equal(a, b) for a, b in zip(batch, _as_batch(again, BATCH), strict=True)):
+        raise UsageError(
+            f"data: {BATCH} gave other tensors for the same position; a restart could not go on where it stopped",
+            where="data",
+            hint="draw from a generator that is seeded by shard and position",
+        )
+    return batch[0][:EXAMPLES], batch[1][:EXAMPLES]
+
+
+def _first_held_out(data: Data) -> Batch:
+    found = _called(lambda: next(iter(data.held_out(EXAMPLES)), None), "held_out(num_sequences)")
+    if found is None:
+        raise UsageError("data: held_out(num_sequences) gives no batch; the run would have no loss", where="data")
+    return _as_batch(found, "held_out(num_sequences)")
+
+
+def _as_batch(found: Any, what: str) -> Batch:
+    """(inputs, targets): two tensors with the same number of examples, at least one."""
+    pair = isinstance(found, (tuple, list)) and len(found) == 2 and all(isinstance(x, torch.Tensor) for x in found)
+    if not pair:
+        raise UsageError(
+            f"data: {what} must give (tokens, targets), two tensors, not {type(found).__name__}", where="data"
+        )
+    inputs, targets = found
+    sizes = [tensor.shape[0] if tensor.dim() else 0 for tensor in (inputs, targets)]
+    if sizes[0] != sizes[1] or not sizes[0]:
+        raise UsageError(
+            f"data: {what} gave {list(inputs.shape)} and {list(targets.shape)}; "
+            "the first dimension counts examples and must be the same, at least 1",
+            where="data",
+            hint="batch_tokens counts tokens: it must be at least one sequence",
+        )
+    return inputs, targets
+
+
+def _tried(model: nn.Module, batch: Batch, what: str) -> Any:
+    return _called(lambda: model(*batch), f"the model's forward on {what} ({_described_batch(batch)})", "model")
+
+
+def _require_finite(loss: torch.Tensor, what: str, batch: Batch) -> None:
+    value = float(loss.detach())
+    if not isfinite(value):
+        raise UsageError(
+            f"model: {what} is {value} ({_described_batch(batch)})",
+            where="model",
+            hint="look at the model's initial weights and at the data's values",
+        )
+
+
+def _called(work: Callable[[], Any], what: str, where: str = "data") -> Any:
+    """The result of a user's code; an error in it becomes a UsageError with its place."""
+    try:
+        return work()
+    except DilocoError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{what} raised {type(error).__name__}: {error}",
+            where=where,
+            hint=f"see where with DILOCO_DEBUG=1; {CONTRACT}" if where == "model" else "see where with DILOCO_DEBUG=1",
+        ) from error
+
+
+def _described_batch(batch: Batch) -> str:
+    """`tokens [2, 128] int64 from 0 to 255, targets [2, 128] int64 from 0 to 255`."""
+    parts = []
+    for name, tensor in zip(("tokens", "targets"), batch, strict=True):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        span = f" from {tensor.min().item():g} to {tensor.max().item():g}" if tensor.numel() else ""
+        parts.append(f"{name} {list(tensor.shape)} {kind}{span}")
+    return ", ".join(parts)

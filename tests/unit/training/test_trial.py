@@ -1,0 +1,355 @@
+"""A user's model or data that cannot train is refused before anything starts, with the reason; and odd modules, of
+torch's own, are carried exactly or refused by their names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
+from diloco_cli.errors import UsageError
+from diloco_cli.layout import make_layout
+from diloco_cli.tensors.flat import bare_parameters, flatten, parameter_facts, unflatten
+from diloco_cli.training.trial import check_task
+
+WIDTH, VOCABULARY = 8, 16
+ODD: list[str] = []
+Make = Callable[[nn.Module], object]
+Use = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+class Around(nn.Module):
+    """`body` maps [examples, tokens, WIDTH] to the same shape, or gives that first of several results."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.body, self.out = nn.Embedding(VOCABULARY, WIDTH), body, nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        found = self.body(self.embedding(tokens))
+        hidden = found[0] if isinstance(found, tuple) else found
+        return F.cross_entropy(self.out(hidden).flatten(0, 1), targets.flatten())
+
+
+class Own(nn.Module):
+    """What `make` registers and `use` computes."""
+
+    def __init__(self, make: Make, use: Use) -> None:
+        super().__init__()
+        make(self)
+        self.use = use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.use(self, x)
+
+
+def parameter(values: torch.Tensor) -> Make:
+    return lambda self: self.register_parameter("p", nn.Parameter(values))
+
+
+def by_channel(norm: nn.Module) -> nn.Module:
+    return Own(lambda self: self.add_module("norm", norm), lambda self, x: self.norm(x.mT).mT)
+
+
+class SelfAttention(nn.MultiheadAttention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+def tied() -> nn.Module:
+    pair = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    pair[1].weight = pair[0].weight
+    return pair
+
+
+def in_one_memory() -> nn.Module:
+    pair = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    pair[1].weight = nn.Parameter(pair[0].weight.data)
+    return pair
+
+
+def halves_of_one_memory() -> nn.Module:
+    both = torch.randn(WIDTH, 2 * WIDTH)
+
+    def make(self: nn.Module) -> None:
+        self.p, self.q = nn.Parameter(both[:, :WIDTH]), nn.Parameter(both[:, WIDTH:])
+
+    return Own(make, lambda self, x: x @ self.p @ self.q)
+
+
+def add_to(name: str) -> Use:
+    def use(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            getattr(self, name).data.add_(1)
+        return x
+
+    return use
+
+
+def made_anew(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    self.p = nn.Parameter(self.p.detach().clone())
+    return x * self.p
+
+
+def buffer(persistent: bool) -> Make:
+    return lambda self: self.register_buffer("b", torch.zeros(2), persistent=persistent)
+
+
+def frozen(self: nn.Module) -> None:
+    self.p = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
+
+
+def quantised() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(WIDTH, WIDTH)), {nn.Linear})
+
+
+def observed() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.FakeQuantize()
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def get_extra_state(self) -> int:
+        return self.count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x
+
+
+CARRIED: dict[str, Callable[[], nn.Module]] = {
+    "gru": lambda: nn.GRU(WIDTH, WIDTH, 2, batch_first=True),
+    "lstm-projected": lambda: nn.LSTM(WIDTH, 12, proj_size=WIDTH, batch_first=True),
+    "rnn-both-ways": lambda: nn.RNN(WIDTH, WIDTH // 2, bidirectional=True, batch_first=True),
+    "attention": lambda: SelfAttention(WIDTH, 2, batch_first=True),
+    "transformer": lambda: nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True),
+    "convolution": lambda: by_channel(nn.Conv1d(WIDTH, WIDTH, 3, padding=1)),
+    "transposed-convolution": lambda: by_channel(nn.ConvTranspose1d(WIDTH, WIDTH, 1)),
+    "layer-norm": lambda: nn.LayerNorm(WIDTH),
+    "rms-norm": lambda: nn.RMSNorm(WIDTH),
+    "group-norm": lambda: by_channel(nn.GroupNorm(2, WIDTH)),
+    "batch-norm-untracked": lambda: by_channel(nn.BatchNorm1d(WIDTH, track_running_stats=False)),
+    "instance-norm": lambda: by_channel(nn.InstanceNorm1d(WIDTH, affine=True)),
+    "prelu": nn.PReLU,
+    "random-relu": nn.RReLU,
+    "dropout": lambda: nn.Dropout(0.5),
+    "weight-norm": lambda: parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+    "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(WIDTH, WIDTH)),
+    "tied": tied,
+    "columns-of-one-memory": halves_of_one_memory,
+    "column-major": lambda: Own(parameter(torch.randn(WIDTH, WIDTH).t()), lambda self, x: x @ self.p),
+    "scalar": lambda: Own(parameter(torch.tensor(1.0)), lambda self, x: x * self.p),
+    "empty": lambda: Own(parameter(torch.empty(0, 3)), lambda self, x: x + self.p.sum()),
+    "unused": lambda: Own(parameter(torch.ones(3)), lambda self, x: x),
+    "frozen": lambda: Own(frozen, lambda self, x: x + self.p),
+    "bfloat16": lambda: Own(parameter(torch.ones(WIDTH, dtype=torch.bfloat16)), lambda self, x: x * self.p),
+    "float16": lambda: Own(parameter(torch.ones(WIDTH, dtype=torch.float16)), lambda self, x: x * self.p),
+    "cache": lambda: Own(buffer(persistent=False), add_to("b")),
+    "constant-buffer": lambda: Own(buffer(persistent=True), lambda self, x: x + self.b[0]),
+    "quantised-and-frozen": quantised,
+}  # fmt: skip
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "batch-norm": (lambda: by_channel(nn.BatchNorm1d(WIDTH)), r"changes body\.norm\.running_mean \(and 2 more\)"),
+    "tracked-instance-norm": (
+        lambda: by_channel(nn.InstanceNorm1d(WIDTH, track_running_stats=True)), r"changes body\.norm\.running_mean"),
+    "spectral-norm": (
+        lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)), r"changes body\.parametrizations\.weight\."),
+    "observed": (observed, r"changes body\."),
+    "statistic": (lambda: Own(buffer(persistent=True), add_to("b")), r"changes body\.b,"),
+    "moving-frozen": (lambda: Own(frozen, add_to("p")), r"changes body\.p,"),
+    "extra-state": (Counted, r"changes body\._extra_state,"),
+    "sparse": (
+        lambda: Own(
+            lambda self: self.add_module("e", nn.Embedding(2, WIDTH, sparse=True)),
+            lambda self, x: x + self.e(torch.zeros(x.shape[:2], dtype=torch.int64))),
+        r"body\.e\.weight gets sparse gradients"),
+    "lazy": (lambda: nn.LazyLinear(WIDTH), r"body\.weight has no shape"),
+    "lazy-batch-norm": (lambda: by_channel(nn.LazyBatchNorm1d()), r"body\.norm\.weight has no shape"),
+    "float64": (
+        lambda: Own(parameter(torch.ones(WIDTH).double()), lambda self, x: x * self.p.float()), r"body\.p is float64"),
+    "complex": (
+        lambda: Own(parameter(torch.ones(WIDTH) + 0j), lambda self, x: (x * self.p).real), r"body\.p is complex64"),
+    "expanded": (
+        lambda: Own(parameter(torch.ones(1).expand(WIDTH)), lambda self, x: x * self.p), r"body\.p repeats"),
+    "two-in-one-memory": (in_one_memory, r"body\.\d\.weight shares memory"),
+    "made-anew": (lambda: Own(parameter(torch.ones(WIDTH)), made_anew), r"body\.p is made anew"),
+}  # fmt: skip
+EVERY = CARRIED | {name: body for name, (body, _) in REFUSED.items()}
+
+
+def build() -> nn.Module:
+    return Around(EVERY[ODD[-1]]())
+
+
+class FewTokens:
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        drawn = torch.randint(VOCABULARY, (2, 5), generator=torch.Generator().manual_seed(position))
+        return drawn[:, :-1], drawn[:, 1:]
+
+    def held_out(self, num_sequences: int):  # type: ignore[no-untyped-def]
+        yield self.batch(0, 1, 1, 8)
+
+
+def tokens() -> FewTokens:
+    return FewTokens()
+
+
+RUN = RunSettings(
+    name="x", model=ModelSettings(entrypoint=f"{__name__}:build"), data=DataSettings(entrypoint=f"{__name__}:tokens")
+)
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_an_odd_module_is_carried_exactly(name: str) -> None:
+    ODD.append(name)
+    assert check_task(RUN, batch_tokens=8).startswith("carried: ")
+    torch.manual_seed(1)
+    one = build()
+    torch.manual_seed(2)
+    other = build()
+    layout = make_layout(parameter_facts(one), SyncSettings(fragments=3))
+    for fragment in layout.fragments:
+        unflatten(fragment, flatten(fragment, bare_parameters(one)), bare_parameters(other))
+    assert all(torch.equal(value, bare_parameters(one)[at]) for at, value in bare_parameters(other).items())
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_carried_is_refused_by_its_name(name: str) -> None:
+    ODD.append(name)
+    with pytest.raises(UsageError, match=REFUSED[name][1]):
+        check_task(RUN, batch_tokens=8)
+
+
+def test_what_is_carried_is_said() -> None:
+    ODD.append("tied")
+    assert check_task(RUN, batch_tokens=8) == (
+        "carried: 352 parameters in 6 tensors (1 tied); as the model's code makes them, not exchanged: 0 frozen "
+        "tensors, 0 buffers"
+    )
+
+
+# -- what keeps the contract, and what does not ----------------------------------------------------------------------
+
+HERE = __name__
+CHOSEN: dict[str, str] = {}
+
+
+class Model(nn.Module):
+    """Right in every respect but the one that CHOSEN names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.out = nn.Linear(4, 8)
+
+    def forward(self, tokens, targets):
+        each = nn.functional.cross_entropy(
+            self.out(self.embedding(tokens)).flatten(0, 1), targets.flatten(), reduction="none"
+        )
+        loss = each.mean()
+        results = {
+            "per_token": each, "nan": loss * float("nan"), "detached": loss.detach(), "integer": loss.long(),
+            "number": 2.0, "three": (loss, loss, loss), "auxiliary": (loss, 0.1 * loss),
+        }  # fmt: skip
+        if CHOSEN["model"] == "raises":
+            raise RuntimeError("mat1 and mat2")
+        if CHOSEN["model"] == "held_out_nan" and not self.training:
+            return loss * float("inf")
+        return results.get(CHOSEN["model"], loss)
+
+
+class TokenStream:
+    def __init__(self) -> None:
+        self.draws = 0
+
+    def batch(self, shard, num_shards, position, batch_tokens):
+        self.draws += 1
+        tokens = torch.full((batch_tokens // 4, 4), 1)
+        wrong = {
+            "one_tensor": tokens, "lists": ([1], [2]), "lengths": (tokens, tokens[1:]),
+            "empty": (tokens[:0], tokens[:0]), "forgets": (tokens + self.draws % 2, tokens),
+            "vocabulary": (tokens + 8, tokens),
+        }  # fmt: skip
+        if CHOSEN["data"] == "raises":
+            raise KeyError("shard")
+        return wrong.get(CHOSEN["data"], (tokens, tokens))
+
+    def held_out(self, num_sequences):
+        if CHOSEN["data"] != "no_held_out":
+            yield torch.full((num_sequences, 4), 2), torch.full((num_sequences, 4), 3)
+
+
+def build_stream():
+    return TokenStream()
+
+
+def build_right_model():
+    return Model()
+
+
+def run_of(model: str = "build_right_model", data: str = "build_stream") -> RunSettings:
+    return RunSettings(
+        name="x", model=ModelSettings(entrypoint=f"{HERE}:{model}"), data=DataSettings(entrypoint=f"{HERE}:{data}")
+    )
+
+
+@pytest.fixture(autouse=True)
+def nothing_wrong():
+    CHOSEN.update(model="", data="")
+
+
+@pytest.mark.parametrize("kind", ["", "auxiliary"])
+def test_what_keeps_the_contract_is_accepted(kind):
+    CHOSEN["model"] = kind
+    check_task(run_of(), batch_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("per_token", r"must return the mean loss.* not a tensor \[8\] of float32"),
+        ("integer", r"not a tensor \[\] of int64"),
+        ("number", "not float"),
+        ("three", r"not \(a tensor"),
+        ("nan", "the first loss is nan"),
+        ("held_out_nan", "the first held-out loss is inf"),
+        ("detached", "the loss has no gradient"),
+        ("raises", r"forward on a batch \(tokens \[2, 4\] int64 from 1 to 1.*raised RuntimeError: mat1 and mat2"),
+    ],
+)
+def test_a_model_that_breaks_the_contract_is_refused(kind, reason):
+    CHOSEN["model"] = kind
+    with pytest.raises(UsageError, match=reason):
+        check_task(run_of(), batch_tokens=16)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("one_tensor", r"must give \(tokens, targets\), two tensors, not Tensor"),
+        ("lists", "two tensors, not tuple"),
+        ("lengths", r"gave \[4, 4\] and \[3, 4\]"),
+        ("empty", r"gave \[0, 4\] and \[0, 4\]"),
+        ("forgets", "other tensors for the same position"),
+        ("no_held_out", "held_out.* gives no batch"),
+        ("raises", "of 16 tokens raised KeyError"),
+        ("vocabulary", r"tokens \[2, 4\] int64 from 9 to 9.* raised IndexError"),
+    ],
+)
+def test_data_that_breaks_the_contract_are_refused(kind, reason):
+    CHOSEN["data"] = kind
+    with pytest.raises(UsageError, match=reason):
+        check_task(run_of(), batch_tokens=16)
