@@ -55,6 +55,7 @@ from diloco_cli.plan.remarks import (
     island_warnings,
     schedule_warnings,
     sensitivities,
+    snapshot_warnings,
     syncer_warnings,
     tight,
 )
@@ -235,6 +236,7 @@ def assemble(
         count = fleet.schedule.fragments
         warnings.append(f"the model has too few rows for {run.sync.fragments} fragments: there will be {count}")
     warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs, fleet)
+    warnings += snapshot_warnings(len(islands), fleet.schedule.fragments)
     warnings += cold_start_warnings(fleet, run)
     prediction = predict(fleet, money, run, model)
     warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)

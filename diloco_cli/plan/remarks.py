@@ -53,6 +53,7 @@ from diloco_cli.plan.link import (
 )
 from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
 from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Mark, Plan, Schedule, Sensitivity, SyncerNeeds
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.quorum import covering_slots
 from diloco_cli.units import format_bandwidth, format_count, format_duration
@@ -221,6 +222,14 @@ def schedule_warnings(schedule: Schedule) -> list[str]:
         return [f"{head}: --set sync.overlap={needed}"]
     every = math.ceil(schedule.sync_every * needed / max_overlap(schedule.fragments))
     return [f"{head}: it takes {needed} slots, more than a round has; --set sync.every={every}"]
+
+
+def snapshot_warnings(islands: int, fragments: int) -> list[str]:
+    """A run whose log soon opens slowly."""
+    if islands * fragments <= SNAPSHOT_HOLDS:
+        return []
+    head = f"{islands} islands with {fragments} fragments outgrow the log's snapshots, so every process reads all of it"
+    return [f"{head}: --set sync.fragments={max(1, SNAPSHOT_HOLDS // islands)}"]
 
 
 def link_warnings(name: str, link: Link, need: Need, round_s: float) -> list[str]:

@@ -87,6 +87,7 @@ MADE_ONCE = (commits.Evaluation, commits.Refuse, commits.Membership)  # what the
 FINAL_EVALUATION_S = 120.0  # and the time to read all states once
 TRIES = 3  # of a rollback whose objects cannot be read
 GO_ON = "go on from there: diloco resume"
+NO_SNAPSHOTS = "the log has outgrown its snapshots: every process that starts reads all that came since the last one"
 ROUNDS = 2  # without a merge, after which a fragment's weights are read
 MAX_FAILED = 4  # reads in a row: a store that hides an object for a moment must not cost the learners' progress
 MERGES_SEEN = 32  # the newest, which show how long a round is
@@ -381,6 +382,7 @@ class Syncer:
         self.outcomes_since_s: float | None = None
         self.housekeeper, self.repairer = Housekeeper(run), Repairer(run, arithmetic, recover)
         self.last_snapshot = 0
+        self.fits, self.remark = True, ""  # the state, into a snapshot; what the log is to say next
         self.next_request_s = self.next_incarnations_s = 0.0
         self.cadence = Cadence(HEARTBEAT_EVERY_S)
         self.reason = ""
@@ -468,8 +470,10 @@ class Syncer:
         if mine:
             self.on_commit(self.state, structs.replace(draft, n=self.state.n, previous=before.digest))
         if self.state.n - self.last_snapshot >= SNAPSHOT_EVERY:
-            yield from write_snapshot(self.run, self.state)
+            written = yield from write_snapshot(self.run, self.state)
             self.last_snapshot = self.state.n
+            if self.fits and not written:
+                self.fits, self.remark = False, NO_SNAPSHOTS
         return mine
 
     def _settle(self, draft: Callable[[tuple[Outcome, ...]], commits.Commit]) -> Steps[bool]:
@@ -496,6 +500,9 @@ class Syncer:
             yield from self._notice_successor()
             if (yield from self._carry_out_request()):
                 return True
+        if self.remark:
+            remark, self.remark = refuse(self.remark), ""
+            return (yield from self._carry_out(remark))
         due: commits.Commit | None = self.housekeeper.due(self.state, now_s, self.pace.slot_s)
         due = due or (yield from self.repairer.due(self.state, self.epoch, self.pace.slot_s, self._pulse))
         if due is not None:

@@ -58,6 +58,7 @@ from diloco_cli.signing import (
 
 T = TypeVar("T")
 SNAPSHOT_EVERY = 64
+SNAPSHOT_HOLDS = 70_000  # learners x fragments, at some 118 bytes each in a signed run
 TRIES = 3  # of the newest snapshots; after that the log is read from commit 0
 
 
@@ -133,16 +134,17 @@ def snapshot_at(run: RunFormat, n: int) -> Steps[RunState | None]:
     return snapshot.state if same and snapshot.commit_digest == record_digest(commit) else None
 
 
-def write_snapshot(run: RunFormat, state: RunState) -> Steps[None]:
-    """Write the snapshot of a state, and the hint to it. A state too long for a record (thousands of learners) gets
-    none: readers then start from an older one."""
+def write_snapshot(run: RunFormat, state: RunState) -> Steps[bool]:
+    """Write the snapshot of a state, and the hint to it. False for a state too long for a record: it gets none, and
+    readers start from an older one."""
     key = snapshot_key(state.n)
     try:
         data = encode(Snapshot(state, state.digest, run.run_id))
     except RecordError:
-        return
+        return False
     yield Create(key, run.keyring.sign(LOG, key, data))
     yield Put(HEAD_HINT_KEY, encode(HeadHint(state.n)))
+    return True
 
 
 RESTORE_HINT = (

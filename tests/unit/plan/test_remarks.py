@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diloco_cli.plan.remarks import horizon_warnings, rounded_down, step_warnings
+from diloco_cli.plan.remarks import horizon_warnings, rounded_down, snapshot_warnings, step_warnings
 
 
 def test_years_are_warned_of_with_the_tokens_of_a_week() -> None:
@@ -24,6 +24,12 @@ def test_years_are_warned_of_with_the_tokens_of_a_week() -> None:
 def test_a_step_of_minutes_is_warned_of_with_a_batch_that_suits(step_s: float, batch_tokens: int, says: str) -> None:
     assert step_warnings("home", step_s, batch_tokens, 1024) == [f"home: {says}"]
     assert step_warnings("home", 60.0, batch_tokens, 1024) == []
+
+
+def test_a_run_whose_log_outgrows_its_snapshots_is_warned_of() -> None:
+    assert snapshot_warnings(1750, 40) == []
+    (said,) = snapshot_warnings(2048, 40)
+    assert "2048 islands with 40 fragments" in said and said.endswith("--set sync.fragments=34")
 
 
 def test_numbers_are_rounded_down_to_one_digit() -> None:

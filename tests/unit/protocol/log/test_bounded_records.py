@@ -7,10 +7,16 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from diloco_cli.protocol.actors import syncer
 from diloco_cli.protocol.actors.inbox import MAX_OUTCOMES_A_COMMIT, Inbox
 from diloco_cli.protocol.log import records
-from diloco_cli.protocol.log.commit_log import write_snapshot
-from diloco_cli.protocol.log.records import Outcome, encode
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS, write_snapshot
+from diloco_cli.protocol.log.health import LEARNERS_KEPT
+from diloco_cli.protocol.log.keys import incarnation_of
+from diloco_cli.protocol.log.metrics import RECENT_MERGES, LastDelta, MergeNote, Metrics
+from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import Outcome, RunFormat, encode
+from diloco_cli.protocol.log.state import Applied, LearnerRecord, RunState
 from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
 from tests.simulation.bucket_check import commits_of
@@ -36,8 +42,36 @@ def test_what_is_too_much_for_one_commit_goes_with_the_next_in_the_order_of_arri
 def test_a_state_too_long_for_a_record_gets_no_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     many = structs.replace(genesis(), revoked={f"{key:064x}": key for key in range(130_000)})
-    perform(write_snapshot(RUN, many), store, CLOCK)
+    assert perform(write_snapshot(RUN, many), store, CLOCK) is False
     assert store.list("snapshot/") == store.list("hint/") == []
+
+
+def test_the_snapshot_of_as_many_learners_and_fragments_as_a_plan_takes_is_written() -> None:
+    """In a signed run, after months."""
+    fragments, incarnation, long = 40, incarnation_of(12, 1 << 39), 10**11
+    offers = {fragment: Applied(10**6, 10**6, long, incarnation, 10**5) for fragment in range(fragments)}
+    one = LearnerRecord(incarnation, 10**5, (), offers, long**2, 10**5, 0, long, 0.123456789)
+    names = [f"island-{number}" for number in range(SNAPSHOT_HOLDS // fragments)]
+    notes = (MergeNote(10**6, 10**6, "t", tuple(names), len(names), 1, 0.1, 0.1, long),) * RECENT_MERGES
+    metrics = Metrics(recent_merges=notes, deltas=dict.fromkeys(names, LastDelta(1.123456789, 0.123456789)))
+    norms = {fragment: dict.fromkeys(names[:LEARNERS_KEPT], (0.123456789, 24)) for fragment in range(fragments)}
+    most = structs.replace(genesis(), learners=dict.fromkeys(names, one), metrics=metrics, norms=norms)
+    assert perform(write_snapshot(RUN, most), MemoryStore(), CLOCK)
+    much = structs.replace(most, learners=dict.fromkeys([*names, *(f"{name}b" for name in names[::4])], one))
+    assert not perform(write_snapshot(RUN, much), MemoryStore(), CLOCK)
+
+
+def test_a_syncer_says_once_that_the_log_has_outgrown_its_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_long(run: RunFormat, state: RunState) -> Steps[bool]:
+        yield from ()
+        return False
+
+    monkeypatch.setattr(syncer, "SNAPSHOT_EVERY", 3)
+    monkeypatch.setattr(syncer, "write_snapshot", too_long)
+    fleet = started(make_run(merges=20), 3)
+    fleet.finish()
+    commits = commits_of(fleet.world.store)
+    assert [commit["reason"] for commit in commits].count(syncer.NO_SNAPSHOTS) == 1 and commits[-1]["kind"] == "finish"
 
 
 @pytest.mark.parametrize("last", ["stop", "finish"])
