@@ -167,6 +167,8 @@ class MarkedLearner(Learner):
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._arriving: set[int] = set()
+        self._encode = self.wire.encode
+        self.wire.encode = self._encoded  # type: ignore[method-assign]
 
     def begins_to_adopt(self, fragment: int) -> None:
         if fragment not in self._arriving:
@@ -199,14 +201,13 @@ class MarkedLearner(Learner):
         del args  # or the mark goes before what it stands for
         self.marks.add(OFFERS, -1)
 
-    def _encoded(self, *args: Any) -> bytes:
-        draft, residuals = args[0], self.wire.residuals  # type: ignore[attr-defined]
-        kept = {f: len([seq for seq in left if f != draft.fragment or seq == draft.applied]) for f, left in
-                residuals.left.items()}  # fmt: skip
+    def _encoded(self, fragment: int, seq: int, applied: int | None, *values: Any) -> bytes:
+        left = self.wire.residuals.left  # type: ignore[attr-defined]
+        kept = {f: len([of for of in errors if f != fragment or of == applied]) for f, errors in left.items()}
         made = 1 if self.run.settings.sync.error_feedback else 0
         self.marks.error_bytes = (sum(kept.values()) + made) * 4 * self.run.layout.fragments[0].num_parameters
         self.marks.add(OFFERS, 0)
-        return super()._encoded(*args)
+        return self._encode(fragment, seq, applied, *values)
 
     def save(self) -> Steps[None]:
         with self.marks.on(SAVES):

@@ -328,17 +328,8 @@ class LooksForTheNewest(SimulatedLearner):
     follower_type = ListingFollower
 
 
-class Unfenced(Follower):
-    """Asks for no successor."""
-
-    def _check_fence(self) -> Steps[None]:
-        yield from ()
-
-
 class NoIncarnations(SimulatedLearner):
-    """Every process of a learner writes under the same number, and takes no other for a rival."""
-
-    follower_type = Unfenced
+    """Every process of a learner writes under the same number."""
 
     def _join(self) -> Steps[Joined]:
         return replace((yield from super()._join()), incarnation=1)
