@@ -13,7 +13,7 @@ public key can check every record. A learner that joins, a new machine for the s
 more certificate, and no change of the run.
 
 A certificate counts until the operator revokes its key, by a commit; a key that was revoked counts for nothing that is
-judged after that commit (protocol/log/state.py, which also binds each epoch to one key).
+judged after that commit (protocol/log/commits.py, which also binds each epoch to one key).
 
 Private keys are never written to the bucket, logged or shown, and no machine needs another's. A key file also names the
 operator's public key, so its holder does not depend on what FORMAT.json says; a process without a key believes what it

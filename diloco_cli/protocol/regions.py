@@ -204,9 +204,13 @@ class Mirror:
     with a fragment whose newest weights cannot be read in the region's bucket (see the top of this module)."""
 
     def __init__(
-        self, run: RunFormat, head: HeadOf, leaving: Callable[[], bool] = lambda: False,
-        pace: Callable[[], float] = lambda: 0.0, suspect: Callable[[int], None] = lambda fragment: None,
-    ) -> None:  # fmt: skip
+        self,
+        run: RunFormat,
+        head: HeadOf,
+        leaving: Callable[[], bool] = lambda: False,
+        pace: Callable[[], float] = lambda: 0.0,
+        suspect: Callable[[int], None] = lambda fragment: None,
+    ) -> None:
         self.run, self.head, self.leaving = run, head, leaving
         self.weights, self.suspect = WeightsWatch(run, pace, self._suspect), suspect
         self.state = RunState()
@@ -669,9 +673,15 @@ class RegionLink:
     """The mirror and the relay of one region, for as long as one syncer serves."""
 
     def __init__(
-        self, run: RunFormat, region: str, home: Home, leaving: Callable[[], bool], tell: Tell,
-        mirror: type[Mirror] = Mirror, relay: type[Relay] = Relay,
-    ) -> None:  # fmt: skip
+        self,
+        run: RunFormat,
+        region: str,
+        home: Home,
+        leaving: Callable[[], bool],
+        tell: Tell,
+        mirror: type[Mirror] = Mirror,
+        relay: type[Relay] = Relay,
+    ) -> None:
         self.mirror = mirror(run, home.head, leaving, home.pace, home.suspect)
         self.relay = relay(run, region, home.head, home.pace, leaving, tell)
 

@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError, TryAgainError, UsageError
@@ -90,14 +89,6 @@ def committed(run: RunFormat, state: RunState) -> tuple[FragmentVersion, ...]:
     if not state.outputs:
         raise TryAgainError(f"run {run.name} has no committed version yet", hint="diloco status")
     return state.outputs
-
-
-def save_parameters(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> int:
-    """Tensors by name as one safetensors file, which appears whole or not at all; returns its size in bytes."""
-    temporary = path.with_name(f".{path.name}.partial")
-    save_file(tensors, temporary, metadata=metadata)
-    temporary.replace(path)
-    return path.stat().st_size
 
 
 class Spool:

@@ -219,8 +219,8 @@ class _Home:
 
 
 def _evaluator(run: RunFormat, url: str) -> EvaluatorProcess | NoEvaluator:
-    """None where nothing builds the model, and where this machine has not consented to its code or its data: that is no
-    reason not to merge."""
+    """One that evaluates nothing where nothing builds the model, and where this machine has not consented to its code
+    or its data: that is no reason not to merge."""
     if not run.settings.model.is_built:
         return NoEvaluator()
     if run.settings.consented:

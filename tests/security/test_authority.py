@@ -183,7 +183,7 @@ def test_only_an_epoch_start_begins_an_epoch() -> None:
 
 def test_under_the_operators_key_nothing_is_merged() -> None:
     state = began()
-    with pytest.raises(AuthorityError, match="serves merges under the operator's key"):
+    with pytest.raises(AuthorityError, match="the operator, who only answers requests"):
         after(state, RUN, "epoch_start", epoch=2)
     state = after(state, RUN, "epoch_start", epoch=2, serves=False)
     for kind, fields in (

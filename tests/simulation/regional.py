@@ -65,15 +65,6 @@ class RegionalFleet(ToyFleet):
     def _start_thread(self, process: ToyProcess, name: str, steps: Steps[Any], delay_s: float = 0.0) -> Actor:
         return super()._start_thread(process, name, self.patience.drive(steps), delay_s)
 
-    def region_answers(self, failure: Fault, seconds: float) -> None:
-        """From now on, to everybody, and nothing else."""
-        self.failure, self.fails_until_s = failure, self.world.now_s + seconds
-
-    def far_newcomer(self, name: str) -> Actor:
-        """An island that joins by what its region's bucket shows, and asks there."""
-        self.far_actors.add(name)
-        return self.newcomer(name, region=FAR)
-
     def _thread(self, serve: Callable[[], Steps[None]]) -> Steps[str]:
         """Tried again after what only time mends, as in syncer/regions.py."""
         while True:

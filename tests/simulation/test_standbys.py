@@ -82,9 +82,6 @@ class StandbyFleet(ToyFleet):
             self.standby(name)
         return self
 
-    def living_syncers(self) -> list[Actor]:
-        return [actor for name in SYNCERS for actor in self.living(name)]
-
     def epochs(self) -> list[dict[str, Any]]:
         return [record for record in self.records() if record["kind"] == "epoch_start"]
 

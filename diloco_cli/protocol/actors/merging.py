@@ -158,19 +158,12 @@ class Loader:
     def candidates(self, state: RunState) -> Steps[Candidates]:
         """Of the slot that is due; offers whose payload is not sound are dropped from the inbox."""
         offers = yield from self.load(state)
-        self._keep(self.inbox.pending())
+        left = {offer.id for offer in self.inbox.pending()}
+        self.loaded = {known: delta for known, delta in self.loaded.items() if known in left}
         return judged(self.run, state, offers, self.loaded)
 
-    def _keep(self, offers: Iterable[Offer]) -> None:
-        left = {offer.id for offer in offers}
-        self.loaded = {known: delta for known, delta in self.loaded.items() if known in left}
-
-    def merged(self, fragment: int) -> None:
-        """The fragment has a new version, on which no delta that was read before can be merged."""
-        self._keep(offer for offer in self.inbox.pending() if offer.fragment != fragment)
-
     def forget(self) -> None:
-        """Every fragment has another version, or what was read does not count any more."""
+        """The fragment that is due has another version, or what was read does not count any more."""
         self.loaded = {}
 
     def load(self, state: RunState) -> Steps[list[Offer]]:

@@ -132,9 +132,13 @@ class Progress:
         """Position on the learning-rate schedule in [0, 1] (see fraction_of_run). Only a rollback ever decreases it."""
         settings = self.run.settings
         now = fraction_of_run(
-            self.head_tokens, settings.train.tokens, self.run.round_tokens, self.steps_since_commit, self.local_steps,
+            self.head_tokens,
+            settings.train.tokens,
+            self.run.round_tokens,
+            self.steps_since_commit,
+            self.local_steps,
             settings.sync.drift_rounds,
-        )  # fmt: skip
+        )
         self._progress = max(self._progress, now)
         return self._progress
 
@@ -200,17 +204,29 @@ class Progress:
         if self.quarantined is not None or book.waits is not None or book.steps == 0 or self.awaits(fragment):
             return None
         draft = OfferDraft(
-            self.next_seq, slot, fragment, book.base, book.data_start, self.position, book.steps,
+            self.next_seq,
+            slot,
+            fragment,
+            book.base,
+            book.data_start,
+            self.position,
+            book.steps,
             self._applied.get(fragment),
-        )  # fmt: skip
+        )
         book.sent = book.waits = draft
         self.next_seq += 1
         return draft
 
     def offer(
-        self, draft: OfferDraft, payload_digest: str, payload_bytes: int, nonce: str,
-        timings: Timings, loss: float | None, inner: str | None,
-    ) -> Offer:  # fmt: skip
+        self,
+        draft: OfferDraft,
+        payload_digest: str,
+        payload_bytes: int,
+        nonce: str,
+        timings: Timings,
+        loss: float | None,
+        inner: str | None,
+    ) -> Offer:
         """The record of a draft whose payload is encoded. Changes nothing in the books: any thread may call it."""
         return Offer(
             learner=self.learner,

@@ -59,9 +59,7 @@ def back_to(
     return Rollback(to=then.n, outputs=outputs, shares=shares, reason=reason, evaluated=evaluated)
 
 
-def return_to(
-    run: RunFormat, state: RunState, to: int | None, pulse: Pulse = no_pulse
-) -> Steps[RunState | str]:  # fmt: skip
+def return_to(run: RunFormat, state: RunState, to: int | None, pulse: Pulse = no_pulse) -> Steps[RunState | str]:
     """The state after commit `to`, to which this head can go back; or the reason why it cannot."""
     if to is None or not state.gc_floor <= to < state.n:
         return f"only commits {state.gc_floor} to {state.n - 1} can be gone back to, not {to}"
@@ -206,9 +204,17 @@ def _read(number: int, key: str, data: bytes) -> _Asked:
 
 
 def ask(
-    state: RunState, kind: RequestKind, nonce: str, time: str, reason: str = "", *,
-    learner: str | None = None, to: int | None = None, revoke: str | None = None, keyring: Unsigned = UNSIGNED,
-) -> Steps[int]:  # fmt: skip
+    state: RunState,
+    kind: RequestKind,
+    nonce: str,
+    time: str,
+    reason: str = "",
+    *,
+    learner: str | None = None,
+    to: int | None = None,
+    revoke: str | None = None,
+    keyring: Unsigned = UNSIGNED,
+) -> Steps[int]:
     """Write a request under the next free number, which is returned."""
     strangers = 0
     for number in count(state.next_request):
@@ -361,7 +367,7 @@ class StandIn:
     def _commit(self, draft: Commit) -> Steps[bool]:
         mine = structs.replace(
             draft, epoch=self.epoch, nonce=self.nonce(), time=self.time, software=self.claim.software
-        )  # fmt: skip
+        )
         self.state, appended = yield from append(self.run, self.state, mine)
         return appended
 

@@ -170,9 +170,14 @@ class Standby:
     def _announce(self, heartbeat: bytes | None, reason: str) -> Steps[None]:
         """Tell the other standbys long before the next commit; the counts of the old syncer are kept."""
         facts = {
-            **counts_of(heartbeat), "state": self.doing, "host": self.claim.host, "unit": self.name, "reason": reason,
-            "memory_bytes": 0, "mirrors": _plain(heartbeat).get("mirrors", []),
-        }  # fmt: skip
+            **counts_of(heartbeat),
+            "state": self.doing,
+            "host": self.claim.host,
+            "unit": self.name,
+            "reason": reason,
+            "memory_bytes": 0,
+            "mirrors": _plain(heartbeat).get("mirrors", []),
+        }
         yield self._put(heartbeat_key(SYNCER), {**facts, "epoch": 0, "n": -1})
         if self._next_heartbeat_s > 0:  # this process is no standby any more: its heartbeats are the syncer's now
             last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
@@ -186,9 +191,14 @@ class Standby:
             return
         self._next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
         facts = {
-            "state": self.doing, "epoch": state.epoch, "n": state.n, "host": self.claim.host, "reason": reason,
-            "unit": self.name, **self.facts(),
-        }  # fmt: skip
+            "state": self.doing,
+            "epoch": state.epoch,
+            "n": state.n,
+            "host": self.claim.host,
+            "reason": reason,
+            "unit": self.name,
+            **self.facts(),
+        }
         yield self._put(standby_heartbeat_key(self.name), facts)
 
 

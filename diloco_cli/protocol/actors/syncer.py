@@ -560,9 +560,8 @@ class Syncer:
     def _slot(self, now_s: float) -> Steps[bool]:
         """Decide on the slot that is due. Every offer that is in the bucket when its window closes counts: so all
         mailboxes are asked once more before."""
-        sync, grace = self.run.settings.sync, grace_window(
-            self.run.settings.sync.overlap, self.pace, self.run.settings.sync.grace.gamma
-        )  # fmt: skip
+        sync = self.run.settings.sync
+        grace = grace_window(sync.overlap, self.pace, sync.grace.gamma)
         while True:
             candidates, facts = yield from self._present(now_s)
             decision = decide_slot(facts, grace, patience_s(sync.skip_after_s, self.pace.slot_s))
@@ -591,7 +590,7 @@ class Syncer:
         passed = (alive & ahead) - candidates.learners
         facts = self.watch.look(
             len(candidates.fit), len(alive), self.run.settings.sync.quorum, bool(ahead), now_s, len(passed)
-        )  # fmt: skip
+        )
         return candidates, facts
 
     def _settle_waiting_outcomes(self, now_s: float) -> Steps[bool]:
@@ -636,9 +635,7 @@ class Syncer:
             self.pacer.merged(offers, facts, (yield Now()))
             self.window_from_s = opens_s
             self.inbox.forget(offers)
-            self.loader.merged(fragment)
-        else:
-            self.loader.forget()
+        self.loader.forget()
         self.inbox.sort_out(self.state)
         self._go(SyncerState.SERVING)
         return True
@@ -682,10 +679,16 @@ class Syncer:
             return
         self.cadence.said(now_s, self.pace.slot_s)
         facts = {
-            "state": self.doing, "epoch": self.epoch, "n": self.state.n, "host": self.claim.host, "reason": self.reason,
-            "heartbeats": self.cadence.count, "slowest_s": round(self.cadence.slowest_s, 1),
-            "garbage": asdict(self.housekeeper.collector.backlog(now_s)), **self.heartbeat_facts(),
-        }  # fmt: skip
+            "state": self.doing,
+            "epoch": self.epoch,
+            "n": self.state.n,
+            "host": self.claim.host,
+            "reason": self.reason,
+            "heartbeats": self.cadence.count,
+            "slowest_s": round(self.cadence.slowest_s, 1),
+            "garbage": asdict(self.housekeeper.collector.backlog(now_s)),
+            **self.heartbeat_facts(),
+        }
         key = heartbeat_key(SYNCER)
         yield Put(key, sealed(self.run.keyring, LOG, key, facts))
 

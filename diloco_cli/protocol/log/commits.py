@@ -487,8 +487,7 @@ def contradiction(epoch: int, epoch_key: str, revoked: Mapping[str, int], commit
     if isinstance(commit, EpochStart):
         if commit.epoch <= epoch:
             return f"begins epoch {commit.epoch} after epoch {epoch}"
-        return "serves merges under the operator's key" if by.signer == OPERATOR and commit.serves else None
-    if commit.epoch != epoch or by.public != epoch_key:
+    elif commit.epoch != epoch or by.public != epoch_key:
         return f"of epoch {commit.epoch} is signed by {by.signer} with another key than epoch {epoch} began under"
     if by.signer == OPERATOR and commit.is_syncers:
         return "is signed by the operator, who only answers requests"

@@ -90,7 +90,6 @@ class RunFormat:
     software: str
     home_region: str | None = None
     schema: int = FORMAT_SCHEMA
-    digest_algorithm: str = "blake3"
     members: tuple[Island, ...] = ()
     regions: tuple[RegionStore, ...] = ()
     home_url: str | None = None

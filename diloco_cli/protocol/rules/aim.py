@@ -107,7 +107,7 @@ class Shot:
 
 @dataclass
 class Aim:
-    """The aim of one incarnation. `max_ahead`: how many slots old its base may be (eligibility.max_ahead).
+    """The aim of one incarnation. `max_ahead`: how many slots old its base may be (merging.max_ahead).
     `next_slot`: the slot after its newest offer's. `reached`: the slot number that its own steps have brought it to;
     slot s is due from s + 1 on. `unsent`: its steps since its newest offer, in slots. `pace`: offers go by
     steps, and by the clock: `planned`, so that none is too late; `measured`, so that no other learner waits.

@@ -102,11 +102,15 @@ def merge_time(work: MergeWork, machine: SyncerMachine) -> SlotTime:
     return SlotTime(
         calls_s(calls, machine.call_s),
         bytes_s(
-            work.learners, work.delta_bytes, work.version_bytes, machine.reads_back,
-            machine.down_bps or inf, machine.up_bps or inf,
+            work.learners,
+            work.delta_bytes,
+            work.version_bytes,
+            machine.reads_back,
+            machine.down_bps or inf,
+            machine.up_bps or inf,
         ),
         processor_s(work.learners, work.parameters, machine.parameters_per_s),
-    )  # fmt: skip
+    )
 
 
 @formula("schedule", "calls of a merge", "s")

@@ -154,7 +154,7 @@ def round_steps(run: RunFormat, learner: str) -> int:
 
 
 def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int) -> float:
-    """What a delta's tokens weigh (rules/merging.py). An island that has joined states its batch itself, and a batch
+    """What a delta's tokens weigh. An island that has joined states its batch itself, and a batch
     weighs by its square: so it counts for no more than the largest of the launch."""
     if learner not in run.launched:
         tokens = min(tokens, steps * run.largest_batch_tokens)
@@ -207,8 +207,7 @@ LEAST = 1 / 64  # of its weight, which even a delta of zeros keeps: weights are 
 
 @dataclass(frozen=True)
 class JudgedDelta:
-    """A delta as the log states it, with the `weight` that its tokens give. `round_steps`: those of a round
-    (rules/eligibility.py)."""
+    """A delta as the log states it, with the `weight` that its tokens give. `round_steps`: those of a round."""
 
     learner: str
     steps: int

@@ -155,7 +155,7 @@ class Watch:
 
     def look(
         self, present: int, alive: int, quorum: int, later_offers: bool, now_s: float, passed: int = 0
-    ) -> SlotFacts:  # fmt: skip
+    ) -> SlotFacts:
         if present and self.first_offer_s is None:
             self.first_offer_s = now_s
         if present < quorum:
