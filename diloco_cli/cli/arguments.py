@@ -45,13 +45,13 @@ def complete_runs(incomplete: str) -> list[str]:
 
 def complete_units(ctx: Any, incomplete: str) -> list[str]:
     """Of the run that was named, or else of this folder's."""
-    from diloco_cli.runtime.registry import SUPERVISOR, list_units
+    from diloco_cli.runtime.registry import SUPERVISOR, list_units, noted_at
 
     try:
         run = find_run(ctx.params.get("run"), say=lambda line: None)
     except DilocoError:
         return []
-    return _beginning(incomplete, [*(unit.name for unit in list_units(run.url)), SUPERVISOR])
+    return _beginning(incomplete, [*(unit.name for unit in list_units(noted_at(run.url))), SUPERVISOR])
 
 
 def complete_devices(incomplete: str) -> list[str]:

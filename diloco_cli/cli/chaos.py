@@ -12,7 +12,7 @@ from diloco_cli.cli.arguments import DryRunOption, JsonOption, RunOption, comple
 from diloco_cli.cli.output import print_json, table, talk
 from diloco_cli.errors import TryAgainError
 from diloco_cli.events.bucket import tell_event
-from diloco_cli.runtime.registry import run_name
+from diloco_cli.runtime.registry import noted_at, run_name
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def kill(
     from diloco_cli.chaos.actions import execute, plan_kill
 
     known = find_run(run, acts=True)
-    fault = plan_kill(known.url, unit, hold=hold)
+    fault = plan_kill(noted_at(known.url), unit, hold=hold)
     _carry_out(fault, lambda: _told(known.url, fault, execute(fault)), dry_run, json_output)
 
 
@@ -57,7 +57,7 @@ def pause(
 
     for_s = None if duration is None else parse_duration(duration)
     known = find_run(run, acts=True)
-    fault = plan_pause(known.url, unit, for_s=for_s)
+    fault = plan_pause(noted_at(known.url), unit, for_s=for_s)
 
     def pause_and_tell() -> JournalEntry:
         if for_s is None:
@@ -78,7 +78,7 @@ def revive(
     from diloco_cli.chaos.actions import revive as do_revive
 
     known = find_run(run, acts=True)
-    name, target = known.name, plan_revive(known.url, unit)
+    name, target = known.name, plan_revive(noted_at(known.url), unit)
     if dry_run:
         talk(f"would revive {target.name} ({target.condition}{', held' if target.held else ''})")
         if json_output:
@@ -104,7 +104,7 @@ def list_(run: str | None = RunOption, json_output: bool = JsonOption) -> None:
     from diloco_cli.chaos.actions import overview
 
     known = find_run(run, acts=True)
-    rows = [_row(target, fault) for target, fault in overview(known.url)]
+    rows = [_row(target, fault) for target, fault in overview(noted_at(known.url))]
     if json_output:
         print_json("chaos list", {"run": known.name, "units": rows})
         return

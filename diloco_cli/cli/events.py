@@ -91,10 +91,10 @@ def logs(
     follow: bool = typer.Option(False, "-f", "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:
     """Print the logs that a run's units and their supervisor wrote on this machine, in the order of time."""
-    from diloco_cli.runtime.registry import Line, by_time, log_files, tail
+    from diloco_cli.runtime.registry import Line, by_time, log_files, noted_at, tail
     from diloco_cli.runtime.registry import follow as follow_logs
 
-    files = log_files(find_run(run).url, unit)
+    files = log_files(noted_at(find_run(run).url), unit)
     width = max(map(len, files)) if len(files) > 1 else 0
 
     def show(line: Line) -> None:

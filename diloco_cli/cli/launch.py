@@ -218,7 +218,7 @@ def _created(
         create_in_region(home, there, run, store)
     if how == "created":
         keep_plan(home, plan, origins)
-    known = remember_run(url)
+    known = remember_run(url, run.region_urls)
     if how == "existed":
         talk(f"run {run.name} exists already at {url}: going on with it")
     return known, how == "created"

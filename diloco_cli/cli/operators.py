@@ -90,10 +90,11 @@ def stop(
 
 def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) -> None:
     """End what runs here. Raises the error if nothing does."""
+    from diloco_cli.runtime.registry import noted_at
     from diloco_cli.runtime.supervisor import end_here
 
     known = find_run(run, acts=True)
-    name, ended = known.name, end_here(known.url)
+    name, ended = known.name, end_here(noted_at(known.url))
     if not ended:
         raise error
     talk(f"the bucket of run {name} is gone: {error}")
@@ -120,7 +121,7 @@ def resume(
     hooks = hooks_of(on_event, webhook)
     opened = open_run(run, at_home=False, acts=True)
     refuse_supervised(opened.url)
-    remember_run(opened.url)
+    remember_run(opened.url, (opened.format.home_of(opened.url), *opened.format.region_urls))
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
     sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks))
 

@@ -29,6 +29,7 @@ from diloco_cli.runtime.registry import (
     Supervised,
     UnitRecord,
     last_store_word,
+    noted_at,
     read_run,
     read_supervised,
     read_unit,
@@ -240,8 +241,8 @@ class Local:
 
 def read_local(url: str, run: RunFormat) -> Local:
     """Empty where nothing of the run was started on this machine, neither by its URL nor by that of a region."""
-    known = next((place for place in (url, *run.region_urls) if read_run(place) is not None), None)
-    if known is None:
+    known = noted_at(url)
+    if read_run(known) is None:
         return Local()
     from diloco_cli.chaos.actions import overview  # it takes its time to load
 

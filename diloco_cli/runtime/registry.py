@@ -190,13 +190,14 @@ def _hold_path(url: str, unit: str) -> Path:
 
 @dataclass(frozen=True)
 class KnownRun:
-    """A run, and how this machine knows it: `folder` and `launched_s` are where and when it was last
-    launched or resumed here ("" and 0 if it never was)."""
+    """A run, and how this machine knows it: `folder` and `launched_s` are where and when it was last launched
+    or resumed here ("" and 0 if it never was); `also` are the run's other URLs, home's and its regions'."""
 
     name: str
     url: str
     folder: str = ""
     launched_s: float = 0.0
+    also: tuple[str, ...] = ()
 
     @property
     def is_of_this_folder(self) -> bool:
@@ -227,9 +228,9 @@ def _runs_directory() -> Path:
     return user_state_directory("runs")
 
 
-def remember_run(url: str) -> KnownRun:
-    """Notes the run on this machine."""
-    run = KnownRun(run_name(url), url, this_folder(), wall_s())
+def remember_run(url: str, also: Iterable[str] = ()) -> KnownRun:
+    """Notes the run on this machine, with the other URLs that it has."""
+    run = KnownRun(run_name(url), url, this_folder(), wall_s(), tuple(sorted({*also} - {url})))
     write_json(run_directory(url) / "run.json", asdict(run))
     return run
 
@@ -237,6 +238,13 @@ def remember_run(url: str) -> KnownRun:
 def known_at(url: str) -> KnownRun:
     """The run at this URL, with what this machine knows of it."""
     return read_run(url) or KnownRun(run_name(url), url)
+
+
+def noted_at(url: str) -> str:
+    """The URL under which this machine keeps its notes of the run at `url`: that, or another one of the same run."""
+    if read_run(url) is not None:
+        return url
+    return next((run.url for run in known_runs() if url in run.also), url)
 
 
 def read_run(url: str) -> KnownRun | None:

@@ -64,7 +64,7 @@ def test_a_run_resumes_without_this_machines_own_files(playground: Playground, t
     assert supervisor.returncode == 130, err
     assert "Traceback" not in err + out
     assert "Ctrl-C stops a run only in the `launch` that has all of it" in err
-    assert "nothing of the run is left elsewhere: it waits in its bucket" in err
+    assert "no syncer is left here" in err
     assert playground.json("status", url)["state"] != "STOPPED"
     assert playground.run("stop", url, "--timeout", "1").returncode == 0
     assert playground.json("status", url)["state"] == "STOPPED"

@@ -106,6 +106,13 @@ class FullFleet(ToyFleet):
         return super()._start_thread(process, name, patient(steps), delay_s)
 
 
+@pytest.fixture(autouse=True)
+def rare_floors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In turn no floor is due before the store is full."""
+    monkeypatch.setattr(collection, "FLOORS_APART", 1000)
+    monkeypatch.setattr(collection, "IDLE_S", 10.0)
+
+
 def test_a_full_store_heals_itself_and_without_collection_it_does_not() -> None:
     healed, stuck = FullFleet(64).start(), FullFleet(64, collects=False).start()
     healed.finish(within_s=300.0)

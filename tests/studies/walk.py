@@ -81,8 +81,8 @@ def delta_walk() -> set[str]:
 
     wired = harness.process_of
 
-    def watched(*arguments: Any) -> Any:
-        return wired(*arguments, observer=ModuleWatch())
+    def watched(*arguments: Any, **options: Any) -> Any:
+        return wired(*arguments, observer=ModuleWatch(), **options)
 
     run = harness.make_run(2, 3, SyncSettings(every=4, fragments=1), OuterSettings(), InnerSettings())
     harness.process_of = watched

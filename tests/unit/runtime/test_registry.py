@@ -28,6 +28,7 @@ from diloco_cli.runtime.registry import (
     log_files,
     log_path,
     note_line,
+    noted_at,
     printable,
     read_unit,
     release,
@@ -141,6 +142,13 @@ def test_a_run_is_its_url_and_a_name_may_be_used_in_many_folders(home, tmp_path,
     assert is_held(first + "/", "iowa") and not is_held(second, "iowa")
     forget_run(first)
     assert run_of_name("nano").url == second and not is_held(first, "iowa")
+
+
+def test_the_notes_of_a_run_are_found_by_each_of_its_urls():
+    remember_run("file:///home/nano", ("file:///eu/nano", "file:///home/nano"))
+    assert known_at("file:///home/nano").also == ("file:///eu/nano",)
+    assert noted_at("file:///eu/nano") == noted_at("file:///home/nano") == "file:///home/nano"
+    assert noted_at("file:///other/nano") == "file:///other/nano"
 
 
 def test_one_folder_has_one_place_whatever_leads_there(tmp_path):
