@@ -94,6 +94,7 @@ SHAPES: dict[str, Shape] = {
         "missing": int,
         "missing_keys": list[str],
         "mismatches": list[Any],
+        "unlisted": int,
         "own_loops": dict[str, str],
         "ok": bool,
     },

@@ -138,8 +138,9 @@ def mirror_error(found: MirrorCheck) -> DataCheckError | StoreError:
     )
 
 
-def _first(problems: Sequence[str]) -> str:
-    return "; ".join(problems[:SHOWN]) + (f" (and {len(problems) - SHOWN} more)" if len(problems) > SHOWN else "")
+def _first(problems: Sequence[str], unlisted: int = 0) -> str:
+    more = len(problems) + unlisted - SHOWN
+    return "; ".join(problems[:SHOWN]) + (f" (and {more} more)" if more > 0 else "")
 
 
 def disagreement(found: Replay, url: str) -> DataCheckError:
@@ -147,9 +148,9 @@ def disagreement(found: Replay, url: str) -> DataCheckError:
     problems = [*(f"missing: {key}" for key in found.missing), *found.mismatches]
     problems += [f"{found.duplicates} offers applied twice"] if found.duplicates else []
     return DataCheckError(
-        f"the bucket does not agree with its log: {_first(problems)}",
+        f"the bucket does not agree with its log: {_first(problems, found.unlisted)}",
         where=url,
-        hint="see them all: diloco verify RUN --json",
+        hint="see them: diloco verify RUN --json",
     )
 
 

@@ -59,13 +59,15 @@ from diloco_cli.tensors.codecs import use_threads
 from diloco_cli.tensors.merge import DeltaSource
 from diloco_cli.tensors.payload import PayloadError
 
+MOST_LISTED = 1000  # a bucket without payloads has a complaint for each, or several
 TOLERANCE = 1e-6  # relative, of a norm
 COSINE_TOLERANCE = 2e-4  # the log has four digits
 
 
 @dataclass
 class Replay:
-    """The result of a replay. `mismatches` and `missing` name keys; `duplicates` counts offers applied twice. Commits
+    """The result of a replay. `mismatches` and `missing` name keys, each the first MOST_LISTED; `unlisted` counts the
+    others. `duplicates` counts offers applied twice. Commits
     up to `floor` were checked against each other alone; later merges were recomputed (0: all merges)."""
 
     commits: int = 0
@@ -78,10 +80,18 @@ class Replay:
     floor: int = 0
     missing: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
+    unlisted: int = 0
 
     @property
     def ok(self) -> bool:
         return not (self.missing or self.mismatches or self.duplicates)
+
+    def note(self, problems: list[str], what: str) -> None:
+        """Put `what` among the `problems`, which are this record's."""
+        if len(problems) < MOST_LISTED:
+            problems.append(what)
+        else:
+            self.unlisted += 1
 
 
 def verified(store: Store, run: RunFormat, on_start: Callable[[Replay], object] = lambda found: None) -> Replay:
@@ -133,7 +143,7 @@ class LogVerifier:
         try:
             commit = decode(Commit, data, key)
         except RecordError as error:
-            self.found.mismatches.append(f"{error}; the replay ends here")
+            self.found.note(self.found.mismatches, f"{error}; the replay ends here")
             return False
         if by is not None and by != NOBODY:
             self.checker.check_signer(commit, by, self._claimed(commit), key)
@@ -229,7 +239,7 @@ class LogVerifier:
             return None
         delta = self.arithmetic.read_delta(offer, payload, base_weights)
         if isinstance(delta, str):
-            self.found.mismatches.append(f"{payload_at}: {delta}")
+            self.found.note(self.found.mismatches, f"{payload_at}: {delta}")
             return None
         return delta
 
@@ -244,7 +254,7 @@ class LogVerifier:
         try:
             offer = decode(Offer, data, key)
         except RecordError as error:
-            self.found.mismatches.append(str(error))
+            self.found.note(self.found.mismatches, str(error))
             return None
         different = disagreements(offer, item, fragment)
         self._expect(not different, f"{key}: the log says another {', '.join(different)} of this offer")
@@ -262,7 +272,7 @@ class LogVerifier:
         try:
             self.arithmetic.restore(output.fragment, output.state_digest, state)
         except PayloadError as error:
-            self.found.mismatches.append(f"{key}: {error}")
+            self.found.note(self.found.mismatches, f"{key}: {error}")
 
     # -- the end of the log -------------------------------------------------------------------------------------
 
@@ -297,7 +307,7 @@ class LogVerifier:
                 self._expect_signed(LOG, key, data)
                 snapshot = decode(Snapshot, data, key)
             except RecordError as error:
-                self.found.mismatches.append(str(error))
+                self.found.note(self.found.mismatches, str(error))
                 continue
             n = snapshot.state.n
             self._expect(key == snapshot_key(n), f"{key}: holds the state of commit {n}")
@@ -310,19 +320,19 @@ class LogVerifier:
     def _expect_end(self, key: str, later: bool) -> None:
         """A run that goes on may have written this commit since: it is missing only if it still is not there."""
         if later and key not in self.found.missing and self.store.get(key, MAX_RECORD_BYTES) is None:
-            self.found.missing.append(key)
+            self.found.note(self.found.missing, key)
 
     def _present(self, key: str, max_bytes: int, expected: str | None = None) -> bytes | None:
         """The object, if it is there and has the digest that the log says."""
         try:
             data = self.store.get(key, max_bytes)
         except BadKeyError as error:
-            self.found.mismatches.append(f"the log names an impossible key: {error}")
+            self.found.note(self.found.mismatches, f"the log names an impossible key: {error}")
             return None
         if data is None:
-            self.found.missing.append(key)
+            self.found.note(self.found.missing, key)
         elif expected is not None and digest(data) != expected:
-            self.found.mismatches.append(f"{key}: other bytes than the log says")
+            self.found.note(self.found.mismatches, f"{key}: other bytes than the log says")
             return None
         return data
 
@@ -331,7 +341,7 @@ class LogVerifier:
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:
-            self.found.mismatches.append(otherwise)
+            self.found.note(self.found.mismatches, otherwise)
 
 
 def _weights_key(output: FragmentVersion) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from diloco_cli.errors import DataCheckError
 from diloco_cli.events.event import EVENT_KINDS, KINDS, Event, events_of
-from diloco_cli.protocol.log.commits import Commit, Evaluation, Merge, Rollback, Skip, Stop, metrics_after
+from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Merge, Rollback, Skip, Stop, metrics_after
 from diloco_cli.protocol.log.keys import commit_key, number_of
 from diloco_cli.protocol.log.metrics import Metrics, thinned
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, RunFormat, record_digest
@@ -115,7 +115,7 @@ class RunHistory:
     parameters: tuple[int, ...]
     n: int = -1
     digest: str = ""
-    epoch: int = 0
+    is_served: bool = False  # since the last stop
     takeovers: int = 0
     rollbacks: int = 0
     stops: int = 0
@@ -141,22 +141,25 @@ class RunHistory:
     def add(self, commit: Commit, digest: str) -> None:
         at_s = parse_time(commit.time) or 0.0
         if self.n < 0:
-            self.started_s, self.epoch = at_s, commit.epoch
+            self.started_s = at_s
         s = max(0.0, at_s - self.started_s)
         self.n, self.digest, self.span_s = commit.n, digest, max(self.span_s, s)
-        self.takeovers += commit.epoch > self.epoch
-        self.epoch = max(self.epoch, commit.epoch)
         self.refused.update(outcome.reason for outcome in commit.outcomes)
         match commit:
+            case EpochStart():  # the run's first, and the one of a resumed run, take nothing over
+                self.takeovers += commit.serves and self.is_served
             case Merge():
+                self.is_served = True
                 self._merge(commit, s)
             case Skip():
+                self.is_served = True
                 self.skips += 1
             case Evaluation() if commit.loss is not None:
                 self.losses.append(Loss(s, commit.tokens, commit.loss))
             case Rollback():
                 self._roll_back(dict(commit.shares))
             case Stop():
+                self.is_served = False
                 self.stops += 1
         if commit.kind in NOTABLE or (isinstance(commit, Evaluation) and commit.jumped):
             events = events_of(metrics_after(Metrics(), commit, 0))

@@ -100,7 +100,21 @@ def test_slow_slots_are_no_outages() -> None:
     assert history.outages == [] and all(one.merges for one in stretches(history, 240))
 
 
-def test_a_higher_incarnation_is_a_restart_and_a_higher_epoch_a_takeover() -> None:
+def test_the_first_syncers_epoch_and_that_of_a_resumed_run_and_of_a_command_are_no_takeovers() -> None:
+    history = begun()
+    add(history, "epoch_start", 0, epoch=2)  # commit 0 was the launch's
+    merge(history, 1, "iowa")
+    add(history, "epoch_start", 2, epoch=3, serves=False)
+    add(history, "stop", 3)
+    add(history, "epoch_start", 4, epoch=4)
+    assert history.takeovers == 0
+    merge(history, 5, "iowa")
+    add(history, "epoch_start", 6, epoch=5)
+    add(history, "epoch_start", 7, epoch=6)
+    assert history.takeovers == 2
+
+
+def test_a_higher_incarnation_is_a_restart_and_a_second_syncers_epoch_a_takeover() -> None:
     history = begun()
     merge(history, 1, "iowa")
     merge(history, 2, "iowa", incarnation=3)
