@@ -129,13 +129,13 @@ def show(
     as_json: bool = JsonOption,
 ) -> None:
     """What token shards there are; with --check, whether they are what their index says (exit 11 if not)."""
-    from diloco_cli.corpus.index import read_index
+    from diloco_cli.corpus.index import check_sizes, read_index
     from diloco_cli.corpus.shards import TokenShards
 
     store = _opened(place)
     index = read_index(store)
     shards = TokenShards(store, index)
-    shards.check_sizes()
+    check_sizes(store, index)
     if check:
         blocks = [(n, block) for n, shard in enumerate(index.shards) for block in range(len(shard.blocks))]
         with progress("checking") as line:

@@ -62,8 +62,12 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
+    from diloco_cli.launch.plan_files import planned_epochs
+
     plan, origins = _planned(file, region, overrides, create_only)
     if dry_run:
+        if (about := planned_epochs(plan.run, plan.model, file.parent)) is not None:
+            talk(about)
         _say_plan(plan, region)
         return
     from diloco_cli.cli.supervision import go_on, hooks_of

@@ -19,7 +19,8 @@ from blake3 import blake3
 
 from diloco_cli.config.codec import from_plain, parse_object, to_plain
 from diloco_cli.digests import digest
-from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
+from diloco_cli.store.open import answers
 from diloco_cli.store.port import Store, is_key_part
 
 INDEX_KEY = "index.json"
@@ -117,3 +118,22 @@ def read_index(store: Store) -> Index:
             f" there: diloco data index {store.url}",
         )
     return parse_index(data, f"{store.url}/{INDEX_KEY}")
+
+
+def check_sizes(store: Store, index: Index) -> None:
+    """Whether every shard is there with the bytes that the index says. Raises DataCheckError."""
+    found = answers(store.stat, [shard.name for shard in index.shards])
+    for shard, stat in zip(index.shards, found, strict=True):
+        wanted = shard.offset + shard.tokens * index.item_bytes
+        if stat is None:
+            raise changed(store, shard, "is missing")
+        if stat.size_bytes != wanted:
+            raise changed(store, shard, f"has {stat.size_bytes} bytes, the index says {wanted}")
+
+
+def changed(store: Store, shard: Shard, what: str) -> DataCheckError:
+    return DataCheckError(
+        f"shard {shard.name} {what}: it has changed since the index was written",
+        where=store.url,
+        hint=f"bring the shard back; what else differs: diloco data show {store.url} --check",
+    )

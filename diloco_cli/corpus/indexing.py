@@ -24,7 +24,7 @@ from diloco_cli.corpus.token_files import (
     refuse_no_token,
     token_file,
 )
-from diloco_cli.corpus.tokenizing import PROGRESS_KEY, refuse_finished
+from diloco_cli.corpus.tokenizing import PROGRESS_KEY
 from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
 from diloco_cli.store.port import Store
 
@@ -43,8 +43,7 @@ def index_shards(
     """The index of all shards in the store, sorted by name, now written there. `dtype`: of bare files, uint16 unless
     said; `encoder`: what made the tokens, if that is known. Each shard is read once. Raises UsageError, NotFoundError.
     """
-    refuse_finished(store)
-    _refuse_unfinished(store)
+    _refuse_indexed(store)
     names = list(_names(store))
     here = [name for name in names if "/" not in name and name.endswith((BARE, NUMPY))]
     indices = {name.removesuffix(MEGATRON) + BARE: name for name in names if name.endswith(MEGATRON)}
@@ -74,7 +73,10 @@ def index_shards(
     return index
 
 
-def _refuse_unfinished(store: Store) -> None:
+def _refuse_indexed(store: Store) -> None:
+    if store.stat(INDEX_KEY) is not None:
+        hint = f"see it: diloco data show {store.url}; to make it anew, remove {INDEX_KEY}"
+        raise UsageError("there is an index already", where=store.url, hint=hint)
     if store.stat(PROGRESS_KEY) is not None:
         hint = "finish it: diloco data tokenize, as before"
         raise UsageError("text is being tokenized here, and not all of it is", where=store.url, hint=hint)

@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from diloco_cli.corpus.index import BLOCK_BYTES, Index, Shard, block_sum
+from diloco_cli.corpus.index import BLOCK_BYTES, Index, block_sum, changed
 from diloco_cli.corpus.shuffle import WINDOW
-from diloco_cli.errors import DataCheckError
 from diloco_cli.store.open import answers
 from diloco_cli.store.port import Store
 
@@ -143,21 +142,9 @@ class TokenShards:
                 if not self.cache.holds(self.index.shards[number].blocks[block]):
                     self._bytes(number, block)
 
-    def check_sizes(self) -> None:
-        """Whether every shard is there with the bytes that the index says. Raises DataCheckError."""
-        for shard, stat in zip(self.index.shards, answers(self.store.stat, self._names()), strict=True):
-            wanted = shard.offset + shard.tokens * self.index.item_bytes
-            if stat is None:
-                raise self._changed(shard, "is missing")
-            if stat.size_bytes != wanted:
-                raise self._changed(shard, f"has {stat.size_bytes} bytes, the index says {wanted}")
-
     def check_block(self, number: int, block: int) -> int:
         """Read this block past all caches; how many tokens it has. Raises DataCheckError."""
         return len(self._fetched(number, block)) // self.index.item_bytes
-
-    def _names(self) -> list[str]:
-        return [shard.name for shard in self.index.shards]
 
     def _block(self, number: int, block: int) -> Tokens:
         place = (number, block)
@@ -192,14 +179,7 @@ class TokenShards:
         end = min(start + BLOCK_BYTES, shard.tokens * self.index.item_bytes)
         data = self.store.get_range(shard.name, shard.offset + start, shard.offset + end)
         if data is None:
-            raise self._changed(shard, "is missing")
+            raise changed(self.store, shard, "is missing")
         if block_sum(data) != shard.blocks[block]:
-            raise self._changed(shard, f"block {block} (bytes {start} to {end}) is not what the index says")
+            raise changed(self.store, shard, f"block {block} (bytes {start} to {end}) is not what the index says")
         return data
-
-    def _changed(self, shard: Shard, what: str) -> DataCheckError:
-        return DataCheckError(
-            f"shard {shard.name} {what}: it has changed since the index was written",
-            where=self.store.url,
-            hint=f"bring the shard back; what else differs: diloco data show {self.store.url} --check",
-        )

@@ -1,20 +1,15 @@
-"""Which sequences are held out, and in which order the others are trained on: arithmetic alone, at any position and
-in constant memory.
+"""In which order sequences are trained on (`BlockShuffle`): arithmetic alone, at any position and in constant memory.
 
-Order (`BlockShuffle`): the sequences lie in blocks of at least 4 MB, as they follow one another in the shards. Each
+The sequences lie in blocks of at least 4 MB, as they follow one another in the shards. Each
 epoch permutes the blocks; WINDOW blocks make a window, whose sequences are shuffled. So a reader uses few blocks at a
 time, and no permutation of everything is held: `permuted` is a Feistel network, which maps a place to a number without
 a table. Each epoch begins its blocks at another sequence, so that the last, shorter block is a different stretch every
 time. Of num_shards streams, stream s takes the s-th part of an epoch's order: every sequence is drawn exactly once an
 epoch, by one learner.
-
-Held-out part (`Split`): the last of every `period` groups of neighbouring sequences. It is spread evenly, so it is like
-the whole corpus; neighbours stay together, so few held-out sequences touch one that is trained on.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -105,52 +100,3 @@ def _mixed(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * _MIX[0]
     x = (x ^ (x >> np.uint64(27))) * _MIX[1]
     return x ^ (x >> np.uint64(31))
-
-
-LARGEST_GROUP = 16  # sequences
-SMALLEST_SHARE = 1e-6
-LEAST_GROUPS = 64  # held-out groups, before they are made longer than one sequence
-
-
-@dataclass(frozen=True)
-class Split:
-    """Of `size` sequences; `share` of them are held out."""
-
-    size: int
-    share: float
-
-    @property
-    def period(self) -> int:
-        """In groups."""
-        return max(2, round(1 / max(self.share, SMALLEST_SHARE))) if self.share else 0
-
-    @property
-    def group(self) -> int:
-        """Sequences in a group."""
-        return min(LARGEST_GROUP, max(1, int(self.size * self.share) // LEAST_GROUPS))
-
-    @property
-    def held_out(self) -> int:
-        """How many sequences are held out."""
-        return self.size // (self.period * self.group) * self.group if self.share else 0
-
-    @property
-    def train(self) -> int:
-        return self.size - self.held_out
-
-    def trained(self, numbers: Numbers) -> Numbers:
-        """Sequence number n of those trained on -> its number in the stream. What is left after the last whole period
-        is trained on."""
-        if not self.held_out:
-            return numbers
-        spans = numbers // ((self.period - 1) * self.group)
-        return np.asarray(numbers + np.minimum(spans, self.held_out // self.group) * self.group, np.int64)
-
-    def evaluated(self, count: int) -> list[int]:
-        """At most `count` of the held-out sequences, the same every time: whole groups, spread evenly."""
-        groups = self.held_out // self.group
-        wanted = min(groups, -(-count // self.group))
-        chosen = [place * groups // wanted for place in range(wanted)]
-        last = (self.period - 1) * self.group
-        found = [(g * self.period * self.group) + last + member for g in chosen for member in range(self.group)]
-        return found[:count]

@@ -97,12 +97,12 @@ def refuse_no_tokens(data: bytes, dtype: str, where: str) -> None:
         kind = "text: diloco data tokenize INPUT -o OUT"
     if kind is not None:
         raise UsageError(f"holds no bare tokens; it is {kind}", where=where)
-    wider = _wider_type(data, dtype)
+    wider, place = _wider_type(data, dtype), where.rpartition("/")[0]
     if wider is not None:
         raise UsageError(
             f"holds no {dtype}: these tokens were written as {wider}, for the upper half of each is all but zero",
             where=where,
-            hint="--dtype uint32" if wider == "uint32" else _converted(wider),
+            hint=f"diloco data index {place} --dtype uint32" if wider == "uint32" else _converted(wider),
         )
 
 

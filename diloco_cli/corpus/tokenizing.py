@@ -91,7 +91,7 @@ def tokenize(
     dtype = dtype or dtype_for(encoder.vocabulary)
     if encoder.vocabulary > 1 << (8 * ITEM_BYTES[dtype]):
         raise UsageError(f"--dtype {dtype}: {encoder.vocabulary} tokens do not fit", hint="--dtype uint32")
-    refuse_finished(store)
+    _refuse_finished(store)
 
     def work(last: int) -> str:
         return digest(f"{sources.identity(last)} {encoder.digest} {dtype} {shard_bytes}".encode())
@@ -119,7 +119,7 @@ def tokenize(
     return index
 
 
-def refuse_finished(store: Store) -> None:
+def _refuse_finished(store: Store) -> None:
     if store.stat(INDEX_KEY) is not None:
         hint = f"see them: diloco data show {store.url}; or write to another place with -o"
         raise UsageError("there are finished token shards already", where=store.url, hint=hint)

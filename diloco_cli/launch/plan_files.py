@@ -8,12 +8,20 @@ from pathlib import Path
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.fields import Origins
-from diloco_cli.config.huggingface import CONFIG, check_weights, facts_of_config, read_config
+from diloco_cli.config.huggingface import CONFIG, Config, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.models import ModelFacts, facts_from_parameters
+from diloco_cli.config.models import (
+    BYTE_VOCABULARY,
+    MODEL_PRESETS,
+    GPTShape,
+    ModelFacts,
+    facts_from_parameters,
+    preset_shape,
+)
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins, refuse_together
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, StoreSettings
-from diloco_cli.corpus.index import read_index
+from diloco_cli.corpus.fit import refuse_misfit
+from diloco_cli.corpus.index import check_sizes, read_index
 from diloco_cli.corpus.sources import find_sources
 from diloco_cli.errors import InfeasibleError, UsageError, suggestion
 from diloco_cli.paths import templates_directory
@@ -22,26 +30,49 @@ from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import Goal, Plan, load_plan
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here, open_store
-from diloco_cli.store.port import MAX_CONNECTIONS
+from diloco_cli.store.port import MAX_CONNECTIONS, StoreGoneError
 from diloco_cli.store.url import examples, parse_url
 from diloco_cli.units import format_count, format_size
 
 
-def planned_epochs(run: RunSettings) -> str | None:
+def planned_epochs(run: RunSettings, facts: ModelFacts, folder: Path) -> str | None:
     """One line; None for other data, and for shards in a bucket, which a plan does not ask. Raises NotFoundError for
-    text or shards that are not there."""
-    data = run.data
+    text or shards that are not there, UsageError for those that do not fit the model. `folder`: as in `facts_of`."""
+    data, vocabulary = run.data, _vocabulary(run.model, folder)
     if data.text:
         sources = find_sources([data.text])
         size = sum(source.size for source in sources)
         found = f"data: {len(sources)} files, {format_size(size)} of text"
-        return f"{found}: tokenized at launch" if data.tokenizer else f"{found}, {_epochs(run, size)}"
-    if not data.tokens or parse_url(data.tokens).scheme != "file":
+        if data.tokenizer:
+            return f"{found}: tokenized at launch"
+        tokens, symbols = size + len(sources), BYTE_VOCABULARY
+    elif data.tokens and parse_url(data.tokens).scheme == "file":
+        try:
+            store = open_store(data.tokens)
+        except StoreGoneError as error:
+            error.hint = f"make them: diloco data tokenize FILES -o {data.tokens}"
+            raise
+        index = read_index(store)
+        check_sizes(store, index)
+        tokens, symbols = index.num_tokens, index.vocabulary
+        found = f"data: {format_count(tokens)} tokens in {Path(data.tokens).name}"
+    else:
         return None
-    index = read_index(open_store(data.tokens))
-    return (
-        f"data: {format_count(index.num_tokens)} tokens in {Path(data.tokens).name}, {_epochs(run, index.num_tokens)}"
-    )
+    if vocabulary is not None:
+        refuse_misfit(run, tokens, symbols, facts.sequence, vocabulary)
+    return f"{found}, {_epochs(run, tokens)}"
+
+
+def _vocabulary(model: ModelSettings, folder: Path) -> int | None:
+    """None if only the model's own code knows it."""
+    if model.preset in MODEL_PRESETS:
+        shape = preset_shape(model.preset, model.vocabulary)
+        return shape.vocabulary if isinstance(shape, GPTShape) else None
+    if not model.huggingface or model.parameters:
+        return None
+    config = model.args or _config_of(model, folder)[0]
+    found = config.get("text_config", config).get("vocab_size")
+    return found if isinstance(found, int) else None
 
 
 def _epochs(run: RunSettings, tokens: int) -> str:
@@ -71,7 +102,7 @@ def plan_of_files(
         if inventory is None:
             raise UsageError("no inventory given", hint="diloco plan INVENTORY, or first: diloco init")
     run, islands, facts, origins = _read(file, overrides, inventory, tell)
-    epochs = planned_epochs(run)
+    epochs = planned_epochs(run, facts, file.parent)
     if epochs is not None:
         tell(epochs)
     return make_plan(run, islands, facts, goal, origins)
@@ -193,10 +224,14 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
 
 def _facts_of_huggingface(model: ModelSettings, folder: Path) -> ModelFacts:
     """The facts from config.json alone, found in the same places as the processes will search."""
-    places = [folder.absolute(), Path.cwd(), *map(Path, sys.path)]
-    config, place = read_config(model.huggingface or "", places, model.revision)
+    config, place = _config_of(model, folder)
     check_weights(model, place)
     return facts_of_config(config, str(place / CONFIG), model.sequence)
+
+
+def _config_of(model: ModelSettings, folder: Path) -> tuple[Config, Path]:
+    places = [folder.absolute(), Path.cwd(), *map(Path, sys.path)]
+    return read_config(model.huggingface or "", places, model.revision)
 
 
 def _sequence(run: RunSettings) -> int:

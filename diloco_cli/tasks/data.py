@@ -26,10 +26,12 @@ from torch.nn import functional as F
 
 from diloco_cli.config.settings import DataSettings, RunSettings
 from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
-from diloco_cli.corpus.index import BLOCK_BYTES, Index, read_index
+from diloco_cli.corpus.fit import refuse_misfit, split_of
+from diloco_cli.corpus.index import BLOCK_BYTES, Index, check_sizes, read_index
 from diloco_cli.corpus.shards import HELD_BLOCKS, BlockCache, Place, TokenShards
-from diloco_cli.corpus.shuffle import BlockShuffle, Numbers, Split
+from diloco_cli.corpus.shuffle import BlockShuffle, Numbers
 from diloco_cli.corpus.sources import SHARDS_VARIABLE, shards_here
+from diloco_cli.corpus.token_files import one_for_half, refuse_no_token, refuse_no_tokens
 from diloco_cli.corpus.tokenizing import OnShard, shards_of_text
 from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, UsageError
 from diloco_cli.paths import install_hint, user_cache_directory
@@ -199,7 +201,7 @@ class OwnTokens:
 
     def __init__(self, shards: TokenShards, sequence: int, seed: int, held_out: float) -> None:
         self.sequence, self.shards = sequence, shards
-        self.split = Split((shards.num_tokens - 1) // sequence, held_out)
+        self.split = split_of(shards.num_tokens, sequence, held_out)
         block = -(-BLOCK_BYTES // (sequence * shards.index.item_bytes))
         self._order = BlockShuffle(self.split.train, block, seed)
         self._ahead = threading.Thread()
@@ -261,23 +263,17 @@ def open_own_data(run: RunSettings, sequence: int, vocabulary: int | None) -> Ow
     if not store.url.startswith("file:"):
         cache = BlockCache(user_cache_directory("data") / "blocks", run.data.cache_bytes)
     shards = TokenShards(store, index, cache)
-    shards.check_sizes()
-    if vocabulary is not None and index.vocabulary > vocabulary:
-        raise UsageError(
-            f"the model's vocabulary of {vocabulary} is too small: the data have tokens up to {index.vocabulary - 1}",
-            where="model",
-            hint=f"a preset takes another: --set model.vocabulary={index.vocabulary}; or tokenize by the model's own"
-            " tokenizer",
-        )
-    data = OwnTokens(shards, sequence, run.train.seed, run.data.held_out)
-    _refuse_small(run, data)
-    return data
+    check_sizes(store, index)
+    refuse_misfit(run, index.num_tokens, index.vocabulary, sequence, vocabulary)
+    return OwnTokens(shards, sequence, run.train.seed, run.data.held_out)
 
 
 def facts_of(run: RunSettings, data: OwnTokens, pretrained: Path | None = None) -> dict[str, Any]:
     """What a run's format says of its data. `pretrained`: the folder of the model, if its weights know tokens already.
-    Raises UsageError if another tokenizer made them than the run names, or than the one in that folder."""
+    Raises UsageError if another tokenizer made them than the run names, or than the one in that folder; and if they are
+    no tokens."""
     index = data.shards.index
+    _refuse_no_tokens(run, data.shards)
     known = str(pretrained) if pretrained is not None and (pretrained / TOKENIZER).is_file() else None
     for folder in filter(None, (run.data.tokenizer, known)):
         wanted = tokenizer_digest(folder)
@@ -296,13 +292,26 @@ def facts_of(run: RunSettings, data: OwnTokens, pretrained: Path | None = None) 
     }
 
 
+def _refuse_no_tokens(run: RunSettings, shards: TokenShards) -> None:
+    """Looks at the first ones: an index may be another tool's, or of bytes that are none."""
+    index, first = shards.index, shards.index.shards[0]
+    tokens, where = _first(shards), f"{shards.store.url}/{first.name}"
+    if not run.data.text and index.tokenizer is None and first.offset == 0:
+        refuse_no_tokens(tokens.tobytes(), index.dtype, where)
+    refuse_no_token(int(tokens.max()), index.vocabulary, where)
+
+
+def _first(shards: TokenShards) -> Numbers:
+    return shards.read(0, min(shards.index.shards[0].tokens, BLOCK_BYTES // shards.index.item_bytes))
+
+
 def epochs_text(run: RunSettings, data: OwnTokens) -> str:
     """How often the run goes through the data."""
     trained, held_out = (count * data.sequence for count in (data.split.train, data.split.held_out))
-    epochs = run.train.tokens / trained
+    epochs, odd = run.train.tokens / trained, one_for_half(_first(data.shards))
     return (
         f"data: {format_count(trained)} tokens to train on, {format_count(held_out)} held out; the run's"
-        f" {format_count(run.train.tokens)} are {epochs:.3g} epochs"
+        f" {format_count(run.train.tokens)} are {epochs:.3g} epochs{f'; warning: {odd}' if odd else ''}"
     )
 
 
@@ -366,25 +375,6 @@ def _refuse_changed(data: DataSettings, index: Index, where: str) -> None:
         where=data.text or where,
         hint="bring back what changed; or start another run with these data: diloco launch RUN.yaml --set name=NAME",
     )
-
-
-def _refuse_small(run: RunSettings, data: OwnTokens) -> None:
-    split, wanted = data.split, run.evaluation.sequences
-    if split.held_out < wanted <= split.size // 4:
-        share = min(0.5, 1.5 * wanted / split.size)
-        raise UsageError(
-            f"the held-out part is too small: {split.held_out} sequences of {data.sequence}, and evaluation.sequences"
-            f" is {wanted}",
-            where="data.held_out",
-            hint=f"--set data.held_out={share:.2g}, or --set evaluation.sequences={max(1, split.held_out)}",
-        )
-    if split.held_out < wanted:
-        raise UsageError(
-            f"the data are too short: {split.size} sequences of {data.sequence} tokens, of which {wanted} are to be"
-            " held out (evaluation.sequences)",
-            where="data",
-            hint=f"add data, or --set evaluation.sequences={max(1, split.size // 8)} --set data.held_out=0.2",
-        )
 
 
 def _maker(data: DataSettings, index: Index) -> str:

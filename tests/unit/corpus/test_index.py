@@ -8,8 +8,17 @@ from dataclasses import replace
 import pytest
 
 from diloco_cli.corpus import index as index_module
-from diloco_cli.corpus.index import INDEX_KEY, Index, Shard, dtype_for, encode_index, parse_index, read_index
-from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.corpus.index import (
+    INDEX_KEY,
+    Index,
+    Shard,
+    check_sizes,
+    dtype_for,
+    encode_index,
+    parse_index,
+    read_index,
+)
+from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
 from diloco_cli.store.memory import MemoryStore
 
 
@@ -56,3 +65,13 @@ def test_without_an_index_the_way_to_one_is_said():
     store.put(INDEX_KEY, b"[]")
     with pytest.raises(UsageError, match="no index of token shards"):
         read_index(store)
+
+
+@pytest.mark.parametrize(("data", "said"), [(bytes(10), "has 10 bytes, the index says 20"), (None, "is missing")])
+def test_a_shard_of_another_size_is_found_before_any_reading(data: bytes | None, said: str) -> None:
+    store, index = MemoryStore(), replace(INDEX, shards=INDEX.shards[:1])
+    store.put("a.bin", bytes(20))
+    check_sizes(store, index)
+    store.delete("a.bin") if data is None else store.put("a.bin", data)
+    with pytest.raises(DataCheckError, match=rf"shard a\.bin {said}"):
+        check_sizes(store, index)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from diloco_cli.corpus.encoders import ByteEncoder
-from diloco_cli.corpus.index import read_index
+from diloco_cli.corpus.index import check_sizes, read_index
 from diloco_cli.corpus.indexing import index_shards
 from diloco_cli.corpus.shards import TokenShards
 from diloco_cli.corpus.tokenizing import PROGRESS_KEY
@@ -39,7 +39,7 @@ def test_bare_and_numpy_shards_are_one_stream_in_the_order_of_their_names():
     assert index == read_index(store) and index.vocabulary == 15
     assert [(shard.name, shard.offset) for shard in index.shards] == [("a.npy", 128), ("b.bin", 0)]
     shards = TokenShards(store, index)
-    shards.check_sizes()
+    check_sizes(store, index)
     assert list(shards.read(0, 15)) == list(range(15))
 
 
@@ -59,7 +59,7 @@ def test_bare_shards_are_of_the_type_that_was_said():
         ({"a_npy": array([1], "int64")}, UsageError, "holds int64; allowed: uint16, uint32"),
         ({"a_npy": array([1], "uint16")[:-1]}, DataCheckError, "its header says"),
         ({"a_npy": array([1], "uint16"), "b_npy": array([1], "uint32")}, UsageError, "several types"),
-        ({"a_bin": np.array([300], dtype="<u2").tobytes(), "index_json": b"x"}, UsageError, "finished"),
+        ({"a_bin": np.array([300], dtype="<u2").tobytes(), "index_json": b"x"}, UsageError, "an index already"),
     ],
 )
 def test_files_that_are_no_shards_are_refused(files, error, said):

@@ -158,6 +158,10 @@ def test_a_column_that_holds_no_text_is_refused_with_those_that_do(tmp_path: Pat
     with pytest.raises(UsageError, match="column 'number' holds int64, not text; columns of text: text") as caught:
         open_dataset(str(folder), None, "train", "number")
     assert caught.value.hint == "--column text"
+    tokens = write_dataset(tmp_path / "tokens", ["a"], input_ids=[[1, 2]])
+    with pytest.raises(UsageError, match="column 'input_ids' holds lists of int64: tokens, not text") as caught:
+        open_dataset(str(tokens), None, "train", "input_ids")
+    assert "diloco data index OUT" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="there is no column 'txt'; columns of text: text"):
         open_dataset(str(folder), None, "train", "txt")
     with pytest.raises(UsageError, match="there is no text in it") as caught:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,11 @@ import torch
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, EvaluationSettings, ModelSettings, RunSettings, TrainSettings
-from diloco_cli.corpus.index import INDEX_KEY
+from diloco_cli.corpus.index import INDEX_KEY, block_sum
 from diloco_cli.corpus.indexing import index_shards
 from diloco_cli.corpus.shards import BlockCache
 from diloco_cli.corpus.sources import SHARDS_VARIABLE, data_places
-from diloco_cli.errors import DataCheckError, DilocoError, NotFoundError, RefusedError, UsageError
+from diloco_cli.errors import DataCheckError, NotFoundError, RefusedError, UsageError
 from diloco_cli.paths import install_hint
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import StoreGoneError
@@ -263,17 +265,33 @@ def test_nothing_is_read_before_this_machine_s_consent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "said"),
+    ("values", "said"),
     [
-        ({"model": ModelSettings("gpt-pico", vocabulary=200)}, UsageError, r"of 200 is too small: .* up to 255"),
-        ({"evaluation": EvaluationSettings(sequences=100)}, UsageError, "held-out part is too small: 78 sequences"),
-        ({"evaluation": EvaluationSettings(sequences=1000)}, UsageError, "data are too short: 1562 sequences"),
-        ({"data": DataSettings(tokens="file:///nowhere/at/all")}, DilocoError, "no such directory"),
+        (np.random.default_rng(1).integers(0, 200, 50_000).astype("<u4"), "were written as uint32"),
+        (np.r_[np.array([20240520, 1, 50_000], "<i4"), np.zeros(30_000, "<i4")], "a shard with a header"),
     ],
-)  # fmt: skip
-def test_data_that_do_not_fit_are_refused_before_training(tmp_path: Path, change, error, said) -> None:
-    with pytest.raises(error, match=said):
-        build_data(replace(shards_in(tmp_path), **change))
+)
+def test_an_index_of_what_is_no_tokens_starts_no_run(tmp_path: Path, values: Any, said: str) -> None:
+    """As one that another program wrote."""
+    run, size = shards_in(tmp_path, largest=255), 100_000
+    data = values.tobytes()[:size]
+    (tmp_path / "a.bin").write_bytes(data)
+    index = json.loads((tmp_path / INDEX_KEY).read_text())
+    index["shards"][0]["blocks"], index["vocabulary"] = [block_sum(data)], 65_536
+    (tmp_path / INDEX_KEY).write_text(json.dumps(index))
+    run = replace(run, model=ModelSettings("gpt-pico", vocabulary=65_536))
+    with pytest.raises(UsageError, match=said):
+        carried(run)
+    index["shards"][0]["blocks"], index["vocabulary"] = [block_sum(b"\2\1" * 50_000)], 256
+    (tmp_path / "a.bin").write_bytes(b"\2\1" * 50_000)
+    (tmp_path / INDEX_KEY).write_text(json.dumps(index))
+    with pytest.raises(UsageError, match="a token 258, which is beyond the vocabulary of 256"):
+        carried(run)
+
+
+def test_one_value_that_is_half_of_all_is_told_at_launch(tmp_path: Path) -> None:
+    assert "warning" not in str(check_own_data(shards_in(tmp_path / "a"), 2, 256))
+    assert "warning: token 1 is 100% of it" in str(check_own_data(shards_in(tmp_path / "b", largest=1), 2, 256))
 
 
 def test_a_model_with_a_vocabulary_of_one_s_own_reads_more_symbols(tmp_path: Path) -> None:
