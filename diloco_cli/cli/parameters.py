@@ -60,7 +60,9 @@ def export(
         help="safetensors: what the run trains; torch: all that load_state_dict of the model demands; hf: a folder "
         "for from_pretrained.",
     ),
-    dtype: Dtype = typer.Option(Dtype.float32, "--dtype", help="Type of the numbers."),
+    dtype: Dtype | None = typer.Option(
+        None, "--dtype", help="Type of the numbers. Default: each tensor's own; with --to hf float32."
+    ),
     max_shard_size: str | None = typer.Option(
         None, "--max-shard-size", metavar="SIZE", help=f"With --to hf: of one file. Default: {MAX_SHARD_SIZE}."
     ),
@@ -76,7 +78,7 @@ def export(
         raise UsageError("--max-shard-size and --tokenizer belong to a folder for transformers", hint="add --to hf")
     if to is Kind.hf:
         max_shard_bytes = parse_size(max_shard_size or MAX_SHARD_SIZE)
-        _export_folder(run, output, dtype, max_shard_bytes, tokenizer, yes, as_json)
+        _export_folder(run, output, dtype or Dtype.float32, max_shard_bytes, tokenizer, yes, as_json)
         return
     path = output or MODEL
     refuse_place(path, hint="give another file, or -y to overwrite it", overwrite=yes)
@@ -96,7 +98,9 @@ def at_head(opened: OpenRun, read: Callable[[RunState], Result]) -> tuple[RunSta
                 raise
 
 
-def _export_file(opened: OpenRun, path: Path, kind: Kind, dtype: Dtype, as_json: bool, allow_code: list[str]) -> None:
+def _export_file(
+    opened: OpenRun, path: Path, kind: Kind, dtype: Dtype | None, as_json: bool, allow_code: list[str]
+) -> None:
     from diloco_cli.export import files, naming
     from diloco_cli.runtime.consent import consented
 
@@ -106,10 +110,11 @@ def _export_file(opened: OpenRun, path: Path, kind: Kind, dtype: Dtype, as_json:
         names = naming.whole_state(settings, layout, tied=True)
     else:
         names = naming.own_names(layout)
+    chosen = None if dtype is None else naming.TYPES[dtype]
     with writing_to(path), progress(f"reading the parameters of {opened.name}"):
         state, size_bytes = at_head(
             opened,
-            lambda state: files.export_file(opened.format, state, opened.store, path, names, files.DTYPES[dtype]),
+            lambda state: files.export_file(opened.format, state, opened.store, path, names, chosen),
         )
     if as_json:
         print_json("export", {"run": opened.name, "file": str(path), "commit": state.n, "bytes": size_bytes})
@@ -136,7 +141,7 @@ def _export_folder(
     folder = output or Path(f"{opened.name}-hf")
     refuse_folder(folder, yes)
     settings, layout = opened.format.settings, opened.format.layout
-    described = naming.describe(settings, layout, files.DTYPES[dtype])
+    described = naming.describe(settings, layout, naming.TYPES[dtype])
     words = naming.tokenizer_of(settings, None if tokenizer is None else tokenizer_folder(tokenizer, talk))
     if words is not None:
         talk(f"with the tokenizer of {words}")
@@ -144,7 +149,7 @@ def _export_folder(
         state, (size_bytes, names) = at_head(
             opened,
             lambda state: files.export_folder(
-                opened.format, state, opened.store, folder, described, files.DTYPES[dtype], max_shard_bytes, words
+                opened.format, state, opened.store, folder, described, naming.TYPES[dtype], max_shard_bytes, words
             ),
         )
     if as_json:

@@ -184,11 +184,8 @@ def copy_tokenizer(source: Path, into: Path) -> list[str]:
     return found
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 def export_file(
-    run: RunFormat, state: RunState, store: Store, path: Path, naming: Naming, dtype: torch.dtype = torch.float32
+    run: RunFormat, state: RunState, store: Store, path: Path, naming: Naming, dtype: torch.dtype | None = None
 ) -> int:
     """One safetensors file, which appears whole or not at all; returns its size in bytes. Raises DataCheckError if a
     version is missing or damaged, UsageError if a value does not fit `dtype`."""

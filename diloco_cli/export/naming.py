@@ -23,8 +23,8 @@ from diloco_cli.layout import Layout
 from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import build_model, build_model_on_meta, shape_of
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.flat import bare_model, bare_name
-from diloco_cli.tensors.payload import Spec
+from diloco_cli.tensors.flat import CARRIED, bare_model, bare_name
+from diloco_cli.tensors.payload import DTYPES, Spec
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -39,6 +39,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CARRIED}
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,16 @@ def shapes_of(layout: Layout) -> dict[str, tuple[int, ...]]:
     return {tensor.name: tensor.shape for fragment in layout.fragments for tensor in fragment.tensors}
 
 
-def spec_of(naming: Naming, layout: Layout, dtype: torch.dtype) -> Spec:
-    """The files' tensors, sorted by name. Integers beside the trained tensors keep their type."""
+def spec_of(naming: Naming, layout: Layout, dtype: torch.dtype | None) -> Spec:
+    """The files' tensors, sorted by name. `dtype`: of all but integers and complex ones; None: each has its own."""
     shapes, found = shapes_of(layout), {}
+    own = {tensor.name: TYPES.get(tensor.dtype, torch.float32) for part in layout.fragments for tensor in part.tensors}
     for name, targets in naming.targets.items():
         for target in targets:
-            found[target.name] = (dtype, shapes[name][::-1] if target.transposed else shapes[name])
+            found[target.name] = (dtype or own[name], shapes[name][::-1] if target.transposed else shapes[name])
     for name, tensor in naming.beside.items():
-        found[name] = (dtype if tensor.is_floating_point() else tensor.dtype, tuple(tensor.shape))
+        kind = tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
+        found[name] = (kind, tuple(tensor.shape))
     return dict(sorted(found.items()))
 
 
@@ -102,6 +105,14 @@ def _built(run: RunSettings, names: list[str]) -> dict[str, torch.Tensor]:
     check_frozen(run, model)
     state = bare_model(model).state_dict()
     values = {bare_name(name): tensor for name, tensor in state.items()}
+    for name in names:
+        kind = values[name].dtype if isinstance(values[name], torch.Tensor) else type(values[name]).__name__
+        if kind not in DTYPES:
+            raise UsageError(
+                f"{name} is {str(kind).removeprefix('torch.')}, which is not written to safetensors files",
+                where="model",
+                hint="diloco export --to safetensors: what the run trains, without the rest of the model",
+            )
     return {name: values[name] for name in names}
 
 

@@ -15,6 +15,7 @@ import torch
 from diloco_cli.errors import DataCheckError
 
 DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "F64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -22,6 +23,7 @@ DTYPES: dict[torch.dtype, str] = {
     torch.uint8: "U8",
     torch.int64: "I64",
     torch.int32: "I32",
+    torch.int16: "I16",
     torch.bool: "BOOL",
 }
 Spec = dict[str, tuple[torch.dtype, tuple[int, ...]]]

@@ -59,3 +59,39 @@ def test_code_that_builds_another_model_now_is_refused(tmp_path: Path) -> None:
     other = replace(settings, model=replace(settings.model, entrypoint="tests.numerics.tiny:regression"))
     with pytest.raises(UsageError, match=r"trains embedding\.weight \[11, 4\], and .* here has no"):
         whole_state(other, run.layout, tied=True)
+
+
+class MixedTypes(TiedAndFrozen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, track_running_stats=False)
+        self.norm.to(torch.bfloat16)
+        for dtype in (torch.float64, torch.float16, torch.int16, torch.bool):
+            self.register_buffer(str(dtype)[6:], torch.ones(2, dtype=dtype))
+
+
+def test_every_tensor_keeps_its_type_unless_one_is_named(tmp_path: Path) -> None:
+    run, store, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:MixedTypes")
+    settings = run.settings.with_consent(True)
+    naming, state = whole_state(settings, run.layout, tied=True), perform(read_log(run), store, CLOCK)
+    export_file(run, state, store, tmp_path / "own", naming)
+    export_file(run, state, store, tmp_path / "half", naming, torch.float16)
+    built = build_model(settings).state_dict()
+    own, half = load_file(tmp_path / "own"), load_file(tmp_path / "half")
+    assert all(own[name].dtype == value.dtype and torch.equal(own[name], value) for name, value in built.items())
+    assert all(
+        value.dtype == (torch.float16 if own[name].is_floating_point() else own[name].dtype)
+        for name, value in half.items()
+    )
+
+
+class Complex(TiedAndFrozen):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.ones(2) + 0j)
+
+
+def test_what_no_file_holds_is_refused_by_its_name(tmp_path: Path) -> None:
+    run, _, _ = begun_run(tmp_path / "bucket", "tests.unit.export.test_naming:Complex")
+    with pytest.raises(UsageError, match="angles is complex64"):
+        whole_state(run.settings.with_consent(True), run.layout, tied=True)

@@ -18,8 +18,8 @@ from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings,
 from diloco_cli.corpus.encoders import tokenizer_digest
 from diloco_cli.errors import NoSpaceError, UsageError
 from diloco_cli.export import files
-from diloco_cli.export.files import DTYPES, export_folder
-from diloco_cli.export.naming import describe, tokenizer_of
+from diloco_cli.export.files import export_folder
+from diloco_cli.export.naming import TYPES, describe, tokenizer_of
 from diloco_cli.inference.generation import Causal, load_model
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.records import RunFormat
@@ -63,7 +63,7 @@ def exported(run: RunFormat, store: Store, folder: Path, dtype: str = "float32",
     """The folder as transformers loads it."""
     from transformers import AutoModelForCausalLM
 
-    state, chosen = perform(read_log(run), store, CLOCK), DTYPES[dtype]
+    state, chosen = perform(read_log(run), store, CLOCK), TYPES[dtype]
     described = describe(run.settings, run.layout, chosen)
     export_folder(run, state, store, folder, described, chosen, max_bytes, None)
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
