@@ -157,7 +157,7 @@ def _rollback_plan(opened: OpenRun, state: RunState, to: int) -> RunState:
 
     then = opened.perform(return_to(opened.format, state, to))
     if isinstance(then, str):
-        raise UsageError(then, where=opened.name, hint=f"diloco logs syncer --run {opened.name}")
+        raise UsageError(then, where=opened.name, hint=f"its commits: diloco events {opened.word}")
     missing = opened.perform(missing_objects(then.outputs))
     if missing:
         raise UsageError(f"not there any more: {missing[0]} (and {len(missing) - 1} more)", where=opened.name)

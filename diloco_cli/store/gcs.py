@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from diloco_cli import clock
@@ -57,6 +58,7 @@ from diloco_cli.store.port import (
 )
 from diloco_cli.store.url import KINDS, StoreUrl
 
+CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 PAYER_VARIABLE = "GOOGLE_CLOUD_QUOTA_PROJECT"  # as Google's own tools name it
 PARTS = "parts-of-uploads"
 """Parts of the object `key` are `parts-of-uploads/<key>/<nonce>-<number>`."""
@@ -310,6 +312,8 @@ def start_client() -> Any:
     emulator = environment_value("STORAGE_EMULATOR_HOST")
     if emulator:
         check_endpoint(emulator, "STORAGE_EMULATOR_HOST")
+    else:
+        _check_credentials()
     return OneTryGCSFileSystem(
         token="anon" if emulator else None,
         requester_pays=environment_value(PAYER_VARIABLE) or False,
@@ -319,6 +323,19 @@ def start_client() -> Any:
             total=None, sock_connect=transfers.CONNECT_TIMEOUT_S, sock_read=transfers.SILENCE_TIMEOUT_S
         ),
     )
+
+
+def _check_credentials() -> None:
+    """gcsfs passes over a file that it cannot read, and then asks for credentials where none are, for long."""
+    place = environment_value(CREDENTIALS_VARIABLE)
+    try:
+        known = None if place is None else json.loads(Path(place).read_bytes())
+        reason = "" if known is None or isinstance(known, dict) else "not a JSON object"
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error_text(error)
+    if reason:
+        where, hint = f"{CREDENTIALS_VARIABLE}={place}", f"correct or unset it; {KINDS['gs'].login_hint}"
+        raise StoreForbiddenError(f"the file of credentials cannot be read: {reason}", where=where, hint=hint)
 
 
 def multipart_body(boundary: str, about: Mapping[str, str], data: bytes | memoryview) -> bytes:

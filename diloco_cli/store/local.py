@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from shlex import quote
 
 from diloco_cli import clock
 from diloco_cli.errors import DilocoError, NoSpaceError
@@ -200,7 +199,9 @@ def _nothing_if_no_object() -> Iterator[None]:
 
 def missing_directory(root: Path) -> StoreGoneError:
     return StoreGoneError(
-        "no such directory", where=str(root), hint=f"mkdir -p {quote(str(root))}, or mount the disk that holds it"
+        "no such directory",
+        where=str(root),
+        hint="mount the disk that holds it, or correct the path; `diloco launch` makes a new run's folder itself",
     )
 
 

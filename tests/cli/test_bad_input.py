@@ -155,7 +155,7 @@ def test_the_deleted_bucket_of_a_run_that_was_launched_here_is_said_to_be_gone(
         done = diloco(*words)
         assert done.returncode == 6 and "the bucket of run nano is gone: no such directory" in done.stderr
         assert "hint: bring it back" in done.stderr and "`diloco stop nano`" in done.stderr
-    assert "mkdir -p" in diloco("status", f"file://{tmp_path}/bucket/other").stderr
+    assert "mount the disk" in diloco("status", f"file://{tmp_path}/bucket/other").stderr
 
 
 def test_words_that_are_wrong_are_json_where_a_program_reads(diloco: Diloco) -> None:

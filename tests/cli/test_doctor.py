@@ -97,7 +97,7 @@ def test_a_bad_time_or_url_is_a_usage_error_and_a_missing_directory_a_store_erro
     assert diloco("doctor", ".", "--timeout", "0").returncode == 2
     assert diloco("doctor", "ftp://x").returncode == 2
     missing = diloco("doctor", "nowhere", "--json")
-    assert missing.returncode == 6 and json.loads(missing.stdout)["error"]["hint"].startswith("mkdir -p")
+    assert missing.returncode == 6 and json.loads(missing.stdout)["error"]["hint"].startswith("mount the disk")
 
 
 @pytest.mark.parametrize("answers", ["refused", "silent"])

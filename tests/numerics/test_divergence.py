@@ -112,7 +112,7 @@ def test_with_pause_the_run_stops_at_the_jump_and_says_how_to_go_on() -> None:
     (stop,) = told(fleet.store, Stop)
     good = fleet.state.stability.good[-1]
     assert isinstance(stop, Stop) and stop.diverged and fleet.state.phase == "STOPPED"
-    assert f"diloco rollback --to {good.n}" in stop.reason and "diloco resume" in stop.reason
+    assert f"diloco rollback RUN --to {good.n}" in stop.reason and "diloco resume" in stop.reason
     assert not told(fleet.store, Rollback, Quarantine)
     assert verified(fleet.store, fleet.run).ok
 

@@ -74,10 +74,10 @@ def response_to(state: RunState, settings: EvaluationSettings) -> Response:
         return Response("none")
     good = next((at for at in reversed(known.good) if at.n >= state.gc_floor), None)
     what = f"the loss of commit {jump.n} has jumped to {_text(jump)}"
-    ways = "go on as it is: diloco resume"
+    ways = "go on as it is: diloco resume RUN"
     if good is not None:
         what += f", from {_text(good)} at commit {good.n}"
-        ways += f"; go back first: diloco rollback --to {good.n}"
+        ways += f"; go back first: diloco rollback RUN --to {good.n}"
     if settings.on_divergence == "pause":
         return Response("pause", f"{what}; {ways}")
     if good is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -135,6 +136,19 @@ def test_parts_of_a_killed_writer_go_after_a_day(gs: FakeGCS, store: GCSStore, m
 def test_an_emulator_that_is_not_on_this_machine_needs_tls(gs: FakeGCS, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://storage.example.com")
     with pytest.raises(StoreForbiddenError, match="loopback"):
+        GCSStore("bucket").get("k")
+
+
+@pytest.mark.parametrize("text", [None, "", '{"type": "x"', "[]", "\x00"])
+def test_a_file_of_credentials_that_cannot_be_read_is_named(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setenv(gcs.CREDENTIALS_VARIABLE, str(file))
+    with pytest.raises(StoreForbiddenError, match=f"{gcs.CREDENTIALS_VARIABLE}=.*key.json: the file of credentials"):
         GCSStore("bucket").get("k")
 
 

@@ -81,7 +81,7 @@ def test_the_syncer_goes_back_to_the_last_commit_that_evaluated_well() -> None:
 def test_the_run_pauses_where_it_says_so_and_the_reason_has_both_ways_to_go_on() -> None:
     response = response_to(state(good=losses(2.0), jump=JUMP), replace(SETTINGS, on_divergence="pause"))
     assert response.action == "pause"
-    assert "diloco resume" in response.reason and "diloco rollback --to 10" in response.reason
+    assert "diloco resume" in response.reason and "diloco rollback RUN --to 10" in response.reason
 
 
 def test_with_warn_nothing_follows() -> None:
