@@ -61,6 +61,7 @@ from diloco_cli.store.url import parse_url
 from diloco_cli.store.wrappers import MeteredStore
 from diloco_cli.tasks.weights import check_frozen, unchecked_frozen
 from diloco_cli.tensors.flat import bare_parameters, flatten, unflatten
+from diloco_cli.training.carried import State, buffers_of, refuse_changed
 from diloco_cli.training.inner import restore_inner_state, saved_moments
 from diloco_cli.training.replica import check_layout
 from diloco_cli.training.wire import TensorWire
@@ -181,9 +182,14 @@ class LentTraining:
         self.loader: StatefulLoader | None = None
         self.saved_loader: SavedLoader | None = None
         self._steps = self._position = 0
+        self._buffers: State | None = buffers_of(model)  # until the first step
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Generator[Any, Any, Stepped]:
+        """Raises UsageError if the loop's first step has changed buffers."""
         stepped: Stepped = yield Wanted(position, at)
+        if self._buffers is not None:
+            refuse_changed(self._buffers, buffers_of(self._model))
+            self._buffers = None
         self._steps, self._position = self._steps + 1, position + stepped.tokens
         return stepped
 

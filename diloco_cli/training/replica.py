@@ -35,6 +35,7 @@ from diloco_cli.tasks.build import Batch, Data, build_data, build_model_on_meta,
 from diloco_cli.tasks.models import divides, prepare
 from diloco_cli.tasks.weights import check_frozen
 from diloco_cli.tensors.flat import bare_parameters, flatten, parameter_facts, unflatten
+from diloco_cli.training.carried import State, buffers_of, refuse_changed
 from diloco_cli.training.inner import (
     autocast,
     build_optimizer,
@@ -85,6 +86,7 @@ class Replica:
         prepare(self.model, self.settings.train)
         self.optimizer = build_optimizer(self.model, self.settings.train.inner)
         self.before_update: Callable[[], None] = lambda: None
+        self._buffers: State | None = buffers_of(self.model)  # until the first step
         self.model.train()
 
     @property
@@ -120,7 +122,10 @@ class Replica:
         self._optimize(float(clip_gradients(self.model, self.settings.train.inner.clip_norm)), lr)
 
     def _optimize(self, norm: float, lr: float) -> None:
-        """`norm`: of the gradients, before they were clipped."""
+        """`norm`: of the gradients, before they were clipped. Raises UsageError if the first pass changed buffers."""
+        if self._buffers is not None:
+            refuse_changed(self._buffers, buffers_of(self.model))
+            self._buffers = None
         self.gradient_norm = finite_norm(norm)
         set_learning_rate(self.optimizer, lr)
         self.before_update()

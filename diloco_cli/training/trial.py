@@ -17,7 +17,8 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of
-from diloco_cli.tensors.flat import bare_model, bare_name, bare_parameters, parameter_facts
+from diloco_cli.tensors.flat import bare_parameters, parameter_facts
+from diloco_cli.training.carried import refuse_changed, state_of
 from diloco_cli.training.replica import Replica
 
 EXAMPLES = 2  # enough for a model that normalises over its batch
@@ -32,7 +33,7 @@ def check_task(run: RunSettings, batch_tokens: int) -> str:
     parameter_facts(model)  # refuses what no vector of a layout can hold
     batch = _drawn(data, batch_tokens)
     model.train()
-    before = _state(model)
+    before = state_of(model)
     loss, objective = losses_of(_tried(model, batch, "a batch"))
     _require_finite(loss, "the first loss", batch)
     if not objective.requires_grad:
@@ -41,7 +42,7 @@ def check_task(run: RunSettings, batch_tokens: int) -> str:
         )
     del loss, objective
     _make_steps(run, model, batch)
-    _refuse_changed(before, _state(model))
+    refuse_changed(before, state_of(model))
     model.eval()
     with torch.inference_mode():
         held_out = _first_held_out(data)
@@ -106,47 +107,6 @@ def _refuse_sparse(model: nn.Module) -> None:
                 where="model",
                 hint="build its module with sparse=False",
             )
-
-
-State = Mapping[str, Any]
-
-
-def _state(model: nn.Module) -> State:
-    """A copy of what a checkpoint of the model holds beside its trained parameters: persistent buffers, frozen
-    parameters, extra state."""
-    found = bare_model(model).state_dict(keep_vars=True)
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
-    return {
-        bare_name(name): _as_bytes(value) if isinstance(value, torch.Tensor) else repr(value)
-        for name, value in found.items()
-        if id(value) not in trained
-    }
-
-
-def _refuse_changed(before: State, after: State) -> None:
-    """Changed state would be lost without a word: it is neither exchanged nor exported."""
-    changed = [name for name in {**before, **after} if not _same(before.get(name), after.get(name))]
-    if changed:
-        more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
-        raise UsageError(
-            f"training changes {changed[0]}{more}, which is no trained parameter: it would differ from island to island"
-            " and be lost in the export",
-            where="model",
-            hint="use LayerNorm, GroupNorm or track_running_stats=False instead of running statistics; register what is"
-            " only a cache with persistent=False",
-        )
-
-
-def _as_bytes(value: torch.Tensor) -> torch.Tensor | str:
-    """A copy: of any type, with NaN equal to itself."""
-    if value.is_quantized or value.layout != torch.strided:
-        return repr(value)
-    return value.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-
-
-def _same(a: Any, b: Any) -> bool:
-    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-    return torch.equal(a, b) if both else type(a) is type(b) and a == b
 
 
 @torch.no_grad()

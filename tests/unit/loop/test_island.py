@@ -19,13 +19,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from diloco_cli import join
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError, NotFoundError, RunFailedError, TryAgainError, UsageError
-from diloco_cli.loop.island import Wanted, keeps_nothing, saves_moments
-from diloco_cli.protocol.actors.learner import Progression
+from diloco_cli.loop.island import LentTraining, Wanted, keeps_nothing, saves_moments
+from diloco_cli.protocol.actors.learner import Progression, Stepped
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
 from diloco_cli.protocol.log.keys import heartbeat_key
@@ -217,6 +218,15 @@ def test_moments_are_saved_and_restored_by_the_next_process() -> None:
     second = meeting.loop()
     assert not second.island.moments_lost
     assert all(second.optimizer.state[parameter]["step"] > 0 for parameter in second.model.parameters())
+
+
+def test_a_loop_whose_steps_change_buffers_is_refused_before_it_offers_anything() -> None:
+    training = LentTraining(own_run(rounds=LONG), model := nn.BatchNorm1d(3), torch.optim.AdamW(model.parameters()))
+    steps = training.step(0, 4, Progression(0.0, 0, False))
+    next(steps)
+    model(torch.randn(4, 3))
+    with pytest.raises(UsageError, match=r"training changes running_mean \(and 2 more\)"):
+        steps.send(Stepped(4, 1.0))
 
 
 FIRST, SECOND = (Wanted(position, Progression(0.0, 0, False)) for position in (0, 4))

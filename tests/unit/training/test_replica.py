@@ -74,6 +74,31 @@ def port(model: str = "tiny:regression", slowdown: float = 1.0, inner: InnerSett
     return DeviceTraining(run, replica, slowdown)
 
 
+class RunningMean(nn.Module):
+    """Which an evaluator, an export and the other islands would never have."""
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("mean", torch.zeros(3), persistent=persistent)
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        self.mean.lerp_(torch.ones(3), 0.1)
+        return (self.weight * self.mean).sum() ** 2
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_learner_whose_model_was_never_tried_refuses_changed_buffers_at_its_first_step(persistent: bool) -> None:
+    training = port()
+    replica = Replica(training.replica.settings, RunningMean(persistent), training.replica.data, 0, 1)
+    if persistent:
+        with pytest.raises(UsageError, match="training changes mean,"):
+            replica.step(0, ROWS, 0.1)
+    else:
+        replica.step(0, ROWS, 0.1)
+    assert torch.equal(replica.tensors["weight"], torch.ones(3)) is persistent
+
+
 def performed(training: DeviceTraining, step_s: float, woken_after_s: float | None = None) -> tuple[Stepped, float]:
     """What a step gives and how long it takes, if the device needs `step_s`; news may end each sleep sooner."""
     now_s, asked, answer = 0.0, 0, None
