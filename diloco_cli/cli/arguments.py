@@ -63,7 +63,7 @@ def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
 
 
 FOREGROUND_DEADLINE_S = 10.0
-LOOK_S = 9.0
+LOOK_S = 8.0
 """For a whole look at a run (`status`), with any number of requests, also if the store hangs: with the start of the
 command it takes about ten seconds at most."""
 RUN_HELP = "A run's URL, its run file, or its name. Default: the run of this folder."

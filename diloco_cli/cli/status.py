@@ -244,6 +244,7 @@ def clock_warnings(current: Status) -> list[str]:
 def warnings_of(current: Status) -> list[str]:
     return [
         *clock_warnings(current),
+        *([current.partial] if current.partial else []),
         *([current.divergence] if current.divergence else []),
         *([f"garbage: {current.garbage.note}"] if current.garbage and current.garbage.note else []),
     ]

@@ -7,7 +7,7 @@ show why.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -38,22 +38,24 @@ from diloco_cli.runtime.registry import (
 from diloco_cli.runtime.units import UnitState
 from diloco_cli.signing import LOG, Unsigned, learner_signer
 from diloco_cli.store.open import answers
-from diloco_cli.store.port import ObjectStat, Store
+from diloco_cli.store.port import ObjectStat, Store, StoreUnavailableError
 from diloco_cli.store.retry import LINE_EVERY_S
 from diloco_cli.store.url import parse_url
-from diloco_cli.units import format_size, parse_time
+from diloco_cli.units import format_duration, format_size, parse_time
 
 if TYPE_CHECKING:
     from diloco_cli.chaos.actions import JournalEntry
     from diloco_cli.chaos.faults import Target
 
 TOLERATED_SKEW_S = 5.0
+LOG_S = 3.0  # of a look: what is left is for the heartbeats
 MAX_STANDBYS = 64
 ANSWERS = "answers again"
 TOLD_AGAIN_S = 3 * LINE_EVERY_S  # a call that goes on failing is told again before
 BYTES_A_MERGE = 8  # for each parameter of a fragment: its state, and the weights
 UNKNOWN = datetime.fromtimestamp(0, UTC)
 NOTHING_SAID = Supervised("", 0, "")
+T = TypeVar("T")
 Heartbeat = TypeVar("Heartbeat", LearnerHeartbeat, SyncerHeartbeat)
 Found = Mapping[str, tuple[bytes | None, ObjectStat | None]]
 """What lies under each key."""
@@ -78,7 +80,8 @@ class RunFacts:
     """The facts for `status`. `now_s`: the store's time at reading, as this machine estimates it; `clock_skew_s`: how
     far it is ahead of this machine's clock, None if that is not notable. `commit_age_s`: of the newest commit, by the
     store's own time of its object; None: it was not asked. `written`: the events that processes wrote. `strange`:
-    learners under whose heartbeat's key something lies that they have not signed."""
+    learners under whose heartbeat's key something lies that they have not signed. Of a slow store: `cut`: the log may
+    go on behind `state`; `unread`: units whose heartbeats were not read in time."""
 
     url: str
     run: RunFormat
@@ -91,6 +94,19 @@ class RunFacts:
     commit_age_s: float | None = None
     written: list[Event] = field(default_factory=list)
     strange: frozenset[str] = frozenset()
+    cut: bool = False
+    unread: frozenset[str] = frozenset()
+
+    @property
+    def partial(self) -> str:
+        """What a slow store did not show in time, in words; "" if nothing is missing."""
+        said = []
+        if self.cut:
+            ago = format_duration(self.seconds_since(self.state.metrics.updated_at))
+            said.append(f"the log was read to commit {self.state.n} of {ago} ago")
+        if self.unread:
+            said.append(f"no heartbeat was read of {', '.join(sorted(self.unread))}")
+        return f"the store is slow, this is a part: {'; '.join(said)}" if said else ""
 
     @property
     def log_ahead_s(self) -> float:
@@ -131,15 +147,19 @@ def read_facts(
 ) -> RunFacts:
     """`known`: an earlier state, so that only the newer commits are read; `reader`: likewise for events, of which it
     reads `most_batches` more."""
-    state = perform(read_log(run, known), store, clock)
+    began_s = clock.now_s()
+    state = perform(read_log(run, known, LOG_S), store, clock)
+    cut = clock.now_s() - began_s >= LOG_S
     keyring = run.keyring.without(state.revoked)
     learners = {heartbeat_key(island.name): island.name for island in state.with_members(run).all_islands}
     # Standbys by name: launched, hosted or started by hand. A listing may lag, so this is for display alone.
-    listed = store.list(STANDBY_HEARTBEATS, limit=MAX_STANDBYS)
+    listed = _in_time(lambda: store.list(STANDBY_HEARTBEATS, limit=MAX_STANDBYS)) or []
     standbys = {key: key.removeprefix(STANDBY_HEARTBEATS).removesuffix(".json") for key in listed}
     keys = [*learners, heartbeat_key(SYNCER), *standbys]
-    found = dict(zip(keys, answers(partial(_read, store), keys), strict=True))
-    newest = store.stat(commit_key(state.n)) if state.n >= 0 else store.stat(FORMAT_KEY)
+    answered = dict(zip(keys, answers(lambda key: _in_time(partial(_read, store, key)), keys), strict=True))
+    found: Found = {key: answer or (None, None) for key, answer in answered.items()}
+    units = learners | {heartbeat_key(SYNCER): SYNCER}
+    newest = _in_time(lambda: store.stat(commit_key(state.n) if state.n >= 0 else FORMAT_KEY))
     stats = [newest, *(stat for _, stat in found.values())]
     now_s, skew_s = store_time(wall_s(), [stat.modified_s for stat in stats if stat is not None])
     heard = _heard(found, keyring, learners, LearnerHeartbeat, now_s)
@@ -154,8 +174,18 @@ def read_facts(
         standbys=_heard(found, keyring, standbys, SyncerHeartbeat, now_s),
         commit_age_s=None if newest is None else max(0.0, now_s - newest.modified_s),
         written=(reader or EventReader()).read(store, most_batches),
+        cut=cut,
+        unread=frozenset(name for key, name in units.items() if answered[key] is None),
         strange=frozenset(name for key, name in learners.items() if _is_strange(keyring, name, key, found[key][0])),
     )
+
+
+def _in_time(call: Callable[[], T]) -> T | None:
+    """None where the store does not answer in the time of the look."""
+    try:
+        return call()
+    except StoreUnavailableError:
+        return None
 
 
 def _read(store: Store, key: str) -> tuple[bytes | None, ObjectStat | None]:

@@ -163,6 +163,7 @@ def rest_lines(status: Status, width: int | None) -> list[Text]:
     """What else there is to know: a loss that jumped, garbage, the regions' buckets, whom the run trusts."""
     tells_loss = status.divergence and status.state != State.PAUSED  # there it is the reason
     texts = [(f"loss: {escaped(status.divergence)}", "yellow")] if tells_loss else []
+    texts += [(escaped(status.partial), "yellow")] if status.partial else []
     if status.garbage is not None and status.garbage.note:
         texts.append((f"garbage: {status.garbage.note}", "yellow"))
     texts += [(syncer_text(status.syncer), ""), (garbage_text(status.garbage), "")]
@@ -303,7 +304,7 @@ def _other_rows(status: Status) -> list[Row]:
     """Of the syncer and the standbys."""
     syncer = status.syncer
     if syncer is None:
-        rows = [_other_row("syncer", "-", None, "not heard yet")]
+        rows = [_other_row("syncer", "-", None, "not read in time" if "syncer" in status.partial else "not heard yet")]
     else:
         by = "" if syncer.unit == "syncer" else f" by {escaped(syncer.unit)}"
         rows = [

@@ -26,6 +26,7 @@ from diloco_cli.observe.unit_states import (
     STUCK,
     SUSPECT,
     SUSPECT_S,
+    UNKNOWN,
     WARNING,
     Word,
     learner_state,
@@ -123,7 +124,7 @@ class Look:
     @property
     def overdue(self) -> bool:
         """No merge has come for longer than expected."""
-        told = self.syncer not in (None, SUSPECT, LOST) or bool(self.local.full or self.local.store)
+        told = self.syncer not in (None, SUSPECT, LOST, UNKNOWN) or bool(self.local.full or self.local.store)
         start_s = STARTS_WITHIN_S if self.starts else 0.0
         return self.idle_s > start_s + max(STALLS_AFTER * self.expected_s, WRITTEN_S if told else SILENT_S)
 
@@ -193,6 +194,8 @@ class Look:
             return account
         if name in self.facts.strange:
             return NOT_GENUINE
+        if state == UNKNOWN:
+            return ""
         if state not in MISSING:
             late = heard is None and self.facts.seconds_since_launch() > STARTS_WITHIN_S
             return "not heard yet" if late else self._unmerged(island)
@@ -536,6 +539,12 @@ SITUATIONS: tuple[Situation, ...] = (
         _updated,
     ),
     Situation(State.STOPPED, lambda it: it.phase == RunPhase.STOPPED, _told_last, RESUME, _updated),
+    Situation(
+        State.MERGING,
+        lambda it: it.facts.cut and it.syncer not in SYNCER_GONE,
+        "the syncer is heard, and what it merged last is not known",
+        DOCTOR,
+    ),
     Situation(
         State.FAILED,
         lambda it: it.unserved and it.here is not None and it.here.gave_up,

@@ -561,6 +561,7 @@ class Status:
         lambda it: [made(MirrorStatus, OneMirror(it.facts, store)) for store in it.facts.run.regions],
         "The buckets of regions.",
     )
+    partial: str = of_run(lambda it: it.facts.partial, "What a slow store did not show in time.")
     divergence: str = of_run(lambda it: concern(it.state, it.facts.run), "What people should know of the loss.")
     trust: str = of_run(lambda it: trust_of(it.facts.run), "Whom the run trusts.")
     since_s: float | None = of_run(lambda it: it.verdict.since_s, "For how long it is in its state, if that is known.")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from diloco_cli.observe.facts import Heard, Local, LocalUnit, RunFacts
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, SyncerHeartbeat, moving_s, tolerated_s
+from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, StandbyState, SyncerState
 
 SUSPECT_S = 8.0  # one heartbeat is missing
@@ -19,6 +20,7 @@ LOST_S = 25.0
 STUCK_AFTER = 5.0  # times the time of a step
 FIRST_STEP_S, COMPILED_STEP_S = 60.0, 900.0  # that the first one may take in any case
 SUSPECT, LOST, STUCK, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "STUCK", "QUARANTINED", "UPLOADING"
+UNKNOWN = "UNKNOWN"
 LEFT = (LearnerState.DONE, LearnerState.FAILED)
 STEPS = (LearnerState.TRAINING, UPLOADING)
 LATELY_S = 10.0
@@ -53,6 +55,7 @@ UNIT_STATES: dict[str, Word] = {
     SyncerState.MERGING: Word("the syncer merges", GOOD),
     SyncerState.FINISHING: Word("the target is reached: the syncer evaluates and settles the last offers", GOOD),
     StandbyState.STANDING_BY: Word("a standby takes over if the syncer falls silent", GOOD),
+    UNKNOWN: Word("the store did not show the unit's heartbeat in time", WARNING),
     SUSPECT: Word(f"no heartbeat for {SUSPECT_S:.0f} s", WARNING),
     LOST: Word(
         f"no heartbeat for {LOST_S:.0f} s (longer with large fragments or a slow syncer), or its process on this"
@@ -81,6 +84,8 @@ def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:
     heard, running = facts.learners.get(name), facts.state.phase == RunPhase.RUNNING
     if running and facts.state.learner(name).quarantined is not None:
         return QUARANTINED
+    if name in facts.unread:
+        return UNKNOWN
     said = LearnerState.STARTING if heard is None else heard.heartbeat.state
     if facts.state.phase == RunPhase.FINISHED and said != LearnerState.FAILED:
         return LearnerState.DONE if heard is not None else said
@@ -105,6 +110,8 @@ def is_stuck(facts: RunFacts, name: str, heard: Heard[LearnerHeartbeat]) -> bool
 
 def syncer_state(facts: RunFacts, local: Local = Local()) -> str | None:
     """None: no syncer has been heard yet."""
+    if SYNCER in facts.unread:
+        return UNKNOWN
     if facts.syncer is None:
         return state_here(local.units.get("syncer"), None, "") or None
     said = facts.syncer.heartbeat.state

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
+from math import inf
 from typing import TypeVar
 
 from msgspec import structs
@@ -158,6 +159,7 @@ FORMAT_HINT = (
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
 AHEAD = 64  # commits that are read at a time by who is far behind
+IN_A_LOOK = 16  # and by who has a time limit
 
 
 BAD_READS_S = 60.0
@@ -321,12 +323,15 @@ def _restorable() -> Iterator[None]:
         raise
 
 
-def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
+def read_log(run: RunFormat, known: RunState | None = None, most_s: float = inf) -> Steps[RunState]:
     """The log to its end: from the state `known`, or from the newest valid snapshot, or from commit 0.
 
     If the hint is lost or old, or its snapshot damaged, more than LONG_WAY commits follow; then newer snapshots are
     looked for, once. So a log of any age opens with a bounded number of reads. A snapshot does not count whose key the
-    log has revoked since, or behind which the log does not go on: the log is read once more without that key's."""
+    log has revoked since, or behind which the log does not go on: the log is read once more without that key's.
+
+    `most_s`: for a look at a slow store; the state is that of an earlier commit where no more were read in time."""
+    until_s: float = most_s + (yield Now()) if most_s < inf else inf
     distrusted: set[str] = set()
     while True:
         trusting = trusting_none_of(run, distrusted)
@@ -334,12 +339,12 @@ def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
         keys: set[str] = set() if known is not None else {state.epoch_key}
         far = state.n + LONG_WAY
         try:
-            for wanted in _portions():
+            for wanted in _portions(AHEAD if most_s == inf else IN_A_LOOK):
                 most = min(wanted, far - state.n) if state.n < far else wanted
                 read = yield from commits_beyond(run, state.n, most)
                 for data in read:
                     state = fold(run, state, data)
-                if len(read) < most:
+                if len(read) < most or (until_s < inf and (yield Now()) >= until_s):
                     break
                 newer = (yield from newest_snapshot(trusting, state.n)) if state.n == far else None
                 if newer is not None:
@@ -354,10 +359,10 @@ def read_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
         distrusted |= state.revoked.keys()
 
 
-def _portions() -> Iterator[int]:
+def _portions(largest: int) -> Iterator[int]:
     """How many commits to ask for at a time: most often the next one is the last."""
     yield 1
-    yield from (min(AHEAD, 1 << doubled) for doubled in count())
+    yield from (min(largest, 1 << doubled) for doubled in count())
 
 
 def commits_beyond(run: RunFormat, n: int, most: int) -> Steps[list[bytes]]:

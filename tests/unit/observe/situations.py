@@ -62,6 +62,7 @@ HEALTHY = Status(
     clock_skew_s=None,
     standbys=[],
     mirrors=[],
+    partial="",
     divergence="",
     since_s=None,
     hint="",

@@ -222,7 +222,19 @@ def test_ages_do_not_depend_on_the_clock_of_the_syncers_machine(hours: int) -> N
 def test_every_state_has_its_words() -> None:
     assert set(RUN_STATES) == set(State)
     said = {*LearnerState, *SyncerState, *StandbyState, "UPLOADING", "QUARANTINED", "SUSPECT", "LOST", "STUCK"}
-    assert set(UNIT_STATES) == said
+    assert set(UNIT_STATES) == said | {"UNKNOWN"}
+
+
+def test_what_a_slow_store_did_not_show_is_said_and_not_taken_for_silence() -> None:
+    spoken = facts(iowa=None, rhine=1.0, syncer=None)
+    unread = status_of(replace(spoken, unread=frozenset({"iowa", "syncer"})))
+    assert unread.state == State.MERGING and "no heartbeat was read of iowa, syncer" in unread.partial
+    assert [learner.state for learner in unread.learners] == ["UNKNOWN", "TRAINING"]
+    late = later(facts(), 1000.0)
+    assert verdict_of(late).state == State.STALLED
+    cut = replace(late, cut=True)
+    assert verdict_of(cut).state == State.MERGING and "was read to commit" in status_of(cut).partial
+    assert verdict_of(replace(cut, syncer=Heard(SYNCER, LOST_AGE_S))).state == State.STALLED
 
 
 @pytest.mark.parametrize(
