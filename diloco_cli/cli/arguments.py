@@ -161,9 +161,12 @@ def word_for(url: str) -> str:
 
 
 def _holds_a_run(text: str) -> bool:
-    with suppress(OSError, ValueError):  # too long for a path, or none
+    try:
         return (Path(text) / "FORMAT.json").is_file()
-    return False
+    except PermissionError:
+        return True  # the store says whose it is
+    except (OSError, ValueError):  # too long for a path, or none
+        return False
 
 
 def _run_of_this_folder(acts: bool, say: Callable[[str], None]) -> KnownRun:

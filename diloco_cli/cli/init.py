@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import socket
@@ -67,7 +68,7 @@ def init(
     """Write a commented inventory.yaml and run.yaml. Without options: for this machine, whose cores or accelerators it
     looks up; they train for minutes and need nothing else."""
     targets = [directory / name for name in FILES]
-    there = [str(target) for target in targets if target.exists()]
+    there = [str(target) for target in targets if os.path.exists(target)]  # False where it may not be looked
     if there and not yes:
         raise UsageError(
             f"{' and '.join(there)} already there; nothing was written",
@@ -155,7 +156,7 @@ def probe(
     """Measure this machine and print an inventory of it: accelerators, a matrix product, memory, training speed alone
     and when its cores are crowded, a store's speed. With a run file that names an inventory: that inventory, its
     islands on this machine measured."""
-    if output is not None and output.exists():
+    if output is not None and os.path.exists(output):
         raise UsageError("there is a file already", where=str(output), hint="choose another name with -o")
     run, inventory = _run_and_inventory(file, overrides)
     if file and name:

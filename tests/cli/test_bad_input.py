@@ -218,3 +218,11 @@ def test_commits_without_their_format_are_left_alone(diloco: Diloco, quickstart:
     assert done.returncode == 2 and "FORMAT.json is gone" in done.stderr and not format_path.exists()
     format_path.write_bytes(data)
     assert diloco("launch", "q/run.yaml", "--create-only").returncode == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everywhere")
+def test_another_users_folder_is_no_missing_run_and_no_bug(diloco: Diloco, tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o000)
+    for words in (["status"], ["init"]):
+        said = diloco(*words, str(tmp_path / "closed/there")).stderr
+        assert "permission denied" in said and "bug" not in said
