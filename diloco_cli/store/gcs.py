@@ -16,6 +16,7 @@ Each request carries the checksum of its bytes, which GCS compares and refuses i
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
 import threading
@@ -64,6 +65,7 @@ PARTS = "parts-of-uploads"
 """Parts of the object `key` are `parts-of-uploads/<key>/<nonce>-<number>`."""
 PART_NAME = re.compile(rf"{PARTS}/.+/[0-9a-f]{{32}}-[0-9]{{2}}")
 OLD_PART_S = 86_400.0
+REFUSED_FOR_S = 600.0  # after a refusal, which may have been that of an old token, no more parts are made for so long
 MOST_COMPOSED = 32  # parts of an object, at once
 IN_PARTS_FROM_BYTES = 32 << 20
 _READ_BUFFER_BYTES = 1 << 20
@@ -82,7 +84,7 @@ class GCSStore(BucketStore):
         self._prefix = f"{prefix}/" if prefix else ""
         self._lock = threading.Lock()
         self._filesystem: Any = None
-        self._takes_parts = True
+        self._parts_from_s = 0.0
 
     def list(self, prefix: str, after: str = "", limit: int = 1000) -> list[str]:
         page: dict[str, str] = {"prefix": self._prefix + check_prefix(prefix)}
@@ -196,7 +198,7 @@ class GCSStore(BucketStore):
     async def _upload(self, key: str, data: bytes, exclusive: bool) -> None:
         """The store itself refuses bytes that arrive damaged."""
         condition = {"ifGenerationMatch": "0"} if exclusive else {}
-        in_parts = self._takes_parts and len(data) >= IN_PARTS_FROM_BYTES
+        in_parts = clock.monotonic_s() >= self._parts_from_s and len(data) >= IN_PARTS_FROM_BYTES
         if not (in_parts and await self._composed(key, data, condition)):
             await self._send(key, data, condition)
 
@@ -205,14 +207,15 @@ class GCSStore(BucketStore):
         about = {"name": self._prefix + key, "crc32c": await _checksum(data), "contentType": _KIND}
         boundary = nonce()  # must not occur in the data
         path = str(self._filesystem.base).replace("/storage/v1/", "/upload/storage/v1/") + "b/{}/o"
-        parts = {"data": multipart_body(boundary, about, data), "uploadType": "multipart", **condition}
+        body = io.BytesIO(multipart_body(boundary, about, data))  # bytes would go to TLS at once, and block the loop
+        parts = {"data": body, "uploadType": "multipart", **condition}
         headers = {"Content-Type": f"multipart/related; boundary={boundary}"}
         return await self._ask(
             "POST", path, self._bucket, key=key, num_bytes=at_once * len(data), headers=headers, **parts
         )
 
     async def _composed(self, key: str, data: bytes, condition: dict[str, str]) -> bool:
-        """Upload in parts; False if the store, or a policy of the bucket, refuses that: then no more are tried."""
+        """Upload in parts; False if the store, or a policy of the bucket, refuses that: none are tried for a while."""
         spans, own = transfers.spans(0, len(data), MOST_COMPOSED), nonce()
         names = [f"{PARTS}/{key}/{own}-{number:02d}" for number in range(len(spans))]
         at_once = transfers.parts_at_once(len(data))
@@ -232,10 +235,11 @@ class GCSStore(BucketStore):
             await self._compose(key, data, sources, condition)
             composed = True
         except _DOES_NOT_COMPOSE:
-            self._takes_parts = False
+            self._parts_from_s = clock.monotonic_s() + REFUSED_FOR_S
         finally:
             discards = [partial(self._discarded, name, composed) for name in names]
-            self._takes_parts &= all(await transfers.in_parallel(discards, at_once))
+            if not all(await transfers.in_parallel(discards, at_once)):
+                self._parts_from_s = clock.monotonic_s() + REFUSED_FOR_S
         return composed
 
     async def _refuse_existing(self, key: str) -> None:

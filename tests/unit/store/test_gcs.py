@@ -95,6 +95,11 @@ def test_where_nothing_is_composed_one_connection_carries_all(
     assert store.create("larger", DATA + DATA) == Created()
     assert gs.requests - before == 1, "parts are not tried again"
     assert names_in(gs) == ["runs/one/large", "runs/one/larger"]
+    monkeypatch.setattr(gs, "refuses_to_compose", 0)
+    now_s = clock.monotonic_s()
+    monkeypatch.setattr(clock, "monotonic_s", lambda: now_s + gcs.REFUSED_FOR_S + 1)
+    assert store.create("later", DATA) == Created()
+    assert gs.num_composed == 1, "it may have been the refusal of an old token"
 
 
 def test_a_writer_that_may_not_delete_its_parts_makes_no_more(gs: FakeGCS, store: GCSStore) -> None:
