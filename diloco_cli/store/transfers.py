@@ -107,22 +107,27 @@ async def download(opened_at: Open, max_bytes: int | None) -> tuple[bytes, str |
     async with AsyncExitStack() as stack:
         opened = await on_time(0, stack.enter_async_context(opened_at(0, first_bytes, None)))
         size = None if opened.size_bytes is None else min(opened.size_bytes, longest)
+        if size is not None and size > first_bytes and opened.version is None:  # no parts of one version can be fetched
+            opened = await on_time(0, stack.enter_async_context(opened_at(0, longest, None)))
         if size is None or size <= first_bytes or opened.version is None:
             data = await on_time(longest if size is None else size, _read(opened.pieces, size, longest))
             return data, opened.stated_crc32c
         # A large buffer's memory is the system's until bytes come; it writes into it, as nothing else refers to it.
         buffer = io.BytesIO(bytes(size))
         at_once = parts_at_once(size)
-        others: list[Callable[[], Awaitable[None]]] = [
+        parts: list[Callable[[], Awaitable[None]]] = [
             partial(persist, partial(_fetch, buffer, opened_at, *span, opened.version, at_once))
-            for span in spans(first_bytes, size)
+            for span in [(0, first_bytes), *spans(first_bytes, size)]
         ]
 
         async def first() -> None:
-            await on_time(at_once * first_bytes, _place(buffer, 0, first_bytes, opened.pieces))
+            try:
+                await on_time(at_once * first_bytes, _place(buffer, 0, first_bytes, opened.pieces))
+            except StoreUnavailableError:
+                await parts[0]()
 
         try:
-            await on_time(size, in_parallel([first, *others], at_once))
+            await on_time(size, in_parallel([first, *parts[1:]], at_once))
         except BaseException:  # its traceback holds the frames, and so the buffer, until the last try has ended
             buffer.close()
             raise

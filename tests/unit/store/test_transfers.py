@@ -26,12 +26,18 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 class Answers:
     """A store of one object. `failing`: so many answers to further parts break in their middle; `cut`: of the first
     answer only so many bytes come, then it ends, or `hangs`; `told`: whether sizes are stated; `whole`: ranges are
-    ignored."""
+    ignored; `named`: versions are."""
 
     def __init__(
-        self, failing: int = 0, cut: int = 1000, hangs: bool = False, told: bool = True, whole: bool = False
+        self,
+        failing: int = 0,
+        cut: int = 1000,
+        hangs: bool = False,
+        told: bool = True,
+        whole: bool = False,
+        named: bool = True,
     ) -> None:
-        self.failing, self.cut, self.hangs, self.told, self.whole = failing, cut, hangs, told, whole
+        self.failing, self.cut, self.hangs, self.told, self.whole, self.named = failing, cut, hangs, told, whole, named
         self.asked: list[tuple[int, int | None, str | None]] = []
         self.at_once = self.max_at_once = 0
 
@@ -42,7 +48,7 @@ class Answers:
         self.max_at_once = max(self.max_at_once, self.at_once)
         await asyncio.sleep(0)
         data = DATA if self.whole else DATA[start:end]
-        known = None if self.whole else "1"
+        known = None if self.whole or not self.named else "1"
         yield transfers.Opened(self.pieces(data, version), len(DATA) if self.told else None, known, "sum")
         self.at_once -= 1
 
@@ -72,9 +78,17 @@ def test_a_large_object_comes_in_parts_of_one_version_several_at_a_time() -> Non
 
 
 @pytest.mark.parametrize("bound", [0, 50, PART - 1, PART, 510, 999, 5000])
-@pytest.mark.parametrize("answers", [Answers(), Answers(told=False, whole=True), Answers(whole=True)])
+@pytest.mark.parametrize(
+    "answers", [Answers(), Answers(told=False, whole=True), Answers(whole=True), Answers(named=False)]
+)
 def test_no_more_than_one_byte_beyond_the_bound_is_read(answers: Answers, bound: int) -> None:
     assert answers.read(bound) == DATA[: bound + 1]
+
+
+def test_a_first_part_that_breaks_is_repeated_by_itself() -> None:
+    answers = Answers(cut=50)
+    assert answers.read() == DATA
+    assert len(answers.asked) == 1 + 10, "no other part was thrown away"
 
 
 def test_a_part_that_fails_is_repeated_so_often_and_then_ends_everything() -> None:
@@ -86,7 +100,7 @@ def test_a_part_that_fails_is_repeated_so_often_and_then_ends_everything() -> No
 @pytest.mark.parametrize("bound", [None, 50])
 def test_an_answer_that_ends_early_is_not_taken_for_the_object(bound: int | None) -> None:
     with pytest.raises(StoreUnavailableError, match=r"ended early|came short"):
-        Answers(cut=40).read(bound)
+        Answers(cut=40, named=bound is not None).read(bound)
 
 
 @pytest.mark.parametrize("bound", [None, 60])
