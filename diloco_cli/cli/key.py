@@ -118,7 +118,8 @@ def revoke(
     timeout_s: float | None = TimeoutOption,
     as_json: bool = JsonOption,
 ) -> None:
-    """Revoke a key: from one commit on, nothing that it signs counts."""
+    """Revoke a key: from one commit on, nothing that it signs counts. What was merged stays; a process that works with
+    it ends with an error."""
     from diloco_cli.signing import is_public_key
 
     opened, state = open_unfinished(run, "revoke")

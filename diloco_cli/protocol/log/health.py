@@ -141,7 +141,7 @@ REASONS: dict[str, Refusal] = {
     "key_revoked": Refusal("its learner's key has been revoked"),
     "old_incarnation": Refusal("a newer incarnation of this learner has been merged"),
     "settled": Refusal("this offer already has an outcome"),
-    "late": Refusal("it came when its slot had been merged, or skipped"),
+    "late": Refusal("it came when its slot had been merged or skipped, or its learner knew so and sent no payload"),
     "too_early": Refusal("it names a slot so far ahead that its base would be too old by then"),
     "bad_claim": Refusal(
         "slot, fragment, tokens, steps or data range contradict each other, or no payload is so large", bad=True
