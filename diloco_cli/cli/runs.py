@@ -148,6 +148,7 @@ def _places_of(opened: OpenRun) -> dict[str, Store]:
     """The stores that hold the run: home first, then those of its regions which are really this run's and which this
     machine may use. Raises RefusedError for a region's URL, because home would be left."""
     from diloco_cli.protocol.log.keys import FORMAT_KEY
+    from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
     from diloco_cli.runtime.consent import refused_stores
 
     home = opened.format.home_of(opened.url)
@@ -160,8 +161,8 @@ def _places_of(opened: OpenRun) -> dict[str, Store]:
         hint = "remove a region's objects with that store's own tools"
         raise RefusedError(f"only the run's format names these buckets: {', '.join(refused)}", where=home, hint=hint)
     stores = {url: foreground_store(url) for url in regions}
-    written = opened.store.get(FORMAT_KEY)
-    foreign = [url for url, store in stores.items() if store.get(FORMAT_KEY) not in (written, None)]
+    written = opened.store.get(FORMAT_KEY, MAX_RECORD_BYTES)
+    foreign = [url for url, store in stores.items() if store.get(FORMAT_KEY, MAX_RECORD_BYTES) not in (written, None)]
     if foreign:
         raise RefusedError(f"another run lies at {', '.join(foreign)}", where=home, hint="look first: diloco runs URL")
     return {home: opened.store, **stores}
