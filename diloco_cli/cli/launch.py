@@ -25,6 +25,7 @@ from diloco_cli.errors import UsageError
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
     from diloco_cli.protocol.log.records import RunFormat
+    from diloco_cli.runtime.consent import NamedHere
     from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.store.port import Store
     from diloco_cli.tasks.weights import Values
@@ -75,13 +76,13 @@ def launch(
 
     hooks, folder = hooks_of(on_event, webhook), file.parent
     search_last(folder)
+    named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
     with progress("reading the model") as shown:
         values = _values_of(plan, create_only)
-        known, is_new = _created(plan, origins, region, values, shown)
+        known, is_new = _created(plan, origins, region, values, named, shown)
         opened = open_known_run(known)
         if values is not None:
             _begin(opened, plan, values, shown)
-    named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
     consented(opened.format, opened.url, named, stores_of(opened.format), code=False)
     if create_only:
         _say_created(opened, is_new, as_json)
@@ -179,7 +180,12 @@ def _prepare(plan: Plan, shown: ProgressLine) -> None:
 
 
 def _created(
-    plan: Plan, origins: dict[str, str], region: str | None, values: Values | None, shown: ProgressLine
+    plan: Plan,
+    origins: dict[str, str],
+    region: str | None,
+    values: Values | None,
+    named: NamedHere,
+    shown: ProgressLine,
 ) -> tuple[KnownRun, bool]:
     """The run in its bucket, and whether it is new."""
     from diloco_cli.launch.new_run import (
@@ -193,7 +199,7 @@ def _created(
         signed,
     )
     from diloco_cli.layout import layout_warning
-    from diloco_cli.runtime.consent import signing_secret
+    from diloco_cli.runtime.consent import consented, signing_secret, stores_of
     from diloco_cli.runtime.registry import refuse_supervised, remember_run
     from diloco_cli.store.url import join_url
 
@@ -217,6 +223,7 @@ def _created(
     for store, there in theirs:
         refuse_another_run(home, there, fresh, store)
     shown.text = f"creating the run: {url}"
+    consented(fresh, url, named, stores_of(fresh), code=False)  # first: who is killed behind it can be resumed
     run, how = create_run(home, fresh, url, secret)
     for store, there in theirs:
         create_in_region(home, there, run, store)
