@@ -11,7 +11,7 @@ from msgspec import structs
 
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log import state as state_tables
-from diloco_cli.protocol.log.commit_log import Snapshot, append, kept_versions
+from diloco_cli.protocol.log.commit_log import BAD_READS_S, Snapshot, append, kept_versions
 from diloco_cli.protocol.log.commits import Commit, Skip, apply
 from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.metrics import RECENT_MERGES, RECENT_NOTES
@@ -217,14 +217,15 @@ def test_what_cannot_be_folded_is_not_written() -> None:
 
 
 def test_a_syncer_that_finds_a_damaged_log_says_so_and_nothing_of_a_successor() -> None:
-    store, clock = MemoryStore(), SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+    store, slept = MemoryStore(), [0.0]
+    clock = SystemClock(lambda: sum(slept), slept.append, lambda: None)
     store.create(commit_key(0), encode(commit(RunState(), "epoch_start", outputs=genesis().outputs)))
     store.create(commit_key(1), b'{"kind":"skip"}')
     claim = ProcessClaim(0, "nonce", "host", 1, "then", "test")
     syncer = Syncer(RUN, claim, arithmetic=None, evaluator=None, time_text=str, nonce=str)  # type: ignore[arg-type]
     with pytest.raises(RecordError, match="not a commit"):
         perform(syncer.serve(), store, clock)
-    assert syncer.doing == "READING"
+    assert syncer.doing == "READING" and sum(slept) == BAD_READS_S
 
 
 def test_a_run_that_has_grown_is_the_same_for_every_offer_and_another_for_other_members() -> None:
