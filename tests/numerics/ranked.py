@@ -29,6 +29,7 @@ from diloco_cli.protocol.actors.learner import Progression
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.tasks import huggingface, models
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors import flat
 from diloco_cli.tensors.flat import flatten
 from diloco_cli.tensors.merge import delta_formats
 from diloco_cli.training.ranks import Rank, RankedTraining, build_rank, follow
@@ -39,6 +40,10 @@ from tests.forked import ForkedProcess
 SEQUENCE = 12
 SIDES = ("left", "right")
 NUMBERS = Progression(0.5, inf, False)  # any place in a run with a constant learning rate
+
+
+CARRIED_HERE = (*flat.CARRIED, torch.float64)
+"""The sums of a mixture are compared in float64, which the product refuses to exchange."""
 
 
 @dataclass(frozen=True)
@@ -305,6 +310,7 @@ two_names, text = TwoNames, CountingText
 
 
 def main(name: str) -> None:
+    flat.CARRIED = CARRIED_HERE
     folder = Path(name)
     place = place_here()
     assert place is not None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.numerics.ranked import RankedCase, Trained, one_rank, several_ranks
+from diloco_cli.tensors import flat
+from tests.numerics.ranked import CARRIED_HERE, RankedCase, Trained, one_rank, several_ranks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROLLED_BACK = ("kept", "adopted", "rolled back", "rolled back to fresh moments")
@@ -42,6 +44,13 @@ HALF = [
 SPLIT = RankedCase("float32 mixture", model="moe", steps=60, at_once=2)
 NEAR = 1e-5
 BF16 = 2**-8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _float64() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat, "CARRIED", CARRIED_HERE)
+        yield
 
 
 @pytest.fixture(scope="module")

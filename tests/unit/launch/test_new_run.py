@@ -51,4 +51,4 @@ def test_the_same_run_is_gone_on_with_and_another_of_its_name_is_refused():
     assert create_run(store, replace(RUN, run_id="another"), "memory://x") == (RUN, "existed")
     with pytest.raises(UsageError, match="slowdown") as caught:
         create_run(store, replace(RUN, islands=(replace(IOWA, slowdown=3.0),)), "memory://x")
-    assert "diloco resume nano" in (caught.value.hint or "")
+    assert "diloco resume memory://x" in (caught.value.hint or "")
