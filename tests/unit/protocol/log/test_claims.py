@@ -53,8 +53,10 @@ A, B = keyring_of(1), keyring_of(2)
 KEY_A, KEY_B = (fingerprint(keyring.public("learner/l0")) for keyring in (A, B))
 
 
-class ClaimBucket(MemoryStore):
-    def __init__(self, everywhere: bool = False) -> None:
+class CountingLooks(MemoryStore):
+    """`everywhere`: each number is claimed by others, with these bytes."""
+
+    def __init__(self, everywhere: bytes | None = None) -> None:
         super().__init__()
         self.looks, self.everywhere = 0, everywhere
 
@@ -68,8 +70,10 @@ class ClaimBucket(MemoryStore):
 
     def create(self, key: str, data: bytes) -> Created | Exists:
         self.looks += 1
-        return Exists(JUNK) if self.everywhere else super().create(key, data)
+        return super().create(key, data) if self.everywhere is None else Exists(self.everywhere)
 
+
+class ClaimBucket(CountingLooks):
     def claimed(self, keyring: Any, floor: int = 0) -> int:
         return int(self.perform(claim_incarnation(keyring, "l0", CLAIM, floor)).incarnation)
 
@@ -149,7 +153,7 @@ def test_claims_that_lie_apart_drive_a_number_on_by_a_bounded_way() -> None:
 
 
 def test_one_who_takes_each_number_first_ends_the_claim_with_words() -> None:
-    store = ClaimBucket(everywhere=True)
+    store = ClaimBucket(JUNK)
     with pytest.raises(OccupiedError, match=f"{CLAIMS_TRIED} numbers first"):
         store.claimed(SUMS)
 
@@ -162,26 +166,6 @@ def test_an_offer_that_its_learner_did_not_write_is_damaged_once_the_next_one_is
     store.create(key, SUMS.sign("learner/l0", key, b'{"a":1}'))
     assert store.perform(next_offer(SUMS, "l0", 1, 0)).damaged
     assert store.perform(next_offer(SUMS, "l0", 1, 1)).data is not None
-
-
-class CountingLooks(MemoryStore):
-    """`everywhere`: each number is claimed by others."""
-
-    def __init__(self, everywhere: bool = False) -> None:
-        super().__init__()
-        self.looks, self.everywhere = 0, everywhere
-
-    def perform(self, steps: Steps[Any]) -> Any:
-        self.looks = 0
-        return perform(steps, self, SystemClock(lambda: 0.0, lambda seconds: None, lambda: None))
-
-    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
-        self.looks += 1
-        return super().get(key, max_bytes)
-
-    def create(self, key: str, data: bytes) -> Created | Exists:
-        self.looks += 1
-        return Exists(b"{}") if self.everywhere else super().create(key, data)
 
 
 @pytest.mark.parametrize("dead", [0, 1, 2, 1000, 4097])
@@ -209,4 +193,4 @@ def test_epochs_that_lie_apart_drive_a_number_on_by_a_bounded_way() -> None:
 
 def test_one_who_takes_each_epoch_first_ends_the_claim_with_words() -> None:
     with pytest.raises(TryAgainError, match="64 epochs in a row"):
-        CountingLooks(everywhere=True).perform(claim_epoch(RUN, CLAIM, genesis()))
+        CountingLooks(b"{}").perform(claim_epoch(RUN, CLAIM, genesis()))
