@@ -102,6 +102,7 @@ SHAPES: dict[str, Shape] = {
     "generate": {"run": str, "commit": int, "prompt": str, "text": str, "seed": int, "tokens": int},
     "evaluate": {"run": str, "commit": int, "loss": float | None, "sequences": int},
     "runs": {"runs": list[dict[str, Any]]},
+    "runs rm": {"run": str, "url": str, "objects": int},
     "stop": {"run": str, "state": str},
     "rollback": {"run": str, "commit": int, **DRY},
     "gc": {

@@ -121,16 +121,19 @@ def _remove(known: KnownRun, yes: bool, as_json: bool) -> None:
     _refuse_living_here(known.name, [known.url])
     opened: OpenRun | None = None
     places: dict[str, Store] = {}
-    with suppress(NotFoundError, StoreGoneError):  # then only this machine's notes are left of it
+    try:
         opened = open_known_run(known)
+    except (NotFoundError, StoreGoneError):
+        if not known.launched_s:
+            raise
     if opened is not None:
         places = _places_of(opened)
         _refuse_living(opened, list(places))
     with progress("looking what there is"):
         keys = {url: _keys(store) for url, store in places.items()}
     total = sum(map(len, keys.values()))
-    where = " and ".join(places) or f"{known.url}, of which only this machine's notes are left"
-    confirm(f"delete run {known.name}: {total:,} objects at {where}?", yes)
+    what = f"{total:,} objects at {' and '.join(places)}" if places else f"this machine's notes of {known.url}"
+    confirm(f"delete run {known.name}: {what}?", yes)
     if opened is not None:
         _refuse_living(opened, list(places))  # it may have gone on while the question stood
     with progress("deleting"):
@@ -139,9 +142,9 @@ def _remove(known: KnownRun, yes: bool, as_json: bool) -> None:
     for url in places or [known.url]:
         forget_run(url)
     if as_json:
-        print_json("runs", {"removed": known.name, "url": known.url, "objects": total})
+        print_json("runs rm", {"run": known.name, "url": known.url, "objects": total})
     else:
-        print(f"run {known.name} is removed: {total:,} objects at {where}")
+        print(f"run {known.name} is removed: {what}")
 
 
 def _places_of(opened: OpenRun) -> dict[str, Store]:

@@ -127,6 +127,15 @@ def test_a_removed_run_leaves_nothing_and_its_neighbour_all(diloco: Call, tmp_pa
     assert [row["name"] for row in json.loads(diloco("runs", "--json").stdout)["data"]["runs"]] == ["kept"]
 
 
+def test_a_run_that_is_nowhere_is_not_said_to_be_removed(diloco: Call, tmp_path: Path) -> None:
+    done = diloco("runs", "rm", f"file://{tmp_path}/typo/nano", "-y")
+    assert done.returncode == 6 and "removed" not in done.stdout + done.stderr
+    remember_run(f"file://{tmp_path}/bucket/nano")
+    done = diloco("runs", "rm", "nano", "-y", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["data"]["objects"] == 0
+    assert json.loads(diloco("runs", "--json").stdout)["data"]["runs"] == []
+
+
 def test_what_is_not_the_runs_stays(diloco: Call, tmp_path: Path) -> None:
     url = make_bucket(tmp_path / "bucket" / "nano")
     mine = tmp_path / "bucket" / "nano" / "model.safetensors"
