@@ -2,10 +2,9 @@
 
 Fragments are filled one after the other, tensors by size, descending, each up to the row that is nearest to an even
 share of what is left. So all are as large as rows allow and take about as long to travel; otherwise one large tensor,
-mostly the embedding, would decide how long an exchange takes (a slow link gained 19 %). Which rows share a fragment
-does not matter to the quality (arXiv 2604.21428, fragments; four islands of examples/quality lost 0.05 % against whole
-tensors, the mean of three seeds), nor to a merge, where each row of a matrix has a norm of its own. A vector has one
-norm, and is cut only where it is larger than an even fragment.
+mostly the embedding, would decide how long an exchange takes. Which rows share a fragment does not matter to the
+quality (arXiv 2604.21428, fragments), nor to a merge, where each row of a matrix has a norm of its own. A vector has
+one norm, and is cut only where it is larger than an even fragment.
 
 Embeddings stand alone, in the first fragments. Tied weights appear once, because callers pass each parameter once.
 Fewer rows than P give fewer fragments: see `layout_warning`.
