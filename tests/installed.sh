@@ -7,6 +7,7 @@ place="$(mktemp -d)"
 trap 'rm -rf "$place"' EXIT
 cd "$place"
 unset PYTHONPATH  # the installed package is what is tried, not a checkout
+export DILOCO_HOME="$place/home"  # what a user keeps of runs is left alone
 
 # diloco with these words must end with the given status.
 ends_with() {
