@@ -91,9 +91,6 @@ def _lines(columns: Sequence[Column], islands: Sequence[PlannedIsland]) -> list[
 def plan_text(plan: Plan) -> str:
     """Everything `plan` has to say, the verdict first."""
     alternatives = [f"{a.name}: {format_count(a.tokens_per_s)} tok/s, {a.reason}" for a in plan.alternatives]
-    sensitivity = [
-        f"{s.change}: {s.gain_percent:+.1f} % ({format_count(s.tokens_per_s)} tok/s)" for s in plan.sensitivity
-    ]
     formed = [f"{f.name}: {compress_hostlist(f.machines).replace(',', ', ')}: {f.reason}" for f in plan.formed]
     blocks = [
         _wrapped(f"{plan.verdict}: {plan.why}", "  "),
@@ -106,7 +103,6 @@ def plan_text(plan: Plan) -> str:
         _outcome(plan),
         _list("warnings", [w for w in plan.warnings if " is excluded: " not in w]),
         _list("alternatives", alternatives),
-        _list("what would change it", sensitivity),
         _list("assumptions", [f"{a.mark}: {a.text}" for a in plan.assumptions]),
         [
             "next: keep this plan with -o FOLDER, and start it: diloco launch PLAN;",

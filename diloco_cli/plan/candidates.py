@@ -40,7 +40,7 @@ def island_speed(
     run's. Raises UsageError for a device whose peak in that type is not known, unless its speed is measured."""
     if island.tokens_per_s:
         text = f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory"
-        return measured_rate(island.tokens_per_s, island.slowdown), Assumption(text, "measured")
+        return island.tokens_per_s / island.slowdown, Assumption(text, "measured")
     device, count = find_device(island.accelerators.name, inventory.devices), num_devices(island)
     if device.name in HOST_DEVICES:
         gflops = host_gflops(device.name, model)
@@ -64,11 +64,6 @@ def peak_rate(accelerators: int, tflops: float, mfu: float, flops_per_token: flo
 @formula("island", "tokens/s undisturbed", "tokens/s")
 def host_rate(cores: int, gflops: float, flops_per_token: float, slowdown: float) -> float:
     return cores * gflops * GIGA / flops_per_token / slowdown
-
-
-@formula("island", "tokens/s undisturbed", "tokens/s")
-def measured_rate(measured: float, slowdown: float) -> float:
-    return measured / slowdown
 
 
 def host_gflops(name: str, model: ModelFacts) -> float:

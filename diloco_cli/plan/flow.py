@@ -36,7 +36,6 @@ from diloco_cli.plan.link import (
     GUESSED_MACHINE,
     HEARTBEAT_EVERY_S,
     kept_at_pace,
-    mean_exchange_s,
     moment_bytes,
     spent_a_slot,
     syncer_s,
@@ -322,7 +321,7 @@ def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) 
     spent = spent_a_slot(model.parameters, fragments.count, len(kept), sync, machine, schedule.slot_s)
     for_its_slot_s = waiting_s(schedule.slot_s, spent.seconds)
     mean_merging_s = syncer_s(fragments.mean, len(kept), sync, machine)
-    at_syncer = AtSyncer(at_syncer_s(for_its_slot_s, mean_merging_s), spent.seconds / schedule.slot_s)
+    at_syncer = AtSyncer(for_its_slot_s + mean_merging_s, spent.seconds / schedule.slot_s)
     availabilities = [c.availability for c in kept]
     rates = [0.0 if c.island.mtbf_s is None else 1.0 / c.island.mtbf_s for c in kept]
     moving = waiting(sync.quorum, availabilities, rates, drift_s(sync, schedule)).moving
@@ -332,11 +331,6 @@ def run_fleet(kept: Sequence[Candidate], sync: SyncSettings, model: ModelFacts) 
     )
     enough = probability_at_least(sync.quorum, availabilities)
     return Fleet(tuple(kept), sync, schedule, flows, enough, spent, at_syncer)
-
-
-@formula("schedule", "at the syncer", "s")
-def at_syncer_s(waiting_s: float, merging_of_the_mean_fragment_s: float) -> float:
-    return waiting_s + merging_of_the_mean_fragment_s
 
 
 def drift_s(sync: SyncSettings, schedule: Schedule) -> float:
@@ -360,9 +354,9 @@ def flow_of(
     hidden_s = schedule.overlap * served_s
     steps = local_steps(schedule.round_s, step_s)
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
-    mean_s = transfer_s(candidate.link, candidate.rtt_s, mean, sync.codec, sync.weights_codec, mean_exchange_s)
+    mean_s = transfer_s(candidate.link, candidate.rtt_s, mean, sync.codec, sync.weights_codec)
     in_flight_s = in_flight(mean_s, schedule.quorum_s, at_syncer.seconds)
-    dropped = 0.0 if keeps_progress(sync) else in_flight_share(in_flight_s, late * schedule.round_s)
+    dropped = 0.0 if keeps_progress(sync) else in_flight_s / (late * schedule.round_s)
     after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
     busy = busy_share(served_s, hidden_s, exchange_s)
     after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late))
@@ -383,11 +377,6 @@ def flow_of(
 @formula("island", "in flight", "s")
 def in_flight(transfer_of_the_mean_fragment_s: float, quorum_s: float, at_the_syncer_s: float) -> float:
     return transfer_of_the_mean_fragment_s + quorum_s + at_the_syncer_s
-
-
-@formula("island", "in flight, of a round")
-def in_flight_share(in_flight_s: float, round_s: float) -> float:
-    return in_flight_s / round_s
 
 
 @formula("island", "after idle", "tokens/s")
@@ -447,55 +436,35 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     islands, slot_s, fragments = len(fleet.kept), fleet.served_slot_s, fleet.schedule.fragments
     days = run.train.tokens / fleet.tokens_per_s / DAY_S
     accelerators = sum(candidate.island.price_per_h for candidate in fleet.kept)
-    egress_gb = egress_of_islands(islands, up_gb_per_day(fleet, run, model))
-    egress = egress_price(up_gb_per_day(fleet, run, model), sum(candidate.egress_per_gb for candidate in fleet.kept))
+    sent_gb = up_gb_per_day(model, CODEC_BITS[fleet.sync.codec], moment_bytes(run.train.inner), fleet.served_round_s)
+    egress = sent_gb * sum(candidate.egress_per_gb for candidate in fleet.kept)
     class_a, class_b = requests_per_day(fleet, run)
-    requests = requests_price(class_a, class_b)
+    requests = class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
     growth = storage_gb_per_day(fleet, run, model)
-    growing = min(days, retained_days(slot_s, fragments, run))
+    growing = min(days, retained_commits(slot_s, fragments, run) * slot_s / DAY_S)
     storage = storage_price(growth, growing, days)
     slots = days * DAY_S / slot_s
-    kept = objects_kept(islands, min(slots, growing * DAY_S / slot_s), fragments, run)
+    kept = objects_kept(min(slots, growing * DAY_S / slot_s), islands, fragments, run.sync.staleness_rounds)
     mirrors_gb, mirrors = mirrors_per_day(fleet, model)
     total = all_money(days, accelerators, egress, mirrors, requests, storage)
     return Money(
         accelerators_per_h=accelerators,
         egress_per_day=egress,
-        egress_gb_per_day=egress_gb,
+        egress_gb_per_day=islands * sent_gb,
         class_a_per_day=class_a,
         class_b_per_day=class_b,
         requests_per_day=requests,
         storage_gb_per_day=growth,
-        storage_gb_at_end=stored_gb(growth, growing),
+        storage_gb_at_end=growth * growing,
         storage_total=storage,
         objects_kept=kept,
         objects_at_end=kept + slots,
-        per_h=money_per_h(total, days),
+        per_h=total / days / 24,
         total=total,
         per_billion_tokens=total / run.train.tokens * 1e9,
         mirrors_gb_per_day=mirrors_gb,
         mirrors_per_day=mirrors,
     )
-
-
-@formula("money", "egress", "GB/day")
-def egress_of_islands(islands: int, sent_by_an_island: float) -> float:
-    return sent_by_an_island * islands
-
-
-@formula("money", "price of egress", "/day")
-def egress_price(sent_by_an_island: float, prices_of_islands: float) -> float:
-    return sent_by_an_island * prices_of_islands
-
-
-@formula("money", "requests", "/day")
-def requests_price(class_a: float, class_b: float) -> float:
-    return class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
-
-
-@formula("money", "storage at the end", "GB")
-def stored_gb(storage_per_day: float, days_of_growth: float) -> float:
-    return storage_per_day * days_of_growth
 
 
 @formula("money", "storage in all")
@@ -511,21 +480,10 @@ def all_money(
     return days * (24 * accelerators_per_h + egress + mirrors + requests) + storage
 
 
-@formula("money", "per hour", "/h")
-def money_per_h(money_in_all: float, days: float) -> float:
-    return money_in_all / days / 24
-
-
-def up_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
-    """GB a day that one island sends: its delta of every parameter once a round, its moments now and then."""
-    return sent_gb_per_day(
-        model.parameters, CODEC_BITS[fleet.sync.codec], moment_bytes(run.train.inner), fleet.served_round_s
-    )
-
-
 @formula("money", "sent by an island", "GB/day")
-def sent_gb_per_day(parameters: int, delta_bits: float, moment_bytes: float, round_s: float) -> float:
-    return parameters * (delta_bits / 8 + moment_bytes) / GB * DAY_S / round_s
+def up_gb_per_day(model: ModelFacts, delta_bits: float, moment_bytes: float, round_s: float) -> float:
+    """Its delta of every parameter once a round, its moments now and then."""
+    return model.parameters * (delta_bits / 8 + moment_bytes) / GB * DAY_S / round_s
 
 
 def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
@@ -538,25 +496,12 @@ def mirrors_per_day(fleet: Fleet, model: ModelFacts) -> tuple[float, float]:
     crossings = [kept.crossing for kept in fleet.kept if kept.crossing is not None]
     if not crossings:
         return 0.0, 0.0
-    version = versions_gb_per_day(model.parameters, CODEC_BITS[fleet.sync.weights_codec], fleet.served_round_s)
-    delta = deltas_gb_per_day(model.parameters, CODEC_BITS[fleet.sync.codec], fleet.served_round_s)
+    a_bit = model.parameters / 8 / GB * DAY_S / fleet.served_round_s
+    version, delta = a_bit * CODEC_BITS[fleet.sync.weights_codec], a_bit * CODEC_BITS[fleet.sync.codec]
     home_per_gb = {crossing.region: crossing.home_per_gb for crossing in crossings}
     prices = sum(crossing.per_gb for crossing in crossings)
-    gigabytes = between_buckets(len(home_per_gb), version, len(crossings), delta)
+    gigabytes = len(home_per_gb) * version + len(crossings) * delta
     return gigabytes, egress_of_mirrors(version, sum(home_per_gb.values()), delta, prices)
-
-
-@formula("money", "versions to a region", "GB/day")
-def versions_gb_per_day(parameters: int, bits: float, round_s: float) -> float:
-    return parameters * bits / 8 / GB * DAY_S / round_s
-
-
-deltas_gb_per_day = versions_gb_per_day.named("deltas of an island")
-
-
-@formula("money", "between buckets", "GB/day")
-def between_buckets(regions: int, versions: float, islands: int, deltas: float) -> float:
-    return regions * versions + islands * deltas
 
 
 @formula("money", "egress of mirrors", "/day")
@@ -565,16 +510,14 @@ def egress_of_mirrors(versions: float, home_prices: float, deltas: float, region
 
 
 def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
-    """A round adds a new state and weights of every parameter, a delta of each island, and now and then moments."""
     up_bits, down_bits = CODEC_BITS[fleet.sync.codec], CODEC_BITS[fleet.sync.weights_codec]
-    saved = moment_bytes(run.train.inner)
-    state_bytes, round_s = OUTER_OPTIMIZERS[run.outer.name].state_bytes, fleet.served_round_s
-    return written_gb_per_day(model.parameters, state_bytes, down_bits, len(fleet.kept), up_bits, saved, round_s)
+    state_bytes, moments = OUTER_OPTIMIZERS[run.outer.name].state_bytes, moment_bytes(run.train.inner)
+    return written_gb_per_day(model, state_bytes, down_bits, len(fleet.kept), up_bits, moments, fleet.served_round_s)
 
 
 @formula("money", "storage", "GB/day")
 def written_gb_per_day(
-    parameters: int,
+    model: ModelFacts,
     state_bytes: int,
     weights_bits: float,
     islands: int,
@@ -582,13 +525,9 @@ def written_gb_per_day(
     moment_bytes: float,
     round_s: float,
 ) -> float:
+    """A round adds a new state and weights of every parameter, a delta of each island, and now and then moments."""
     per_parameter = state_bytes + weights_bits / 8 + islands * (delta_bits / 8 + moment_bytes)
-    return parameters * per_parameter / GB * DAY_S / round_s
-
-
-def retained_days(slot_s: float, fragments: int, run: RunSettings) -> float:
-    """For how long a bucket grows before deletions balance writes; for ever if everything is kept."""
-    return retained_commits(slot_s, fragments, run) * slot_s / DAY_S
+    return model.parameters * per_parameter / GB * DAY_S / round_s
 
 
 def retained_commits(slot_s: float, fragments: int, run: RunSettings) -> float:
@@ -600,14 +539,10 @@ def retained_commits(slot_s: float, fragments: int, run: RunSettings) -> float:
     return kept + max(FLOORS_APART, kept // 4) + run.retention.grace_s / slot_s
 
 
-def objects_kept(islands: int, commits: float, fragments: int, run: RunSettings) -> float:
+@formula("money", "objects kept")
+def objects_kept(retained_commits: float, islands: int, fragments: int, staleness_rounds: int) -> float:
     """The objects of so many commits beside the log's records: deltas and offers, states and weights; each fragment's
     current state, its weights that a delta may still be based on, and learners' newest moments."""
-    return kept_objects(commits, islands, fragments, run.sync.staleness_rounds)
-
-
-@formula("money", "objects kept")
-def kept_objects(retained_commits: float, islands: int, fragments: int, staleness_rounds: int) -> float:
     versions = fragments * (1 + staleness_rounds + 2)
     return retained_commits * (2 * islands + 2) + versions + islands * KEPT_MOMENTS
 

@@ -19,7 +19,7 @@ Everything else of the schedule, such as what the overlap hides, goes by the slo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite
@@ -65,9 +65,6 @@ HEARTBEAT_BYTES = 307
 HEARTBEAT_EVERY_S = 3.0
 
 
-Transfer = Callable[[float, float, float, float, float, float], float]
-
-
 @dataclass(frozen=True)
 class Need:
     """Bits of one round, up and down."""
@@ -88,24 +85,10 @@ class Need:
         return max(up, down)
 
 
-def need_of_round(model: ModelFacts, codec: str, weights_codec: str) -> Need:
-    return Need(model.parameters * CODEC_BITS[codec], model.parameters * CODEC_BITS[weights_codec])
-
-
 def load_of_round(model: ModelFacts, codec: str, weights_codec: str, inner: InnerSettings) -> Need:
-    """An island's true traffic: the need of a round, and its share of the saved moments."""
-    up_bits = sent_bits(model.parameters, CODEC_BITS[codec], moment_bytes(inner))
-    return Need(up_bits, received_bits(model.parameters, CODEC_BITS[weights_codec]))
-
-
-@formula("island", "sent in a round", "bits")
-def sent_bits(parameters: int, codec_bits: float, moment_bytes: float) -> float:
-    return parameters * codec_bits + 8 * parameters * moment_bytes
-
-
-@formula("island", "received in a round", "bits")
-def received_bits(parameters: int, codec_bits: float) -> float:
-    return parameters * codec_bits
+    """An island's true traffic: deltas and versions, and its share of the saved moments."""
+    up_bits = CODEC_BITS[codec] + 8 * moment_bytes(inner)
+    return Need(model.parameters * up_bits, model.parameters * CODEC_BITS[weights_codec])
 
 
 def moment_bytes(inner: InnerSettings) -> float:
@@ -186,13 +169,10 @@ def rtt_of(link: Link, url: str) -> float:
     return guessed_rtt_s(url) if link.rtt_s is None else link.rtt_s
 
 
-def transfer_s(
-    link: Link, rtt_s: float, parameters: float, codec: str, weights_codec: str, way: Transfer | None = None
-) -> float:
-    """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing. `way`: the
-    formula that tells it."""
+def transfer_s(link: Link, rtt_s: float, parameters: float, codec: str, weights_codec: str) -> float:
+    """Upload and download of a fragment of `parameters`, with round trips; an unknown rate costs nothing."""
     up_bps, down_bps = link.up_bps or inf, link.down_bps or inf
-    return (way or exchange_s)(parameters, CODEC_BITS[codec], up_bps, CODEC_BITS[weights_codec], down_bps, rtt_s)
+    return exchange_s(parameters, CODEC_BITS[codec], up_bps, CODEC_BITS[weights_codec], down_bps, rtt_s)
 
 
 @formula("island", "transfer", "s")
@@ -200,9 +180,6 @@ def exchange_s(
     fragment: float, up_bits: float, up_bps: float, down_bits: float, down_bps: float, rtt_s: float
 ) -> float:
     return fragment * up_bits / up_bps + fragment * down_bits / down_bps + ROUND_TRIPS * rtt_s
-
-
-mean_exchange_s = exchange_s.named("transfer of the mean fragment")
 
 
 def rounded_up(bps: float, digits: int) -> float:

@@ -25,8 +25,7 @@ from diloco_cli.config.models import ModelFacts, facts_from_numbers, preset_shap
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
-from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
-from diloco_cli.plan.link import CODEC_BITS
+from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.plan.plan import MemoryPart, Sharding, shards
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE
 from diloco_cli.protocol.rules.merging import keeps_progress
@@ -253,36 +252,25 @@ def memory_parts(model: ModelFacts, how: Computing, ranks: int = 1, sequences: i
     """The memory of one of `ranks` that hold the state together, with a micro-batch of `sequences`."""
     tokens, parameters, sharded = sequences * model.sequence, model.parameters, ranks > 1
     sizes = {
-        "weights": weights_gb(parameters, ranks),
-        "gradients": gradients_gb(parameters, ranks),
+        "weights": weights_gb(WEIGHT_BYTES, parameters, ranks),
+        "gradients": gradients_gb(GRADIENT_BYTES, parameters, ranks),
         "moments": moments_gb(how.moment_bytes, parameters, ranks),
-        "casts": 0.0 if sharded else casts_gb(how.widths.casts, parameters),
+        "casts": 0.0 if sharded else how.widths.casts * parameters / GB,
         "activations": activations_gb(activation_bytes(model, how), tokens),
         "logits": logits_gb(tokens, model.vocabulary),
-        "gathered": gathered_gb(gathered_bytes(model, how)) if sharded else 0.0,
+        "gathered": gathered_bytes(model, how) / GB if sharded else 0.0,
         "exchange": exchange_gb(model, how),
     }
     return tuple(MemoryPart(name, gb) for name, gb in sizes.items() if gb)
 
 
 @formula("island", "memory, weights", "GB")
-def weights_gb(parameters: int, ranks: int) -> float:
-    return WEIGHT_BYTES * parameters / ranks / GB
+def weights_gb(bytes_of_a_parameter: int, parameters: int, ranks: int) -> float:
+    return bytes_of_a_parameter * parameters / ranks / GB
 
 
-@formula("island", "memory, gradients", "GB")
-def gradients_gb(parameters: int, ranks: int) -> float:
-    return GRADIENT_BYTES * parameters / ranks / GB
-
-
-@formula("island", "memory, moments", "GB")
-def moments_gb(moment_bytes: int, parameters: int, ranks: int) -> float:
-    return moment_bytes * parameters / ranks / GB
-
-
-@formula("island", "memory, casts", "GB")
-def casts_gb(cast_bytes: int, parameters: int) -> float:
-    return cast_bytes * parameters / GB
+gradients_gb = weights_gb.named("memory, gradients")
+moments_gb = weights_gb.named("memory, moments")
 
 
 @formula("island", "memory, activations", "GB")
@@ -293,11 +281,6 @@ def activations_gb(kept_of_a_token_bytes: float, tokens: int) -> float:
 @formula("island", "memory, logits", "GB")
 def logits_gb(tokens: int, vocabulary: float) -> float:
     return LOGIT_BYTES * tokens * vocabulary / GB
-
-
-@formula("island", "memory, gathered", "GB")
-def gathered_gb(gathered_bytes: float) -> float:
-    return gathered_bytes / GB
 
 
 def exchange_gb(model: ModelFacts, how: Computing) -> float:
@@ -363,19 +346,17 @@ def freed_of_a_token(vocabulary: float, layer_computed_again_bytes: float, width
 
 
 def gathered_bytes(model: ModelFacts, how: Computing) -> float:
-    """Whole parameters on a rank that holds shards, in float32 what lies outside of layers: for all of a step, and its
-    gradient while layers are computed back. Then a layer is there, its gradient, the next layer, and the buffers that
-    they are sent through; and the logits are not, with one sequence of them."""
-    freed = _freed_bytes(model, how)
-    return gathered(model.embedding_parameters, model.parameters, model.layers, how.gathered, freed, model.sequence)
+    return gathered(model, how.gathered, _freed_bytes(model, how))
 
 
 @formula("island", "gathered", "bytes")
-def gathered(
-    embedding: int, parameters: int, layers: int, bytes_of_a_layer: int, freed_of_a_token: float, sequence: int
-) -> float:
-    layer = bytes_of_a_layer * (parameters - embedding) / layers
-    freed = max(0.0, freed_of_a_token) * sequence
+def gathered(model: ModelFacts, bytes_of_a_layer: int, freed_of_a_token: float) -> float:
+    """Whole parameters on a rank that holds shards, in float32 what lies outside of layers: for all of a step, and its
+    gradient while layers are computed back. Then a layer is there, its gradient, the next layer, and the buffers that
+    they are sent through; and the logits are not, with one sequence of them."""
+    embedding = model.embedding_parameters
+    layer = bytes_of_a_layer * (model.parameters - embedding) / model.layers
+    freed = max(0.0, freed_of_a_token) * model.sequence
     return WEIGHT_BYTES * embedding + max(0.0, GRADIENT_BYTES * embedding + layer - freed)
 
 
@@ -386,45 +367,26 @@ def _devices_needed(two: Fit, four: Fit) -> int | None:
     return max(2, math.ceil(divided / room - 1e-9)) if room > 0 else None
 
 
-def host_memory_gb(model: ModelFacts, sync: SyncSettings, largest: float, overlap: int, saved: bool = True) -> float:
-    """Memory of the process that commands an island, for the exchange: every adopted version in float32, to measure
-    progress from; for each fragment in flight (at most `largest` parameters) the sent values, the delta and its
-    payload; one arrived version, encoded and decoded; with error feedback two rounding errors a fragment; if AdamW's
-    moments are `saved`, a copy of them and their bytes, as for a device (without one their bytes are the copy)."""
-    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
-    return host_gb(host_bytes(sync, saved), model.parameters, overlap, up_bits, down_bits, largest)
-
-
 @formula("island", "host memory", "GB")
-def host_gb(
+def host_memory_gb(
     bytes_of_a_parameter: int, parameters: int, overlap: int, up_bits: float, down_bits: float, largest_fragment: float
 ) -> float:
+    """Memory of the process that commands an island, for the exchange: `host_bytes` of every parameter; for each
+    fragment in flight (at most `largest_fragment` parameters) the sent values, the delta and its payload; one arrived
+    version, encoded and decoded."""
     in_flight = (overlap + 1) * (4 + 4 + up_bits / 8) + 4 + down_bits / 8
     return (bytes_of_a_parameter * parameters + in_flight * largest_fragment) / GB
 
 
 def host_bytes(sync: SyncSettings, saved: bool) -> int:
-    """Per parameter, on the host."""
+    """Per parameter, on the host: every adopted version in float32, to measure progress from; with error feedback two
+    rounding errors; if AdamW's moments are `saved`, a copy of them and their bytes, as for a device (without one their
+    bytes are the copy)."""
     return BASE_BYTES + (RESIDUAL_BYTES if sync.error_feedback else 0) + (SAVED_BYTES if saved else 0)
 
 
-def syncer_memory_gb(
-    model: ModelFacts,
-    largest: float,
-    up_bits: float,
-    down_bits: float,
-    num_islands: int,
-    reads_back: bool,
-    state_bytes: int = OUTER_OPTIMIZERS["nesterov"].state_bytes,
-) -> float:
-    """The newest state of every fragment; of one fragment the next version and its weights, and both as read back where
-    the store does not check uploads; the payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in
-    a file); and 64 MB to work in, enough for three threads that merge."""
-    return syncer_gb(model.parameters, largest, up_bits, down_bits, num_islands, reads_back, state_bytes)
-
-
 @formula("syncer", "memory", "GB")
-def syncer_gb(
+def syncer_memory_gb(
     parameters: int,
     largest_fragment: float,
     up_bits: float,
@@ -433,6 +395,9 @@ def syncer_gb(
     reads_back: bool,
     state_bytes: int,
 ) -> float:
+    """The newest state of every fragment; of one fragment the next version and its weights, and both as read back where
+    the store does not check uploads; the payloads on their way, at most MAX_BYTES_AT_ONCE (those that have come wait in
+    a file); and 64 MB to work in, enough for three threads that merge."""
     payload = up_bits / 8 * largest_fragment
     coming = max(payload, min(islands * payload, MAX_BYTES_AT_ONCE))
     version = (state_bytes + down_bits / 8) * largest_fragment

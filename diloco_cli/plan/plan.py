@@ -235,15 +235,6 @@ class Alternative:
 
 
 @dataclass(frozen=True)
-class Sensitivity:
-    """The prediction of a plan made again with one thing changed."""
-
-    change: str
-    tokens_per_s: float
-    gain_percent: float
-
-
-@dataclass(frozen=True)
 class Assumption:
     """A number the prediction rests on, and where it comes from."""
 
@@ -271,7 +262,6 @@ class Plan:
     settings: tuple[Setting, ...] = ()
     formed: tuple[Formed, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
-    sensitivity: tuple[Sensitivity, ...] = ()
     assumptions: tuple[Assumption, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -283,7 +273,7 @@ SETTINGS = ("run", "inventory", "model")  # a plan's inputs, which `--json` leav
 NAME_DIGITS = 12  # of the digest in a file's name
 AGAIN = "make the plan again: diloco plan INVENTORY -o PLAN"
 CAUSES = ("goal", "run", "inventory", "model", "settings", "formed")  # of differences; the rest follows from them
-SAYINGS = ("why", "warnings", "assumptions", "alternatives", "sensitivity")  # follow from what else is different
+SAYINGS = ("why", "warnings", "assumptions", "alternatives")  # follow from what else is different
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:

@@ -39,22 +39,29 @@ from diloco_cli.plan.link import (
     MBPS,
     MERGE_PARAMETERS_PER_S,
     downlink_mbps,
+    moment_bytes,
     traffic_mbps,
     transfer_s,
     uplink_mbps,
     work_of,
 )
-from diloco_cli.plan.memory import host_memory_gb, how_on, memory_parts, sum_gb, syncer_memory_gb, with_overlap
+from diloco_cli.plan.memory import (
+    host_bytes,
+    host_memory_gb,
+    how_on,
+    memory_parts,
+    sum_gb,
+    syncer_memory_gb,
+    with_overlap,
+)
 from diloco_cli.plan.plan import Excluded, Goal, Money, Plan, PlannedIsland, Prediction, Setting, Stage, SyncerNeeds
 from diloco_cli.plan.remarks import (
     alternatives,
     assumptions,
-    cold_start_warnings,
     excluded,
     horizon_warnings,
     island_warnings,
     schedule_warnings,
-    sensitivities,
     snapshot_warnings,
     syncer_warnings,
     tight,
@@ -84,16 +91,15 @@ def make_plan(
     plan = _plan(run, inventory, model, goal, free, unused=forming.excluded)
     chosen = frozenset(island.name for island in plan.islands)
 
-    def again(other_run: RunSettings, other_inventory: Inventory) -> Plan:
+    def again(other: RunSettings) -> Plan:
         """With the settings pinned: only the islands may change."""
-        return _plan(other_run, other_inventory, model, goal, frozenset(), AGAIN_WORK, chosen)
+        return _plan(other, inventory, model, goal, frozenset(), AGAIN_WORK, chosen)
 
     return replace(
         plan,
         settings=_settings(run, plan.run, free, origins),
         formed=forming.formed,
         alternatives=alternatives(plan, again),
-        sensitivity=sensitivities(plan, again),
     )
 
 
@@ -175,19 +181,16 @@ def _beyond_limits(
             hint=f"--deadline '{days:g} d', or a smaller train.tokens",
         )
     limitless = replace(goal, objective="cost", budget_per_h=None, budget_total=None)
+    cheapest = costs(search(everyone, run, model, free, limitless) or fastest, run, model)
     within = f" with the deadline of {format_duration(goal.deadline_s)}" if goal.deadline_s is not None else ""
     if goal.budget_per_h is not None:
-        alone = [search([c], run, model, free, replace(limitless, objective="tokens")) for c in everyone]
-        least = min((costs(f, run, model).per_h for f in [*alone, fastest] if f), default=0.0)
-        return InfeasibleError(
-            f"no plan costs at most {goal.budget_per_h:g}/h{within}: the cheapest costs {least:.2f}/h",
-            hint=f"--budget {math.ceil(100 * least) / 100:g}/h",
-        )
-    cheapest = search(everyone, run, model, free, limitless) or fastest
-    total = costs(cheapest, run, model).total
+        cents = math.ceil(100 * cheapest.per_h) / 100
+        asked, found, way = f"{goal.budget_per_h:g}/h", f"{cents:.2f}/h", f"{cents:g}/h"
+    else:
+        asked, found = f"{goal.budget_total:,.0f} in all", f"{cheapest.total:,.0f}"
+        way = f"{math.ceil(cheapest.total)}/run, or a smaller train.tokens"
     return InfeasibleError(
-        f"no plan costs at most {goal.budget_total:,.0f} in all{within}: the cheapest costs {total:,.0f}",
-        hint=f"--budget {math.ceil(total)}/run, or a smaller train.tokens",
+        f"no plan costs at most {asked}{within}: the one with the cheapest tokens costs {found}", hint=f"--budget {way}"
     )
 
 
@@ -237,7 +240,6 @@ def assemble(
         warnings.append(f"the model has too few rows for {run.sync.fragments} fragments: there will be {count}")
     warnings += schedule_warnings(fleet.schedule) + syncer_warnings(needs, fleet)
     warnings += snapshot_warnings(len(islands), fleet.schedule.fragments)
-    warnings += cold_start_warnings(fleet, run)
     prediction = predict(fleet, money, run, model)
     warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)
     warnings += [warning for island in islands for warning in island.warnings]
@@ -266,7 +268,9 @@ def planned_island(
     link, own_round_s = candidate.link, flow.local_steps * step_s
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
-    saved = INNER_OPTIMIZERS[run.train.inner.name].state_bytes > 0
+    up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
+    sent_gb = up_gb_per_day(model, up_bits, moment_bytes(run.train.inner), fleet.served_round_s)
+    on_host = host_bytes(sync, INNER_OPTIMIZERS[run.train.inner.name].state_bytes > 0)
     chosen = replace(run, sync=sync)
     fit = with_overlap(candidate.fit, model, how_on(island.accelerators, chosen, inventory, model, schedule.overlap))
     return PlannedIsland(
@@ -280,9 +284,9 @@ def planned_island(
         local_steps=flow.local_steps,
         round_s=own_round_s,
         idle_percent=idle_percent(flow.local_steps, step_s, schedule.round_s),
-        up_mbps_needed=uplink_mbps(model.parameters, CODEC_BITS[sync.codec], need_round_s),
+        up_mbps_needed=uplink_mbps(model.parameters, up_bits, need_round_s),
         up_mbps_available=link.up_bps and link.up_bps / MBPS,
-        down_mbps_needed=downlink_mbps(model.parameters, CODEC_BITS[sync.weights_codec], need_round_s),
+        down_mbps_needed=downlink_mbps(model.parameters, down_bits, need_round_s),
         down_mbps_available=link.down_bps and link.down_bps / MBPS,
         sent_mbps=sent_mbps,
         transfer_s=flow.transfer_s,
@@ -292,10 +296,12 @@ def planned_island(
         fits=fit.fits,
         sharding=fit.sharding,
         memory_parts=fit.parts,
-        host_memory_gb_needed=host_memory_gb(model, sync, schedule.fragment_parameters, schedule.overlap, saved),
+        host_memory_gb_needed=host_memory_gb(
+            on_host, model.parameters, schedule.overlap, up_bits, down_bits, schedule.fragment_parameters
+        ),
         availability=candidate.availability,
         price_per_h=island.price_per_h,
-        egress_per_day=up_gb_per_day(fleet, run, model) * candidate.egress_per_gb,
+        egress_per_day=sent_gb * candidate.egress_per_gb,
         predicted_tokens_per_s=flow.after_failures,
         warnings=(*tight(island.name, fit), *island_warnings(candidate, fleet, run, inventory, model)),
         received_mbps=received_mbps,
@@ -395,7 +401,9 @@ def syncer_needs(fleet: Fleet, outer: str, model: ModelFacts) -> SyncerNeeds:
     written_bits = version_bits(model.parameters, state_bytes, down_bits)
     merging = work_of(model.parameters / s.fragments, islands, sync, state_bytes)
     return SyncerNeeds(
-        memory_gb=syncer_memory_gb(model, largest, up_bits, down_bits, islands, machine.reads_back, state_bytes),
+        memory_gb=syncer_memory_gb(
+            model.parameters, largest, up_bits, down_bits, islands, machine.reads_back, state_bytes
+        ),
         down_mbps=read_mbps(islands, model.parameters, up_bits, machine.reads_back, written_bits, round_s),
         up_mbps=written_mbps(written_bits, round_s),
         merge_percent=merge_percent(model.parameters, islands, round_s),

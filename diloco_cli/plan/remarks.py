@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.hardware import HOST_DEVICES, Device, find_device
+from diloco_cli.config.hardware import HOST_DEVICES, find_device
 from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, RunSettings, SyncSettings
 from diloco_cli.errors import InfeasibleError, UsageError
-from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.plan.candidates import (
     GUESSED_RESTART_S,
     TERA,
@@ -48,11 +46,10 @@ from diloco_cli.plan.link import (
     guessed_rtt_s,
     load_of_round,
     machine_of,
-    need_of_round,
     rounded_up,
 )
 from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
-from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Mark, Plan, Schedule, Sensitivity, SyncerNeeds
+from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Mark, Plan, Schedule, SyncerNeeds
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.quorum import covering_slots
@@ -246,23 +243,16 @@ def link_warnings(name: str, link: Link, need: Need, round_s: float) -> list[str
 
 
 def speed_warnings(island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision) -> list[str]:
-    """Warnings about an implausible measured speed."""
-    device = find_device(island.accelerators.name, inventory.devices)
-    if device.name in HOST_DEVICES:
-        return []
-    if island.tokens_per_s:
-        return _implausible(island, device, model, precision)
-    return []
-
-
-def _implausible(island: IslandSettings, device: Device, model: ModelFacts, precision: Precision) -> list[str]:
     """A measured speed above the peak, or above what even large matrix products reach of it."""
+    device = find_device(island.accelerators.name, inventory.devices)
+    if device.name in HOST_DEVICES or not island.tokens_per_s:
+        return []
     try:
         tflops, kind = peak_tflops(device, precision)
     except UsageError:
         return []  # nothing to compare with
     most = device.achievable or 1.0
-    mfu = (island.tokens_per_s or 0.0) * model.flops_per_token / (num_devices(island) * tflops * TERA)
+    mfu = island.tokens_per_s * model.flops_per_token / (num_devices(island) * tflops * TERA)
     if mfu <= most:
         return []
     least = f"; large matrix products reach {100 * most:.0f} %" if most < 1 else ""
@@ -309,15 +299,6 @@ def island_warnings(
     return warnings
 
 
-def cold_start_warnings(fleet: Fleet, run: RunSettings) -> list[str]:
-    """A warning about islands that stand idle in the first rounds."""
-    rounds, kept = run.cold_start.rounds, sorted(fleet.kept, key=lambda c: (-c.tokens_per_s, c.island.name))
-    if rounds == 0 or len(kept) < 2:
-        return []
-    idle = f"{len(kept) - 1} of {len(kept)} islands stand idle"
-    return [f"cold start: {kept[0].island.name} alone for {rounds} rounds; {idle}"]
-
-
 def syncer_warnings(needs: SyncerNeeds, fleet: Fleet) -> list[str]:
     """A warning where the syncer is nearly as slow as the slots, or slower; with what would help."""
     if needs.busy_percent <= CROWDED:
@@ -343,7 +324,6 @@ def _ways(needs: SyncerNeeds, fleet: Fleet) -> Iterator[str]:
         yield "a faster link of the syncer's machine (store.link)"
 
 
-HARDLY = 0.1  # of the delta's bits: the most that moments saved seldom enough add
 MAX_EVALUATED = 20  # islands whose absence is explained by evaluating the fleet with them
 
 
@@ -400,7 +380,7 @@ def _link_too_slow(
     link, leaving the island out. `run` has the chosen settings."""
     link, own, sync = candidate.link, candidate.island.link, run.sync
     round_s = max(sync.every * fastest.step_s, candidate.step_s)
-    need = need_of_round(model, sync.codec, sync.weights_codec)
+    need = Need(model.parameters * CODEC_BITS[sync.codec], model.parameters * CODEC_BITS[sync.weights_codec])
     load = load_of_round(model, sync.codec, sync.weights_codec, run.train.inner)
     moments = f" with the moments it saves each {run.train.inner.save_every} rounds"
     missing, faster, widest = [], [], 0.0
@@ -426,25 +406,17 @@ def _link_too_slow(
 
 
 def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, model: ModelFacts) -> list[str]:
-    """The shortest round that the link carries, for the codec in use and for every smaller one; and for the smallest
-    with moments saved so seldom that they hardly count. Rounds longer than the longest published are not suggested."""
-    sync, inner = run.sync, run.train.inner
+    """The shortest round that the link carries, for the codec in use and for every smaller one. Rounds longer than the
+    longest published are not suggested."""
+    sync, ways = run.sync, []
     smaller = [codec for codec, bits in CODEC_BITS.items() if bits < CODEC_BITS[sync.codec]]
-    codecs = [sync.codec, *sorted(smaller, key=lambda codec: -CODEC_BITS[codec])]
-    state_bytes = INNER_OPTIMIZERS[inner.name].state_bytes
-    seldom = 10 * math.ceil(8 * state_bytes / (10 * HARDLY * CODEC_BITS[codecs[-1]]))
-    choices = [(codec, inner.save_every) for codec in codecs]
-    if seldom > inner.save_every:
-        choices.append((codecs[-1], seldom))
-    ways = []
-    for codec, save_every in choices:
+    for codec in (sync.codec, *smaller):
         weights_codec = min(codec, sync.weights_codec, key=CODEC_BITS.__getitem__)
-        load = load_of_round(model, codec, weights_codec, replace(inner, save_every=save_every))
+        load = load_of_round(model, codec, weights_codec, run.train.inner)
         every = max(sync.every, candidate.least_every(load, fastest.step_s))
         changes = {
             "sync.codec": (sync.codec, codec),
             "sync.weights_codec": (sync.weights_codec, weights_codec),
-            "train.inner.save_every": (inner.save_every, save_every),
             "sync.every": (sync.every, every),
         }
         change = " ".join(f"--set {key}={new}" for key, (old, new) in changes.items() if new != old)
@@ -477,13 +449,11 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
 
 
 MANY_ISLANDS = 200  # beyond it, only a few changes are tried
-FEW_SETTINGS, FEW_CHANGES = 2, 3
-MAX_CHANGES = 8  # of the hardware
-NOTHING = 0.05  # percent: smaller gains by other hardware are not listed
+FEW_SETTINGS = 2
 WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal
 MORE_OFTEN = "but learners exchange less often"
 COARSER = "but deltas and versions are rounded more"
-Again = Callable[[RunSettings, Inventory], Plan]
+Again = Callable[[RunSettings], Plan]
 
 
 def alternatives(plan: Plan, again: Again) -> tuple[Alternative, ...]:
@@ -523,7 +493,7 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
 
 def _alternative(plan: Plan, name: str, sync: SyncSettings, price: str, again: Again) -> Alternative:
     try:
-        other = again(replace(plan.run, sync=sync), plan.inventory)
+        other = again(replace(plan.run, sync=sync))
     except InfeasibleError as error:
         return Alternative(name, 0.0, f"infeasible: {error.message}")
     need = format_bandwidth(max(island.up_mbps_needed for island in other.islands) * MBPS)
@@ -537,74 +507,3 @@ def _alternative(plan: Plan, name: str, sync: SyncSettings, price: str, again: A
     else:
         reason = "no more tokens/s than this plan"
     return Alternative(name, other.prediction.tokens_per_s, f"{reason} ({facts})", other.money.total)
-
-
-def sensitivities(plan: Plan, again: Again) -> tuple[Sensitivity, ...]:
-    """The changes with an effect, the largest first."""
-    limit = MAX_CHANGES if len(plan.inventory.islands) <= MANY_ISLANDS else FEW_CHANGES
-    found = []
-    for text, inventory in islice(_hardware(plan), limit):
-        try:
-            rate = again(plan.run, inventory).prediction.tokens_per_s
-        except InfeasibleError:
-            continue
-        gain = 100 * (rate / plan.prediction.tokens_per_s - 1)
-        if abs(gain) >= NOTHING:
-            found.append(Sensitivity(text, rate, gain))
-    return tuple(sorted(found, key=lambda item: (-abs(item.gain_percent), item.change)))
-
-
-def _hardware(plan: Plan) -> Iterator[tuple[str, Inventory]]:
-    """Changes that let left-out islands in; faster links; fewer failures; other speeds than guessed."""
-    excluded = {island.name for island in plan.excluded}
-    for island in plan.inventory.islands:
-        if island.name in excluded and (faster := _carrying(island.link, plan)) is not None:
-            yield f"{island.name} with {_link_text(island.link, faster)}", _with(plan, replace(island, link=faster))
-    failing = [i for i in plan.inventory.islands if i.mtbf_s is not None and i.name not in excluded]
-    if failing:
-        calmer = [replace(i, mtbf_s=2 * i.mtbf_s) for i in failing if i.mtbf_s is not None]
-        yield "every island failing half as often", _with(plan, *calmer)
-        quicker = [replace(i, restart_s=i.restart_s / 2) for i in failing if i.restart_s is not None]
-        if quicker:
-            yield "every restart in half the time", _with(plan, *quicker)
-    linked = [i for i in plan.inventory.islands if i.link.up_bps or i.link.down_bps]
-    if linked:
-        for factor, text in ((2.0, "every link twice as fast"), (0.5, "every link half as fast")):
-            yield text, _with(plan, *(replace(i, link=_times(i.link, factor)) for i in linked))
-    largest = max(plan.islands, key=lambda island: island.tokens_per_s)
-    doubled = next(island for island in plan.inventory.islands if island.name == largest.name)
-    if doubled.tokens_per_s is None:
-        more = replace(doubled, nodes=2 * doubled.nodes, hosts=(), batch_tokens=2 * largest.batch_tokens)
-        yield f"{largest.name} with twice the nodes and batch", _with(plan, more)
-    if len(plan.islands) > 1:
-        rest = tuple(island for island in plan.inventory.islands if island.name != largest.name)
-        yield f"without {largest.name}", replace(plan.inventory, islands=rest)
-
-
-def _carrying(link: Link, plan: Plan) -> Link | None:
-    """The link that carries the plan's round, in two digits; None if it does already."""
-    need = load_of_round(plan.model, plan.run.sync.codec, plan.run.sync.weights_codec, plan.run.train.inner)
-    round_s = plan.schedule.round_s
-    if need.shortest_round_s(link) <= round_s:
-        return None
-    return replace(
-        link, up_bps=_enough(link.up_bps, need.up_bps(round_s)), down_bps=_enough(link.down_bps, need.down_bps(round_s))
-    )
-
-
-def _enough(have: float | None, needed: float) -> float | None:
-    return have if have is None or have >= needed else rounded_up(needed, 2)
-
-
-def _link_text(old: Link, new: Link) -> str:
-    pairs = (("up", old.up_bps, new.up_bps), ("down", old.down_bps, new.down_bps))
-    return " and ".join(f"{format_bandwidth(b)} {way}" for way, a, b in pairs if b is not None and a != b)
-
-
-def _times(link: Link, factor: float) -> Link:
-    return replace(link, up_bps=link.up_bps and factor * link.up_bps, down_bps=link.down_bps and factor * link.down_bps)
-
-
-def _with(plan: Plan, *changed: IslandSettings) -> Inventory:
-    by_name = {island.name: island for island in changed}
-    return replace(plan.inventory, islands=tuple(by_name.get(i.name, i) for i in plan.inventory.islands))

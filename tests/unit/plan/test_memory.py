@@ -9,17 +9,18 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators
-from diloco_cli.config.models import MODEL_PRESETS, ModelFacts, facts_from_numbers
+from diloco_cli.config.models import MODEL_PRESETS, FragmentSizes, ModelFacts, facts_from_parameters
 from diloco_cli.config.settings import (
     Inventory,
     MachineSettings,
     ModelSettings,
+    RunSettings,
     StoreSettings,
     SyncSettings,
     TrainSettings,
 )
+from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.plan.islands import form_islands
-from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.plan.memory import (
     HOST_WORKING_GB,
     USABLE,
@@ -27,6 +28,7 @@ from diloco_cli.plan.memory import (
     Computing,
     Fit,
     fit_with_micro_batch,
+    host_bytes,
     host_memory_gb,
     layer_bytes,
     memory_fit,
@@ -38,6 +40,8 @@ from diloco_cli.plan.memory import (
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE
+from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.tensors.flat import parameter_facts
 from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, RUN, fleet, island
 
 EMBEDDING = 1_000_000_000 - 12 * 16 * 2048**2
@@ -129,27 +133,15 @@ def test_the_number_of_devices_that_would_do_is_the_smallest_one() -> None:
 
 
 def test_host_and_syncer_memory_by_hand() -> None:
-    small = facts_from_numbers(12 * 2 * 64**2, 2, 64, 32)  # no embedding: fragments of N / P
-    fragment, down_bits = small.parameters / 4, CODEC_BITS["int8"]
-    sync = SyncSettings(codec="bf16", weights_codec="int8")
-    assert host_memory_gb(small, sync, fragment, 2) == pytest.approx(
-        ((4 + 8 + 8) * small.parameters + (3 * (4 + 4 + 2) + 4 + down_bits / 8) * fragment) / 1e9
-    )
-    without, fed_back = (
-        host_memory_gb(small, sync, fragment, 2, saved=False),
-        host_memory_gb(small, replace(sync, error_feedback=True), fragment, 2),
-    )
-    assert host_memory_gb(small, sync, fragment, 2) - without == pytest.approx(16 * small.parameters / 1e9)
-    assert fed_back - host_memory_gb(small, sync, fragment, 2) == pytest.approx(8 * small.parameters / 1e9)
-    assert syncer_memory_gb(small, fragment, 16.0, 8.0, 3, True) == pytest.approx(
-        (8 * small.parameters + (2 * (8 + 1) + 3 * 2) * fragment + 64e6) / 1e9
-    )
-    not_read_back = syncer_memory_gb(small, fragment, 16.0, 8.0, 3, False)
-    assert syncer_memory_gb(small, fragment, 16.0, 8.0, 3, True) - not_read_back == pytest.approx(9 * fragment / 1e9)
-    many = syncer_memory_gb(small, fragment, 16.0, 8.0, 1 << 20, True) - syncer_memory_gb(
-        small, fragment, 16.0, 8.0, 0, True
-    )
-    assert many == pytest.approx((MAX_BYTES_AT_ONCE - 2 * fragment) / 1e9), "one at least, and no more than go at once"
+    sync = SyncSettings()
+    assert [host_bytes(sync, saved) for saved in (False, True)] == [4, 20]
+    assert host_bytes(replace(sync, error_feedback=True), saved=False) == 12
+    assert host_memory_gb(20, 1000, 2, 16.0, 8.0, 100.0) == pytest.approx((20_000 + (3 * 10 + 4 + 1) * 100) / 1e9)
+    read_back, not_read_back = (syncer_memory_gb(1000, 100.0, 16.0, 8.0, 3, back, 8) for back in (True, False))
+    assert read_back == pytest.approx((8000 + (2 * 9 + 3 * 2) * 100 + 64e6) / 1e9)
+    assert read_back - not_read_back == pytest.approx(9 * 100 / 1e9)
+    many = syncer_memory_gb(1000, 100.0, 16.0, 8.0, 1 << 30, True, 8)
+    assert many - read_back == pytest.approx((MAX_BYTES_AT_ONCE - 600) / 1e9), "no more than go at once"
 
 
 def test_a_host_whose_memory_is_unknown_is_not_refused() -> None:
@@ -278,3 +270,46 @@ def test_a_device_without_bf16_is_planned_in_fp32_as_it_trains() -> None:
     parts = {part.name: part.gb for part in old.memory_parts}
     assert parts["activations"] == pytest.approx(64 * 2048 * 16.5 * 2048 / 1e9)
     assert old.micro_batch_tokens == 2048
+
+
+def test_size_is_counted_and_layers_and_width_are_guessed_from_names_and_shapes():
+    parameters = [ParameterFact("embedding.weight", (100, 8), True)]
+    parameters += [ParameterFact(f"blocks.{i}.mlp.weight", (32, 8), False) for i in range(3)]
+    parameters += [ParameterFact("norm.weight", (8,), False)]
+    facts = facts_from_parameters(parameters, sequence=16)
+    assert facts.parameters == 800 + 3 * 256 + 8
+    assert (facts.layers, facts.width, facts.sequence) == (3, 32, 16)
+    assert (facts.embedding_parameters, facts.num_tensors) == (800, 5)
+
+
+def test_a_model_without_matrices_or_numbers_still_has_facts():
+    facts = facts_from_parameters([ParameterFact("bias", (4,), False)], sequence=1)
+    assert (facts.parameters, facts.layers, facts.width) == (4, 1, 1)
+
+
+@pytest.mark.parametrize("wanted", [1, 4, 12, 24, 96])
+@pytest.mark.parametrize("preset", ["gpt-pico", "gpt-nano", "gpt-small"])
+def test_planned_fragments_are_those_of_the_layout(preset: str, wanted: int) -> None:
+    """From six numbers: but for the table of positions, which counts as rows of the embedding, they are the same."""
+    model = ModelSettings(preset=preset)
+    built = balanced_layout(parameter_facts(build_model_on_meta(RunSettings("run", model=model))), wanted)
+    sizes = [fragment.num_parameters for fragment in built.fragments]
+    planned = model_facts(model).fragments(wanted)
+    assert planned.count == len(sizes)
+    assert planned.largest == pytest.approx(max(sizes), rel=0.04)
+    assert planned.mean == pytest.approx(sum(size**2 for size in sizes) / sum(sizes), rel=0.01)
+
+
+def test_the_mean_fragment_is_that_of_a_parameter_chosen_at_random() -> None:
+    """One matrix of 12 rows and one of 4, both 50 wide, the second an embedding: 4 fragments are even, 2 are not."""
+    model = ModelFacts(parameters=800, layers=1, width=50, sequence=1, embedding_parameters=200, num_tensors=2)
+    assert model.fragments(4) == FragmentSizes(4, 200.0, 200.0)
+    two = model.fragments(2)
+    assert (two.count, two.largest) == (2, 600.0)
+    assert two.mean == pytest.approx((600 * 600 + 200 * 200) / 800)
+    assert model.fragments(1) == FragmentSizes(1, 800.0, 800.0)
+
+
+def test_there_are_no_more_fragments_than_rows() -> None:
+    model = ModelFacts(parameters=800, layers=1, width=50, sequence=1, embedding_parameters=200, num_tensors=2)
+    assert model.fragments(100).count == 16

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import ceil, inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.hardware import Accelerators, find_device
+from diloco_cli.config.hardware import Accelerators, Device, find_device
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import IslandSettings, Link, ModelSettings, RunSettings, TrainSettings
@@ -15,10 +17,10 @@ from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import run_fleet
-from diloco_cli.plan.islands import SEARCHED, WORTH_A_CHANGE, search
+from diloco_cli.plan.islands import SEARCHED, search
 from diloco_cli.plan.memory import model_facts
-from diloco_cli.plan.plan import Goal
-from diloco_cli.plan.planner import make_plan
+from diloco_cli.plan.plan import Goal, Plan
+from diloco_cli.plan.planner import explain, make_plan
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SLOW_UP, SPOT, fleet, island, with_sync
 
 
@@ -27,15 +29,12 @@ def plan(inventory, run=RUN):
 
 
 def test_the_ways_out_that_change_settings_do_let_the_island_in():
-    ways = plan(fleet()).excluded[0].suggestions[:4]
-    assert "train.inner.save_every=" in ways[3]
-    for way in ways:
+    for way in plan(fleet()).excluded[0].suggestions[:3]:
         words = way.split(" (")[0].split()
         changes = dict(word.rpartition(".")[2].split("=") for word in words if "=" in word)
         sync = replace(RUN.sync, every=int(changes["every"]), codec=changes.get("codec", "bf16"))
         sync = replace(sync, weights_codec=changes.get("weights_codec", "bf16"))
-        inner = replace(RUN.train.inner, save_every=int(changes.get("save_every", 20)))
-        run = replace(RUN, sync=sync, train=replace(RUN.train, inner=inner))
+        run = replace(RUN, sync=sync)
         made = plan(fleet(), run)
         assert not made.excluded
         assert all(island.sent_mbps <= island.up_mbps_available for island in made.islands)
@@ -54,7 +53,6 @@ def test_a_link_that_the_saved_moments_fill_is_left_out_and_says_so() -> None:
     between = replace(HOME, link=Link(up_bps=150e6, down_bps=300e6))
     (left,) = plan(fleet(IOWA, SPOT, OLD, between)).excluded
     assert "needs 171 Mbps up with the moments it saves each 20 rounds, has 150 Mbps" in left.reason
-    assert any("save_every" in way for way in left.suggestions)
 
 
 def test_a_link_that_is_faster_than_its_process_is_no_help_and_says_so() -> None:
@@ -83,13 +81,6 @@ def test_what_a_syncers_link_is_taken_for_is_said(link: dict[str, float], said: 
     inventory = fleet(IOWA, SPOT)
     made = plan(replace(inventory, store=replace(inventory.store, link=Link(rtt_s=0.01, **link))))
     assert [a.text for a in made.assumptions if "the syncer" in a.text and "merges" not in a.text] == said
-
-
-def test_an_island_is_not_left_out_for_less_than_a_prediction_can_tell() -> None:
-    made = plan(fleet(IOWA, SPOT, OLD))
-    without = plan(fleet(IOWA, SPOT))
-    assert len(made.islands) == 3
-    assert made.prediction.tokens_per_s > without.prediction.tokens_per_s / WORTH_A_CHANGE
 
 
 def test_the_peak_that_is_planned_with_is_of_the_type_that_the_learner_uses() -> None:
@@ -203,23 +194,6 @@ def test_the_templates_can_be_planned():
     assert [i.shards for i in made.islands] == ["ddp over 8", "ddp over 8", "ddp over 4", "ddp over 2"]
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 64), st.floats(1e6, 1e10)), min_size=1, max_size=8))
-def test_islands_are_either_in_the_plan_or_left_out(shapes):
-    islands = [
-        island(f"i{n}", count=count, batch=65_536, link=Link(up_bps=bps, down_bps=bps))
-        for n, (count, bps) in enumerate(shapes)
-    ]
-    try:
-        made = plan(fleet(*islands))
-    except InfeasibleError:
-        return
-    names = [i.name for i in made.islands] + [i.name for i in made.excluded]
-    assert sorted(names) == sorted(i.name for i in islands)
-    for planned in made.islands:
-        assert planned.up_mbps_needed <= planned.up_mbps_available * (1 + 1e-9)
-
-
 def test_a_device_that_is_too_small_for_all_that_may_be_on_its_way_is_named():
     """It has room for the fragments in flight of a fast link, and not for those of a slow one."""
     slow = Link(up_bps=200e6, down_bps=200e6, rtt_s=5.0)
@@ -292,26 +266,83 @@ def test_more_chips_at_an_island_that_does_not_set_the_pace(count: int, more: in
         assert predicted(after, RUN) >= predicted(before, RUN) * A_CHANGE
 
 
-@settings(max_examples=20, deadline=None)
-@given(count=st.integers(1, 8), more=st.integers(1, 56))
-def test_more_chips_anywhere_once_h_may_follow(count: int, more: int) -> None:
-    """With H pinned, a faster pace shortens the round, which links may not carry. With H searched nothing is lost but
-    what whole steps cost: a round of H steps can be made as long as before to within one of them, and an island ends
-    its round at most half a step early."""
-
-    def fleet_of(chips: int) -> list[IslandSettings]:
-        return [replace(IOWA, accelerators=replace(IOWA.accelerators, count=chips)), SPOT, OLD, HOME]
-
-    run = with_sync(every=24)
-    before = search(candidates(run, fleet(*fleet_of(count)), MODEL), run, MODEL, frozenset(SEARCHED), Goal())
-    assert before is not None
-    slowest = max(candidate.step_s for candidate in before.kept)
-    rounding = slowest / before.schedule.round_s
-    assert valued(fleet_of(count + more), run) >= before.effective_tokens_per_s * A_CHANGE * (1 - rounding)
-
-
 def test_every_stage_of_the_waterfall_is_at_most_the_one_before() -> None:
     for mixing in ("replace", "rebase"):
         everyone = candidates(RUN, fleet(), MODEL)
         for flow in run_fleet(everyone, with_sync(mixing=mixing).sync, MODEL).flows:
             assert flow.ideal >= flow.after_idle >= flow.after_link >= flow.after_failures > 0
+
+
+ROUNDED = {"%": 0.02, "s": 2e-3}  # differences of numbers printed with six digits
+ALLOWED = {"__builtins__": {}, "min": min, "max": max, "round": round, "ceil": ceil, "inf": inf}
+
+
+def check(plan: Plan) -> int:
+    """Evaluates all arithmetic of a plan; returns how much of it there was."""
+    count = 0
+    for item in explain(plan):
+        if item.numbers:
+            rounded = ROUNDED.get(item.unit, 1e-9)
+            if item.unit in ("steps", "slots") and on_the_edge(item.numbers):
+                rounded = 1.0
+            assert eval(item.numbers, ALLOWED) == pytest.approx(item.value, rel=2e-4, abs=rounded), item
+            count += 1
+    return count
+
+
+def on_the_edge(numbers: str) -> bool:
+    """Whether a seventh digit decides how a number is rounded."""
+    exact = eval(numbers, {**ALLOWED, "round": float, "ceil": float})
+    return bool(abs(2 * exact - round(2 * exact)) < 1e-3)
+
+
+def test_the_worked_example_computes() -> None:
+    plan = make_plan(RUN, fleet(), MODEL)
+    assert check(plan) > 70
+    texts = {(item.of, item.name): item for item in explain(plan)}
+    assert texts["model", "FLOPs per token"].numbers == "6 * 1e9 + 12 * 16 * 2048 * 2048"
+    assert texts["iowa", "tokens/s undisturbed"].numbers == "8 * 989 * 1e12 * 0.4 / 6.80531e9 / 1"
+    assert texts["iowa", "uplink needed"].value == pytest.approx(141.9, abs=0.05)
+
+
+def test_every_way_to_get_a_number_computes() -> None:
+    """Measured speeds, cores, throttles, idle accelerators, FSDP, a quorum of all, unknown links, other mixing."""
+    core = island("core", "cpu", 4, 65_536, slowdown=2.0, link=Link(), mfu=None)
+    odd = island("odd", count=7, batch=20 * 2048)
+    known = replace(SPOT, name="known", tokens_per_s=123_456.0)
+    for run in (
+        RUN,
+        with_sync(mixing="rebase", quorum=2, overlap=9),
+        with_sync(fragments=40),
+        with_sync(codec="int8", weights_codec="fp32", fragments=1, every=800),
+    ):
+        assert check(make_plan(run, fleet(IOWA, known, OLD, odd, core), MODEL)) > 40
+    assert check(make_plan(with_sync(quorum=2), fleet(IOWA, SPOT), MODEL)) > 40
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    shapes=st.lists(
+        st.tuples(st.sampled_from(("H100-SXM", "A100-40GB", "TPU-v5p")), st.integers(1, 64), st.floats(3e8, 1e10)),
+        min_size=1,
+        max_size=4,
+    ),
+    every=st.integers(50, 400),
+    mtbf=st.floats(600.0, 1e6),
+)
+def test_any_plan_computes(shapes: list[tuple[str, int, float]], every: int, mtbf: float) -> None:
+    islands = [
+        island(f"i{n}", device, count, 262_144, Link(bps, bps, 0.02), mtbf_s=mtbf, restart_s=60.0, price_per_h=3.0)
+        for n, (device, count, bps) in enumerate(shapes)
+    ]
+    try:
+        plan = make_plan(with_sync(every=every), fleet(*islands), MODEL)
+    except InfeasibleError:
+        return
+    check(plan)
+
+
+def test_a_device_of_ones_own_is_explained_too() -> None:
+    mine = replace(IOWA, accelerators=Accelerators("MyChip", 8))
+    inventory = replace(fleet(mine), devices={"MyChip": Device("MyChip", memory_gb=48.0, bf16_tflops=300.0)})
+    assert check(make_plan(RUN, inventory, MODEL)) > 20

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from diloco_cli.config.codec import replace
+from diloco_cli.config.settings import Link
+from diloco_cli.plan.planner import make_plan
 from diloco_cli.plan.remarks import horizon_warnings, rounded_down, snapshot_warnings, step_warnings
+from tests.unit.plan.fleets import IOWA, MODEL, RUN, fleet, with_sync
 
 
 def test_years_are_warned_of_with_the_tokens_of_a_week() -> None:
@@ -34,3 +38,23 @@ def test_a_run_whose_log_outgrows_its_snapshots_is_warned_of() -> None:
 
 def test_numbers_are_rounded_down_to_one_digit() -> None:
     assert [rounded_down(value) for value in (48_300_000, 9.9, 0.2, 1000)] == [40_000_000, 9, 1, 1000]
+
+
+def test_alternatives_are_the_same_planner_with_one_setting_changed() -> None:
+    plan = make_plan(RUN, fleet(), MODEL)
+    found = {alternative.name: alternative for alternative in plan.alternatives}
+    other = make_plan(with_sync(codec="int8", weights_codec="int8"), fleet(), MODEL)
+    assert found["sync.codec=int8"].tokens_per_s == pytest.approx(other.prediction.tokens_per_s)
+    assert found["sync.codec=int8"].total == pytest.approx(other.money.total)
+    assert "gives up" in found["sync.mixing=rebase"].reason
+    assert found["sync.mixing=rebase"].tokens_per_s > plan.prediction.tokens_per_s
+    assert found["synchronous data-parallel"].tokens_per_s == plan.prediction.synchronous_tokens_per_s
+
+
+def test_an_alternative_that_is_infeasible_says_why() -> None:
+    alone = make_plan(
+        with_sync(codec="int8", weights_codec="int8"), fleet(replace(IOWA, link=Link(1.1e8, 1.1e8))), MODEL
+    )
+    bf16 = next(item for item in alone.alternatives if item.name == "sync.codec=bf16")
+    assert bf16.tokens_per_s == 0
+    assert "needs 142 Mbps" in bf16.reason

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ColdStartSettings, OuterSettings
-from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.records import RunFormat, Timings, fragment_of_slot
 from diloco_cli.protocol.log.state import Window
 from diloco_cli.protocol.rules.pacing import (
@@ -35,8 +34,6 @@ from diloco_cli.protocol.rules.pacing import (
     watch_every_s,
 )
 from diloco_cli.protocol.rules.quorum import SlotFacts
-from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, fleet
-from tests.unit.plan.fleets import RUN as PLANNED
 from tests.unit.protocol.integer_ports import WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import RUN, applied, genesis, make_run, offer, with_steps
@@ -107,13 +104,6 @@ def cold(fragments: int = FRAGMENTS, skip_after_s: float = 60.0, **changes: obje
 def test_without_it_all_train() -> None:
     assert [beginner(run, slot) for run in (make_run(), cold(rounds=0)) for slot in (0, 1, ENDS)] == [None] * 6
     assert [beginner(cold(), slot) for slot in (0, ENDS - 1, ENDS)] == ["l1", "l1", None]
-
-
-def test_the_plan_says_which_islands_stand_idle() -> None:
-    plan = make_plan(replace(PLANNED, cold_start=ColdStartSettings(4)), fleet(replace(IOWA, link=FAST), OLD), MODEL)
-    assert [warning for warning in plan.warnings if warning.startswith("cold start")] == [
-        "cold start: iowa alone for 4 rounds; 1 of 2 islands stand idle"
-    ]
 
 
 # -- alone ------------------------------------------------------------------------------------------------------
