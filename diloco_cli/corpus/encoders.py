@@ -8,9 +8,7 @@ index therefore names a tokenizer by the digest of its file.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,29 +118,20 @@ class FolderEncoder:
         end = _end_of_text(folder)
         self.end: tuple[int, ...] = (numbers[end],) if end in numbers else ()
         special = {each.content for each in self._tokenizer.get_added_tokens_decoder().values() if each.special}
-        self._special = sorted((special | ({end} & numbers.keys())) - {_unknown(data)})
-        self._numbers = np.array([numbers[name] for name in self._special], np.uint32)
+        names = (special | ({end} & numbers.keys())) - {_unknown(data)}
+        self._special = np.array([numbers[name] for name in names], np.uint32)
 
     def encode(self, texts: list[bytes]) -> list[Tokens]:
         decoded = [text.decode() for text in texts]
         found = self._tokenizer.encode_batch(decoded, add_special_tokens=False)
-        return [self._without_special(text, each.ids) for text, each in zip(decoded, found, strict=True)]
-
-    def _without_special(self, text: str, numbers: list[int]) -> Tokens:
-        """Some models (Unigram, WordLevel) have the spelling of a special token as a word too: it is cut in two."""
-        found = np.asarray(numbers, np.uint32)
-        if not np.isin(found, self._numbers).any():
-            return found
-        spelled = re.finditer("|".join(re.escape(name) for name in reversed(self._special)), text)
-        cuts = [0, *(match.start() + 1 for match in spelled), len(text)]
-        parts = self._tokenizer.encode_batch([text[a:b] for a, b in pairwise(cuts)], add_special_tokens=False)
-        found = np.concatenate([np.asarray(part.ids, np.uint32) for part in parts])
-        if (left := found[np.isin(found, self._numbers)]).size:
-            raise UsageError(
-                f"there is text that becomes the special token {self._tokenizer.id_to_token(int(left[0]))!r}",
-                hint="take that text out, or use a tokenizer whose special tokens no text spells",
-            )
-        return found
+        tokens = [np.asarray(each.ids, np.uint32) for each in found]
+        for each in tokens:
+            if (special := each[np.isin(each, self._special)]).size:
+                raise UsageError(
+                    f"there is text that becomes the special token {self._tokenizer.id_to_token(int(special[0]))!r}",
+                    hint="take that text out, or use a tokenizer whose special tokens no text spells",
+                )
+        return tokens
 
 
 def encoder_of(tokenizer: str | None, tell: Callable[[str], object] = lambda line: None) -> Encoder:

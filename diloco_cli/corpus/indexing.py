@@ -17,7 +17,6 @@ from diloco_cli.corpus.sources import ROWS_SUFFIXES, SAVED, SAVED_SPLITS
 from diloco_cli.corpus.token_files import (
     BARE,
     MAX_TOKEN,
-    MEGATRON,
     NUMPY,
     TokenFile,
     one_for_half,
@@ -46,8 +45,7 @@ def index_shards(
     _refuse_indexed(store)
     names = list(_names(store))
     here = [name for name in names if "/" not in name and name.endswith((BARE, NUMPY))]
-    indices = {name.removesuffix(MEGATRON) + BARE: name for name in names if name.endswith(MEGATRON)}
-    files = [token_file(store, name, dtype or "uint16", indices.get(name)) for name in here]
+    files = [token_file(store, name, dtype or "uint16") for name in here]
     if not files:
         raise _nothing(store.url, names)
     kinds = sorted({file.dtype for file in files})

@@ -1,9 +1,9 @@
 """What tokens a file of another tool holds, and where: never taken for what it is not.
 
-Read are bare little-endian tokens (nanoGPT, datatrove), arrays of numpy, the shards of llm.c and modded-nanogpt (a
-header of 256 int32: a date, a version, how many tokens), and Megatron's `.bin` with its `.idx`. Others are refused by
-name. A bare file says nothing of itself, so its bytes are looked at: tokens read as another type than they were written
-in train without an error.
+Read are bare little-endian tokens (nanoGPT, datatrove, Megatron's `.bin`), arrays of numpy, and the shards of llm.c and
+modded-nanogpt (a header of 256 int32: a date, a version, how many tokens). Others are refused by name. A bare file says
+nothing of itself, so its bytes are looked at: tokens read as another type than they were written in train without an
+error.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from diloco_cli.corpus.index import ITEM_BYTES
 from diloco_cli.errors import DataCheckError, UsageError
 from diloco_cli.store.port import Store
 
-BARE, NUMPY, MEGATRON = ".bin", ".npy", ".idx"
+BARE, NUMPY = ".bin", ".npy"
 MAX_HEADER_BYTES = 64 << 10
 HEADER_BYTES = 1024
 DATES = range(2020_01_01, 2100_01_01)  # the first number of a header: 20240520 of GPT-2's tokens, 20240801 of Llama 3's
 USED_BYTES = 64  # of a header; zeros follow
-INDEXED = b"MMIDIDX\0\0"
-INDEXED_TYPES = ("", "uint8", "int8", "int16", "int32", "int64", "float64", "float32", "uint16")
-AS_READ = {"uint16": "uint16", "int32": "uint32"}
 STARTS = {
     b"PK\3\4": "a zip archive, as torch.save and numpy.savez write",
     b"\x93NUMPY": "an array of numpy: name it .npy",
@@ -38,7 +35,7 @@ STARTS = {
     b"PAR1": "parquet: diloco data tokenize --dataset FOLDER -o OUT",
     b"ARROW1": "of Arrow: diloco data tokenize --dataset FOLDER -o OUT",
     b"\x89HDF": "of HDF5",
-    INDEXED[:4]: "the index of a Megatron data set: name it .idx",
+    b"MMIDIDX": "the index of a Megatron data set, whose .bin holds the tokens",
 }
 MIN_LOOKED_AT = 64  # numbers; fewer are too few to tell
 TINY = 8  # the upper half of a token of 32 bits: up to 524,288 of them
@@ -55,10 +52,9 @@ class TokenFile:
     dtype: str
 
 
-def token_file(store: Store, name: str, dtype: str, index: str | None = None) -> TokenFile:
-    """What lies under this name. `dtype`: of a file that does not say it; `index`: the name of Megatron's `.idx` beside
-    it. Raises UsageError for what holds no tokens that can be read as they are, DataCheckError for a file that is
-    shorter or longer than it says."""
+def token_file(store: Store, name: str, dtype: str) -> TokenFile:
+    """What lies under this name. `dtype`: of a file that does not say it. Raises UsageError for what holds no tokens
+    that can be read as they are, DataCheckError for a file that is shorter or longer than it says."""
     stat, where = store.stat(name), f"{store.url}/{name}"
     if stat is None:
         raise DataCheckError("went while it was read", where=where)
@@ -68,8 +64,6 @@ def token_file(store: Store, name: str, dtype: str, index: str | None = None) ->
     head = store.get_range(name, 0, min(size, MAX_HEADER_BYTES)) or b""
     if name.endswith(NUMPY):
         found = _numpy_file(name, head, where)
-    elif index is not None:
-        return _indexed_file(store, name, index, size)
     elif is_header(head):
         found = _headed_file(name, head, size, where)
     else:
@@ -165,30 +159,6 @@ def _headed_file(name: str, head: bytes, size: int, where: str) -> TokenFile:
         where=where,
         hint="fetch it again, or move it elsewhere",
     )
-
-
-def _indexed_file(store: Store, name: str, index: str, size: int) -> TokenFile:
-    """Sequences one behind the other; the last one's place and length say whether all are there."""
-    where = f"{store.url}/{index}"
-    head = struct.Struct("<9sQBQQ")
-    start = (store.get_range(index, 0, head.size) or b"").ljust(head.size, b"\0")
-    magic, _, code, sequences, _ = head.unpack(start)
-    if magic != INDEXED or not 0 < code < len(INDEXED_TYPES):
-        hint = f"move it away if {name} holds bare tokens; an old Megatron's data must be made anew"
-        raise UsageError(f"is no index of Megatron (MMIDIDX) for {name}", where=where, hint=hint)
-    written = INDEXED_TYPES[code]
-    if written not in AS_READ:
-        raise UsageError(f"{name} holds {written}; allowed: uint16, int32", where=where, hint=_converted(written))
-    if not sequences:
-        raise UsageError("says that there is no sequence", where=where, hint=f"remove it, and {name}")
-    places = head.size + 4 * sequences
-    length = store.get_range(index, places - 4, places) or b""
-    place = store.get_range(index, places + 8 * (sequences - 1), places + 8 * sequences) or b""
-    item = np.dtype(written).itemsize
-    end = int.from_bytes(place, "little") + item * int.from_bytes(length, "little")
-    if end != size:
-        raise DataCheckError(f"says that {name} has {end} bytes, it has {size}", where=where, hint="fetch both again")
-    return TokenFile(name, 0, size // item, AS_READ[written])
 
 
 def _numpy_file(name: str, head: bytes, where: str) -> TokenFile:

@@ -1,8 +1,8 @@
 """The guarantees that a run rests on, proved before a run uses a store: one small check each, tried below a fresh
 random prefix that is empty again afterwards. Two clients are two sessions, as two machines have.
 
-Further: how long a bucket keeps deleted objects and what that costs, what the present credentials allow, and how fast
-whole objects are written and read. Every check has its own time limit.
+Further: how long a bucket keeps deleted objects and what that costs, and how fast whole objects are written and read.
+What the present credentials may not do is said by the check that would do it. Every check has its own time limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import math
 import shutil
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -58,13 +58,6 @@ Level = Literal["pass", "warn", "fail", "skip"]
 earlier one failed."""
 USE_ANOTHER = "no run is safe here: use a store that keeps what it confirmed (GCS, S3, Azure, a local directory)"
 NO_CACHES = "switch off caches before the store"
-ALL = ("create", "read", "overwrite", "list", "delete")
-NEEDS = {
-    "learner": ("create", "read", "list"),
-    "syncer": ("create", "read", "list", "delete"),
-}
-"""A learner lists to find the newest snapshot, and some stores answer 403 for a missing key without the permission to
-list. Overwriting its own heartbeat is useful for `status`; a learner never deletes."""
 DAY_S = 86_400.0
 STORAGE_PRICE_PER_GB_MONTH = 0.02
 """US dollars; standard storage in the cheaper regions of the public price lists."""
@@ -213,19 +206,26 @@ def read_back(place: Place, rounds: int) -> Finding:
         found = reader.get(key)  # which it asked for before: a client or proxy that remembers "absent" fails here
         what = "is not there" if found is None else "is different"
         demand(found == data, f"an object {what} right after it was created (round {number + 1} of {rounds})")
-    _check_overwriting(place, reader)
+    may_overwrite = _check_overwriting(place, reader)
     _check_for_torn_objects(place, reader)
-    return passed(f"{rounds} objects at once, none torn")
+    detail = f"{rounds} objects at once, none torn"
+    if not may_overwrite:
+        return warned(f"{detail}; these credentials may not overwrite", "without it no heartbeats, and no `status`")
+    return passed(detail)
 
 
-def _check_overwriting(place: Place, reader: Store) -> None:
-    """Hints and heartbeats are overwritten; readers see the newest. Without the permission, which `permissions`
-    reports, nothing is checked; a limit of one write a second is no fault."""
-    with suppress(StoreForbiddenError, StoreUnavailableError):
+def _check_overwriting(place: Place, reader: Store) -> bool:
+    """Hints and heartbeats are overwritten; readers see the newest. False without the permission, where nothing is
+    checked; a limit of one write a second is no fault."""
+    with suppress(StoreUnavailableError):
         for data in (b"first", b"second"):
-            place.client(0, patient=False).put("hint/overwritten", data)
+            try:
+                place.client(0, patient=False).put("hint/overwritten", data)
+            except StoreForbiddenError:
+                return False
             found = reader.get("hint/overwritten")
             demand(found == data, "an overwritten object still has its old bytes", NO_CACHES)
+    return True
 
 
 def _check_for_torn_objects(place: Place, reader: Store) -> None:
@@ -431,45 +431,6 @@ def _seconds_until(holds: Callable[[], bool], patience_s: float) -> float | None
     return None
 
 
-def permissions(place: Place) -> Finding:
-    """Tries each verb and sees which are forbidden."""
-    return finding_of(tuple(verb for verb in ALL if _may(verb, place)))
-
-
-def finding_of(allowed: Collection[str]) -> Finding:
-    """The roles for which the allowed verbs are enough."""
-    may = ", ".join(verb for verb in ALL if verb in allowed) or "nothing"
-    lacking = {role: [verb for verb in needs if verb not in allowed] for role, needs in NEEDS.items()}
-    fits = [role for role, missing in lacking.items() if not missing]
-    if len(fits) == len(NEEDS) and "overwrite" in allowed:
-        return passed(f"{may}: enough for a learner and a syncer")
-    notes = [f"a {role} also needs {' and '.join(missing)}" for role, missing in lacking.items() if missing]
-    if "overwrite" not in allowed:
-        notes.append("without overwrite no heartbeats: `status` cannot show this unit's state")
-    fit = f"enough for a {' and a '.join(fits)}" if fits else "not enough for a run"
-    return warned(f"{may}: {fit}", "; ".join(notes))
-
-
-def _may(verb: str, place: Place) -> bool:
-    store = place.store
-    calls: dict[str, Callable[[], object]] = {
-        "create": lambda: store.create("may/created", b"x"),
-        "read": lambda: store.get("may/created"),
-        "overwrite": lambda: place.client(0, patient=False).put("may/put", b"x"),
-        "list": lambda: store.list("may/"),
-        "delete": lambda: store.delete("may/created"),
-    }
-    try:
-        for _ in range(2):  # because the right to create is all that a first put needs
-            calls[verb]()
-    except StoreForbiddenError:
-        return False
-    except StoreUnavailableError:
-        if verb != "overwrite":
-            raise  # some stores take one write a second to a name: that is no lack of permission
-    return True
-
-
 def retention(place: Place, written_gb_per_day: float | None) -> Finding:
     """How long the bucket keeps deleted objects. To read that takes a permission that a run does not need: without it
     the check is skipped. `written_gb_per_day`: what a run would write there."""
@@ -644,7 +605,6 @@ class _Examiner:
 
     def __init__(self, place: Place, whole: Deadline, found: Examination, say: Callable[[Check], None]) -> None:
         self._place, self._whole, self._found, self._say = place, whole, found, say
-        self._refused = False
 
     @property
     def usable(self) -> bool:
@@ -662,12 +622,11 @@ class _Examiner:
             "delete": delete,
             "clock": clock_skew,
             "throughput": lambda place: self._throughput(place, effort.max_bytes),
-            "permissions": permissions,
         }
         if kind.retention:
             examiners[kind.retention] = lambda place: retention(place, written_gb_per_day)
         for name, examiner in examiners.items():
-            if self.usable or (self._refused and name == "permissions"):
+            if self.usable:
                 self._check(name, examiner)
             else:
                 self._note(Check(name, False, "skip", CANNOT_GO_ON, "", 0.0))
@@ -694,7 +653,6 @@ class _Examiner:
         except PromiseBrokenError as broken:
             return broken.finding
         except (StoreError, NoSpaceError) as error:
-            self._refused = self._refused or isinstance(error, StoreForbiddenError)
             return Finding("fail", str(error), SLOW_OR_DEAD if self._place.box.is_over() else error.hint or "")
 
     def _throughput(self, place: Place, max_bytes: int) -> Finding:

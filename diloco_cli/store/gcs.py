@@ -254,6 +254,7 @@ class GCSStore(BucketStore):
         parts = {"json": {"destination": {"contentType": _KIND}, "sourceObjects": sources}, **condition}
         made = await self._ask_of("POST", key, "/compose", len(data), **parts)
         if _described(made, "crc32c") != await _checksum(data):
+            await self._ask_of("DELETE", key, ifGenerationMatch=_described(made, "generation"))
             raise UploadDamagedError("the parts were composed to another object", where=self._where(key))
 
     async def _discarded(self, name: str, persistently: bool) -> bool:

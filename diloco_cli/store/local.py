@@ -10,7 +10,6 @@ symbolic link below the root is never followed, also one that is planted during 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat as stat_bits
 from collections.abc import Iterator
@@ -39,15 +38,13 @@ from diloco_cli.store.port import (
 )
 from diloco_cli.store.url import StoreUrl
 
-YOUNG_S = 60.0  # a writer that has opened its temporary file may not have locked it yet
-OLD_S = 86_400.0  # without a change, on a file system without locks
+OLD_S = 600.0  # without a change: its writer was killed
 
 TEMPORARY_PREFIX = ".tmp~"
 """`~` is no key character: no key can collide with a temporary file, and no listing shows one. The file of a
 killed writer only takes space, until it is discarded (`discard_leftovers_of`)."""
 _OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a planted FIFO must not block us
-_OPEN_LEFTOVER = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # over NFS only writers may lock
 _OPEN_TEMPORARY = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -291,15 +288,12 @@ def _share(made: int, parent: int, bits: int) -> None:
 
 @contextmanager
 def _temporary(directory: int, data: bytes) -> Iterator[str]:
-    """Name of a new, fsynced file with these bytes; it is gone afterwards, unless it was renamed. As long as it is
-    there, its writer holds a lock on it, where the file system has locks."""
+    """Name of a new, fsynced file with these bytes; it is gone afterwards, unless it was renamed."""
     name = f"{TEMPORARY_PREFIX}{nonce()}"
     descriptor = os.open(name, _OPEN_TEMPORARY, 0o666, dir_fd=directory)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         try:
             _share(descriptor, directory, 0o060)
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
@@ -344,10 +338,8 @@ def _listed(entries: Iterator[os.DirEntry[str]]) -> Iterator[str]:
 
 
 def discard_leftovers_of(url: StoreUrl) -> Discarded:
-    """Unlink the temporary files of killed writers below the directory, in one walk. A writer locks its file, and the
-    kernel frees the lock when it dies, so that a living one keeps its file however long its fsync takes. Without locks
-    age decides; a mistake there does no harm: a writer whose file is gone cannot name it, fails as if the store had not
-    answered, and tries again."""
+    """Unlink the temporary files below the directory that have not changed for OLD_S, in one walk. A mistake does no
+    harm: a writer whose file is gone cannot name it, fails as if the store had not answered, and tries again."""
     sizes: list[int] = []
     with suppress(OSError):  # of the root itself
         for _, _, files, directory in os.fwalk(Path(url.place).resolve()):
@@ -360,21 +352,9 @@ def discard_leftovers_of(url: StoreUrl) -> Discarded:
 
 def _discarded(directory: int, name: str) -> list[int]:
     """The file's size, if it is discarded."""
-    with os.fdopen(os.open(name, _OPEN_LEFTOVER, dir_fd=directory), "wb", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if not stat_bits.S_ISREG(found.st_mode) or not _is_left(file.fileno(), clock.wall_s() - found.st_mtime):
-            return []
-        found = os.fstat(file.fileno())  # with the lock, so that no writer adds a name any more
-        os.fsync(directory)  # it may have an object's name, too, that is not on the disk yet: see _read
-        os.unlink(name, dir_fd=directory)
+    found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if not stat_bits.S_ISREG(found.st_mode) or clock.wall_s() - found.st_mtime < OLD_S:
+        return []
+    os.unlink(name, dir_fd=directory)
+    os.fsync(directory)  # it may have an object's name, too, that is not on the disk yet: see _read
     return [found.st_size if found.st_nlink == 1 else 0]
-
-
-def _is_left(descriptor: int, age_s: float) -> bool:
-    if age_s < YOUNG_S:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES) and age_s >= OLD_S
-    return True

@@ -68,7 +68,7 @@ def test_files_that_are_no_shards_are_refused(files, error, said):
 
 
 def test_each_shard_is_read_by_its_own_header() -> None:
-    """A shard of llm.c and one of Megatron, of uint16."""
+    """A shard of llm.c and a bare one, beside Megatron's index of it."""
     header = np.zeros(256, "<i4")
     header[:3] = 20240520, 1, 3
     store = store_of(a_bin=header.tobytes() + np.arange(3, dtype="<u2").tobytes())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 
@@ -24,19 +22,10 @@ def headed(magic: int, count: int, data: bytes) -> bytes:
     return header.tobytes() + data
 
 
-def megatron(code: int, lengths: list[int], item: int, magic: bytes = b"MMIDIDX\0\0") -> bytes:
-    places = np.cumsum([0, *lengths[:-1]]) * item
-    head = struct.pack("<9sQBQQ", magic, 1, code, len(lengths), len(lengths) + 1)
-    parts = np.array(lengths, "<i4"), places.astype("<i8"), np.arange(len(lengths) + 1, dtype="<i8")
-    return head + b"".join(part.tobytes() for part in parts)
-
-
-def read(data: bytes, dtype: str = "uint16", index: bytes | None = None, name: str = "a.bin") -> TokenFile:
+def read(data: bytes, dtype: str = "uint16", name: str = "a.bin") -> TokenFile:
     store = MemoryStore()
     store.put(name, data)
-    if index is not None:
-        store.put("a.idx", index)
-    return token_file(store, name, dtype, None if index is None else "a.idx")
+    return token_file(store, name, dtype)
 
 
 @pytest.mark.parametrize("count", SIZES)
@@ -50,34 +39,6 @@ def test_a_header_of_llm_c_says_how_many_tokens_follow_and_their_number_of_bytes
     assert read(data) == TokenFile("a.bin", 1024, count, written)
     with pytest.raises(DataCheckError, match=rf"its header \({magic}\) says {count} tokens"):
         read(data + b"1234" * 3 * count)
-
-
-@pytest.mark.parametrize("lengths", [[4000], [1, 2, 997], [7] * 50])
-@pytest.mark.parametrize(("code", "written", "as_read"), [(4, "int32", "uint32"), (8, "uint16", "uint16")])
-def test_the_index_of_megatron_says_the_type(code: int, written: str, as_read: str, lengths: list[int]) -> None:
-    count = sum(lengths)
-    data, item = tokens_of(count, written), np.dtype(written).itemsize
-    index = megatron(code, lengths, item)
-    assert read(data, index=index) == TokenFile("a.bin", 0, count, as_read)
-    with pytest.raises(DataCheckError, match=r"has .* bytes, it has"):
-        read(data[:-item], index=index)
-
-
-@pytest.mark.parametrize(
-    ("index", "said"),
-    [
-        (megatron(5, [100], 8), "holds int64; allowed: uint16, int32"),
-        (megatron(1, [100], 1), "holds uint8"),
-        (megatron(8, [100], 2, b"TNTIDX\0\0\0"), "is no index of Megatron"),
-        (megatron(99, [100], 2), "is no index of Megatron"),
-        (megatron(8, [], 2), "says that there is no sequence"),
-        (b"", "is no index of Megatron"),
-    ],
-)
-def test_other_indices_are_refused(index: bytes, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as raised:
-        read(tokens_of(100, "<u2"), index=index)
-    assert raised.value.hint
 
 
 @pytest.mark.parametrize("count", [64, 5000])
@@ -107,7 +68,7 @@ def test_bare_tokens_of_any_vocabulary_are_read(most: int) -> None:
         (b"PK\3\4" + bytes(100), "a zip archive"),
         (b"\x1f\x8b\x08\0" + bytes(100), "compressed by gzip"),
         (b"\x93NUMPY" + bytes(100), "name it .npy"),
-        (b"MMIDIDX\0\0" + bytes(101), "name it .idx"),
+        (b"MMIDIDX\0\0" + bytes(101), "the index of a Megatron data set"),
         ("Zw\u00f6lf words\n".encode() * 20, "text: diloco data tokenize"),
     ],
 )

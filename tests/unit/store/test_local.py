@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import random
 import signal
@@ -18,9 +16,17 @@ import pytest
 
 from diloco_cli.clock import wall_s
 from diloco_cli.errors import NoSpaceError
-from diloco_cli.store.local import OLD_S, YOUNG_S, LocalStore
+from diloco_cli.store.local import OLD_S, LocalStore
 from diloco_cli.store.open import discard_leftovers_at, open_store
-from diloco_cli.store.port import BadKeyError, Created, Discarded, Exists, StoreBrokenError, StoreForbiddenError
+from diloco_cli.store.port import (
+    BadKeyError,
+    Created,
+    Discarded,
+    Exists,
+    StoreBrokenError,
+    StoreForbiddenError,
+    StoreUnavailableError,
+)
 
 RACERS = Path(__file__).parents[2] / "contract/racers.py"
 SIZE_BYTES = 4 << 20
@@ -243,75 +249,45 @@ def left_behind(directory: Path, age_s: float, name: str = LEFT) -> Path:
 def test_what_a_dead_writer_left_goes_wherever_it_lies(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     store.create("a/b/k", b"x")
-    paths = [left_behind(tmp_path / folder, 2 * YOUNG_S) for folder in (".", "a", "a/b")]
+    paths = [left_behind(tmp_path / folder, 2 * OLD_S) for folder in (".", "a", "a/b")]
     assert discard_leftovers(tmp_path) == Discarded(3, 12)
     assert not any(path.exists() for path in paths)
     assert store.get("a/b/k") == b"x" and store.list("") == ["a/b/k"]
     assert discard_leftovers(tmp_path) == Discarded()
 
 
-def test_a_file_that_has_just_been_made_stays(tmp_path: Path) -> None:
-    path = left_behind(tmp_path, YOUNG_S / 2)
+def test_a_file_that_a_writer_may_still_need_stays(tmp_path: Path) -> None:
+    path = left_behind(tmp_path, OLD_S / 2)
     assert discard_leftovers(tmp_path) == Discarded()
     assert path.exists()
 
 
-def test_a_living_writers_file_stays_however_old_it_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_living_writer_whose_file_was_discarded_tries_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another clock is ahead, or an fsync takes long."""
-    link, seen = os.link, []
+    link = os.link
 
     def slow(source: str, *names: str, **options: int) -> None:
         os.utime(tmp_path / source, (0, 0))
-        seen.append(discard_leftovers(tmp_path))
+        assert discard_leftovers(tmp_path) == Discarded(1, 1)
         link(source, *names, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "link", slow)
-    assert LocalStore(tmp_path).create("k", b"x") == Created()
-    assert seen == [Discarded()]
-
-
-@pytest.mark.parametrize(("age_s", "goes"), [(OLD_S / 2, False), (2 * OLD_S, True)])
-def test_where_nobody_can_lock_age_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age_s: float, goes: bool
-) -> None:
-    def no_locks(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    path = left_behind(tmp_path, age_s)
-    assert discard_leftovers(tmp_path).num_files == goes
-    assert path.exists() != goes
-    assert LocalStore(tmp_path).create("k", b"x") == Created()
+    with pytest.raises(StoreUnavailableError):
+        LocalStore(tmp_path).create("k", b"x")
+    assert LocalStore(tmp_path).list("") == []
 
 
 def test_an_object_that_still_has_its_temporary_name_keeps_its_own(tmp_path: Path) -> None:
-    path = left_behind(tmp_path, 2 * YOUNG_S)
+    path = left_behind(tmp_path, 2 * OLD_S)
     os.link(path, tmp_path / "k")
     assert discard_leftovers(tmp_path) == Discarded(1, 0)
     assert LocalStore(tmp_path).get("k") == b"torn" and (tmp_path / "k").stat().st_nlink == 1
 
 
-def test_an_object_that_gets_its_name_at_the_last_moment_is_durable_before_it_loses_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its writer links it between our first look and our lock, and dies."""
-    path = left_behind(tmp_path, 2 * YOUNG_S)
-    calls: list[str] = []
-
-    def lock(descriptor: int, operation: int) -> None:
-        os.link(path, tmp_path / "k")
-        calls.append("link")
-
-    monkeypatch.setattr(fcntl, "flock", lock)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("fsync"))
-    assert discard_leftovers(tmp_path) == Discarded(1, 0)
-    assert calls == ["link", "fsync"]
-
-
 def test_links_pipes_and_what_others_left_stay(tmp_path: Path) -> None:
-    outside = left_behind(tmp_path / "outside", 2 * YOUNG_S)
+    outside = left_behind(tmp_path / "outside", 2 * OLD_S)
     root = tmp_path / "store"
-    left_behind(root, 2 * YOUNG_S, "not-ours~0123")
+    left_behind(root, 2 * OLD_S, "not-ours~0123")
     (root / "directory").symlink_to(outside.parent)
     (root / f"{LEFT}a").symlink_to(outside)
     os.mkfifo(root / f"{LEFT}b")
