@@ -83,6 +83,7 @@ EVENT_KINDS = (
     EventKind("killed", "a unit was slow to end, and was killed (SIGKILL)", "supervisor", said="slow to end: "),
     EventKind("error", "what ended a unit; for a user's own code its file and line", "unit", fault=True),
     EventKind("region", "a region's bucket fails, or works again", "unit"),
+    EventKind("mended", "a record was missing or damaged, and a process that had it put it back", "unit"),
     EventKind("chaos", "a fault was injected on purpose (data: number, fault)", "chaos", fault=True),
     EventKind("revived", "a fault was taken back by `diloco chaos revive`", "chaos"),
     EventKind(

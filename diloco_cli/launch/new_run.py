@@ -145,10 +145,13 @@ def create_run(
             where=where,
             hint=f"put that object back, or start under another name: --set name={fresh.name}-2",
         )
-    answer = store.create(FORMAT_KEY, fresh.keyring.sign(OPERATOR, FORMAT_KEY, encode(fresh)))
+    data = fresh.keyring.sign(OPERATOR, FORMAT_KEY, encode(fresh))
+    answer = store.create(FORMAT_KEY, data)
     if isinstance(answer, Created):
+        fresh.keep(FORMAT_KEY, data)
         return fresh, "created"
     there = with_keys(parse_format(answer.data, where), secret, where)
+    there.keep(FORMAT_KEY, answer.data)
     different = differences(there, fresh)
     if different:
         raise UsageError(

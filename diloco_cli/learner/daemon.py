@@ -19,6 +19,7 @@ from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.config.hardware import data_class_of
 from diloco_cli.environment import DEVICE_VARIABLE, environment_with
 from diloco_cli.errors import DilocoError, FencedError, NoSpaceError, StoreError, UsageError
+from diloco_cli.events.bucket import tell_event
 from diloco_cli.events.cause import note_position
 from diloco_cli.learner.group import MEET_S, as_resized, at_ranks, device_here, join_group, part_of, threads_of
 from diloco_cli.learner.parent import RankBeats, RankPlace, own_beats
@@ -209,9 +210,9 @@ def _learn(
         _log_of(island.name)(as_resized(island, planned))
     training, wire = _ports(run, island, device, place, beats, _hasty(stop, beats).check)
     attended = store if place is None else AttendedStore(store, training.keep_alive)
-    facts, earlier = Facts(island.name), earlier_heartbeat(run, attended, island.name)
+    facts, earlier = Facts(island.name, url=meter.url), earlier_heartbeat(run, attended, island.name)
     # what is being uploaded when the stop comes may still be published
-    lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
+    lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)), meter)
     learner = Learner(
         run,
         island.name,
@@ -409,9 +410,10 @@ class TimeSpent:
 class Facts(Observer):
     """`blocked_s`: the part of its busy time that the exchange took; `step_s`: what its steps took after the first,
     which opens the data. Tokens per second: recent, and since it began. Shares of time are of the last minute.
-    `tell`: takes what there is to say; default: this process's log."""
+    `tell`: takes what there is to say; default: this process's log. `url`: the bucket for what is an event."""
 
-    def __init__(self, name: str, tell: Callable[[str], None] | None = None) -> None:
+    def __init__(self, name: str, tell: Callable[[str], None] | None = None, url: str = "") -> None:
+        self._name, self._url = name, url
         self.say = tell or (lambda text: say(f"{utc_now_text()} {name}: {text}"))
         self._step_tokens = self.tokens = 0
         self.tokens_per_s = self.blocked_s = self.step_s = self.busy_s = 0.0
@@ -455,6 +457,11 @@ class Facts(Observer):
 
     def missed(self, text: str) -> None:
         self.say(f"{text}; waits for its successor")
+
+    def mended(self, text: str) -> None:
+        self.say(text)
+        if self._url:
+            tell_event(self._url, "mended", self._name, text)
 
     def heartbeat(self, passed: float, data_s: float | None = None) -> dict[str, Any]:
         """`passed`: the share of the present batch that was computed; `data_s`: how long steps waited for their data.

@@ -79,8 +79,9 @@ class LoopExchange:
         self._stop = stop = StopSignal()
         meter = MeteredStore(behind_its_link(bare, island))
         self._store, news = background_store(meter, stop.wait, stop.is_due, self._warn)
-        facts, earlier = Facts(island.name, self._tell), earlier_heartbeat(run, self._store, island.name)
-        self._lanes = lanes = Lanes(self._store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)))
+        facts, earlier = Facts(island.name, self._tell, bare.url), earlier_heartbeat(run, self._store, island.name)
+        clock = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
+        self._lanes = lanes = Lanes(self._store, clock, meter)
         self.learner = learner = Learner(
             run,
             island.name,

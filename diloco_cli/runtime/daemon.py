@@ -35,6 +35,7 @@ from diloco_cli.protocol.log.operations import (
     Delete,
     Get,
     List,
+    Mend,
     Now,
     Operation,
     Put,
@@ -115,7 +116,7 @@ def _num_bytes(operation: Operation, answer: Any) -> int:
         answers: Sequence[Any] = answer
         return sum(map(_num_bytes, operation.operations, answers))
     inner = operation.operation if isinstance(operation, There) else operation
-    sent = len(inner.data) if isinstance(inner, Create | Put) else 0
+    sent = len(inner.data) if isinstance(inner, Create | Put | Mend) else 0
     return sent + (len(answer) if isinstance(answer, bytes) else 0)
 
 
@@ -139,8 +140,8 @@ class Clock(Protocol):
 
 @dataclass(frozen=True)
 class Side:
-    """A store; deletions go to `tries_once`, if it is given, and may fail there: the next sweep finds the object again,
-    and a syncer that is not allowed to delete must go on merging."""
+    """A store; deletions and mends go to `tries_once`, if it is given, and may fail there: they are found due again
+    later, and a process that is not allowed to make them must go on with its work."""
 
     store: Store
     tries_once: Store | None = None
@@ -185,14 +186,14 @@ def _perform_at(home: Side, other: Side | None, operation: Operation, clock: Clo
 
 
 def _perform_on(side: Side, operation: Operation, clock: Clock) -> Any:
-    if isinstance(operation, Delete) and side.tries_once is not None:
-        return _tried_once(side.tries_once, operation.key)
+    if isinstance(operation, Delete | Mend) and side.tries_once is not None:
+        return _tried_once(partial(_perform_one, operation, side.tries_once, clock))
     return _perform_one(operation, side.store, clock)
 
 
-def _tried_once(store: Store, key: str) -> Undeleted | None:
+def _tried_once(call: Callable[[], Any]) -> Undeleted | None:
     try:
-        store.delete(key)
+        call()
     except StoreForbiddenError:
         return Undeleted.REFUSED
     except (StoreError, NoSpaceError):  # a full service may be unable to note even that
@@ -210,6 +211,8 @@ def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
             return store.put(key, data)
         case List(prefix, after, limit):
             return store.list(prefix, after, limit)
+        case Mend(key, data, damaged):
+            return store.put(key, data) if damaged else (store.create(key, data) and None)
         case Delete(key):
             return store.delete(key)
         case Now():
@@ -296,10 +299,10 @@ def connections() -> Connections:
 
 
 class Lanes:
-    """The lanes of one learner's process; daemon threads, so that none outlives the process."""
+    """The lanes of one learner's process; daemon threads, so that none outlives the process. `tries_once`: see Side."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, store: Store, clock: Clock, tries_once: Store | None = None) -> None:
+        self._store, self._clock, self._tries_once = store, clock, tries_once
         self._queues: dict[Lane, queue.Queue[Steps[Any] | None]] = {}
         self._threads: list[threading.Thread] = []
         self.failure: BaseException | None = None
@@ -316,7 +319,7 @@ class Lanes:
     def _work(self, jobs: queue.Queue[Steps[Any] | None]) -> None:
         try:
             while (steps := jobs.get()) is not None:
-                perform(steps, self._store, self._clock)
+                perform(steps, self._store, self._clock, self._tries_once)
         except BaseException as error:  # handed to the training thread, which raises it
             self.failure = error
             self.news.set()

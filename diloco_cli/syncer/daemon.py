@@ -52,6 +52,7 @@ from diloco_cli.protocol.log.keys import (
     state_key,
     weights_key,
 )
+from diloco_cli.protocol.log.mending import whole_log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import (
     MAX_RECORD_BYTES,
@@ -141,6 +142,7 @@ def _serve_once(
     run = consented(run, url, here, stores_of(run), code=begins)
     home.fit(run)
     evaluator, spending = _evaluator(run, url), Spending(home.pauses, connections_here())
+    events = EventWriter(home.bare)
     syncer = Syncer(
         run,
         claim,
@@ -151,8 +153,9 @@ def _serve_once(
         on_commit=lambda state, commit: _note_commit(run, state, commit, spending),
         recover=lambda output: rebuild(run, home.store, output),
         because=because,
+        tell=said_as_events(events, "mended"),
     )
-    events, before = EventWriter(home.bare), _last_heartbeat(run, home.store)
+    before = _last_heartbeat(run, home.store)
     tell, earlier = said_as_events(events), _earlier_mirrors(before)
     regions = RegionServices(run, home.beside, home_of(syncer), earlier, tell, events_to=home.bare)
     read_after_relays(syncer, regions.links)
@@ -318,7 +321,7 @@ def begin(
 ) -> Steps[RunState]:
     """Commit 0 with these versions, one of each fragment, and a commit with their `loss`, unless that is None. Nothing
     if the log has begun. `versions` are made one by one, as they are written."""
-    state: RunState = yield from read_log(run)
+    state: RunState = yield from whole_log(run)
     if state.n >= 0:
         return state
     try:
@@ -328,7 +331,7 @@ def begin(
             outputs.append((yield from _published(fragment, version, epoch)))
         reason = f"{claim.host} pid {claim.pid}, with {run.settings.model.brought or 'the values of the seed'}"
         drafts: list[Callable[[], Commit | None]] = [
-            lambda: EpochStart(outputs=tuple(outputs), reason=reason, serves=False),
+            lambda: EpochStart(outputs=tuple(outputs), reason=reason, serves=False, format=run.format_digest),
             lambda: _evaluation(loss()),
         ]
         for draft in drafts:

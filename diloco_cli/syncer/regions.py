@@ -54,12 +54,12 @@ def said_in_the_log(line: str) -> None:
     say(f"{utc_now_text()} {line}")
 
 
-def said_as_events(events: EventWriter) -> Tell:
+def said_as_events(events: EventWriter, kind: str = "region") -> Tell:
     """What takes a line about a region: this process's log, and the home bucket as an event."""
 
     def tell(line: str) -> None:
         said_in_the_log(line)
-        events.note("region", SYNCER, safe(line))
+        events.note(kind, SYNCER, safe(line))
 
     return tell
 

@@ -10,6 +10,7 @@ import psutil
 
 from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.errors import NoSpaceError, StoreError
+from diloco_cli.events.bucket import tell_event
 from diloco_cli.protocol.actors.standby import Standby
 from diloco_cli.protocol.log.commit_log import read_format
 from diloco_cli.protocol.log.keys import commit_key
@@ -68,12 +69,17 @@ def _wait(
             "retrying": retrying_text(store),
         }
 
+    def tell(text: str) -> None:
+        say(f"{utc_now_text()} {name}: {text}")
+        tell_event(url, "mended", name, text)
+
     try:
         run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
         begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None
         consented(run, url, here, stores_of(run), code=begins)  # or what it needs would be refused at the takeover
         say(f"{utc_now_text()} {name}: stands by for run {run.name}")
-        return perform(Standby(run, claim, name, jitter(), instead_of, facts).wait(), store, clock)
+        waiting = Standby(run, claim, name, jitter(), instead_of, facts, tell)
+        return perform(waiting.wait(), store, clock, tries_once=meter)
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retries of a failing store: that is no failure of this standby
         raise

@@ -25,6 +25,7 @@ from diloco_cli.protocol.log.operations import (
     Delete,
     Get,
     List,
+    Mend,
     Now,
     Operation,
     Put,
@@ -376,6 +377,8 @@ class World:
                 return store.put(key, data)
             case List(prefix, after, limit):
                 return store.list(prefix, after, limit)
+            case Mend(key, data, damaged):
+                return store.put(key, data) if damaged else (store.create(key, data) and None)
             case Delete(key):
                 self.writes.append((actor.name, actor.operations - 1, key))
                 return store.delete(key)

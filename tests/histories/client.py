@@ -14,7 +14,20 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from diloco_cli.errors import DataCheckError, FencedError, NoSpaceError, RefusedError, StoreError
-from diloco_cli.protocol.log.operations import Create, Get, Now, Operation, Put, Sleep, Steps, There, Together, together
+from diloco_cli.protocol.log.operations import (
+    Create,
+    Get,
+    Mend,
+    Now,
+    Operation,
+    Put,
+    Sleep,
+    Steps,
+    There,
+    Together,
+    Undeleted,
+    together,
+)
 from diloco_cli.store.bucket import settled
 from diloco_cli.store.port import (
     Created,
@@ -75,6 +88,8 @@ class Client:
     def _perform(self, operation: Operation) -> Steps[Any]:
         if type(operation) is Sleep:
             return (yield operation)
+        if type(operation) is Mend:
+            return (yield from self._mended(operation))
         if type(operation) is Put or (isinstance(operation, There) and type(operation.operation) is Put):
             return (yield from self._put(operation))
         return (yield from self._persist(operation))
@@ -94,6 +109,13 @@ class Client:
             return (yield from self._persist(operation, answer))  # type: ignore[arg-type]
         except (StoreError, NoSpaceError) as error:
             return error
+
+    def _mended(self, operation: Operation) -> Steps[Undeleted | None]:
+        try:
+            yield operation
+        except (StoreError, NoSpaceError):
+            return Undeleted.FAILED
+        return None
 
     def _put(self, operation: Operation) -> Steps[None]:
         """One try only: a hint that cannot be written must not delay the work."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_OLD_MAILBOXES, MAX_PORTIONS
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER
-from diloco_cli.protocol.log.operations import Create, Delete, Get, Operation, Put, There
+from diloco_cli.protocol.log.operations import Create, Delete, Get, Mend, Operation, Put, There
 from diloco_cli.protocol.log.records import RunFormat, encode
 from diloco_cli.signing import OPERATOR
 from diloco_cli.store.port import Created
@@ -107,7 +107,8 @@ class History:
         self._begin()
 
     def _begin(self) -> None:
-        self.bucket.put(FORMAT_KEY, self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run)))
+        self.run.keep(FORMAT_KEY, self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run)))
+        self.bucket.put(FORMAT_KEY, self.run.kept[FORMAT_KEY])
         self.world.on_end, self.world.fault_of = self.supervisor.ended, self.fault_of
         usual = self.world.latency_s = _latency(self.options.latency_s)
         self.world.answer_s = lambda actor, call: 0.0 if type(call) is Get else usual(actor, call)
@@ -290,6 +291,9 @@ class History:
                 self._heard(actor.owner.process, key, data, watcher)
             case Put(key, _):
                 watcher.put(role, key)
+            case Mend(key, data, _):
+                self.note(f"{actor.name} put back {key}")
+                self.monitor.mended(key, data)
             case Delete(key):
                 self.note(f"{actor.name} deleted {key}")
                 if self.options.list_lag_s and before is not None:

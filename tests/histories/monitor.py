@@ -199,6 +199,7 @@ class Monitor:
     deletions: int = 0
     last_look_s: Callable[[], float] = float
     suspects: set[str] = field(default_factory=set)
+    records: dict[str, bytes] = field(default_factory=dict)  # the commits
     carries_s: float = 0.0
     _grows: bool = False
     _apart: frozenset[str] = frozenset()
@@ -234,6 +235,7 @@ class Monitor:
             self.genuine.created(key)
         if key.startswith("commit/"):
             expect(key == f"commit/{self.replayer.n + 1:012d}.json", "1", f"{role} created {key} beyond the log's end")
+            self.records[key] = data
             self._committed(self.replayer.feed(data), now_s)
             self.last_commit_s = now_s
         elif key.startswith("offer/"):
@@ -268,6 +270,10 @@ class Monitor:
             since_s = max(now_s, self.bucket.listed_from_s.get(certificate, now_s))
             self._fresh[learner, incarnation, seq] = due, since_s
             self._signed_by[learner, incarnation, seq] = key_of
+
+    def mended(self, key: str, data: bytes) -> None:
+        """1: nothing else is put back than what was there."""
+        expect(data == self.records.get(key, self.run.kept.get(key)), "1", f"{key} was put back with other bytes")
 
     def put(self, role: str, key: str) -> None:
         self.check_place(role, key)

@@ -23,6 +23,7 @@ from diloco_cli.digests import digest
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.protocol.actors.collection import FLOORS_APART
 from diloco_cli.protocol.log.commit_log import LONG_WAY, SNAPSHOT_EVERY
+from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.signing import PLAIN_BYTES, Checksummed, Secret
 from diloco_cli.virtual.faulty_calls import Fault
@@ -354,7 +355,9 @@ def run_of(options: Options) -> RunFormat:
 
 
 def with_key(run: RunFormat, signer: str, made: int = 0) -> RunFormat:
-    """The run as a process has it whose machine holds its signer's key number `made`, and no other."""
+    """The run as a process has it whose machine holds its signer's key number `made`, and no other; it has read the
+    format alone."""
+    run = replace(run, kept={key: data for key, data in run.kept.items() if key == FORMAT_KEY})
     if run.signing is None:
         return run
     private = digest(f"key {made} of {signer}".encode()).rpartition("-")[2]

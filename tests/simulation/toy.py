@@ -16,6 +16,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import Island, Offer, ProcessClaim, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.signing import OPERATOR
 from diloco_cli.virtual.world import Actor, World
 from tests.histories.integers import IntegerArithmetic
 from tests.histories.learner import LearnerProfile, SimulatedLearner
@@ -67,7 +68,8 @@ class ToyFleet:
         self._numbers = count()
         self._refuse: Refusal = lambda offer: None
         self._unfit: Refusal = lambda offer: None
-        self.world.store.create(FORMAT_KEY, encode(run))
+        self.format = run.keyring.sign(OPERATOR, FORMAT_KEY, encode(run))
+        self.world.store.create(FORMAT_KEY, self.format)
         self.world.on_end = self._ended
 
     def nonce(self) -> str:
@@ -85,10 +87,14 @@ class ToyFleet:
 
     def _syncers_run(self) -> RunFormat:
         """The run as a syncer's process opens it."""
-        return self.run
+        return self.opened()
+
+    def opened(self) -> RunFormat:
+        """The run as a process has it that has read the format alone."""
+        return replace(self.run, kept={FORMAT_KEY: self.format})
 
     def learner(self, name: str, delay_s: float = 0.0) -> Actor:
-        return self._process(name, self.run, lambda learner: learner.train(), delay_s)
+        return self._process(name, self.opened(), lambda learner: learner.train(), delay_s)
 
     def _process(
         self, name: str, run: RunFormat, steps_of: Callable[[SimulatedLearner], Steps[RunState]], delay_s: float = 0.0

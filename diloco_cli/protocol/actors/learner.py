@@ -30,6 +30,7 @@ from diloco_cli.protocol.log.claims import ClaimWatch
 from diloco_cli.protocol.log.commit_log import patiently, read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key, inner_key, key_of, max_moments_bytes, number_of
+from diloco_cli.protocol.log.mending import Mender
 from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunState, moved
@@ -187,6 +188,9 @@ class Observer:
 
     def missed(self, text: str) -> None:
         """`text` says which version cannot be read and is waited for."""
+
+    def mended(self, text: str) -> None:
+        """`text` says which record was put back."""
 
 
 class Fragments:
@@ -360,12 +364,14 @@ class Follower:
         """Follow until the learner leaves. Raises FencedError when a newer incarnation has its place."""
         next_heartbeat_s = next_fence_s = next_look_s = asked_s = self._looked_s = yield Now()
         own = self._learner.joined.incarnation
+        mender = Mender(self._learner.run, self._learner.observer.mended)
         claims = ClaimWatch.beside(self._learner.run.keyring, self._learner.name, key_of(own), own)
         while not self.leaves:
             now_s: float = yield Now()
             if now_s >= next_heartbeat_s:
                 next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
                 yield from self.send_heartbeat()
+            yield from mender.while_still(self.state, now_s)
             if now_s >= next_fence_s:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 if (yield from claims.look()) is not None:

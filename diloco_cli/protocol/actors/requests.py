@@ -28,9 +28,10 @@ from diloco_cli.errors import NotFoundError
 from diloco_cli.protocol.actors.collection import Collector, collected, floor_by_request
 from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.log.claims import STRANGERS_PASSED, OccupiedError, claim_epoch
-from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, read_log, state_after
+from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, state_after
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Quarantine, Readmit, Refuse, Revoke, Rollback, Stop
 from diloco_cli.protocol.log.keys import max_fragment_bytes, request_key, state_key, weights_key
+from diloco_cli.protocol.log.mending import whole_log
 from diloco_cli.protocol.log.operations import Get, List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import (
     LOOKS,
@@ -333,7 +334,7 @@ class StandIn:
         """Answer the pending requests, leave the run running or stopped as it was, and collect behind a floor that this
         raised. Does nothing if the run has ended, has no first version yet (only a syncer can make that), or has no
         pending request. Raises FencedError if a syncer takes over in between."""
-        self.state = yield from read_log(self.run)
+        self.state = yield from whole_log(self.run)
         if self.state.n < 0 or self.state.phase == RunPhase.FINISHED:
             return self.state
         if (yield from pending_requests(self.run, self.state)) is None:

@@ -25,6 +25,7 @@ from diloco_cli.protocol.log.heartbeats import (
     tolerated_s,
 )
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
+from diloco_cli.protocol.log.mending import Mender
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, ProcessClaim, RecordError, RunFormat, decode, decode_plain
 from diloco_cli.protocol.log.state import STANDBY, RunPhase, RunState, StandbyState, SyncerState, moved
@@ -93,7 +94,8 @@ class Silence:
 @dataclass
 class Standby:
     """One standby process. `instead_of`: the pid of its predecessor on this host, which the supervisor knows to be
-    dead; if that predecessor served, the standby takes over at once. `facts`: further fields of its heartbeat."""
+    dead; if that predecessor served, the standby takes over at once. `facts`: further fields of its heartbeat; `tell`:
+    takes which records it has put back."""
 
     run: RunFormat
     claim: ProcessClaim
@@ -101,6 +103,7 @@ class Standby:
     jitter: float
     instead_of: int | None = None
     facts: Callable[[], dict[str, Any]] = dict
+    tell: Callable[[str], None] = lambda text: None
     doing: StandbyState = field(default=StandbyState.STANDING_BY, init=False)
     _next_heartbeat_s: float = field(default=0.0, init=False)
 
@@ -108,7 +111,7 @@ class Standby:
         """Wait; the reason to take over, or None once the run is over. A stop from before this process does not end it;
         but it serves a stopped run only once `diloco resume` has asked for that."""
         usual_s = takeover_s(self.run)
-        silence = Silence(min(POLL_S, usual_s / 5))
+        silence, mender = Silence(min(POLL_S, usual_s / 5)), Mender(self.run, self.tell)
         state: RunState = yield from patiently(lambda: read_log(self.run))
         began_at, rested = state.n, False
         unserved = yield from self._begins(state)
@@ -132,10 +135,11 @@ class Standby:
             if dead or silence.silent_s >= limit_s:
                 reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead)}"
                 self.doing = moved(STANDBY, self.doing, StandbyState.CLAIMING)
-                yield from self._announce(heartbeat, reason)
+                yield from self._announce(heartbeat, reason, state.n)
                 return reason
             heard = f"the syncer was heard {silence.silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
             yield from self._heartbeat(now_s, state, heard)
+            yield from mender.while_still(state, now_s)
             yield Sleep(max(SHORTEST_SLEEP_S, min(silence.poll_s, limit_s - silence.silent_s)))
             state = yield from read_log(self.run, state)
         self.doing = moved(STANDBY, self.doing, StandbyState.DONE)
@@ -167,7 +171,7 @@ class Standby:
             return False
         return claim is not None and (claim.host, claim.pid) == (self.claim.host, self.instead_of)
 
-    def _announce(self, heartbeat: bytes | None, reason: str) -> Steps[None]:
+    def _announce(self, heartbeat: bytes | None, reason: str, n: int) -> Steps[None]:
         """Tell the other standbys long before the next commit; the counts of the old syncer are kept."""
         facts = {
             **counts_of(heartbeat),
@@ -178,7 +182,7 @@ class Standby:
             "memory_bytes": 0,
             "mirrors": _plain(heartbeat).get("mirrors", []),
         }
-        yield self._put(heartbeat_key(SYNCER), {**facts, "epoch": 0, "n": -1})
+        yield self._put(heartbeat_key(SYNCER), {**facts, "epoch": 0, "n": n})
         if self._next_heartbeat_s > 0:  # this process is no standby any more: its heartbeats are the syncer's now
             last = SyncerHeartbeat(StandbyState.DONE, 0, -1, self.claim.host, reason)
             yield self._put(standby_heartbeat_key(self.name), last)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import DataCheckError, FencedError, TryAgainError
+from diloco_cli.errors import DataCheckError, DilocoError, FencedError, TryAgainError
 from diloco_cli.layout import Layout
 from diloco_cli.protocol.actors.collection import Housekeeper, collected, floor_in_turn
 from diloco_cli.protocol.actors.inbox import Inbox
@@ -60,6 +60,7 @@ from diloco_cli.protocol.log.commit_log import (
 )
 from diloco_cli.protocol.log.heartbeats import MOVED_BYTES_PER_S, Cadence, sealed
 from diloco_cli.protocol.log.keys import BYTES_PER_PARAMETER, SYNCER, heartbeat_key, state_key, weights_key
+from diloco_cli.protocol.log.mending import GapError, Mender, heard_from_syncer, whole_log
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
@@ -366,8 +367,10 @@ class Syncer:
         heartbeat_facts: Callable[[], dict[str, Any]] = dict,
         recover: Recover = lambda output: None,
         because: str = "",
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.run, self.claim, self.because = run, claim, because
+        self.mender = Mender(run, tell)
         self.arithmetic, self.evaluations = arithmetic, Evaluations(run, evaluator)
         self.time_text, self.nonce = time_text, nonce
         self.on_commit, self.heartbeat_facts, self.recover = on_commit, heartbeat_facts, recover
@@ -386,6 +389,8 @@ class Syncer:
         self.next_request_s = self.next_incarnations_s = 0.0
         self.cadence = Cadence(HEARTBEAT_EVERY_S)
         self.reason = ""
+        self.wants: tuple[str, ...] = ()  # records that cannot be read
+        self.heard_n = -1  # the head of the log, by the syncer before
 
     @property
     def pace(self) -> Pace:
@@ -409,7 +414,8 @@ class Syncer:
         self.doing = moved(SYNCER_STATES, self.doing, to)
 
     def _serve(self) -> Steps[RunState]:
-        self.state = yield from patiently(lambda: read_log(self.run))
+        self.state = yield from patiently(lambda: whole_log(self.run), self._ask_for)
+        self.wants, self.reason = (), ""
         if self.state.phase == RunPhase.FINISHED or (yield from is_at_rest(self.run, self.state)):
             self._go(SyncerState.DONE)
             return self.state
@@ -423,6 +429,14 @@ class Syncer:
         yield from self.send_heartbeat((yield Now()), force=True)
         return self.state
 
+    def _ask_for(self, error: DilocoError) -> Steps[None]:
+        """Tell those who may hold it what cannot be read, in place of the heartbeat of the syncer before."""
+        said = yield from heard_from_syncer(self.run, self.state)
+        self.heard_n = max(self.heard_n, -1 if said is None else said.n)
+        self.wants = error.wants if isinstance(error, GapError) else (error.where or "",)
+        self.reason = str(error)
+        yield from self.send_heartbeat((yield Now()), force=True)
+
     # -- becoming the syncer ------------------------------------------------------------------------------------
 
     def _take_over(self) -> Steps[None]:
@@ -433,11 +447,11 @@ class Syncer:
             if self.state.phase not in (phase, RunPhase.RUNNING):
                 return  # it ended, or was stopped, while this syncer was starting
             outputs = (yield from self._genesis()) if self.state.n < 0 else ()
-            request = None
+            format, request = self.run.format_digest if self.state.n < 0 else "", None
             if phase == RunPhase.STOPPED:  # what was left open by the stop does not act now
                 request = yield from newest_request(self.run, self.state)
             who = ": ".join(filter(None, [f"{self.claim.host} pid {self.claim.pid}", self.because]))
-            yield from self._commit(commits.EpochStart(outputs=outputs, reason=who, request=request))
+            yield from self._commit(commits.EpochStart(outputs=outputs, reason=who, request=request, format=format))
         self.last_snapshot = self.state.n
         self.evaluations.begin(self.state)
         self.inbox.open(self.state, (yield Now()))
@@ -495,6 +509,7 @@ class Syncer:
         """Do every kind of work that is due; True if something was committed."""
         now_s: float = yield Now()
         yield from self.send_heartbeat(now_s)
+        yield from self.mender.due(self.state, now_s)
         if now_s >= self.next_request_s:
             self.next_request_s = now_s + requests_every_s(self.pace.slot_s)
             yield from self._notice_successor()
@@ -681,9 +696,10 @@ class Syncer:
         facts = {
             "state": self.doing,
             "epoch": self.epoch,
-            "n": self.state.n,
+            "n": max(self.state.n, self.heard_n),
             "host": self.claim.host,
             "reason": self.reason,
+            "wants": self.wants,
             "heartbeats": self.cadence.count,
             "slowest_s": round(self.cadence.slowest_s, 1),
             "garbage": asdict(self.housekeeper.collector.backlog(now_s)),

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from diloco_cli.errors import FencedError, NotFoundError, RefusedError, UsageError
+from diloco_cli.errors import DilocoError, FencedError, NotFoundError, RefusedError, UsageError
 from diloco_cli.layout import contradiction_in_layout
 from diloco_cli.protocol.log.claims import own_keyring
 from diloco_cli.protocol.log.commits import Commit, apply
@@ -153,8 +153,8 @@ RESTORE_HINT = (
     " no later commit, somebody else wrote it: then delete this one object, and the run goes on (diloco bucket-policy)"
 )
 FORMAT_HINT = (
-    "it never changes during a run: the bucket's owner puts back its first version, or a region's copy; nothing of the"
-    " run starts without it"
+    "it never changes during a run: a living process of the run puts it back within a minute; else the bucket's owner"
+    " puts back its first version, or a region's copy; nothing of the run starts without it"
 )
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart
@@ -166,17 +166,26 @@ BAD_READS_S = 60.0
 READS_AGAIN_S = 2.0
 
 
-def patiently(read: Callable[[], Steps[T]]) -> Steps[T]:
+Asks = Callable[[DilocoError], Steps[None]]
+"""Tells the processes that live which record cannot be read, in case they have it (mending.py)."""
+
+
+def asks_nobody(error: DilocoError) -> Steps[None]:
+    yield from ()
+
+
+def patiently(read: Callable[[], Steps[T]], asks: Asks = asks_nobody) -> Steps[T]:
     """For a daemon: what is read wrong, as through a broken gateway, is read again for BAD_READS_S before it counts as
     damage."""
     since_s: float = yield Now()
     while True:
         try:
             return (yield from read())
-        except (RecordError, SignatureError):
+        except (RecordError, SignatureError) as error:
             now_s: float = yield Now()
             if now_s - since_s >= BAD_READS_S:
                 raise
+            yield from asks(error)
         yield Sleep(READS_AGAIN_S)
 
 
@@ -195,6 +204,9 @@ def _read_format(where: str, secret: Secret | None) -> Steps[RunFormat]:
     for _ in range(LOOKS):
         before, data = data, (yield Get(FORMAT_KEY, MAX_RECORD_BYTES))
         if data is None:
+            if (yield List("commit/", limit=1)):
+                what, place = "missing, though commits of a run lie there", f"{where}/{FORMAT_KEY}"
+                raise RecordError(what, where=place, hint=FORMAT_HINT)
             raise NotFoundError(f"no run at {where}", hint="list the runs of this machine: diloco runs")
         if data == before or is_whole(data, where):
             break
@@ -206,6 +218,7 @@ def _read_format(where: str, secret: Secret | None) -> Steps[RunFormat]:
         raise
     if run.signing is not None and secret is not None and secret.own:
         run = replace(run, keyring=(yield from own_keyring(run.run_id, secret)))
+    run.keep(FORMAT_KEY, data)
     return run
 
 
@@ -293,7 +306,14 @@ def kept_versions(run: RunFormat) -> int:
 def next_commit(run: RunFormat, state: RunState) -> Steps[RunState | None]:
     """The state after commit n+1, or None if there is no such commit yet."""
     data = yield from read_signed(run.keyring, LOG, commit_key(state.n + 1))
-    return None if data is None else fold(run, state, data)
+    return None if data is None else _folded(run, state, data)
+
+
+def _folded(run: RunFormat, state: RunState, data: bytes) -> RunState:
+    """One more record's bytes as they lie in the bucket, which this process can put back from now on."""
+    after = fold(run, state, data)
+    run.keep(commit_key(after.n), data)
+    return after
 
 
 def fold(run: RunFormat, state: RunState, data: bytes) -> RunState:
@@ -337,13 +357,18 @@ def read_log(run: RunFormat, known: RunState | None = None, most_s: float = inf)
         trusting = trusting_none_of(run, distrusted)
         state = (yield from hinted_snapshot(trusting)) if known is None else known
         keys: set[str] = set() if known is not None else {state.epoch_key}
-        far = state.n + LONG_WAY
+        far, from_start = state.n + LONG_WAY, known is None and state.n < 0
         try:
             for wanted in _portions(AHEAD if most_s == inf else IN_A_LOOK):
                 most = min(wanted, far - state.n) if state.n < far else wanted
                 read = yield from commits_beyond(run, state.n, most)
                 for data in read:
-                    state = fold(run, state, data)
+                    state = _folded(run, state, data)
+                if from_start and len(read) < most:  # the hint, or the log's beginning, may be lost
+                    newer, from_start = (yield from newest_snapshot(trusting, state.n)), False
+                    if newer is not None:
+                        state, keys = newer, keys | {newer.epoch_key}
+                        continue
                 if len(read) < most or (until_s < inf and (yield Now()) >= until_s):
                     break
                 newer = (yield from newest_snapshot(trusting, state.n)) if state.n == far else None
@@ -355,8 +380,17 @@ def read_log(run: RunFormat, known: RunState | None = None, most_s: float = inf)
             distrusted |= keys
             continue
         if not keys & state.revoked.keys():
+            if known is None:
+                check_format(run, state)
             return state
         distrusted |= state.revoked.keys()
+
+
+def check_format(run: RunFormat, state: RunState) -> None:
+    """Raises RecordError if FORMAT.json, as this process has read it, is not the one that commit 0 names."""
+    if state.format and run.format_digest not in ("", state.format):
+        what = "not the one that this run began with, which commit 0 names"
+        raise RecordError(what, where=FORMAT_KEY, hint=FORMAT_HINT)
 
 
 def _portions(largest: int) -> Iterator[int]:
@@ -390,8 +424,9 @@ def append(run: RunFormat, state: RunState, draft: Commit) -> Steps[tuple[RunSta
     mine = fold(run, state, data)  # before it is written: no process could read past a commit that cannot be folded
     there = yield from create_signed(run.keyring, LOG, key, data)
     if there == data:
+        run.keep(key, data)
         return mine, True
-    theirs = fold(run, state, there)
+    theirs = _folded(run, state, there)
     fence(theirs, draft.epoch)
     return theirs, False
 

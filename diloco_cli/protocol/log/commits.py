@@ -130,11 +130,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind"):
 
 
 class EpochStart(Commit, tag="epoch_start", frozen=True, kw_only=True):
-    """A syncer begins to serve. Commit 0 brings version 0 of every fragment. `serves`: False for an epoch that a
-    command claims, which answers operators and merges nothing."""
+    """A syncer begins to serve. Commit 0 brings version 0 of every fragment, and names FORMAT.json by its digest.
+    `serves`: False for an epoch that a command claims, which answers operators and merges nothing."""
 
     outputs: tuple[FragmentVersion, ...] = ()
     serves: bool = True
+    format: str = ""
 
     @property
     def is_syncers(self) -> bool:
@@ -142,7 +143,7 @@ class EpochStart(Commit, tag="epoch_start", frozen=True, kw_only=True):
 
     def folded(self, state: RunState, layout: Layout) -> RunState:
         fruitless = state.fruitless + (self.serves and self.n > 0)
-        return replace(state, fruitless=fruitless, served=self.serves)
+        return replace(state, fruitless=fruitless, served=self.serves, format=state.format if self.n else self.format)
 
     def stability_after(self, known: Stability) -> Stability:
         """Who resumes a run that paused accepts the loss as it is, which nothing before it is compared with, or has

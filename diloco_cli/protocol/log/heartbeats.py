@@ -115,7 +115,8 @@ class SyncerHeartbeat:
     `slowest_s`: the longest recent time between two of them, on its own clock. `call_s`: a call to the store, in
     the mean; `bytes_s`, `processor_s`: of a recent merge, its bytes beyond its calls, its computation (0: not
     known). `calls_a_s`: its pace of calls, where the store refuses more; else 0. `reads_back`: what it has written,
-    because the store does not check uploads itself. `connections`: how many calls it makes at a time."""
+    because the store does not check uploads itself. `connections`: how many calls it makes at a time. `wants`: the
+    keys of records that it cannot read, for those who hold them (mending.py)."""
 
     state: str
     epoch: int
@@ -139,6 +140,7 @@ class SyncerHeartbeat:
     reads_back: bool = True
     connections: int = MAX_AT_ONCE
     garbage: GarbageHeartbeat = GarbageHeartbeat()
+    wants: tuple[str, ...] = ()
 
 
 @dataclass

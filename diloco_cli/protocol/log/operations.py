@@ -6,6 +6,7 @@
 | Create         | Created or Exists (store/port.py)        |
 | Put            | None                                     |
 | List           | keys, in lexical order; may lag behind   |
+| Mend           | None, or Undeleted |
 | Delete         | None, also if there was nothing; Undeleted, where failed ones are not repeated |
 | Now            | seconds on the actor's own monotonic clock |
 | Sleep          | None                                     |
@@ -61,10 +62,19 @@ class List(Struct, frozen=True):
 
 
 class Undeleted(Enum):
-    """Why a deletion did nothing: the store allows this process none, or failed."""
+    """Why a deletion or a mend did nothing: the store allows this process none, or failed."""
 
     REFUSED = "refused"
     FAILED = "failed"
+
+
+class Mend(Struct, frozen=True):
+    """Put the bytes that belong under this key where there are none, or, if `damaged`, over what lies there. Tried once
+    (see protocol/log/mending.py)."""
+
+    key: str
+    data: bytes
+    damaged: bool
 
 
 class Delete(Struct, frozen=True):
@@ -81,7 +91,7 @@ class Sleep(Struct, frozen=True):
     seconds: float
 
 
-StoreOperation = Get | Create | Put | List | Delete
+StoreOperation = Get | Create | Put | List | Mend | Delete
 
 
 class There(Struct, frozen=True):
@@ -217,4 +227,4 @@ def _size_bytes(operation: Operation) -> int:
         return operation.max_bytes
     if isinstance(operation, There):
         return _size_bytes(operation.operation)
-    return len(operation.data) if isinstance(operation, (Create, Put)) else 0
+    return len(operation.data) if isinstance(operation, (Create, Put, Mend)) else 0

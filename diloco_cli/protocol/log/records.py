@@ -20,6 +20,7 @@ from diloco_cli.config.settings import Link, RunSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, DilocoError
 from diloco_cli.layout import Layout
+from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.operations import Create, Get, Steps
 from diloco_cli.signing import MAX_TAIL_BYTES, UNSIGNED, Signing, Unsigned, body_of, unpacked
 from diloco_cli.store.port import HOLDER_BYTES, Created
@@ -27,6 +28,7 @@ from diloco_cli.store.port import HOLDER_BYTES, Created
 SCHEMA = 7  # of records: norms, revoked keys, one key an epoch, jumps of the loss, islands that join together
 FORMAT_SCHEMA = 9  # of FORMAT.json: the one that this version reads and writes
 MAX_EXACT = 1 << 53  # integers beyond this are not exact everywhere
+COMMITS_KEPT = 32  # in the memory of each process that reads the log
 
 RequestKind = Literal["stop", "resume", "quarantine", "readmit", "rollback", "gc", "revoke"]
 
@@ -78,7 +80,8 @@ class RunFormat:
     `regions`: those with a bucket of their own, sorted by name; where there are any, `home_url` is the run's URL in the
     home bucket, and `home_egress_per_gb` the price of traffic that leaves the home region.
     `signing`: how records are signed, if they are; `checksums`: whether records of an unsigned run end with a checksum;
-    `keyring`: this process's keys to write and check signatures or checksums, never written to the bucket.
+    `keyring`: this process's keys to write and check signatures or checksums; `kept`: the records that it could put
+    back (mending.py). Neither is ever written to the bucket.
     """
 
     run_id: str
@@ -97,6 +100,19 @@ class RunFormat:
     signing: Signing | None = None
     checksums: bool = False
     keyring: Unsigned = field(default=UNSIGNED, compare=False, repr=False, metadata={"local": True})
+    kept: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"local": True})
+
+    def keep(self, key: str, data: bytes) -> None:
+        """Hold a genuine record of the log, of which the newest COMMITS_KEPT stay, or the format."""
+        self.kept[key] = data
+        if len(self.kept) > COMMITS_KEPT + 1:
+            del self.kept[min(one for one in list(self.kept) if one != FORMAT_KEY)]
+
+    @property
+    def format_digest(self) -> str:
+        """By which commit 0 names FORMAT.json; empty where this process has not seen its bytes."""
+        data = self.kept.get(FORMAT_KEY)
+        return "" if data is None else record_digest(data)
 
     def region_store(self, region: str) -> RegionStore | None:
         """The region's own bucket; None: its learners use the home bucket."""
@@ -390,7 +406,8 @@ def decode(
     _require_canonical(is_canonical, where)
     try:
         if kind is RunFormat:
-            plain.pop("keyring", None)  # this process's own, whatever the bucket says
+            for name in ("keyring", "kept"):  # this process's own, whatever the bucket says
+                plain.pop(name, None)
             return cast("Record", not_consented(from_plain(RunFormat, plain, strict=False)))
         return cast("Record", msgspec.convert(plain, _written_as(cast("Any", kind)), str_keys=True))
     except (DilocoError, msgspec.MsgspecError, TypeError, ValueError, KeyError, OverflowError) as error:

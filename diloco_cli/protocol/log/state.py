@@ -194,6 +194,7 @@ class RunState(Struct, frozen=True, dict=True):
     `norms`: what is remembered of the lengths of deltas (health.py).
     `fruitless`: syncers that have begun to serve since the newest merge (or the first versions) without a merge.
     `served`: whether the newest epoch is a syncer's; that of a command ends with the command.
+    `format`: the digest of FORMAT.json, as commit 0 names it.
     """
 
     n: int = -1
@@ -218,6 +219,7 @@ class RunState(Struct, frozen=True, dict=True):
     stability: Stability = Stability()
     revoked: dict[str, int] = field(default_factory=dict)
     epoch_key: str = ""
+    format: str = ""
     norms: Norms = field(default_factory=dict)
     metrics: Metrics = Metrics()
 

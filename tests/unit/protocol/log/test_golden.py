@@ -59,7 +59,7 @@ VERSIONS = (
 INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5, norm=1.25, cosine=0.75)
 ISLAND = Island("iowa", "us", 4, 12, 100.5, 0.125, "h100", 8, micro_batch_tokens=2, nodes=2, ranks=8)
 COMMITS: list[Commit] = [
-    EpochStart(**HEADER, outputs=VERSIONS, serves=False),
+    EpochStart(**HEADER, outputs=VERSIONS, serves=False, format="blake3-7777"),
     Merge(
         **HEADER,
         slot=6,

@@ -1,0 +1,162 @@
+"""A log that is put back by those who have it: FORMAT.json and the newest commits, which every process holds in memory.
+
+A syncer that begins looks behind the log's end before it writes: a commit there shows that one is missing, and what is
+missing must not be taken for the end (`whole_log`). While it waits, its heartbeat says which records it cannot read.
+
+Who holds a record puts it back: one that is missing by a create, so that nothing is ever replaced by it; over a damaged
+one, which no process can read, the same bytes (`mended`). A syncer looks at what it holds again and again; others only
+while the log stands still, when the syncer may be the one that cannot read it (`Mender`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from diloco_cli.protocol.log.commit_log import RESTORE_HINT, is_whole, read_log
+from diloco_cli.protocol.log.commits import Commit
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat, of_syncer
+from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, commit_key, heartbeat_key, read_commit_key
+from diloco_cli.protocol.log.operations import Get, List, Mend, Steps, Undeleted, together
+from diloco_cli.protocol.log.records import (
+    COMMITS_KEPT,
+    LOOKS,
+    MAX_RECORD_BYTES,
+    SCHEMA,
+    RecordError,
+    RunFormat,
+    decode,
+    read_signed,
+    record_digest,
+)
+from diloco_cli.protocol.log.state import RunState
+from diloco_cli.signing import LOG
+
+LISTED = 64  # keys behind the log's end
+NEWEST = 2  # commits, at each look
+IN_TURN = 6  # and older ones, so that all are looked at within a minute
+LOOKS_EVERY_S = 10.0
+STILL_S = 20.0  # without a commit, after which those who only read look, too
+MOST_WANTED = 16
+
+
+class GapError(RecordError):
+    """Commits are missing before later ones. `where` is the first of them; `wants` names the first few."""
+
+    code = "gap"
+    wants: tuple[str, ...] = ()
+
+
+def whole_log(run: RunFormat) -> Steps[RunState]:
+    """The log to its end, for a process that is going to write behind it. Raises GapError if that is not the end."""
+    while True:
+        state = yield from read_log(run)
+        later = yield from _later_commit(run, state)
+        if later is None:
+            return state
+        if (yield from read_signed(run.keyring, LOG, commit_key(state.n + 1))) is None:
+            raise _gap(state.n + 1, later)
+
+
+def _later_commit(run: RunFormat, state: RunState) -> Steps[int | None]:
+    """A commit behind the one that comes next, by the bucket or by the word of the syncer before."""
+    keyring = run.keyring.without(state.revoked)
+    listed: list[str] = yield List("commit/", commit_key(state.n + 1), LISTED)
+    numbers = [number for number in map(read_commit_key, listed) if number is not None]
+    read = yield from together([read_signed(keyring, LOG, commit_key(number)) for number in numbers])
+    for number, data in zip(numbers, read, strict=True):
+        if data is not None and keyring.authenticates(LOG, commit_key(number), data) and _is_commit(number, data):
+            return number
+    said = yield from heard_from_syncer(run, state)
+    return said.n if said is not None and said.n > state.n else None
+
+
+def _is_commit(number: int, data: bytes) -> bool:
+    try:
+        return decode(Commit, data, commit_key(number), SCHEMA).n == number
+    except RecordError:
+        return False
+
+
+def heard_from_syncer(run: RunFormat, state: RunState) -> Steps[SyncerHeartbeat | None]:
+    data: bytes | None = yield Get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
+    try:
+        said = of_syncer(run.keyring.without(state.revoked), data)
+        return None if said is None else decode(SyncerHeartbeat, said, heartbeat_key(SYNCER))
+    except RecordError:
+        return None
+
+
+def _gap(missing: int, later: int) -> GapError:
+    until = f" to {later - 1}" if later - 1 > missing else ""
+    what = f"missing, and commit {later} was written after it: {missing}{until} must be put back before the run goes on"
+    hint = f"a living learner or standby that has read it puts it back within a minute: end none; else {RESTORE_HINT}"
+    error = GapError(what, where=commit_key(missing), hint=hint)
+    error.wants = tuple(map(commit_key, range(missing, min(later, missing + MOST_WANTED))))
+    return error
+
+
+def mended(run: RunFormat, state: RunState, key: str) -> Steps[str]:
+    """Put a record that this process holds back if it is missing or damaged in the bucket. What was done, for people;
+    empty if it is sound, or is not held."""
+    mine, there = run.kept.get(key), None
+    for _ in range(LOOKS):  # the damage may be in the read
+        there = yield Get(key, MAX_RECORD_BYTES)
+        if mine is None or there == mine or (there is not None and _is_sound(run, state, key, there)):
+            return ""
+    assert mine is not None
+    how = "was missing" if there is None else "was damaged"
+    answer: Undeleted | None = yield Mend(key, mine, there is not None)
+    done = "put back" if answer is None else f"cannot be put back by this process: the store has {answer.value} it"
+    return f"{key} {how}: {done}"
+
+
+def _is_sound(run: RunFormat, state: RunState, key: str, data: bytes) -> bool:
+    """Whether these other bytes than one's own may stay. FORMAT.json is what commit 0 names. A commit is sound if its
+    writer has signed it, or its checksum fits; only the log's successor could judge between two such."""
+    if key == FORMAT_KEY:
+        return record_digest(data) == state.format if state.format else is_whole(data, key)
+    number = read_commit_key(key)
+    return number is not None and run.keyring.authenticates(LOG, key, data) and _is_commit(number, data)
+
+
+@dataclass
+class Mender:
+    """Looks whether the records that this process holds are in the bucket. `tell`: takes what it has put back."""
+
+    run: RunFormat
+    tell: Callable[[str], None] = lambda text: None
+    _next_s: float = 0.0
+    _turn: int = 0
+    _n: int = field(default=-1)
+    _still_since_s: float = 0.0
+    _told: str = ""
+
+    def due(self, state: RunState, now_s: float) -> Steps[None]:
+        """The syncer's look: at the format, at the newest commits, and at older ones in turn."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + LOOKS_EVERY_S
+        numbers = [state.n - back for back in range(NEWEST)]
+        numbers += [state.n - NEWEST - (self._turn + place) % (COMMITS_KEPT - NEWEST) for place in range(IN_TURN)]
+        self._turn += IN_TURN
+        yield from self._mend(state, [FORMAT_KEY, *map(commit_key, numbers)])
+
+    def while_still(self, state: RunState, now_s: float) -> Steps[None]:
+        """The look of those who only read: while there is no new commit, at the format, at the newest commit, and at
+        what a syncer wants."""
+        if state.n != self._n:
+            self._n, self._still_since_s = state.n, now_s
+        if now_s < max(self._next_s, self._still_since_s + STILL_S):
+            return
+        self._next_s = now_s + LOOKS_EVERY_S
+        said = yield from heard_from_syncer(self.run, state)
+        wanted: Sequence[str] = () if said is None else said.wants[:MOST_WANTED]
+        yield from self._mend(state, [FORMAT_KEY, commit_key(state.n), *wanted])
+
+    def _mend(self, state: RunState, keys: Sequence[str]) -> Steps[None]:
+        held = [key for key in dict.fromkeys(keys) if key in self.run.kept]
+        for said in (yield from together([mended(self.run, state, key) for key in held])):
+            if said and said != self._told:  # what this process may not do, once
+                self._told = said
+                self.tell(said)
