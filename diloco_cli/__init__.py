@@ -10,7 +10,7 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip refuses an older one; a path
     found = f"{sys.version_info[0]}.{sys.version_info[1]}"
     sys.exit(f"error: diloco needs Python 3.11 or newer, and this is {found}\nhint: python3.11 -m venv .venv")
 
-__version__ = "0.4.0.dev0"
+__version__ = "0.4.0"
 
 
 def __getattr__(name: str) -> Any:

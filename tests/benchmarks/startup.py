@@ -41,6 +41,7 @@ def finished_run(folder: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.environ["DILOCO_HOME"] = str(folder / "home")  # this machine may know another run of that name
         finished_run(folder)
         diloco = str(Path(sys.executable).with_name("diloco"))
         commands = {
