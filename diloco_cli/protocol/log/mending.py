@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from diloco_cli.protocol.log.commit_log import RESTORE_HINT, is_whole, read_log
+from diloco_cli.errors import DilocoError, FencedError
+from diloco_cli.protocol.log.commit_log import RESTORE_HINT, is_whole, parse_format, read_log
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat, of_syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, commit_key, heartbeat_key, read_commit_key
@@ -98,17 +99,30 @@ def _gap(missing: int, later: int) -> GapError:
 
 def mended(run: RunFormat, state: RunState, key: str) -> Steps[str]:
     """Put a record that this process holds back if it is missing or damaged in the bucket. What was done, for people;
-    empty if it is sound, or is not held."""
+    empty if it is sound, or is not held, or if no commit is left: then somebody has removed the whole run. Raises
+    FencedError if another run was begun in its place."""
     mine, there = run.kept.get(key), None
     for _ in range(LOOKS):  # the damage may be in the read
         there = yield Get(key, MAX_RECORD_BYTES)
         if mine is None or there == mine or (there is not None and _is_sound(run, state, key, there)):
             return ""
     assert mine is not None
+    if key == FORMAT_KEY and there is not None and _is_another_run(run, there):
+        raise FencedError("another run was begun in the place of this one", where=key)
+    if there is None and not (yield List("commit/", limit=1)):
+        return ""
     how = "was missing" if there is None else "was damaged"
     answer: Undeleted | None = yield Mend(key, mine, there is not None)
     done = "put back" if answer is None else f"cannot be put back by this process: the store has {answer.value} it"
     return f"{key} {how}: {done}"
+
+
+def _is_another_run(run: RunFormat, data: bytes) -> bool:
+    """Not asked by signed runs: whoever may write into the bucket could end their processes so."""
+    try:
+        return run.signing is None and parse_format(data, FORMAT_KEY).run_id != run.run_id
+    except DilocoError:
+        return False
 
 
 def _is_sound(run: RunFormat, state: RunState, key: str, data: bytes) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from diloco_cli.errors import FencedError
 from diloco_cli.protocol.log.commit_log import fold, read_format, read_log, write_snapshot
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, heartbeat_key
@@ -142,6 +143,19 @@ def test_another_format_in_the_place_of_the_runs_own_is_refused_and_put_back(key
     assert state.format == record_digest(run.kept[FORMAT_KEY])
     assert "put back" in done(mended(run, state, FORMAT_KEY), bucket)
     assert done(read_log(opened(bucket)), bucket) == state
+
+
+def test_a_run_that_was_removed_stays_removed_and_another_one_in_its_place_ends_its_processes() -> None:
+    run, bucket = log_of(10)
+    state = done(read_log(run), bucket)
+    keys = [FORMAT_KEY, *map(commit_key, range(10))]
+    for key in keys:
+        bucket.delete(key)
+    assert not any(done(mended(run, state, key), bucket) for key in keys)
+    keyring = Checksummed("new")
+    bucket.create(FORMAT_KEY, keyring.sign(OPERATOR, FORMAT_KEY, encode(replace(run, run_id="new"))))
+    with pytest.raises(FencedError, match="another run was begun in the place of this one"):
+        done(mended(run, state, FORMAT_KEY), bucket)
 
 
 def test_a_log_whose_beginning_is_gone_is_read_from_its_newest_snapshot() -> None:
