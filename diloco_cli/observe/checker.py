@@ -2,8 +2,8 @@
 
 `diloco verify` and the simulated histories (`tests/histories/`) feed it commit by commit, and compute the merges
 themselves. It keeps its own books, has its own rules of what a commit brings and who may make it, and never reads the
-folded state of the daemons (`protocol/log/state.py`), so an error in their code shows here. How norms are judged, and
-what is a jump of the loss, are the product's own rules, applied to these books.
+folded state of the daemons (`protocol/log/state.py`), so an error in their code shows here. How norms are judged, what
+proves a speed, and what is a jump of the loss, are the product's own rules, applied to these books.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from math import isclose
+
+from msgspec import structs
 
 from diloco_cli.protocol.actors.membership import contradiction_of_member
 from diloco_cli.protocol.log.commits import (
@@ -46,8 +49,10 @@ from diloco_cli.protocol.log.records import (
     RunFormat,
     fragment_of_slot,
 )
+from diloco_cli.protocol.log.state import LearnerRecord
+from diloco_cli.protocol.rules.belief import proven
 from diloco_cli.protocol.rules.divergence import jump_of
-from diloco_cli.protocol.rules.merging import JudgedDelta, judge, max_steps, offered_weight, round_steps
+from diloco_cli.protocol.rules.merging import JudgedDelta, judge, max_steps, offered_weight
 from diloco_cli.signing import OPERATOR, Signature
 
 APPLIED, REFUSED = 1, 2
@@ -77,6 +82,7 @@ class Checker:
         self.revoked: set[str] = set()
         self.epoch_key = ""
         self.norms: Norms = {}
+        self.proven: dict[str, LearnerRecord] = {}  # their speeds and merges alone
         self.shares: dict[str, int] = {}
         self.shares_after: dict[int, dict[str, int]] = {}
         self.stability = Stability()
@@ -101,6 +107,7 @@ class Checker:
             possible = [self._check_input(item, fragment, key) for item in commit.inputs] if sound else []
             sound = sound and all(possible)
             self._check_judgement(commit, key)
+            self._check_speeds(commit, key)
         self._check_outcomes(commit, key)
         return sound
 
@@ -152,11 +159,13 @@ class Checker:
     def _check_merge(self, commit: Merge, key: str) -> None:
         """Checks the merge as a whole; _check_input checks each input."""
         names = [item.learner for item in commit.inputs]
-        quorum, tokens = self.run.settings.sync.quorum, sum(item.tokens for item in commit.inputs)
+        quorum, tokens = self.run.settings.sync.quorum, sum(item.counted for item in commit.inputs)
         self.expect(names == sorted(set(names)), "5", f"{key}: inputs are not sorted and distinct by learner")
         self.expect(commit.quorum == quorum, "5", f"{key}: quorum {commit.quorum}, but the run's is {quorum}")
         self.expect(len(names) >= quorum, "5", f"{key}: {len(names)} inputs, quorum {quorum}")
-        self.expect(commit.tokens == tokens, "4", f"{key}: {commit.tokens} tokens, but its inputs have {tokens}")
+        self.expect(
+            commit.tokens == tokens, "4", f"{key}: {commit.tokens} tokens, but {tokens} of its inputs are believed"
+        )
 
     def _check_input(self, item: MergedOffer, fragment: int, key: str) -> bool:
         """Whether the offer could be applied, by the log alone; enters it into the books."""
@@ -201,6 +210,7 @@ class Checker:
             (item.steps <= max_steps(self.run), "4", f"counts {item.steps} steps, more than an offer can hold"),
             (item.tokens <= item.steps * batch, "4", f"counts {item.tokens} tokens in {item.steps} steps of {batch}"),
             (item.tokens == span, "4", f"counts {item.tokens} tokens in a data range of {span}"),
+            (0 < item.counted <= item.tokens, "4", f"is believed {item.counted} of {item.tokens} tokens"),
         ]
 
     def _check_judgement(self, commit: Merge, key: str) -> None:
@@ -208,10 +218,9 @@ class Checker:
         deltas = [
             JudgedDelta(
                 learner=item.learner,
-                steps=max(1, item.steps),
+                steps=max(1, item.counted_steps),
                 norm=item.norm,
-                weight=offered_weight(self.run, item.learner, item.tokens, item.steps),
-                round_steps=round_steps(self.run, item.learner),
+                weight=offered_weight(self.run, item.learner, item.tokens, item.steps, item.counted),
             )
             for item in commit.inputs
         ]
@@ -223,6 +232,17 @@ class Checker:
             )
             scaled = f"{who} is scaled by {item.scale}, where its norm gives {verdict.scale}"
             self.expect(item.scale == verdict.scale, "8", scaled)
+
+    def _check_speeds(self, commit: Merge, key: str) -> None:
+        """Checks which speeds count as proven, and enters them into the books."""
+        fragment = fragment_of_slot(self.slot, self.run.num_fragments)
+        due = proven(self.run, self.proven, fragment, commit.inputs, commit.alive)
+        for item, should in zip(commit.inputs, due, strict=True):
+            same = isclose(item.proven, should.proven, rel_tol=1e-6)
+            fault = f"{key}: {item.learner} has proven {item.proven:.9g} tokens/s instead of {should.proven:.9g}"
+            self.expect(same, "4", fault)
+            known = self.proven.get(item.learner, LearnerRecord())
+            self.proven[item.learner] = structs.replace(known, proven=item.proven, merges=known.merges + 1)
 
     def _counts(self, offer: MergedOffer | Outcome) -> bool:
         """Whether the key of an offer is not revoked."""
@@ -368,7 +388,7 @@ class Checker:
             parameters = self.run.layout.fragments[fragment_of_slot(self.slot, self.run.num_fragments)].num_parameters
             self.shares = dict(self.shares)
             for item in commit.inputs:
-                self.shares[item.learner] = self.shares.get(item.learner, 0) + item.tokens * parameters
+                self.shares[item.learner] = self.shares.get(item.learner, 0) + item.counted * parameters
         if isinstance(commit, Rollback):
             self.shares, self.base_floor = self.shares_after.get(commit.to, {}), commit.n
         self.shares_after[commit.n] = self.shares

@@ -174,9 +174,9 @@ class RunHistory:
         for item in commit.inputs:
             took = self.learners.setdefault(item.learner, Took(item.incarnation, self.stops))
             took.merges += 1
-            took.token_parameters += item.tokens * parameters
+            took.token_parameters += item.counted * parameters
             took.payload_bytes += item.payload_bytes
-            self.token_parameters += item.tokens * parameters
+            self.token_parameters += item.counted * parameters
             if item.incarnation > took.incarnation:
                 took.restarts += took.stops == self.stops
                 took.incarnation, took.stops = item.incarnation, self.stops

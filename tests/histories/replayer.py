@@ -285,13 +285,12 @@ class Replayer(Checker):
         return delta + self._anchor(item, fragment, who)
 
     def _check_weight(self, item: MergedOffer, fragment: int, who: str) -> None:
-        """4: an honest delta weighs what its tokens and steps give; steps beyond a round may count in part."""
+        """4: an honest delta weighs what its tokens and steps give, as far as they are believed."""
         island = self.run.island(item.learner)
         largest = max(known.batch_tokens for known in self.run.islands)  # a newcomer weighs no more than that
         tokens = item.tokens if island in self.run.islands else min(item.tokens, item.steps * largest)
-        full = tokens**2 / item.steps
-        planned = self.run.settings.sync.every if island is None else island.local_steps
-        least = full * min(1.0, planned / item.steps) * (1 - 1e-9) * self.lengths.least_share(fragment, item)
+        full = tokens**2 / item.steps * (item.counted / item.tokens)
+        least = full * (1 - 1e-9) * self.lengths.least_share(fragment, item)
         least = 0.0 if is_poisoner(item.learner) else least
         expect(least <= item.weight <= full, "4", f"{who}: weight {item.weight}")
 

@@ -136,7 +136,7 @@ def test_tokens_are_those_of_the_offers_that_count(bucket: Bucket) -> None:
     (back,) = [commit for commit in commits(store) if commit.kind == "rollback"]
     sizes = [fragment.num_parameters for fragment in run.layout.fragments]
     counted = [commit for commit in merges(store) if not TO < commit.n < back.n]
-    total = sum(item.tokens * sizes[c.outputs[0].fragment] for c in counted for item in c.inputs)
+    total = sum(item.counted * sizes[c.outputs[0].fragment] for c in counted for item in c.inputs)
     assert head(run, store).token_parameters == total
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
@@ -12,23 +13,24 @@ from diloco_cli.protocol.actors.merging import Candidates, Loader, judged
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.commits import Commit, Quarantine
 from diloco_cli.protocol.log.operations import Steps
+from diloco_cli.protocol.log.records import Offer
 from diloco_cli.protocol.log.state import RunState
 
 
 class JudgesAlone(Loader):
     """Compares no delta with the others of its slot."""
 
-    def candidates(self, state: RunState) -> Steps[Candidates]:
-        found = yield from super().candidates(state)
-        alone = [judged(self.run, state, [offer], self.loaded) for offer in found.offers]
+    def candidates(self, state: RunState, believed: Callable[[Offer], int]) -> Steps[Candidates]:
+        found = yield from super().candidates(state, believed)
+        alone = [judged(self.run, state, [offer], self.loaded, believed) for offer in found.offers]
         return Candidates(tuple(one for each in alone for one in each.fit))
 
 
 class NeverClips(Loader):
     """Merges every delta as it is."""
 
-    def candidates(self, state: RunState) -> Steps[Candidates]:
-        found = yield from super().candidates(state)
+    def candidates(self, state: RunState, believed: Callable[[Offer], int]) -> Steps[Candidates]:
+        found = yield from super().candidates(state, believed)
         return Candidates(tuple(replace(one, scale=1.0) for one in found.fit))
 
 
@@ -37,10 +39,10 @@ class ForgetsAtRestart(Loader):
 
     since: int | None = None
 
-    def candidates(self, state: RunState) -> Steps[Candidates]:
+    def candidates(self, state: RunState, believed: Callable[[Offer], int]) -> Steps[Candidates]:
         self.since = state.n if self.since is None else self.since
         young = state.n - self.since < 6 * self.run.num_fragments
-        return (yield from super().candidates(structs.replace(state, norms={}) if young else state))
+        return (yield from super().candidates(structs.replace(state, norms={}) if young else state, believed))
 
 
 class Forgiving(Housekeeper):

@@ -24,10 +24,12 @@ from diloco_cli.protocol.log.records import (
     OfferId,
     Outcome,
     RunFormat,
+    counted_steps,
     fragment_of_slot,
 )
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.rules.merging import JudgedDelta, judge, offered_weight, refusal, round_steps
+from diloco_cli.protocol.rules.belief import proven
+from diloco_cli.protocol.rules.merging import JudgedDelta, judge, offered_weight, refusal
 from diloco_cli.protocol.rules.quorum import Grace, SlotFacts, window_start_s
 from diloco_cli.store.port import Created
 
@@ -98,10 +100,11 @@ class Arithmetic(Protocol):
 
 @dataclass(frozen=True)
 class FitOffer:
-    """An offer that may be merged, with all that its merge needs and the log states."""
+    """An offer that may be merged, with all that its merge needs and the log states. `believed`: of its tokens."""
 
     offer: Offer
     delta: LoadedDelta
+    believed: int
     norm: float
     weight: float
     scale: float
@@ -117,6 +120,11 @@ class Candidates:
     @property
     def offers(self) -> list[Offer]:
         return [one.offer for one in self.fit]
+
+    @property
+    def believed(self) -> dict[str, int]:
+        """Tokens, by learner."""
+        return {one.offer.learner: one.believed for one in self.fit}
 
     @property
     def learners(self) -> set[str]:
@@ -155,12 +163,13 @@ class Loader:
         if not isinstance(delta, str):
             self.loaded[offer.id] = delta
 
-    def candidates(self, state: RunState) -> Steps[Candidates]:
-        """Of the slot that is due; offers whose payload is not sound are dropped from the inbox."""
+    def candidates(self, state: RunState, believed: Callable[[Offer], int]) -> Steps[Candidates]:
+        """Of the slot that is due; offers whose payload is not sound are dropped from the inbox. `believed`: how many
+        of an offer's tokens are."""
         offers = yield from self.load(state)
         left = {offer.id for offer in self.inbox.pending()}
         self.loaded = {known: delta for known, delta in self.loaded.items() if known in left}
-        return judged(self.run, state, offers, self.loaded)
+        return judged(self.run, state, offers, self.loaded, believed)
 
     def forget(self) -> None:
         """The fragment that is due has another version, or what was read does not count any more."""
@@ -182,30 +191,35 @@ class Loader:
 
 
 def judged(
-    run: RunFormat, state: RunState, offers: Sequence[Offer], loaded: Mapping[OfferId, LoadedDelta]
+    run: RunFormat,
+    state: RunState,
+    offers: Sequence[Offer],
+    loaded: Mapping[OfferId, LoadedDelta],
+    believed: Callable[[Offer], int],
 ) -> Candidates:
     """The offers judged together, by the very norms that the log will state."""
-    run = state.with_members(run)
+    run, counted = state.with_members(run), [believed(offer) for offer in offers]
     known = state.norms.get(fragment_of_slot(state.slot, run.num_fragments), NOTHING)
     deltas = [
         JudgedDelta(
             learner=offer.learner,
-            steps=offer.steps,
+            steps=counted_steps(offer.steps, offer.tokens, tokens),
             norm=logged_norm(loaded[offer.id].norm),
-            weight=offered_weight(run, offer.learner, offer.tokens, offer.steps),
-            round_steps=round_steps(run, offer.learner),
+            weight=offered_weight(run, offer.learner, offer.tokens, offer.steps, tokens),
         )
-        for offer in offers
+        for offer, tokens in zip(offers, counted, strict=True)
     ]
     verdicts = judge(known, deltas, run.settings.sync.clip)
     fit = tuple(
-        FitOffer(offer, loaded[offer.id], delta.norm, verdict.weight, verdict.scale)
-        for offer, delta, verdict in zip(offers, deltas, verdicts, strict=True)
+        FitOffer(offer, loaded[offer.id], tokens, delta.norm, verdict.weight, verdict.scale)
+        for offer, tokens, delta, verdict in zip(offers, counted, deltas, verdicts, strict=True)
     )
     return Candidates(fit, tuple(verdict.reason for verdict in verdicts if verdict.reason))
 
 
 def merge_commit(
+    run: RunFormat,
+    state: RunState,
     candidates: Candidates,
     merged: Merged,
     output: FragmentVersion,
@@ -216,13 +230,14 @@ def merge_commit(
     reason: str,
     outcomes: tuple[Outcome, ...],
 ) -> Merge:
-    """`opens_in_s`: from now until the next slot's window begins, at the earliest."""
+    """`state`: before it. `opens_in_s`: from now until the next slot's window begins, at the earliest."""
+    inputs = tuple(map(_input, candidates.fit, merged.cosines))
     return Merge(
         slot=output.slot,
-        inputs=tuple(map(_input, candidates.fit, merged.cosines)),
+        inputs=proven(state.with_members(run), state.learners, output.fragment, inputs, facts.alive),
         outputs=(output,),
         outcomes=in_order(outcomes),
-        tokens=sum(one.offer.tokens for one in candidates.fit),
+        tokens=sum(one.believed for one in candidates.fit),
         quorum=facts.quorum,
         alive=facts.alive,
         grace_s=round(grace.seconds, 6),
@@ -251,6 +266,7 @@ def _input(one: FitOffer, cosine: float) -> MergedOffer:
         scale=one.scale,
         norm=one.norm,
         cosine=round(cosine, 4),
+        believed=one.believed if one.believed < offer.tokens else None,
     )
 
 

@@ -65,6 +65,7 @@ from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE, Now, Put, Slee
 from diloco_cli.protocol.log.records import FragmentVersion, Outcome, ProcessClaim, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import SYNCER as SYNCER_STATES
 from diloco_cli.protocol.log.state import RunPhase, RunState, SyncerState, moved
+from diloco_cli.protocol.rules.belief import Belief
 from diloco_cli.protocol.rules.divergence import evaluates_every, jump_of, response_to
 from diloco_cli.protocol.rules.pacing import POLL_BOUNDS_S, Pacer, pause_s, requests_every_s, watch_every_s
 from diloco_cli.protocol.rules.quorum import (
@@ -379,7 +380,7 @@ class Syncer:
         self.doing = SyncerState.READING
         self.inbox, self.joins = Inbox(run), JoinQueue(run)
         self.loader = Loader(run, arithmetic, self.inbox, recover)
-        self.pacer = Pacer(run)
+        self.pacer, self.belief = Pacer(run), Belief(run)
         self.watch: Watch | None = None
         self.window_from_s = -inf  # of the slot that is due, at the earliest
         self.outcomes_since_s: float | None = None
@@ -457,6 +458,7 @@ class Syncer:
         self.inbox.open(self.state, (yield Now()))
         self.window_from_s = -inf
         self.pacer.begin(self.state.window)
+        self.belief.begin(self.state, (yield Now()))
         self._go(SyncerState.SERVING)
 
     def _genesis(self) -> Steps[tuple[FragmentVersion, ...]]:
@@ -530,6 +532,7 @@ class Syncer:
             admits = admitted(self.run, self.state, [one.island for one in found])
             if admits is not None:
                 self.inbox.expect(island.name for island in admits.islands)
+                self.belief.met((island.name for island in admits.islands), now_s)
                 return (yield from self._carry_out(admits))
         yield from self.inbox.poll(self.state, now_s, self.pace.slot_s)
         due = yield from self.evaluations.due(self.state, self.epoch, self._pulse)
@@ -600,7 +603,9 @@ class Syncer:
         """The offers for the slot that is due, and the facts for the decision on it."""
         slot, inbox = self.state.slot, self.inbox
         self.watch = self.watch or Watch(now_s, self.window_from_s)
-        candidates = yield from self.loader.candidates(self.state)
+        candidates = yield from self.loader.candidates(
+            self.state, lambda offer: self.belief.of(self.state, offer, now_s)
+        )
         alive, ahead = self._alive(now_s), inbox.ahead(slot)
         passed = (alive & ahead) - candidates.learners
         facts = self.watch.look(
@@ -631,7 +636,7 @@ class Syncer:
     def _merge(self, candidates: Candidates, facts: SlotFacts, grace: Grace, reason: str) -> Steps[bool]:
         self._go(SyncerState.MERGING)
         fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
-        slot, version = self.state.slot, self.state.n + 1
+        slot, version, before = self.state.slot, self.state.n + 1, self.state
         offers = candidates.offers
         merged = self.arithmetic.merge(slot, [(one.delta, one.weight, one.scale) for one in candidates.fit])
         if isinstance(merged, Refused):  # the next turn decides anew on the offers that are left
@@ -642,10 +647,10 @@ class Syncer:
         output = yield from self._publish(fragment, merged, version, slot)
         opens_s = next_window_s(facts, self.pace.slot_s)
         opens_in_s = opens_s - (yield Now())
-        mine = yield from self._settle(
-            partial(merge_commit, candidates, merged, output, facts, grace, self.pacer.told_slot_s, opens_in_s, reason)
-        )
+        told_slot_s, given = self.pacer.told_slot_s, (self.run, before, candidates, merged, output, facts, grace)
+        mine = yield from self._settle(partial(merge_commit, *given, told_slot_s, opens_in_s, reason))
         if mine:
+            self.belief.merged(before, fragment, candidates.believed, facts.now_s)
             self.arithmetic.settle(fragment, output.state_digest)
             self.pacer.merged(offers, facts, (yield Now()))
             self.window_from_s = opens_s

@@ -183,8 +183,8 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
 
     @property
     def merged_tokens(self) -> int:
-        """Of all inputs."""
-        return sum(item.tokens for item in self.inputs)
+        """What is believed of all inputs."""
+        return sum(item.counted for item in self.inputs)
 
     def fragments_due(self, slot: int, num_fragments: int) -> list[int]:
         return [fragment_of_slot(slot, num_fragments)]
@@ -203,7 +203,9 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
             learners[item.learner] = replace(
                 known,
                 applied={**known.applied, output.fragment: now},
-                token_parameters=known.token_parameters + item.tokens * parameters,
+                token_parameters=known.token_parameters + item.counted * parameters,
+                doubted=known.doubted + (item.tokens - item.counted) * parameters,
+                proven=item.proven,
                 step_s=item.step_s,
                 merges=known.merges + 1,
                 data_end=max(known.data_end, item.data_end),

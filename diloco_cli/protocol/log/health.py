@@ -47,7 +47,7 @@ def norms_of_merge(known: Known, inputs: Iterable[MergedOffer]) -> dict[str, Mea
     """What is remembered of a fragment after a merge of these offers."""
     found = dict(known)
     for item in inputs:
-        merged = _followed(found.pop(item.learner, None), item.norm * item.scale, max(1, item.steps))
+        merged = _followed(found.pop(item.learner, None), item.norm * item.scale, max(1, item.counted_steps))
         if merged[0] > 0:
             found[item.learner] = merged  # at the end: the first ones were merged longest ago
     return dict(list(found.items())[-LEARNERS_KEPT:])
@@ -70,8 +70,8 @@ def shortest(norm: float, steps: int, in_steps: int) -> float:
     return norm * min(ratio, sqrt(ratio))
 
 
-def usual_norms(known: Known, deltas: Sequence[Measured], counted: Sequence[int], grows: float = GROWS) -> list[float]:
-    """What is usual for each of a slot's deltas, for the steps that it counts for: `grows` times the median in memory
+def usual_norms(known: Known, deltas: Sequence[Measured], grows: float = GROWS) -> list[float]:
+    """What is usual for each of a slot's deltas, for its steps: `grows` times the median in memory
     or, among COMPARED or more, the median of the other deltas, whichever is less. 0: there is nothing yet. Beside so
     many deltas the memory of fewer learners does not count: one that came first would say what is usual."""
     is_heard = len(deltas) < COMPARED or len(known) >= COMPARED
@@ -83,15 +83,15 @@ def usual_norms(known: Known, deltas: Sequence[Measured], counted: Sequence[int]
         return grows * upper_median(longest(*one, steps) for one in heard), here
 
     usual = []
-    for delta, steps in zip(deltas, counted, strict=True):
+    for norm, steps in deltas:
         remembered, here = measures(steps)
-        others = median_without(here, longest(*delta, steps)) if here else 0.0
+        others = median_without(here, norm) if here else 0.0
         usual.append(min(others, remembered) if others and remembered else others or remembered)
     return usual
 
 
-def least_norms(deltas: Sequence[Measured], counted: Sequence[int]) -> list[float]:
-    """How long the others' deltas are at least, for the steps that each one counts for: their lower median, so that one
+def least_norms(deltas: Sequence[Measured]) -> list[float]:
+    """How long the others' deltas are at least, for the steps of each one: their lower median, so that one
     of two others cannot make it look short by a long delta of its own. 0: there are too few to compare it with."""
     if len(deltas) < COMPARED:
         return [0.0] * len(deltas)
@@ -100,14 +100,13 @@ def least_norms(deltas: Sequence[Measured], counted: Sequence[int]) -> list[floa
     def falling(steps: int) -> list[float]:
         return sorted(-shortest(*one, steps) for one in deltas)
 
-    pairs = zip(deltas, counted, strict=True)
-    return [-median_without(falling(steps), -shortest(*delta, steps)) for delta, steps in pairs]
+    return [-median_without(falling(steps), -norm) for norm, steps in deltas]
 
 
 def times_usual(known: Known, inputs: Sequence[MergedOffer]) -> list[float]:
     """How many times as long as usual each input of a merge is; 0: there is nothing to compare it with yet."""
-    deltas = [(item.norm, max(1, item.steps)) for item in inputs]
-    usual = usual_norms(known, deltas, [steps for _, steps in deltas], grows=1.0)
+    deltas = [(item.norm, max(1, item.counted_steps)) for item in inputs]
+    usual = usual_norms(known, deltas, grows=1.0)
     return [norm / than if than else 0.0 for (norm, _), than in zip(deltas, usual, strict=True)]
 
 

@@ -11,6 +11,7 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from statistics import median_low
 from typing import Any, Literal, TypeVar, Union, cast
 
 import msgspec
@@ -173,6 +174,11 @@ class RunFormat:
         """Of an island of the launch."""
         return max(island.batch_tokens for island in self.islands)
 
+    @cached_property
+    def usual_tokens_per_s(self) -> float:
+        """Of an island of the launch while it trains, as planned; 0: nothing is planned."""
+        return median_low([i.batch_tokens / i.step_s for i in self.islands if i.step_s > 0] or [0.0])
+
     @property
     def num_shards(self) -> int:
         """The number of streams that the data is divided into; it never changes."""
@@ -268,6 +274,8 @@ OfferId = tuple[str, int, int]
 class MergedOffer:
     """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
 
+    `believed`: how many of its stated tokens count; None: all. `proven`: its learner's tokens/s that count as proven
+    after this merge (protocol/rules/belief.py); 0: what is planned.
     `norm`: of its delta as the learner made it, before it was re-anchored or scaled. `scale`: what it was multiplied
     by, below 1 where it was clipped (protocol/rules/merging.py). `cosine`: between its delta and the merged one, from a
     sample of their values; for people, no decision depends on it."""
@@ -287,6 +295,23 @@ class MergedOffer:
     scale: float = 1.0
     norm: float = field(kw_only=True)
     cosine: float = 0.0
+    believed: int | None = None
+    proven: float = 0.0
+
+    @property
+    def counted(self) -> int:
+        """The tokens that count."""
+        return self.tokens if self.believed is None else self.believed
+
+    @property
+    def counted_steps(self) -> int:
+        """The steps that count: as large a part of the stated ones, and at least one."""
+        return counted_steps(self.steps, self.tokens, self.counted)
+
+
+def counted_steps(steps: int, tokens: int, believed: int) -> int:
+    """How many of an offer's steps count if so many of its tokens are believed."""
+    return steps if believed >= tokens else max(1, -(-steps * believed // tokens))
 
 
 @dataclass(frozen=True)

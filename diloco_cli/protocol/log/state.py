@@ -131,7 +131,9 @@ class Applied(Struct, frozen=True, gc=False):
 
 class LearnerRecord(Struct, frozen=True):
     """What the log says of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
-    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `bad_in_a_row`: its bad offers since
+    `floor` with seq < next_seq has an outcome, and so have those in `settled`. `token_parameters`: what is believed of
+    its work, `doubted`: what it has stated beyond that, also in merges that a rollback has undone; `proven`: its proven
+    tokens/s (0: as planned; protocol/rules/belief.py). `bad_in_a_row`: its bad offers since
     the last one that was merged (health.py); `quarantined`: the commit of its quarantine, None if there is none."""
 
     floor: int = 0
@@ -139,6 +141,8 @@ class LearnerRecord(Struct, frozen=True):
     settled: tuple[int, ...] = ()
     applied: dict[int, Applied] = field(default_factory=dict)
     token_parameters: int = 0
+    doubted: int = 0
+    proven: float = 0.0
     merges: int = 0
     refused: int = 0
     data_end: int = 0
@@ -178,9 +182,9 @@ class Window(Struct, frozen=True):
 
 
 class RunState(Struct, frozen=True, dict=True):
-    """Everything that commits 0..n say. `token_parameters` = sum over applied offers of tokens x parameters of the
-    fragment, as an integer, so that no rounding ever enters the token count. Offers whose merge a rollback has undone
-    no longer count in it; the counts of merges, skips and offers include them.
+    """Everything that commits 0..n say. `token_parameters` = sum over applied offers of believed tokens x parameters of
+    the fragment, as an integer, so that no rounding ever enters the token count. Offers whose merge a rollback has
+    undone no longer count in it; the counts of merges, skips and offers include them.
 
     `base_floor`: the newest rollback (0: none); no delta may be based on a version before it. `rollbacks`: the
     newest ones, each as (the commit that it went back to, its own number). `gc_floor`: objects that only commits before
@@ -228,7 +232,7 @@ class RunState(Struct, frozen=True, dict=True):
         return run.grown(self.members)
 
     def tokens(self, layout: Layout) -> int:
-        """Merged tokens: sum over applied offers of tokens x (parameters of the fragment / all parameters)."""
+        """Merged tokens: sum over applied offers of believed tokens x (parameters of the fragment / all parameters)."""
         return self.token_parameters // layout.num_parameters
 
     def version(self, fragment: int, version: int) -> FragmentVersion | None:

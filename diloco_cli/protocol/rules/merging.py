@@ -4,14 +4,13 @@ A refusal is one of the words in REASONS (protocol/log/health.py). Weights: arXi
 
 Norm clipping: a delta longer than `sync.clip` times what is usual is scaled down to what is usual: the median of the
 slot's other deltas, where these are at least two, or of the norms that were merged before, over learners; the lesser of
-both counts, each for the steps that a delta holds (log/health.py). So while most learners are honest, no delta moves
-the parameters by more than `clip` times an honest one. Published as norm clipping of gradients (Pascanu et al. 2013,
-arXiv 1211.5063) and norm bounding of federated updates (Sun et al. 2019, arXiv 1911.07963), which scale down to the
-bound itself; here a delta beyond the bound is no honest one.
+both counts, each for the steps that are believed of a delta (log/health.py, rules/belief.py). So while most learners
+are honest, no delta moves the parameters by more than `clip` times an honest one. Published as norm clipping of
+gradients (Pascanu et al. 2013, arXiv 1211.5063) and norm bounding of federated updates (Sun et al. 2019, arXiv
+1911.07963), which scale down to the bound itself; here a delta beyond the bound is no honest one.
 
 A delta that the slot's others exceed by the same factor weighs less in proportion: it would take its share of the
-weight and bring nothing. For weight and length a delta counts for no more steps than a round has, or than the slot's
-other deltas hold: steps are what a learner states.
+weight and bring nothing.
 
 Clipping bounds lengths alone. A delta of usual length in a wrong direction is merged with its weight; the log states
 each delta's cosine to its merge, and the held-out loss shows the harm (rules/divergence.py)."""
@@ -20,12 +19,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Literal
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.digests import is_digest
-from diloco_cli.protocol.log.health import Known, are_too_many, least_norms, median_without, usual_norms
+from diloco_cli.protocol.log.health import Known, are_too_many, least_norms, usual_norms
 from diloco_cli.protocol.log.keys import max_fragment_bytes
 from diloco_cli.protocol.log.records import (
     MAX_EXACT,
@@ -146,19 +144,13 @@ def max_rounds(sync: SyncSettings) -> int:
     return sync.drift_rounds + sync.staleness_rounds + 2
 
 
-def round_steps(run: RunFormat, learner: str) -> int:
-    """The inner steps of a learner's round: as planned, or, where they go by measured speed, as the fastest has."""
-    sync, island = run.settings.sync, run.island(learner)
-    planned = 1 if island is None else island.local_steps
-    return max(planned, sync.every) if sync.local_steps == "measured" else planned
-
-
-def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int) -> float:
-    """What a delta's tokens weigh. An island that has joined states its batch itself, and a batch
-    weighs by its square: so it counts for no more than the largest of the launch."""
+def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int, believed: int) -> float:
+    """What a delta's tokens weigh, as far as they are believed. An island that has joined states its batch itself, and
+    a batch weighs by its square: so it counts for no more than the largest of the launch."""
+    share = believed / tokens if tokens else 0.0
     if learner not in run.launched:
         tokens = min(tokens, steps * run.largest_batch_tokens)
-    return token_weight(tokens, steps)
+    return token_weight(tokens, steps) * share
 
 
 def due_for_quarantine(state: RunState, run: RunFormat) -> tuple[str, str] | None:
@@ -207,13 +199,12 @@ LEAST = 1 / 64  # of its weight, which even a delta of zeros keeps: weights are 
 
 @dataclass(frozen=True)
 class JudgedDelta:
-    """A delta as the log states it, with the `weight` that its tokens give. `round_steps`: those of a round."""
+    """A delta as the log states it, with the `steps` and the `weight` that are believed of it."""
 
     learner: str
     steps: int
     norm: float
     weight: float
-    round_steps: int
 
 
 @dataclass(frozen=True)
@@ -228,11 +219,10 @@ class DeltaShare:
 def judge(known: Known, deltas: Sequence[JudgedDelta], clip: float | Literal["none"]) -> list[DeltaShare]:
     """The verdicts on a slot's deltas, in their order. `known`: the fragment's memory as of the commit before. Exact,
     from logged figures alone."""
-    counted, measured = counted_steps(deltas), [(delta.norm, delta.steps) for delta in deltas]
-    usual, least = usual_norms(known, measured, counted), least_norms(measured, counted)
+    measured = [(delta.norm, delta.steps) for delta in deltas]
     verdicts = []
-    for delta, steps, longer, shorter in zip(deltas, counted, usual, least, strict=True):
-        weight = delta.weight if steps == delta.steps else delta.weight * steps / delta.steps
+    for delta, longer, shorter in zip(deltas, usual_norms(known, measured), least_norms(measured), strict=True):
+        weight = delta.weight
         if clip == "none":
             verdicts.append(DeltaShare(1.0, weight))
         elif longer and delta.norm > clip * longer:
@@ -242,14 +232,3 @@ def judge(known: Known, deltas: Sequence[JudgedDelta], clip: float | Literal["no
             full = clip * delta.norm >= shorter
             verdicts.append(DeltaShare(1.0, weight if full else weight * max(LEAST, clip * delta.norm / shorter)))
     return verdicts
-
-
-def counted_steps(deltas: Sequence[JudgedDelta]) -> list[int]:
-    """For how many steps each delta counts. One that is alone has nothing to be weighed against."""
-    if len(deltas) < 2:
-        return [delta.steps for delta in deltas]
-    rising, counted = sorted(delta.steps / delta.round_steps for delta in deltas), []
-    for delta in deltas:
-        others = median_without(rising, delta.steps / delta.round_steps)
-        counted.append(min(delta.steps, ceil(max(1.0, others) * delta.round_steps)))
-    return counted

@@ -23,7 +23,7 @@ class Loaded:
 def candidates(state: RunState, *norms: float) -> Candidates:
     offers = [offer(state, learner=f"l{i}") for i in range(len(norms))]
     loaded: dict[Any, Any] = {one.id: Loaded(norm) for one, norm in zip(offers, norms, strict=True)}
-    return judged(RUN, state, offers, loaded)
+    return judged(RUN, state, offers, loaded, lambda one: one.tokens)
 
 
 def test_a_slots_offers_are_judged_together_by_the_norms_that_the_log_will_state() -> None:

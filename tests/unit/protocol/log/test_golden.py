@@ -56,7 +56,10 @@ VERSIONS = (
     FragmentVersion(0, 7, 5, 2, "blake3-2222", "blake3-3333"),
     FragmentVersion(1, 7, 5, 2, "blake3-4444", "blake3-5555"),
 )
-INPUT = MergedOffer("l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5, norm=1.25, cosine=0.75)
+INPUT = MergedOffer(
+    "l0", 1, 4, 6, 128, 256, 128, 32, 512.0, "blake3-6666", 4096, 0.25, 0.5,
+    norm=1.25, cosine=0.75, believed=96, proven=12.5,
+)  # fmt: skip
 ISLAND = Island("iowa", "us", 4, 12, 100.5, 0.125, "h100", 8, micro_batch_tokens=2, nodes=2, ranks=8)
 COMMITS: list[Commit] = [
     EpochStart(**HEADER, outputs=VERSIONS, serves=False, format="blake3-7777"),
@@ -65,7 +68,7 @@ COMMITS: list[Commit] = [
         slot=6,
         inputs=(INPUT,),
         outputs=VERSIONS[:1],
-        tokens=128,
+        tokens=96,
         quorum=1,
         alive=2,
         grace_s=0.5,
