@@ -3,6 +3,7 @@ directory, environment and exit status, without the seconds that each would take
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -15,14 +16,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import IO, Any
 
 import diloco_cli
+from diloco_cli.runtime.daemon import connections
 
 ROOT = Path(__file__).resolve().parents[1]
 CALLBACKS = [f"diloco_cli.integrations.{library}" for library in ("lightning", "transformers")]  # need the libraries
 LATER = ["torch._dynamo", "pydantic.type_adapter"]  # what torch and typer import when something is called
 MODULES = [module.name for module in pkgutil.walk_packages(diloco_cli.__path__, "diloco_cli.")]
+ROOM = "ROOM_FOR_VARIABLES"  # in the environment of what is forked, see `_tell_kernel`
+os.environ.setdefault(ROOM, "." * 16_384)
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([name for name in MODULES if not name.endswith("__main__")] + LATER)
 MAX_S = 240.0
@@ -65,9 +69,11 @@ class ForkedProcess:
         return out, err
 
 
-def run_diloco(*words: str, folder: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`diloco` to its end. `environment`: beside this process's own."""
-    process = ForkedProcess(diloco, *words, folder=folder, **environment)
+def run_diloco(
+    *words: str, folder: Path = ROOT, forking: bool = False, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`diloco` to its end. `forking`: the units that it starts are forks, too. `environment`: beside this process's."""
+    process = ForkedProcess(forking_diloco if forking else diloco, *words, folder=folder, **environment)
     try:
         return subprocess.CompletedProcess(words, process.wait(), *process.said())
     finally:
@@ -81,27 +87,82 @@ def diloco(*words: str) -> None:
     main()
 
 
+def forking_diloco(*words: str) -> None:
+    """`diloco`, whose units are forks of it, too."""
+    import torch
+
+    torch.set_num_threads(1)  # its own threads would not live on in a fork
+    if sys.platform == "linux":
+        subprocess.Popen = ForkedChild  # type: ignore[misc]
+    diloco(*words)
+
+
+_POPEN = subprocess.Popen
+
+
 class ForkedChild(subprocess.Popen[bytes]):
     """In place of subprocess.Popen, in a forked process: `python ... -m MODULE WORDS` as a fork of it."""
 
-    def __init__(self, command: Sequence[str], stdin: int | None = None, env: Mapping[str, str] | None = None) -> None:
+    def __new__(cls, command: Sequence[str], **options: Any) -> Any:
+        forks = not isinstance(command, str) and "-m" in command and subprocess.PIPE not in options.values()
+        return super().__new__(cls) if forks else _POPEN(command, **options)
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        stdin: int | None = None,
+        stdout: IO[bytes] | None = None,
+        stderr: int | None = None,
+        env: Mapping[str, str] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
         self.args, self.returncode, self.stdin, self.stdout, self.stderr = command, None, None, None, None
         self._waitpid_lock, self._child_created = threading.Lock(), True  # what Popen's own methods look at
         self._communication_started = False
         self.pid = os.fork()
         if self.pid == 0:
+            if start_new_session:
+                os.setsid()
+            if stdout is not None:
+                os.dup2(stdout.fileno(), 1)
+            if stderr == subprocess.STDOUT:
+                os.dup2(1, 2)
+            _let_go()
             _leave_as(_run_module, command, env)
 
 
+def _let_go() -> None:
+    """Of files that a new program would not have, locked ones among them. Their numbers stay taken: what the parent
+    knew of them may be closed here later."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in os.listdir("/dev/fd"):
+        if int(number) > 2 and int(number) != null:
+            os.dup2(null, int(number), inheritable=False)
+
+
 def _run_module(command: Sequence[str], environment: Mapping[str, str] | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
+        _tell_kernel(environment)
+    connections.cache_clear()  # no thread lives on in a fork
     _, module, *words = command[command.index("-m") :]
     sys.argv = [module, *words]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _tell_kernel(environment: Mapping[str, str]) -> None:
+    """Others may read a process's environment as it was when its program began: this writes over that."""
+    if sys.platform != "linux":
+        return
+    start, end = map(int, Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47:49])
+    said = b"".join(f"{name}={value}".encode() + b"\0" for name, value in environment.items() if name != ROOM)
+    assert len(said) <= end - start, "the environment has grown by more than ROOM"
+    ctypes.memmove(start, said.ljust(end - start, b"\0"), end - start)
 
 
 def _work(folder: str, environment: Mapping[str, str], place: str, work: Callable[..., object], arguments: Any) -> None:

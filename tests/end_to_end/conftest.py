@@ -32,7 +32,10 @@ ISLAND = "  - {{name: {}, region: here, {}}}\n"
 
 
 class Playground:
-    """Runs `diloco` in its own directory; ends whatever it started."""
+    """Runs `diloco` in its own directory; ends whatever it started. `forking`: units that a command starts are forks of
+    it, or each would take seconds to load torch."""
+
+    forking = True
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -47,7 +50,7 @@ class Playground:
         )  # fmt: skip
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return run_diloco(*words, folder=self.directory, **self.environment)
+        return run_diloco(*words, folder=self.directory, forking=self.forking, **self.environment)
 
     def json(self, *words: str) -> dict[str, Any]:
         done = self.run(*words, "--json")
@@ -151,4 +154,5 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playground]:
         resumed = place.run("resume", "quickstart", "--json")
         assert resumed.returncode == 0, resumed.stderr
         assert "adopted" in resumed.stderr and place.pids()["belgium"] == before["belgium"]
+        place.wait_for(lambda s: s["state"] == "FINISHED")
         yield place

@@ -7,7 +7,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -92,40 +91,23 @@ def test_a_machine_that_gets_a_signal_or_loses_its_terminal_ends_its_own_units_a
         assert child.wait(15) == 128 + signal.SIGHUP
         wait_until(lambda: not psutil.pid_exists(bob))
         goes_on(playground)
-        assert playground.run("stop", "quickstart").returncode == 0
-        assert playground.json("verify", "quickstart")["ok"]
+        stopped = playground.run("stop", "quickstart")
+        assert stopped.returncode == 0 and "STOPPED" in stopped.stdout, stopped.stderr
+        another_machine_has_all_of_it(second)
 
 
-def test_a_syncer_that_a_command_took_for_dead_serves_again_when_it_wakes(playground: Playground) -> None:
-    """A rollback by the command itself, while the syncer is paused: before, the run had no syncer for good."""
-    playground.islands("ann")
-    playground.launch(100_000_000)
-    playground.wait_for(lambda s: s["commit"] >= 6)
-    paused = playground.pids()["syncer"]
-    os.kill(paused, signal.SIGSTOP)
-    rolled = playground.run("rollback", "quickstart", "--to", "2", "--yes", "--timeout", "1")
-    assert rolled.returncode == 0 and "no syncer answers: doing it from here" in rolled.stderr, rolled.stderr
-    at = playground.json("status", "quickstart")["commit"]
-    os.kill(paused, signal.SIGCONT)
-    status = playground.wait_for(lambda s: s["commit"] >= at + 4)
-    assert status["syncer"]["epoch"] == 3 and playground.pids()["syncer"] == paused
-    assert "a command claimed epoch 2 while this syncer was silent" in playground.log("syncer")
-    assert playground.run("stop", "quickstart").returncode == 0
-    assert playground.json("verify", "quickstart")["ok"]
-
-
-def test_stop_ends_what_runs_here_at_once_where_the_bucket_is_gone(playground: Playground) -> None:
-    playground.islands("ann")
-    playground.launch(100_000_000)
-    playground.wait_for(lambda s: s["commit"] >= 3)
-    bucket = playground.directory / "quickstart" / "bucket" / "quickstart"
-    bucket.rename(bucket.with_name("away"))
-    began_s = time.monotonic()
-    stopped = playground.run("stop", "quickstart")
-    assert time.monotonic() - began_s < 15
-    assert stopped.returncode == 0 and "the bucket of run quickstart is gone" in stopped.stderr
-    assert "ended here: supervisor, ann, syncer" in stopped.stdout
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in playground.pids().values()))
-    assert playground.run("stop", "quickstart").returncode == 6, "nothing is left here to end"
-    bucket.with_name("away").rename(bucket)
-    assert playground.json("status", "quickstart")["state"] != "STOPPED"
+def another_machine_has_all_of_it(second: Playground) -> None:
+    """It has the bucket and nothing else. Ctrl-C ends what runs there, and the run waits; `stop` needs no syncer."""
+    at = second.json("status", URL)["commit"]
+    supervisor = second.start("resume", URL)
+    wait_until(lambda: supervisor.poll() is not None or second.json("status", URL)["commit"] >= at + 6, 90)
+    assert supervisor.poll() is None
+    os.kill(supervisor.pid, signal.SIGINT)
+    out, err = supervisor.communicate(timeout=30)
+    assert supervisor.returncode == 130 and "Traceback" not in err + out, err
+    assert "Ctrl-C stops a run only in the `launch` that has all of it" in err
+    assert "no syncer is left here" in err
+    assert second.json("status", URL)["state"] != "STOPPED"
+    assert second.run("stop", URL, "--timeout", "1").returncode == 0
+    assert second.json("status", URL)["state"] == "STOPPED"
+    assert second.json("verify", URL)["ok"]

@@ -46,24 +46,16 @@ def begins(place: Playground, number: int) -> None:
     place.wait_for(lambda s: incarnation(s) == number)
 
 
-def finished_and_verified(place: Playground) -> None:
-    place.wait_for(lambda s: s["state"] == "FINISHED", 240)
-    verified(place)
-
-
 def stopped_and_verified(place: Playground) -> None:
     assert place.run("stop", "quickstart").returncode == 0
-    verified(place)
-
-
-def verified(place: Playground) -> None:
     found = place.json("verify", "quickstart")
     assert found["ok"] and found["duplicates"] == 0 and found["missing"] == 0 and found["mismatches"] == []
 
 
-def test_a_lost_rank_ends_the_incarnation_and_the_next_goes_on(playground: Playground) -> None:
+def test_a_lost_rank_ends_the_incarnation_the_next_goes_on_and_two_nodes_are_one_island(playground: Playground) -> None:
+    """At last with two parents, as two machines would have them, that meet at the address they are given."""
     islands(playground, ranks=2)
-    playground.launch(tokens=150_000)
+    playground.launch(tokens=10_000_000)
     trains_as(playground, 1)
     for number, rank in ((2, 1), (3, 0)):
         playground.wait_for(lambda s, taken=s_taken(playground): s_taken_of(s) > taken)
@@ -71,8 +63,17 @@ def test_a_lost_rank_ends_the_incarnation_and_the_next_goes_on(playground: Playg
         before[rank].kill()
         wait_until(lambda before=before: not any(is_alive(process) for process in before))
         trains_as(playground, number)
-    finished_and_verified(playground)
     assert "rank 1 of 2 was killed by SIGKILL" in playground.log("team")
+    url = playground.json("status", "quickstart")["store"]["url"]
+    assert playground.run("chaos", "kill", "team", "--hold").returncode == 0
+    words = ("learner", "--run", url, "--name", "team", "--ranks", "1", "--nodes", "2", "--rendezvous")
+    endpoint = f"127.0.0.1:{free_port()}"
+    nodes = [playground.start(*words, endpoint, "--node-rank", str(index)) for index in (1, 0)]
+    begins(playground, 4)
+    playground.wait_for(lambda s, taken=s_taken(playground): s_taken_of(s) > taken)
+    stopped_and_verified(playground)
+    said = [node.communicate(timeout=60) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
 
 
 def s_taken(place: Playground) -> int:
@@ -136,20 +137,3 @@ def saves(place: Playground, number: int) -> None:
     folder = place.directory / "quickstart" / "bucket"
     offers, told = f"**/offer/team/{number:08d}/*.json", f"inner/team/{number:08d}/"
     wait_until(lambda: any(told in offer.read_text() for offer in folder.glob(offers)), 120.0)
-
-
-def test_two_nodes_are_one_island(playground: Playground) -> None:
-    """Two parents, as two machines would have them, that meet at the address they are given."""
-    islands(playground, ranks=2)
-    playground.launch(tokens=10_000_000)
-    trains_as(playground, 1)
-    url = playground.json("status", "quickstart")["store"]["url"]
-    assert playground.run("chaos", "kill", "team", "--hold").returncode == 0
-    words = ("learner", "--run", url, "--name", "team", "--ranks", "1", "--nodes", "2", "--rendezvous")
-    endpoint = f"127.0.0.1:{free_port()}"
-    nodes = [playground.start(*words, endpoint, "--node-rank", str(index)) for index in (1, 0)]
-    begins(playground, 2)
-    playground.wait_for(lambda s, taken=s_taken(playground): s_taken_of(s) > taken)
-    stopped_and_verified(playground)
-    said = [node.communicate(timeout=60) for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import psutil
@@ -32,7 +33,9 @@ def serves(status: dict[str, Any], unit: str, epoch: int) -> bool:
     return bool(serving and syncer["unit"] == unit and syncer["epoch"] == epoch)
 
 
-def test_a_syncer_frozen_past_the_takeover_exits_fenced_changes_nothing_and_stands_by(playground: Playground) -> None:
+def test_a_frozen_syncer_exits_fenced_and_stands_by_and_stop_ends_what_runs_here_where_the_bucket_is_gone(
+    playground: Playground,
+) -> None:
     playground.islands("ann")
     playground.launch(100_000_000, "--set", "syncer.standbys=1", *SOON)
     status = playground.wait_for(lambda s: s["commit"] >= 4 and s["standbys"])
@@ -46,11 +49,21 @@ def test_a_syncer_frozen_past_the_takeover_exits_fenced_changes_nothing_and_stan
     # The one that woke may still have said one last word over its successor's: the next heartbeat sets that right.
     playground.wait_for(lambda s: any(i["name"] == "syncer" for i in s["standbys"]) and serves(s, "standby-1", 2))
     assert "ended with status 9" in playground.log("supervisor")
-    assert playground.run("stop", "quickstart").returncode == 0
     after = commits(playground)
     assert {name: after[name] for name in taken} == taken
     assert playground.json("verify", "quickstart")["ok"]
     assert playground.json("status", "quickstart")["syncer"]["epoch"] == 2
+    bucket = playground.directory / "quickstart" / "bucket" / "quickstart"
+    bucket.rename(bucket.with_name("away"))
+    began_s = time.monotonic()
+    stopped = playground.run("stop", "quickstart")
+    assert time.monotonic() - began_s < 15
+    assert stopped.returncode == 0 and "the bucket of run quickstart is gone" in stopped.stderr
+    assert "ended here: supervisor, ann, standby-1, syncer" in stopped.stdout
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in playground.pids().values()))
+    assert playground.run("stop", "quickstart").returncode == 6, "nothing is left here to end"
+    bucket.with_name("away").rename(bucket)
+    assert playground.json("status", "quickstart")["state"] != "STOPPED"
 
 
 @pytest.mark.long

@@ -1,16 +1,16 @@
-"""A run loses units, its supervisor, everything at once; it never loses what is committed."""
+"""A run loses a learner, its syncer and its supervisor and never what is committed; what comes out of it then: its loss
+once more, text, and a folder that transformers computes with."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
-import signal
-import time
-from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from tests.end_to_end.conftest import SMALL, SURVIVED_TOKENS, Playground
-from tests.waiting import wait_until
 
 
 def commits(place: Playground) -> dict[str, bytes]:
@@ -42,30 +42,35 @@ def test_a_run_survives_learner_syncer_and_supervisor_and_verifies(survived: Pla
     assert again.returncode == 0 and "FINISHED" in again.stdout + again.stderr
 
 
-def test_a_run_resumes_without_this_machines_own_files(playground: Playground, tmp_path: Path) -> None:
-    """Another machine has the bucket and nothing else; Ctrl-C ends what runs there, and the run waits in its bucket;
-    `stop` needs no syncer."""
-    playground.islands("iowa", "ohio")
-    playground.launch(tokens=10_000_000)
-    playground.wait_for(lambda s: s["commit"] >= 4)
-    stopped = playground.run("stop", "quickstart")
-    assert stopped.returncode == 0 and "STOPPED" in stopped.stdout, stopped.stderr
-    url = playground.json("status", "quickstart")["store"]["url"]
-    playground.wait_for(lambda s: s["state"] == "STOPPED")
-    at = playground.json("status", "quickstart")["commit"]
-    playground.environment["DILOCO_HOME"] = str(tmp_path / "elsewhere")
-    supervisor = playground.start("resume", url)
-    wait_until(lambda: supervisor.poll() is not None or playground.json("status", url)["commit"] >= at + 6, 90)
-    assert supervisor.poll() is None
-    os.kill(supervisor.pid, signal.SIGINT)
-    began = time.monotonic()
-    out, err = supervisor.communicate(timeout=30)
-    assert time.monotonic() - began < 12
-    assert supervisor.returncode == 130, err
-    assert "Traceback" not in err + out
-    assert "Ctrl-C stops a run only in the `launch` that has all of it" in err
-    assert "no syncer is left here" in err
-    assert playground.json("status", url)["state"] != "STOPPED"
-    assert playground.run("stop", url, "--timeout", "1").returncode == 0
-    assert playground.json("status", url)["state"] == "STOPPED"
-    assert playground.json("verify", url)["ok"]
+def test_the_newest_parameters_are_evaluated_as_the_run_did_at_its_end(survived: Playground) -> None:
+    finished = survived.json("status", "quickstart")
+    found = survived.json("evaluate", "quickstart")
+    assert found["loss"] == pytest.approx(finished["loss"], abs=1e-6) and found["commit"] == finished["commit"]
+
+
+def test_text_is_written_and_the_same_for_the_same_seed(survived: Playground) -> None:
+    words = ("generate", "quickstart", "--prompt", "def ", "--tokens", "24")
+    first, again, other = (survived.json(*words, "--seed", seed) for seed in ("3", "3", "4"))
+    assert first["text"] == again["text"] != other["text"] and first["tokens"] == 24
+    done = survived.run(*words, "--seed", "3")
+    assert done.stdout == f"def {first['text']}\n" and "seed 3" in done.stderr
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed: pip install 'diloco[hf]'"
+)
+def test_transformers_has_the_loss_of_the_run(survived: Playground) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from diloco_cli.tasks.data import ByteText
+
+    exported = survived.json("export", "quickstart", "--to", "hf", "-o", "out", "--max-shard-size", "100kB")
+    assert "model.safetensors.index.json" in exported["files"]
+    model = AutoModelForCausalLM.from_pretrained(survived.directory / "out").eval()
+    total, count = 0.0, 0
+    for tokens, targets in ByteText(64, 0).held_out(4 * 64):
+        with torch.inference_mode():
+            logits = model(input_ids=tokens).logits.float().flatten(0, 1)
+        total += float(torch.nn.functional.cross_entropy(logits, targets.flatten(), reduction="sum"))
+        count += targets.numel()
+    assert total / count == pytest.approx(survived.json("status", "quickstart")["loss"], abs=1e-3)

@@ -3,8 +3,6 @@ methods of a comparison read the same data."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from examples.quality.methods.data_parallel import DataParallel, train
 from examples.quality.methods.pacing import Pacing
 from examples.quality.methods.schedules import decoupled, lockstep, nearly_equal, streaming, synchronous
 from examples.quality.methods.trial import TrainedFleet, Trial, make_run, run_trial
-from tests.numerics.bucket import ROOT
+from tests.forked import ForkedProcess
 from tests.numerics.test_identities import ADAMW, CONSTANT, assert_close, flat, plain_training, streaming_diloco
 from tests.numerics.tiny import ROWS, TinyStream
 
@@ -88,44 +86,32 @@ def test_data_parallel_of_one_rank_is_plain_training() -> None:
     assert torch.equal(flat(run, dict(train(run).model.named_parameters())), plain_training(run, steps=12))
 
 
-DISTRIBUTED = """
-import os, sys, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from diloco_cli.training.inner import build_optimizer, learning_rate, set_learning_rate
-from tests.numerics.test_baselines import ROWS, SyncSettings, build_data, build_model, make_run, trial
-rank, folder, steps = int(sys.argv[1]), sys.argv[2], 6
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-run = make_run(trial(SyncSettings(), 2, steps))
-model, data, inner = build_model(run.settings), build_data(run.settings), run.settings.train.inner
-wrapped, optimizer = DistributedDataParallel(model), build_optimizer(model, inner)
-for step in range(steps):
-    set_learning_rate(optimizer, learning_rate(inner, step / steps, inner.warmup_steps / steps))
-    optimizer.zero_grad()
-    wrapped(*data.batch(rank, 2, step * ROWS, ROWS)).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip_norm)
-    optimizer.step()
-if rank == 0:
-    print(" ".join(value.hex() for p in model.parameters() for value in p.detach().flatten().double().tolist()))
-sys.stdout.flush()
-dist.barrier()
-dist.destroy_process_group()
-os._exit(0)  # gloo's threads may still hold tensors, and end the process with SIGABRT while the interpreter shuts down
-"""
+def distributed_rank(rank: int, folder: str, steps: int) -> None:
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    run = make_run(trial(SyncSettings(), 2, steps))
+    model, data, inner = build_model(run.settings), build_data(run.settings), run.settings.train.inner
+    wrapped, optimizer = DistributedDataParallel(model), build_optimizer(model, inner)
+    for step in range(steps):
+        set_learning_rate(optimizer, learning_rate(inner, step / steps, inner.warmup_steps / steps))
+        optimizer.zero_grad()
+        wrapped(*data.batch(rank, 2, step * ROWS, ROWS)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), inner.clip_norm)
+        optimizer.step()
+    if rank == 0:
+        print(" ".join(value.hex() for p in model.parameters() for value in p.detach().flatten().double().tolist()))
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 def test_data_parallel_is_what_distributed_data_parallel_computes(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", DISTRIBUTED, str(rank), str(tmp_path)],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    answers = [rank.communicate(timeout=60) for rank in ranks]
-    assert all(rank.returncode == 0 for rank in ranks), answers[0][1] + answers[1][1]
-    expected = torch.tensor([float.fromhex(word) for word in answers[0][0].split()])
+    ranks = [ForkedProcess(distributed_rank, rank, str(tmp_path), 6) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0], [rank.said() for rank in ranks]
+    expected = torch.tensor([float.fromhex(word) for word in ranks[0].said()[0].split()])
     job = train(make_run(trial(SyncSettings(), 2, steps=6)))
     assert_close(torch.cat([p.detach().flatten() for p in job.model.parameters()]), expected.float())
 

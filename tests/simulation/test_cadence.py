@@ -68,7 +68,7 @@ class Played:
         return self.state.tokens(self.fleet.run.layout) / self.fleet.processed
 
 
-@pytest.mark.parametrize("gamma", [0.0, 0.5])
+@pytest.mark.parametrize("gamma", [pytest.param(0.0, marks=pytest.mark.long), 0.5])
 @pytest.mark.parametrize(
     "slow_link_s", [2.5, *(pytest.param(link_s, marks=pytest.mark.long) for link_s in (LINK_S, 1.2, 3.0))]
 )
@@ -82,7 +82,7 @@ def test_equal_learners_merge_once_a_slot_whatever_their_links(slow_link_s: floa
 
 
 @pytest.mark.parametrize(
-    "apart", [0.0, 0.1, *(pytest.param(share, marks=pytest.mark.long) for share in (0.002, 0.01, 0.03))]
+    "apart", [0.1, *(pytest.param(share, marks=pytest.mark.long) for share in (0.0, 0.002, 0.01, 0.03))]
 )
 @pytest.mark.parametrize("mixing", ["replace", "rebase"])
 def test_learners_that_are_a_little_apart_merge_together(apart: float, mixing: str) -> None:

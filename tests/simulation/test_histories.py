@@ -55,7 +55,7 @@ DRAWN: dict[str, Callable[[Options], bool]] = {  # what a history must have draw
     "revoked key": lambda options: "rotate" in options.nemesis_events,
     "long": lambda options: options.merges >= LONG_MERGES[0],
 }
-OF_EACH, OF_LONG = 8, 2
+OF_EACH, OF_LONG = 4, 1
 OVER = ("stop", "finish")
 FEEDS_BACK = re.compile(rb'"feeds_back": ?[0-9]')
 TRACE = (
@@ -72,7 +72,7 @@ def stories(totals: Totals) -> str:
 
 def sample() -> list[int]:
     """The first seeds as they come, and the first ones that draw each of what is to be shown."""
-    seeds = set(range(60))
+    seeds = set(range(24))
     for name, is_drawn in DRAWN.items():
         fitting = (seed for seed in count() if is_drawn(drawn_options(seed)))
         seeds |= set(islice(fitting, OF_LONG if name == "long" else OF_EACH))

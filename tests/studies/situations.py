@@ -407,7 +407,7 @@ STAGES = (
     Arranged((diverged,), settings=JUDGED),
     Arranged((finished,), FEW_TOKENS),
 )
-SAMPLE = Arranged((healthy, hanging, stopped))
+SAMPLE = Arranged((hanging, stopped))  # healthy before, as all are
 
 
 def said(line: str) -> None:

@@ -28,12 +28,14 @@ from tests.studies.walk import delta_walk, launch_walk
 from tests.waiting import wait_until
 
 
-@pytest.mark.parametrize("role", [pytest.param("learner", marks=pytest.mark.long), "syncer", "all", "supervisor"])
+@pytest.mark.parametrize(
+    "role", [pytest.param(role, marks=pytest.mark.long) for role in ("learner", "syncer", "supervisor")] + ["all"]
+)
 def test_kill_9_at_random_instants_loses_and_repeats_nothing(role: Role) -> None:
-    tally = Study(role, seed=7).kill(3)
+    tally = Study(role, seed=7).kill(2)
     assert tally.violations == []
-    assert tally.kills == 3 and len(tally.back_s) > 0 < tally.merges <= tally.applied
-    assert tally.row(role).startswith(f"| {role} | 3 | ") and tally.row(role).endswith(" | 0 |")
+    assert tally.kills == 2 and len(tally.back_s) > 0 < tally.merges <= tally.applied
+    assert tally.row(role).startswith(f"| {role} | 2 | ") and tally.row(role).endswith(" | 0 |")
     assert tally.row(role).count("|") == kills.HEADER.partition("\n")[0].count("|")
 
 
@@ -151,6 +153,7 @@ def test_a_delta_passes_the_loop_the_decision_and_the_merge() -> None:
     assert not any(name.startswith(("diloco_cli.cli", "diloco_cli.plan")) for name in passed)
 
 
+@pytest.mark.long
 def test_a_launch_passes_the_plan_and_ends_before_anything_trains() -> None:
     passed = launch_walk()
     assert {"diloco_cli.cli.launch", "diloco_cli.plan.planner", "diloco_cli.runtime.units"} <= passed

@@ -30,7 +30,7 @@ class Walk:
     """The modules whose functions run while `walks` holds, in any thread that begins within `traced`."""
 
     def __init__(self) -> None:
-        self.walks = False
+        self.walks = self.ended = False
         self.modules: set[str] = set()
 
     @contextmanager
@@ -44,6 +44,8 @@ class Walk:
             sys.setprofile(None)
 
     def _hear(self, frame: FrameType, event: str, argument: Any) -> None:
+        if self.ended:
+            sys.setprofile(None)  # of this thread
         if not self.walks or event != "call" or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             return  # the body of a module or class is no function
         name = module_of(frame)
@@ -77,7 +79,8 @@ def delta_walk() -> set[str]:
             walk.walks = True
 
         def adopted(self, output: Any, since: Any) -> None:
-            walk.walks = walk.walks and output.version == 0
+            walk.ended = walk.ended or (walk.walks and output.version > 0)
+            walk.walks = walk.walks and not walk.ended
 
     wired = harness.process_of
 

@@ -55,26 +55,22 @@ assert "renamed" in FAULTS and WORDS["event"]["renamed"] == "a unit has another 
 """
 
 
-def carried_out(tmp_path: Path, file: str, before: str, added: str, used: str) -> None:
-    """`added` stands before `before` in a copy of the product, and `used` runs with that."""
+RECIPES = (
+    ("diloco_cli/observe/status.py", "\n\n@dataclass(frozen=True)\nclass SyncerStatus:", FIELD),
+    ("diloco_cli/events/event.py", ")\nKINDS = ", EVENT),
+)
+
+
+def test_a_field_of_status_or_a_kind_of_event_is_a_record_and_every_output_and_document_has_it(tmp_path: Path) -> None:
     for folder in ("diloco_cli", "tests", "templates"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    path = tmp_path / file
-    text = path.read_text(encoding="utf-8")
-    assert text.count(before) == 1
-    path.write_text(text.replace(before, added + before), encoding="utf-8")
-    words = [sys.executable, "-c", used]
+    for file, before, added in RECIPES:
+        path = tmp_path / file
+        text = path.read_text(encoding="utf-8")
+        assert text.count(before) == 1
+        path.write_text(text.replace(before, added + before), encoding="utf-8")
+    words = [sys.executable, "-c", FIELD_USED + EVENT_USED]
     environment = environment_with(PYTHONPATH=str(tmp_path))
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_field_of_status_is_a_record_and_json_schema_table_and_metrics_have_it(tmp_path: Path) -> None:
-    carried_out(
-        tmp_path, "diloco_cli/observe/status.py", "\n\n@dataclass(frozen=True)\nclass SyncerStatus:", FIELD, FIELD_USED
-    )
-
-
-def test_a_kind_of_event_is_a_record_and_readers_status_reports_and_documents_know_it(tmp_path: Path) -> None:
-    carried_out(tmp_path, "diloco_cli/events/event.py", ")\nKINDS = ", EVENT, EVENT_USED)

@@ -228,7 +228,7 @@ def linked(bps: float) -> list[IslandSettings]:
     return [replace(i, link=link) for i in (IOWA, SPOT, OLD)] + [replace(HOME, link=Link(bps / 7, bps / 3, 0.05))]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     bps=st.floats(2e7, 1e10), more=st.floats(1.0, 20.0), every=st.integers(24, 400), mixing=MIXINGS,
     overlap=st.sampled_from(("auto", 4)),
@@ -238,13 +238,13 @@ def test_more_bandwidth(bps: float, more: float, every: int, mixing: str, overla
     assert predicted(linked(bps * more), run) >= predicted(linked(bps), run) * (1 - 1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(bps=st.floats(2e7, 1e10), more=st.floats(1.0, 20.0))
 def test_more_bandwidth_with_everything_searched(bps: float, more: float) -> None:
     assert valued(linked(bps * more), RUN) >= valued(linked(bps), RUN) * A_CHANGE
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(mtbf=st.floats(300.0, 1e6), more=st.floats(1.0, 20.0), restart=st.floats(1.0, 5000.0), quorum=st.integers(1, 3))
 def test_fewer_failures_and_faster_restarts(mtbf: float, more: float, restart: float, quorum: int) -> None:
     def rate(mtbf_s: float, restart_s: float) -> float:
@@ -255,7 +255,7 @@ def test_fewer_failures_and_faster_restarts(mtbf: float, more: float, restart: f
     assert rate(mtbf, restart / more) >= rate(mtbf, restart) * (1 - 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(count=st.integers(1, 8), more=st.integers(1, 8), who=st.sampled_from((1, 2)))
 def test_more_chips_at_an_island_that_does_not_set_the_pace(count: int, more: int, who: int) -> None:
     islands = [IOWA, SPOT, OLD]
