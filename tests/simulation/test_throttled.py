@@ -100,7 +100,7 @@ def goes_at_the_allowed_pace(seconds: float, alike: float) -> None:
 
 
 def test_the_pace_falls_to_what_is_allowed_and_learners_share_it() -> None:
-    goes_at_the_allowed_pace(120.0, alike=1.5)
+    goes_at_the_allowed_pace(240.0, alike=1.5)
 
 
 def test_a_run_goes_to_its_end_with_one_connection() -> None:
