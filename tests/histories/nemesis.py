@@ -18,6 +18,7 @@ from diloco_cli.virtual.faulty_calls import Fault, Injected
 from tests.histories.integers import MOST, NOT_FINITE
 from tests.histories.key_events import KeyEvents
 from tests.histories.liveness import check_restart
+from tests.histories.losses import Losses
 from tests.histories.monitor import OPERATOR
 from tests.histories.options import BATCH_TOKENS, REGION, SPARE_SHARDS
 from tests.histories.poisoner import Poisoner
@@ -43,7 +44,7 @@ class Nemesis:
         self.history = history
         self.stopped = False
         self.joiners: dict[str, Island] = {}
-        self.keys = KeyEvents(history)
+        self.keys, self.losses = KeyEvents(history), Losses(history)
         self.keys_made: Counter[str] = Counter()  # by signer: keys that replaced an earlier one
         self._away: dict[str, tuple[float, Fault]] = {}
         self._slow: dict[str, float] = {}
@@ -71,6 +72,7 @@ class Nemesis:
         self._bad.clear()
         self._partial_until_s.clear()
         self.keys.remove()
+        self.losses.owner_restores()
         self.readmit()
 
     def readmit(self) -> None:
@@ -121,6 +123,7 @@ class Nemesis:
         self.keys.remove()
         for role in sorted({process.role for process in history.supervisor.processes}):
             self.crash(role)
+        self.losses.owner_restores()
         if history.monitor.replayer.n >= 0:
             check_restart(history, history.monitor.replayer)
 
@@ -208,6 +211,9 @@ class Nemesis:
         """A machine gets another key; the operator revokes the old one, which its processes may still use."""
         learner = None if event.target == SYNCER else event.target
         self._ask("revoke", revoke=self.keys.replace(event.target, event.which), learner=learner)
+
+    def _lose(self, event: NemesisEvent) -> None:
+        self.losses.strike(event)
 
     def _steal(self, event: NemesisEvent) -> None:
         self.keys.steal(event.target, event.which)

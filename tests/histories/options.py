@@ -47,19 +47,21 @@ LOOKS_APART, LOOKS_APART_S = 1 / 8, (0.05, 0.15)  # of a learner that expects a 
 NemesisKind = Literal[
     "kill", "kill_all", "pause", "zombie", "second_syncer", "outage", "region_outage", "forbidden", "full", "stop",
     "stand_in", "join", "leave", "partial", "wall_jump", "poison", "huge", "corrupt", "unfit", "readmit", "rollback",
-    "collect", "slow_link", "harm", "diverge", "rotate", "steal",
+    "collect", "slow_link", "harm", "diverge", "rotate", "steal", "lose",
 ]  # fmt: skip
 MixingSetting = Literal["replace", "rebase"]
 MIXINGS: tuple[MixingSetting, ...] = ("replace",) * 5 + ("rebase",) * 4 + ("replace",)
 SLOW_LINK: NemesisKind = "slow_link"  # drawn after all else, so that seeds without it mean what they meant before
 HARMFUL: tuple[tuple[NemesisKind, ...], ...] = (("harm",),) * 3 + (("diverge",), ("harm", "diverge"))  # likewise
 OTHER_KINDS: tuple[NemesisKind, ...] = tuple(
-    kind for kind in get_args(NemesisKind) if kind not in (SLOW_LINK, "harm", "diverge", "rotate", "steal")
+    kind for kind in get_args(NemesisKind) if kind not in (SLOW_LINK, "harm", "diverge", "rotate", "steal", "lose")
 )
 OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signed histories alone
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, POISONED_MERGES = 0.08, (16, 60)
 COMPRESSION_SHARE = 0.15
+LOSSES_SHARE = 0.15
+MENDS_SOON_S = 2.0  # instead of the product's: histories are short
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
 LONG = (Fault.FORBIDDEN, Fault.FULL)  # rarely enabled: clients wait long, and nothing happens in the history
@@ -157,7 +159,7 @@ class Options:
             "POLL_BOUNDS_S": POLL_BOUNDS_S,
             "DENSE": LOOKS_APART,
             "DENSE_BOUNDS_S": LOOKS_APART_S,
-        }
+        } | (dict.fromkeys(("LOOKS_EVERY_S", "STILL_S"), MENDS_SOON_S) if "lose" in self.nemesis_events else {})
 
     def describe(self) -> str:
         calls = ", ".join(fault.name.lower() for fault in self.calls) or "none"
@@ -232,7 +234,14 @@ def _with_hostile(options: Options, seed: int) -> Options:
     """Each from a stream of its own, so that the others mean what they meant before."""
     options = replace(options, checks_uploads=Stream(seed, "uploads").chance(0.5))
     options = _with_compression(_with_harm(options, seed), seed)
-    return _with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed)
+    return _with_losses(_with_outsiders(_with_poisoner(_with_keys(options, seed), seed), seed), seed)
+
+
+def _with_losses(options: Options, seed: int) -> Options:
+    """In some histories the bucket loses single records."""
+    if not Stream(seed, "losses").chance(LOSSES_SHARE):
+        return options
+    return replace(options, nemesis_events=(*options.nemesis_events, "lose"))
 
 
 def _with_compression(options: Options, seed: int) -> Options:

@@ -357,18 +357,17 @@ def read_log(run: RunFormat, known: RunState | None = None, most_s: float = inf)
         trusting = trusting_none_of(run, distrusted)
         state = (yield from hinted_snapshot(trusting)) if known is None else known
         keys: set[str] = set() if known is not None else {state.epoch_key}
-        far, from_start = state.n + LONG_WAY, known is None and state.n < 0
+        far = state.n + LONG_WAY
         try:
             for wanted in _portions(AHEAD if most_s == inf else IN_A_LOOK):
                 most = min(wanted, far - state.n) if state.n < far else wanted
                 read = yield from commits_beyond(run, state.n, most)
                 for data in read:
                     state = _folded(run, state, data)
-                if from_start and len(read) < most:  # the hint, or the log's beginning, may be lost
-                    newer, from_start = (yield from newest_snapshot(trusting, state.n)), False
-                    if newer is not None:
-                        state, keys = newer, keys | {newer.epoch_key}
-                        continue
+                newer = (yield from newest_snapshot(trusting, -1)) if state.n < 0 else None
+                if newer is not None:  # the log's beginning is lost
+                    state, keys = newer, keys | {newer.epoch_key}
+                    continue
                 if len(read) < most or (until_s < inf and (yield Now()) >= until_s):
                     break
                 newer = (yield from newest_snapshot(trusting, state.n)) if state.n == far else None

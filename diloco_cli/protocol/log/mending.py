@@ -33,7 +33,8 @@ from diloco_cli.protocol.log.records import (
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.signing import LOG
 
-LISTED = 64  # keys behind the log's end
+ASKED_FOR = 8  # commits behind the log's end
+LISTED = 64  # keys behind these
 NEWEST = 2  # commits, at each look
 IN_TURN = 6  # and older ones, so that all are looked at within a minute
 LOOKS_EVERY_S = 10.0
@@ -60,10 +61,11 @@ def whole_log(run: RunFormat) -> Steps[RunState]:
 
 
 def _later_commit(run: RunFormat, state: RunState) -> Steps[int | None]:
-    """A commit behind the one that comes next, by the bucket or by the word of the syncer before."""
-    keyring = run.keyring.without(state.revoked)
-    listed: list[str] = yield List("commit/", commit_key(state.n + 1), LISTED)
-    numbers = [number for number in map(read_commit_key, listed) if number is not None]
+    """A commit behind the one that comes next, by the bucket or by the word of the syncer before. The nearest are asked
+    for, because a listing may lag."""
+    keyring, nearest = run.keyring.without(state.revoked), range(state.n + 2, state.n + 2 + ASKED_FOR)
+    listed: list[str] = yield List("commit/", commit_key(nearest[-1]), LISTED)
+    numbers = [*nearest, *(number for number in map(read_commit_key, listed) if number is not None)]
     read = yield from together([read_signed(keyring, LOG, commit_key(number)) for number in numbers])
     for number, data in zip(numbers, read, strict=True):
         if data is not None and keyring.authenticates(LOG, commit_key(number), data) and _is_commit(number, data):
@@ -147,14 +149,15 @@ class Mender:
     _told: str = ""
 
     def due(self, state: RunState, now_s: float) -> Steps[None]:
-        """The syncer's look: at the format, at the newest commits, and at older ones in turn."""
+        """The syncer's look: at the format, at the newest commits, and at older ones in turn, or all of them."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + LOOKS_EVERY_S
-        numbers = [state.n - back for back in range(NEWEST)]
-        numbers += [state.n - NEWEST - (self._turn + place) % (COMMITS_KEPT - NEWEST) for place in range(IN_TURN)]
-        self._turn += IN_TURN
-        yield from self._mend(state, [FORMAT_KEY, *map(commit_key, numbers)])
+        is_fast, self._n = state.n - self._n > NEWEST, state.n
+        in_turn = COMMITS_KEPT if is_fast else IN_TURN  # which go out of memory before their turn comes
+        ages = [*range(NEWEST), *((self._turn + place) % COMMITS_KEPT for place in range(in_turn))]
+        self._turn += in_turn
+        yield from self._mend(state, [FORMAT_KEY, *(commit_key(state.n - age) for age in ages)])
 
     def while_still(self, state: RunState, now_s: float) -> Steps[None]:
         """The look of those who only read: while there is no new commit, at the format, at the newest commit, and at
