@@ -25,7 +25,7 @@ from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s, watch
 from diloco_cli.store.retry import MAX_PAUSE_S
 from diloco_cli.virtual.faulty_calls import Fault
 from tests.histories.client import Bucket
-from tests.histories.monitor import check_folded
+from tests.histories.monitor import OPERATOR, check_folded
 from tests.histories.options import (
     CALLS_AN_EXCHANGE,
     GRACE_S,
@@ -182,7 +182,8 @@ class Healthy:
         self.attendances = Attendances(history)
         self.takes_in_s = CALLS_OF_EACH * len(history.roles) * history.options.latency_s
         history.monitor.carries_s = 0.0 if history.region is None else self.takes_in_s
-        self.free_s = max([self.since_s, *(process.free_s for process in history.supervisor.processes)])
+        mended_s = self.since_s + history.nemesis.losses.mended_within_s()
+        self.free_s = max([mended_s, *(process.free_s for process in history.supervisor.processes)])
         self.mirrored, self.mirrored_s = 0, self.since_s
 
     def committed(self, commit: Plain) -> None:
@@ -266,7 +267,8 @@ class Healthy:
         revoked = self.history.monitor.replayer.revoked
         if process.status in GOOD_ENDS or joiner or (isinstance(error, RefusedError) and revoked):
             return
-        excused = process.started_s < self.since_s and self.history.world.now_s < self.free_s + MAX_PAUSE_S
+        before = self.free_s if process.role == OPERATOR else self.since_s  # a command does not wait for a mend
+        excused = process.started_s < before and self.history.world.now_s < self.free_s + MAX_PAUSE_S
         expect(excused, "exit", f"{process.name} ended with status {process.status} without any fault: {error}")
 
     def check(self) -> None:

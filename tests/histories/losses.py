@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key
+from tests.histories.options import MENDS_SOON_S
 from tests.histories.processes import Process
 from tests.histories.script import NemesisEvent
 from tests.histories.stream import Stream
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 
 OLDEST = 12  # commits before the head
+MENDED_WITHIN_S = 4 * MENDS_SOON_S
 KINDS = ("commit", "commit", "commit", "format", "hint")
 HARMS = ("delete", "flip", "truncate")
 
@@ -47,6 +49,11 @@ class Losses:
             self.history.bucket.put(key, data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         else:
             self.history.bucket.put(key, data[:place])
+
+    def mended_within_s(self) -> float:
+        """How long it may take from now on: a syncer that begins asks, and a learner answers."""
+        harmed = any(self.history.bucket.objects.get(key) != data for key, data in self.whole.items())
+        return MENDED_WITHIN_S if harmed else 0.0
 
     def owner_restores(self) -> None:
         """What is harmed, and no living process can put back."""

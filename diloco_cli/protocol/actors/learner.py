@@ -371,7 +371,7 @@ class Follower:
             if now_s >= next_heartbeat_s:
                 next_heartbeat_s = now_s + HEARTBEAT_EVERY_S
                 yield from self.send_heartbeat()
-            yield from mender.while_still(self.state, now_s)
+            yield from mender.follow(self.state, now_s)
             if now_s >= next_fence_s:
                 next_fence_s = now_s + fence_check_every_s(self._slot_s())
                 if (yield from claims.look()) is not None:

@@ -139,7 +139,7 @@ class Standby:
                 return reason
             heard = f"the syncer was heard {silence.silent_s:.0f} s ago; takes over after {limit_s:.0f} s of silence"
             yield from self._heartbeat(now_s, state, heard)
-            yield from mender.while_still(state, now_s)
+            yield from mender.follow(state, now_s)
             yield Sleep(max(SHORTEST_SLEEP_S, min(silence.poll_s, limit_s - silence.silent_s)))
             state = yield from read_log(self.run, state)
         self.doing = moved(STANDBY, self.doing, StandbyState.DONE)

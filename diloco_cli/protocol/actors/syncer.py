@@ -511,7 +511,7 @@ class Syncer:
         """Do every kind of work that is due; True if something was committed."""
         now_s: float = yield Now()
         yield from self.send_heartbeat(now_s)
-        yield from self.mender.due(self.state, now_s)
+        yield from self.mender.serve(self.state, now_s)
         if now_s >= self.next_request_s:
             self.next_request_s = now_s + requests_every_s(self.pace.slot_s)
             yield from self._notice_successor()
@@ -704,7 +704,7 @@ class Syncer:
             "n": max(self.state.n, self.heard_n),
             "host": self.claim.host,
             "reason": self.reason,
-            "wants": self.wants,
+            "wants": self.wants or self.mender.wants,
             "heartbeats": self.cadence.count,
             "slowest_s": round(self.cadence.slowest_s, 1),
             "garbage": asdict(self.housekeeper.collector.backlog(now_s)),

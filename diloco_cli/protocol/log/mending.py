@@ -4,14 +4,14 @@ A syncer that begins looks behind the log's end before it writes: a commit there
 missing must not be taken for the end (`whole_log`). While it waits, its heartbeat says which records it cannot read.
 
 Who holds a record puts it back: one that is missing by a create, so that nothing is ever replaced by it; over a damaged
-one, which no process can read, the same bytes (`mended`). A syncer looks at what it holds again and again; others only
-while the log stands still, when the syncer may be the one that cannot read it (`Mender`).
+one, which no process can read, the same bytes (`mended`). A syncer looks at what it holds again and again; others at
+what it wants, and while the log stands still, when there may be no syncer, at what all need (`Mender`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from diloco_cli.errors import DilocoError, FencedError
 from diloco_cli.protocol.log.commit_log import RESTORE_HINT, is_whole, parse_format, read_log
@@ -38,7 +38,7 @@ LISTED = 64  # keys behind these
 NEWEST = 2  # commits, at each look
 IN_TURN = 6  # and older ones, so that all are looked at within a minute
 LOOKS_EVERY_S = 10.0
-STILL_S = 20.0  # without a commit, after which those who only read look, too
+STILL_S = 20.0  # without a commit, after which those who only read look at what all need
 MOST_WANTED = 16
 
 
@@ -65,7 +65,7 @@ def _later_commit(run: RunFormat, state: RunState) -> Steps[int | None]:
     for, because a listing may lag."""
     keyring, nearest = run.keyring.without(state.revoked), range(state.n + 2, state.n + 2 + ASKED_FOR)
     listed: list[str] = yield List("commit/", commit_key(nearest[-1]), LISTED)
-    numbers = [*nearest, *(number for number in map(read_commit_key, listed) if number is not None)]
+    numbers: list[int] = [*nearest, *(number for number in map(read_commit_key, listed) if number is not None)]
     read = yield from together([read_signed(keyring, LOG, commit_key(number)) for number in numbers])
     for number, data in zip(numbers, read, strict=True):
         if data is not None and keyring.authenticates(LOG, commit_key(number), data) and _is_commit(number, data):
@@ -138,38 +138,50 @@ def _is_sound(run: RunFormat, state: RunState, key: str, data: bytes) -> bool:
 
 @dataclass
 class Mender:
-    """Looks whether the records that this process holds are in the bucket. `tell`: takes what it has put back."""
+    """Looks whether the records that this process holds are in the bucket. `tell`: takes what it has put back. `wants`:
+    of the newest commits, those that it neither holds nor can read."""
 
     run: RunFormat
     tell: Callable[[str], None] = lambda text: None
+    wants: tuple[str, ...] = ()
     _next_s: float = 0.0
     _turn: int = 0
-    _n: int = field(default=-1)
+    _n: int = -1
     _still_since_s: float = 0.0
     _told: str = ""
 
-    def due(self, state: RunState, now_s: float) -> Steps[None]:
-        """The syncer's look: at the format, at the newest commits, and at older ones in turn, or all of them."""
+    def serve(self, state: RunState, now_s: float) -> Steps[None]:
+        """The syncer's look: at the format, at the newest commits, and at older ones in turn, or all of them. What it
+        does not hold, because it has begun behind it, it reads."""
         if now_s < self._next_s:
             return
         self._next_s = now_s + LOOKS_EVERY_S
         is_fast, self._n = state.n - self._n > NEWEST, state.n
         in_turn = COMMITS_KEPT if is_fast else IN_TURN  # which go out of memory before their turn comes
-        ages = [*range(NEWEST), *((self._turn + place) % COMMITS_KEPT for place in range(in_turn))]
+        ages = {*range(NEWEST), *((self._turn + place) % COMMITS_KEPT for place in range(in_turn))}
         self._turn += in_turn
-        yield from self._mend(state, [FORMAT_KEY, *(commit_key(state.n - age) for age in ages)])
+        keys = [commit_key(state.n - age) for age in sorted(ages) if age <= state.n]
+        yield from self._mend(state, [FORMAT_KEY, *keys])
+        unknown = [key for key in dict.fromkeys((*keys, *self.wants)) if key not in self.run.kept]
+        read = yield from together([read_signed(self.run.keyring, LOG, key) for key in unknown])
+        found = dict(zip(unknown, read, strict=True))
+        sound = {key: data for key, data in found.items() if data is not None and _is_sound(self.run, state, key, data)}
+        for key, data in sound.items():
+            self.run.keep(key, data)
+        self.wants = tuple(key for key in unknown if key not in sound)[:MOST_WANTED]
 
-    def while_still(self, state: RunState, now_s: float) -> Steps[None]:
-        """The look of those who only read: while there is no new commit, at the format, at the newest commit, and at
-        what a syncer wants."""
+    def follow(self, state: RunState, now_s: float) -> Steps[None]:
+        """The look of those who only read: at what the syncer wants; while there is no new commit, at the format and at
+        the newest commit, too."""
         if state.n != self._n:
             self._n, self._still_since_s = state.n, now_s
-        if now_s < max(self._next_s, self._still_since_s + STILL_S):
+        if now_s < self._next_s:
             return
         self._next_s = now_s + LOOKS_EVERY_S
         said = yield from heard_from_syncer(self.run, state)
-        wanted: Sequence[str] = () if said is None else said.wants[:MOST_WANTED]
-        yield from self._mend(state, [FORMAT_KEY, commit_key(state.n), *wanted])
+        wanted = () if said is None else said.wants[:MOST_WANTED]
+        is_still = now_s >= self._still_since_s + STILL_S
+        yield from self._mend(state, [*wanted, *([FORMAT_KEY, commit_key(state.n)] if is_still else ())])
 
     def _mend(self, state: RunState, keys: Sequence[str]) -> Steps[None]:
         held = [key for key in dict.fromkeys(keys) if key in self.run.kept]
