@@ -1,7 +1,8 @@
 """Single records that the bucket loses or damages: a rule that deletes what is old, a bad disk, a wrong command.
 
-Whoever lives and has the bytes puts them back; where nobody does, the bucket's owner has to, when faults cease. The head
-itself is only damaged: of a deleted one, only the syncer before can say that it was there, and that may die first."""
+Whoever lives and has the bytes puts them back; where nobody does, the bucket's owner has to, when faults cease. The
+head itself is only damaged: of a deleted one, only the syncer before can say that it was there, and that may die first.
+"""
 
 from __future__ import annotations
 
