@@ -153,8 +153,8 @@ def probe(
     overrides: list[str] = typer.Option([], "--set", help="Change one value of the run file: key.key=value."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
-    """Measure this machine and print an inventory of it: accelerators, a matrix product, memory, training speed alone
-    and when its cores are crowded, a store's speed. With a run file that names an inventory: that inventory, its
+    """Measure this machine and print an inventory of it: accelerators, a matrix product, memory, training speed, a
+    store's speed. With a run file that names an inventory: that inventory, its
     islands on this machine measured."""
     if output is not None and os.path.exists(output):
         raise UsageError("there is a file already", where=str(output), hint="choose another name with -o")
@@ -216,13 +216,10 @@ def _write(text: str, path: Path) -> None:
 
 
 def _data(found: Measurements, text: str) -> dict[str, object]:
-    crowding = found.crowding
     return {
         "machine": to_plain(found.machine),
         "matrix_tflops": to_plain(found.matrix),
-        "tokens_per_s": to_plain(crowding.alone if crowding else found.alone),
-        "crowding": to_plain(crowding.shares()) if crowding else None,
-        "free_cores": crowding.free if crowding else None,
+        "tokens_per_s": to_plain(next(iter(found.speeds.values()), None)),
         "store": to_plain(found.store),
         "inventory": text,
     }

@@ -190,8 +190,6 @@ FABRIC = r"^[\w.-]{1,63}$"
 MAX_ACCELERATORS = 100_000
 WRITTEN_ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::([1-9]\d{0,5}))?")
 MAX_SLOWDOWN = 1000
-MAX_CORES = 4096
-SMALLEST_CROWDING = 0.001
 ACCELERATORS = {"type": "string", "pattern": f"^{WRITTEN_ACCELERATORS.pattern}$"}
 HOSTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 EMULATE = {
@@ -262,18 +260,6 @@ def read_slowdown(node: Node, folder: Path) -> float:
     if type(factor) not in (int, float) or not 1 <= factor <= MAX_SLOWDOWN:
         raise UsageError(f"slowdown must be from 1 to {MAX_SLOWDOWN}, not {factor}", where=node.where)
     return float(factor)
-
-
-def read_crowding(node: Node, folder: Path) -> list[float]:
-    """Shares from 1 downwards: of one process, of each of two at once, and so on."""
-    shares = plain(node)
-    numbers = isinstance(shares, list) and all(type(share) in (int, float) for share in shares)
-    falls = numbers and bool(shares) and shares[0] == 1 and shares == sorted(shares, reverse=True)
-    if not falls or len(shares) > MAX_CORES or shares[-1] < SMALLEST_CROWDING:
-        raise UsageError(
-            "must be a list of shares that begins with 1 and never rises, such as [1, 0.97, 0.66]", where=node.where
-        )
-    return [float(share) for share in shares]
 
 
 def read_hosts(node: Node, folder: Path) -> list[str]:

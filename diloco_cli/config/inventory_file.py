@@ -333,10 +333,6 @@ def _flow(entries: list[Entry]) -> str:
     return "{" + ", ".join(f"{key}: {value}" for key, value in entries) + "}"
 
 
-def _list(values: tuple[float, ...]) -> str:
-    return "[" + ", ".join(_number(value) for value in values) + "]"
-
-
 def _scalar(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
@@ -371,7 +367,6 @@ def _quantity(value: float, units: tuple[tuple[float, str], ...], parse: Callabl
 SPELLING: dict[str, tuple[str, Callable[[Any], str]]] = {
     "accelerators": ("accelerators", lambda each: f"{each.name}:{each.count}"),
     "hosts": ("hosts", lambda hosts: json.dumps(compress_hostlist(hosts))),
-    "crowding": ("crowding", _list),
     "link": ("link", lambda link: _flow(_given(link))),
     "up_bps": ("up", _bandwidth),
     "down_bps": ("down", _bandwidth),

@@ -436,14 +436,11 @@ class MachineSettings(Settings, frozen=True):
 
 
 class LocalMachine(Settings, frozen=True):
-    """The machine that every island with `infra: local` on `cpu` shares; `diloco inventory probe` measures it."""
+    """The machine that every island with `infra: local` on `cpu` shares."""
+
+    GONE: ClassVar = {"crowding": "cores are divided evenly among those that train on them"}
 
     cores: Annotated[int, Meta(ge=1, le=MAX_CORES)]
-    crowding: Annotated[
-        tuple[float, ...],
-        form(hardware.read_crowding, {"type": "array", "items": {"type": "number"}}),
-        doc("speed of each of 1, 2, 3, ... processes that train at once, as a share of one's alone; it never rises"),
-    ] = ()
 
 
 class RegionSettings(Settings, frozen=True):

@@ -120,18 +120,7 @@ def shared_cores(local: LocalMachine, awake: float, services: float) -> float:
     threads count for the time that they are awake."""
     wanted = min(awake, float(local.cores))
     left = max(0.0, min(wanted, local.cores - services)) / wanted
-    return contention(local, max(1, round(awake))) * left
-
-
-def contention(local: LocalMachine, awake: int) -> float:
-    """The speed of one of `awake` threads relative to one alone: as measured; beyond the largest measured number, and
-    without a measurement, by dividing the cores."""
-    known = local.crowding
-    if awake <= len(known):
-        return known[awake - 1]
-    most = max(1, len(known))
-    even = min(1.0, local.cores / awake) / min(1.0, local.cores / most)
-    return (known[-1] if known else 1.0) * even
+    return min(1.0, local.cores / max(1, round(awake))) * left
 
 
 def obstacle(island: IslandSettings, batch_tokens: int, inventory: Inventory, model: ModelFacts) -> Excluded | None:

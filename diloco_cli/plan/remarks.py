@@ -49,7 +49,7 @@ from diloco_cli.plan.link import (
     rounded_up,
 )
 from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
-from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Mark, Plan, Schedule, SyncerNeeds
+from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Plan, Schedule, SyncerNeeds
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.quorum import covering_slots
@@ -106,9 +106,8 @@ def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption
     for candidate in kept:
         if candidate.share < 1:
             by_share.setdefault(f"{candidate.share:.2f}", []).append(candidate.island.name)
-    mark: Mark = "measured" if inventory.local.crowding else "guessed"
     cores = f"share {inventory.local.cores} cores"
-    return [Assumption(f"{_names(names)}: {cores}, speeds x {share}", mark) for share, names in by_share.items()]
+    return [Assumption(f"{_names(names)}: {cores}, speeds x {share}", "guessed") for share, names in by_share.items()]
 
 
 def _of_the_inventory(kept: Sequence[Candidate], inventory: Inventory) -> list[str]:

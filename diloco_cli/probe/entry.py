@@ -13,13 +13,12 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import CPU, MPS, Accelerators, Device, in_catalogue
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMachine, RegionSettings, StoreSettings
 from diloco_cli.plan.remarks import rounded_down
-from diloco_cli.probe.contention import Spread
 from diloco_cli.probe.measure import MachineFacts, Measurements, StoreSpeed
+from diloco_cli.probe.training import Spread
 
 DIGITS = 3
 MAX_NAME = 63
 NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
-QUIET = 0.9  # a process alone that got less than this share of a core was disturbed
 PEAKS = ("bf16", "fp32")  # the types that training uses, the faster one first
 
 
@@ -51,10 +50,8 @@ def measured(found: Measurements, inventory: Inventory) -> MachineEntry:
     comments: dict[str, str] = {}
     islands = tuple(_island(found, island, comments) for island in inventory.islands)
     local = inventory.local
-    if found.crowding is not None:
-        shares = tuple(rounded(share) for share in found.crowding.shares())
-        local = LocalMachine(found.machine.cores, shares)
-        comments["local.crowding"] = "measured: speed of each of 1, 2, ... busy cores over that of one alone"
+    if any(island.infra == "local" and island.accelerators.name == CPU for island in islands):
+        local = LocalMachine(found.machine.cores)
     store = inventory.store
     if found.store is not None and any(island.infra == "local" for island in islands):  # launched here, with the syncer
         store = replace(store, link=_link(found.store))
@@ -70,14 +67,7 @@ def figures(found: Measurements) -> list[str]:
     lines = [f"machine: {accelerators}, {machine.cores} cores, {machine.host_memory_gb:.0f} GB of memory"]
     one = "one thread" if machine.torch_device == "cpu" else "one accelerator"
     lines += [f"matrix product, {kind}, {one}: {_said(rate)} TFLOP/s" for kind, rate in found.matrix.items()]
-    if found.alone:
-        lines.append(f"{found.trained}, {one}: {_said(found.alone)} tokens/s")
-    if found.crowding:
-        rates = found.crowding.tokens_per_s.items()
-        lines += [f"{found.trained}, {num} at once: {_said(rate)} tokens/s each" for num, rate in rates]
-        if found.crowding.free < QUIET:
-            share = f"{100 * found.crowding.free:.0f} %"
-            lines.append(f"the machine was busy: speeds are per second of a core, of which {share} was to be had")
+    lines += [f"{found.trained}, on {name}: {_said(speed)} tokens/s" for name, speed in found.speeds.items()]
     if found.store:
         ways = {"up": found.store.up_bps, "down": found.store.down_bps}
         lines += [f"store, {way}: {_said(rate.scaled(1e-6))} Mbps" for way, rate in ways.items()]
@@ -85,17 +75,9 @@ def figures(found: Measurements) -> list[str]:
     return lines
 
 
-def _speed_of(found: Measurements, island: IslandSettings) -> Spread | None:
-    """The measured speed of one accelerator of the island, if the island starts here and has the same kind."""
-    if island.infra != "local":
-        return None
-    if island.accelerators.name == CPU:
-        return found.crowding.alone if found.crowding else None
-    return found.alone if island.accelerators.name == found.machine.accelerators.name else None
-
-
 def _island(found: Measurements, island: IslandSettings, comments: dict[str, str]) -> IslandSettings:
-    path, speed = f"islands.{island.name}", _speed_of(found, island)
+    path = f"islands.{island.name}"
+    speed = found.speeds.get(island.accelerators.name) if island.infra == "local" else None
     if speed is not None:
         count = island.accelerators.count * island.nodes
         each = f"{count} x " if count > 1 else ""

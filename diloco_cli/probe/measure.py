@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -13,7 +13,7 @@ import torch
 from diloco_cli.clock import monotonic_s, seconds_of
 from diloco_cli.config.hardware import CPU, MPS, Accelerators, in_catalogue
 from diloco_cli.config.settings import Inventory, RunSettings
-from diloco_cli.probe.contention import Crowding, Load, Spread, measure_alone, measure_crowding, model_name, spread_of
+from diloco_cli.probe.training import Spread, measure_training, model_name, spread_of
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.store.port import Store
@@ -161,13 +161,13 @@ def _noise(num_bytes: int) -> bytes:
 
 @dataclass(frozen=True)
 class Measurements:
-    """All measurements. `matrix` in TFLOP/s by type; `trained` names model, batch and threads."""
+    """All measurements. `matrix` in TFLOP/s by type; `trained` names model, batch and threads; `speeds`: tokens
+    per second of one process on one accelerator of that name, or on a core."""
 
     machine: MachineFacts
     matrix: dict[str, Spread]
     trained: str = ""
-    crowding: Crowding | None = None
-    alone: Spread | None = None
+    speeds: dict[str, Spread] = field(default_factory=dict)
     store: StoreSpeed | None = None
 
 
@@ -184,14 +184,13 @@ class Probe:
     store_url: str | None = None
 
     def measure(self) -> Measurements:
-        """Takes about seconds x (1 for each type and direction, 3 for each number of processes)."""
+        """Takes about seconds x (1 for each type and direction, 5 for the training)."""
         machine = machine_facts()
         return Measurements(
             machine=machine,
             matrix=self._matrix(machine),
             trained=self._trained(),
-            crowding=self._crowding(machine),
-            alone=self._alone(machine),
+            speeds=self._speeds(machine),
             store=self._store(),
         )
 
@@ -210,18 +209,15 @@ class Probe:
         threads, each = self.run.train.threads, self.run.train.batch_tokens
         return f"{model_name(self.run)}, steps of {each} tokens, {threads} thread{'s' if threads > 1 else ''}"
 
-    def _crowding(self, machine: MachineFacts) -> Crowding | None:
-        if self.run is None or not self._has_local(CPU, machine):
-            return None
-        load = Load(self.run, self.folder, self.run.train.batch_tokens, self.run.train.threads)
-        return measure_crowding(load, machine.cores, self.seconds, self.say)
-
-    def _alone(self, machine: MachineFacts) -> Spread | None:
-        name = machine.accelerators.name
-        if self.run is None or name == CPU or not self._has_local(name, machine):
-            return None
-        load = Load(self.run, self.folder, self.run.train.batch_tokens, self.run.train.threads, machine.torch_device)
-        return measure_alone(load, self.seconds, self.say)
+    def _speeds(self, machine: MachineFacts) -> dict[str, Spread]:
+        if self.run is None:
+            return {}
+        devices = {machine.accelerators.name: machine.torch_device, CPU: "cpu"}
+        return {
+            name: measure_training(self.run, self.folder, device, self.seconds, self.say)
+            for name, device in devices.items()
+            if self._has_local(name, machine)
+        }
 
     def _has_local(self, name: str, machine: MachineFacts) -> bool:
         """Whether an island starts here on these accelerators; without an inventory, on the best ones."""

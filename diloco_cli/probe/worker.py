@@ -32,7 +32,8 @@ def main() -> int:
     answers = _own_stdout()
     order = json.loads(sys.stdin.readline())
     try:
-        replica, batch_tokens = _replica(order), int(order["batch_tokens"])
+        run = from_plain(RunSettings, order["settings"])
+        replica, batch_tokens = _replica(run, order), run.train.batch_tokens
         for step in range(WARM_UP_STEPS):
             replica.step(step * batch_tokens, batch_tokens, 0.0)
     except (DilocoError, RuntimeError) as error:  # torch raises a RuntimeError if memory is short
@@ -59,26 +60,22 @@ def _say(answers: IO[str], answer: Mapping[str, object]) -> None:
     print(json.dumps(answer), file=answers, flush=True)
 
 
-def _replica(order: dict[str, object]) -> Replica:
-    run = from_plain(RunSettings, order["settings"])
-    search_last(Path(str(order["folder"])))
-    torch.set_num_threads(int(str(order["threads"])))
-    device = torch.device(str(order["device"]))
-    shard, num_shards = int(str(order["shard"])), int(str(order["num_shards"]))
-    model, batch_tokens = build_model(run).to(device), int(str(order["batch_tokens"]))
+def _replica(run: RunSettings, order: dict[str, str]) -> Replica:
+    search_last(Path(order["folder"]))
+    torch.set_num_threads(run.train.threads)
+    device = torch.device(order["device"])
+    model, batch_tokens = build_model(run).to(device), run.train.batch_tokens
     micro, _ = micro_batch_here(run, parameter_facts(model), run.sync.fragments, batch_tokens, device)
-    return Replica(run, model, build_data(run), shard, num_shards, device, micro)
+    return Replica(run, model, build_data(run), 0, 1, device, micro)
 
 
 def _train(replica: Replica, position: int, batch_tokens: int, seconds: float) -> dict[str, float]:
     """At least one step, and no new one after `seconds`."""
-    tokens, before, started_s = 0, os.times(), monotonic_s()
+    tokens, started_s = 0, monotonic_s()
     while not tokens or monotonic_s() - started_s < seconds:
         replica.step(position + tokens, batch_tokens, 0.0)  # ends with reading the loss, so the device is done
         tokens += batch_tokens
-    wall_s, after = monotonic_s() - started_s, os.times()
-    cpu_s = after.user + after.system - before.user - before.system
-    return {"tokens": tokens, "wall_s": wall_s, "cpu_s": cpu_s}
+    return {"tokens": tokens, "wall_s": monotonic_s() - started_s}
 
 
 if __name__ == "__main__":

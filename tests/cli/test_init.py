@@ -33,10 +33,9 @@ def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(
 
 @pytest.mark.long
 def test_the_quickstarts_inventory_is_measured_with_its_own_model(diloco: Diloco) -> None:
-    """Three processes and more train at once: their speeds, and what crowding leaves of them."""
     run = str(ROOT / "examples" / "quickstart" / "run.yaml")
     done = diloco("inventory", "probe", "-f", run, "--seconds", "0.2", "--json")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)["data"]
-    assert data["tokens_per_s"]["median"] > 1000 and data["crowding"][0] == 1.0 and len(data["crowding"]) >= 2
+    assert data["tokens_per_s"]["median"] > 1000
     assert data["inventory"].count("tokens_per_s: ") == 3

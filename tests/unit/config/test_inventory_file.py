@@ -108,7 +108,7 @@ machines:
      link: {up: 1 Gbps}, mtbf: 2 d}
   - {host: alone, region: there, accelerators: 'cpu:4', emulate: {slowdown: 2}, tokens_per_s: 100}
   - {name: rack, nodes: 16, region: here, infra: slurm/h100, fabric: ib0, accelerators: 'H100:8', mfu: 0.4}
-local: {cores: 2, crowding: [1, 0.97, 0.63]}
+local: {cores: 2}
 """
 
 
@@ -121,7 +121,7 @@ def test_machines_may_stand_instead_of_islands(tmp_path):
     )  # fmt: skip
     assert (alone.hosts, alone.slowdown, alone.tokens_per_s, alone.fabric) == (("alone",), 2.0, 100.0, None)
     assert (rack.name, rack.hosts, rack.nodes, rack.accelerators) == ("rack", (), 16, Accelerators("H100-SXM", 8))
-    assert inventory.islands == () and inventory.local == LocalMachine(2, (1.0, 0.97, 0.63))
+    assert inventory.islands == () and inventory.local == LocalMachine(2)
 
 
 def test_islands_and_machines_may_stand_together(tmp_path):

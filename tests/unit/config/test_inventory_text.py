@@ -51,7 +51,7 @@ INVENTORIES = st.builds(
         local=local,
     ),
     ISLANDS,
-    st.none() | st.builds(LocalMachine, st.integers(1, 64), st.just((1.0, 0.97, 0.612))),
+    st.none() | st.builds(LocalMachine, st.integers(1, 64)),
     st.builds(Device, st.just("MyChip"), MAYBE, POSITIVE, check=st.booleans(), note=st.none() | st.just("it's: mine")),
 )
 

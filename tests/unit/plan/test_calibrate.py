@@ -62,10 +62,10 @@ def test_the_plan_made_again_has_the_measured_speeds() -> None:
 
 def test_a_crowd_on_the_machine_is_not_counted_twice() -> None:
     cores = [island(name, "cpu", 1, 2048, mfu=None) for name in ("a", "b")]
-    inventory = replace(fleet(*cores), local=LocalMachine(2, (1.0, 0.8)))
+    inventory = replace(fleet(*cores), local=LocalMachine(1))
     plan = make_plan(RUN, inventory, MODEL)
     alone = make_plan(RUN, fleet(*cores), MODEL).islands[0].tokens_per_s
-    assert plan.islands[0].tokens_per_s == pytest.approx(0.8 * 1.8 / 2 * alone)  # 0.2 of a core: syncer, evaluator
+    assert plan.islands[0].tokens_per_s == pytest.approx(0.8 / 2 * alone)  # 0.2 of a core: syncer, evaluator
     found = calibrate(plan, measured(*(MeasuredIsland(name, 8.0, 1, 1, 1) for name in ("a", "b"))))
     assert [i.tokens_per_s for i in make_plan(RUN, found.inventory, MODEL).islands] == pytest.approx([8.0, 8.0])
 

@@ -10,7 +10,7 @@ from diloco_cli.config.settings import Inventory, IslandSettings, LocalMachine, 
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.launch.new_run import islands_of
 from diloco_cli.launch.plan_files import refuse_unfit
-from diloco_cli.plan.candidates import busy_cores, candidates, contention, share_of_cores, shared_cores
+from diloco_cli.plan.candidates import busy_cores, candidates, share_of_cores, shared_cores
 from diloco_cli.plan.planner import make_plan
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, fleet, island
 
@@ -110,21 +110,6 @@ def test_only_local_cpu_islands_of_the_region_share_this_machines_cores():
 def test_enough_cores_change_nothing():
     assert set(share_of_cores(ISLANDS, None, LocalMachine(8)).values()) == {1.0}
     assert share_of_cores(ISLANDS, "nowhere", LocalMachine(1))["a"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("cores", "crowding", "awake", "share"),
-    [
-        (2, (), 1, 1.0),
-        (2, (), 4, 0.5),  # nothing measured: the cores are divided
-        (2, (1.0, 0.9, 0.6), 1, 1.0),
-        (2, (1.0, 0.9, 0.6), 2, 0.9),
-        (2, (1.0, 0.9, 0.6), 6, 0.3),  # twice as many as were measured
-        (8, (1.0, 0.9), 4, 0.9),  # cores enough for all: no worse than what was measured
-    ],
-)
-def test_the_share_in_a_crowd(cores, crowding, awake, share):
-    assert contention(LocalMachine(cores, crowding), awake) == pytest.approx(share)
 
 
 def test_services_take_idle_cores_first():

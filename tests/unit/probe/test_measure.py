@@ -12,14 +12,6 @@ from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMachine, StoreSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.probe.contention import (
-    Crowding,
-    Load,
-    Spread,
-    counts_to_measure,
-    measure_alone,
-    relative_to_alone,
-)
 from diloco_cli.probe.entry import Measurements, figures, measured, new_inventory
 from diloco_cli.probe.measure import (
     MachineFacts,
@@ -29,6 +21,7 @@ from diloco_cli.probe.measure import (
     measure_store,
     training_types,
 )
+from diloco_cli.probe.training import Spread, measure_training
 from diloco_cli.store.memory import MemoryStore
 
 QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart"
@@ -40,28 +33,7 @@ def exactly(value: float) -> Spread:
     return Spread(value, 0.9 * value, 1.1 * value, 3)
 
 
-SPEEDS = {1: 1000.0, 2: 980.0, 4: 700.0, 5: 720.0}
-CROWDING = Crowding(
-    {num: exactly(speed) for num, speed in SPEEDS.items()}, 0.99, {num: speed / 1000 for num, speed in SPEEDS.items()}
-)
-
-
-def test_shares_follow_what_all_do_together_and_never_rise():
-    """Together 1000, 1960, (2380 between), 2800, 3600: 1, 0.98, 2380/3000, 0.7 and not the 0.72 of a lucky fifth."""
-    assert CROWDING.shares() == pytest.approx((1.0, 0.98, 2.38 / 3, 0.7, 0.7))
-
-
-def test_a_machine_that_slows_down_for_a_while_does_not_change_the_shares():
-    """In the middle turn everything runs at a third of its speed, and the last one catches only the crowd."""
-    found = relative_to_alone({1: [900.0, 300.0, 1000.0], 2: [810.0, 270.0, 300.0]})
-    assert found == pytest.approx({1: 1.0, 2: 0.9})
-
-
-@pytest.mark.parametrize(
-    ("at_once", "counts"), [(1, [1, 2]), (2, [1, 2, 3]), (4, [1, 2, 4, 5]), (8, [1, 2, 4, 8, 9]), (64, [1, 2, 16])]
-)
-def test_the_counts_that_are_measured_are_few_and_bounded(at_once, counts):
-    assert counts_to_measure(at_once) == counts
+CORE = {"cpu": exactly(1000.0)}
 
 
 @pytest.mark.parametrize(
@@ -103,15 +75,15 @@ def test_only_islands_on_this_machine_are_measured():
     local = IslandSettings("local", "here", Accelerators("cpu", 2))
     far = IslandSettings("far", "here", Accelerators("cpu", 2), infra="ssh")
     card = IslandSettings("card", "here", Accelerators("H100-SXM", 8))
-    entry = measured(Measurements(CORES, {}, "gpt", CROWDING), run_of(local, far, card))
+    entry = measured(Measurements(CORES, {}, "gpt", CORE), run_of(local, far, card))
     assert [island.tokens_per_s for island in entry.inventory.islands] == [2000.0, None, None]
-    assert entry.inventory.local == LocalMachine(4, (1.0, 0.98, 0.793, 0.7, 0.7))
+    assert entry.inventory.local == LocalMachine(4)
     assert entry.comments["islands.local.tokens_per_s"] == "measured: 2 x 1000, +- 10 %"
 
 
 def test_all_accelerators_of_an_island_count():
     entry = measured(
-        Measurements(CARDS, {}, "gpt", alone=exactly(58_130.0)),
+        Measurements(CARDS, {}, "gpt", {"H100-SXM": exactly(58_130.0)}),
         run_of(IslandSettings("pod", "here", Accelerators("H100-SXM", 8), nodes=2)),
     )
     assert entry.inventory.islands[0].tokens_per_s == 930_000.0  # 16 x 58,130, three digits
@@ -158,11 +130,10 @@ def test_bf16_is_not_measured_where_it_would_be_emulated(monkeypatch):
         assert training_types("cuda:0") == expected
 
 
-def test_figures_say_every_spread_and_a_busy_machine():
-    said = "\n".join(figures(Measurements(CORES, {"fp32": exactly(0.05)}, "gpt", replace(CROWDING, free=0.5))))
+def test_figures_say_every_spread():
+    said = "\n".join(figures(Measurements(CORES, {"fp32": exactly(0.05)}, "gpt", CORE)))
     assert "matrix product, fp32, one thread: 0.05 (0.045 to 0.055, n = 3) TFLOP/s" in said
-    assert "gpt, 4 at once: 700 (630 to 770, n = 3) tokens/s each" in said
-    assert "the machine was busy: speeds are per second of a core, of which 50 % was to be had" in said
+    assert "gpt, on cpu: 1000 (900 to 1100, n = 3) tokens/s" in said
 
 
 class CountingStore(MemoryStore):
@@ -192,11 +163,11 @@ def test_a_matrix_product_is_measured_in_types_that_the_device_has():
 def test_a_model_trains_in_a_process_of_its_own():
     """Real inner steps of the quickstart's model: more than a thousand tokens a second on any machine."""
     run = load_run(QUICKSTART / "run.yaml")
-    speed = measure_alone(Load(run, QUICKSTART, 1024), 0.05, lambda line: None)
-    assert speed.median > 1000 and speed.num == 3
+    speed = measure_training(run, QUICKSTART, "cpu", 0.05, lambda line: None)
+    assert speed.median > 1000 and speed.num == 5
 
 
 def test_a_model_that_cannot_be_built_is_an_error_with_its_reason():
     run = load_run(QUICKSTART / "run.yaml", ["model={entrypoint: 'nowhere:build'}"])
     with pytest.raises(RunFailedError, match=r"the model cannot be trained here: .*nowhere"):
-        measure_alone(Load(run, QUICKSTART, 1024), 0.05, lambda line: None)
+        measure_training(run, QUICKSTART, "cpu", 0.05, lambda line: None)
