@@ -22,7 +22,6 @@ import diloco_cli
 from diloco_cli.runtime.daemon import connections
 
 ROOT = Path(__file__).resolve().parents[1]
-CALLBACKS = [f"diloco_cli.integrations.{library}" for library in ("lightning", "transformers")]  # need the libraries
 LATER = ["torch._dynamo", "pydantic.type_adapter"]  # what torch and typer import when something is called
 MODULES = [module.name for module in pkgutil.walk_packages(diloco_cli.__path__, "diloco_cli.")]
 ROOM = "ROOM_FOR_VARIABLES"  # in the environment of what is forked, see `_tell_kernel`

@@ -471,8 +471,3 @@ def check_folded(state: RunState, replayer: Replayer, run: RunFormat) -> None:
         )
     ends = {(n, fragment): a.data_end for n, known in state.learners.items() for fragment, a in known.applied.items()}
     expect(ends == dict(replayer.ranges), "10", f"applied data ends at {ends} instead of {dict(replayer.ranges)}")
-
-
-def check_own(whole: RunState, mine: RunState, learner: str) -> None:
-    """10: a learner knows of the run what the log says."""
-    expect(mine == whole, "10", f"{learner} folds another state than the syncer")
