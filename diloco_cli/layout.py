@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from math import ceil, prod
@@ -25,6 +25,11 @@ from diloco_cli.errors import UsageError
 
 MAX_DIMENSIONS = 64  # of a tensor of torch
 MAX_ELEMENTS = 1 << 53  # more are not exact everywhere
+FLOAT_BYTES = 4
+BUFFER_BYTES = {  # of one element
+    "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1,
+    "bool": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,14 +57,27 @@ class TensorSlot:
 
 @dataclass(frozen=True)
 class Fragment:
-    """A set of tensors that is exchanged together, as one flat float32 vector."""
+    """A set of tensors that is exchanged together, as one flat float32 vector.
+
+    `buffers`: of the model, which training changes beside its parameters. They lie behind the parameters, byte for byte
+    in their own types, each from a whole float32 on; their `start` counts from there, in bytes."""
 
     tensors: tuple[TensorSlot, ...]
     embedding: bool
+    buffers: tuple[TensorSlot, ...] = ()
 
     @cached_property
     def num_parameters(self) -> int:
         return sum(tensor.num_elements for tensor in self.tensors)
+
+    @cached_property
+    def buffer_bytes(self) -> int:
+        return sum(map(room_of, self.buffers))
+
+    @property
+    def size(self) -> int:
+        """Of the vector, in float32."""
+        return self.num_parameters + self.buffer_bytes // FLOAT_BYTES
 
 
 @dataclass(frozen=True)
@@ -76,8 +94,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class ParameterFact:
-    """A parameter tensor as a model names it; `dtype` is the type that learners train it in. `head`: it is the weight
-    of an output head that is not tied to an embedding."""
+    """A parameter tensor, or a buffer, as a model names it; `dtype` is the type that learners train it in. `head`: it
+    is the weight of an output head that is not tied to an embedding."""
 
     name: str
     shape: tuple[int, ...]
@@ -191,11 +209,39 @@ def _layout(groups: list[tuple[list[_Piece], bool]]) -> Layout:
     return Layout(tuple(fragments), digest_of(fragments))
 
 
+def with_buffers(layout: Layout, facts: Iterable[ParameterFact]) -> Layout:
+    """The same with these buffers in its first fragment, which is the embedding's, if there is one: it has a version
+    whenever that has."""
+    slots, start = [], 0
+    for fact in sorted(facts, key=lambda fact: fact.name):
+        slots.append(TensorSlot(fact.name, fact.shape, start, fact.dtype))
+        start += room_of(slots[-1])
+    first, *others = layout.fragments
+    fragments = (replace(first, buffers=tuple(slots)), *others)
+    return Layout(fragments, digest_of(fragments)) if slots else layout
+
+
+def buffer_names(layout: Layout) -> frozenset[str]:
+    return frozenset(slot.name for fragment in layout.fragments for slot in fragment.buffers)
+
+
+def shapes_of(layout: Layout) -> dict[str, tuple[int, ...]]:
+    """Of every tensor that a run exchanges."""
+    return {slot.name: slot.shape for part in layout.fragments for slot in (*part.tensors, *part.buffers)}
+
+
+def room_of(buffer: TensorSlot) -> int:
+    """Its bytes, as whole float32."""
+    return -(-buffer.num_elements * BUFFER_BYTES[buffer.dtype] // FLOAT_BYTES) * FLOAT_BYTES
+
+
 def contradiction_in_layout(layout: Layout) -> str | None:
     """What no model has; None if all tensors may be. A layout comes from a bucket, and so from somebody."""
-    for fragment in layout.fragments:
+    for slots, are_buffers in [
+        one for part in layout.fragments for one in ((part.tensors, False), (part.buffers, True))
+    ]:
         end = 0
-        for tensor in fragment.tensors:
+        for tensor in slots:
             shape, (first, last) = tensor.shape, tensor.rows or (0, 0)
             if len(shape) > MAX_DIMENSIONS:
                 return f"{tensor.name!a} has {len(shape):,} dimensions, at most {MAX_DIMENSIONS}"
@@ -204,13 +250,19 @@ def contradiction_in_layout(layout: Layout) -> str | None:
                 return f"{tensor.name!a} has the shape {shape} and the rows {tensor.rows}"
             if tensor.start != end:
                 return f"{tensor.name!a} begins at {tensor.start:,}, where the tensor before it ends at {end:,}"
-            end += tensor.num_elements
+            if are_buffers and (tensor.dtype not in BUFFER_BYTES or tensor.rows):
+                return f"the buffer {tensor.name!a} is {tensor.dtype!a}, with the rows {tensor.rows}"
+            end += room_of(tensor) if are_buffers else tensor.num_elements
     return None
 
 
 def digest_of(fragments: Sequence[Fragment]) -> str:
     """The digest of the whole layout: the place, shape, type and rows of every tensor."""
-    plain = [{"embedding": f.embedding, "tensors": [_identity(t) for t in f.tensors]} for f in fragments]
+    plain = [
+        {"embedding": f.embedding, "tensors": [_identity(t) for t in f.tensors]}
+        | ({"buffers": [_identity(b) for b in f.buffers]} if f.buffers else {})
+        for f in fragments
+    ]
     return digest(json.dumps(plain, sort_keys=True).encode())
 
 

@@ -216,7 +216,7 @@ def _created(
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
-    _try_task(plan, fresh, shown)
+    fresh = _tried(plan, fresh, values, shown)
     shown.text = f"proving that the bucket is fit: {url}"
     home = _trusted_store(url)
     theirs = [(store, _trusted_store(store.url)) for store in fresh.regions]
@@ -235,21 +235,26 @@ def _created(
     return known, how == "created"
 
 
-def _try_task(plan: Plan, fresh: RunFormat, shown: ProgressLine) -> None:
-    """What is wrong with the model and its data is said here, before anything is written."""
+def _tried(plan: Plan, fresh: RunFormat, values: Values | None, shown: ProgressLine) -> RunFormat:
+    """The run with the buffers that training changes. What is wrong with the model and its data is said here, before
+    anything is written."""
     from diloco_cli.config.hardware import data_class_of
+    from diloco_cli.launch.new_run import with_buffers_of
     from diloco_cli.tasks.build import check_own_data
     from diloco_cli.training.trial import check_task
 
     batches = [island.batch_tokens for island in fresh.islands if data_class_of(island.infra) is None]
-    if not batches:
-        return  # loops of their owners' draw data of their own
+    if not batches:  # loops of their owners' draw data of their own
+        return with_buffers_of(fresh, values)
     about = check_own_data(fresh.settings, fresh.num_shards, max(batches))
     if about is not None:
         talk(about)
-    if _is_tried_here(plan, fresh):
-        shown.text = "trying the model and its data"
-        talk(check_task(plan.run, min(batches)))
+    if not _is_tried_here(plan, fresh):
+        return with_buffers_of(fresh, values)
+    shown.text = "trying the model and its data"
+    carried = check_task(plan.run, min(batches))
+    talk(carried.text)
+    return with_buffers_of(fresh, values, carried.buffers)
 
 
 def _trusted_store(url: str) -> Store:

@@ -22,7 +22,8 @@ from diloco_cli.export.naming import TOKENIZER_FILES, Described, Naming, spec_of
 from diloco_cli.protocol.log.records import FragmentVersion, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
-from diloco_cli.syncer.arithmetic import committed, read_parameters
+from diloco_cli.syncer.arithmetic import committed, read_version
+from diloco_cli.tensors.flat import buffers_behind, unpack_buffers
 from diloco_cli.tensors.payload import Spec, header_bytes
 
 MODEL = "model.safetensors"
@@ -237,8 +238,11 @@ def _write(run: RunFormat, state: RunState, store: Store, files: dict[Path, Spec
 def _write_fragment(
     run: RunFormat, output: FragmentVersion, store: Store, written: TensorFiles, naming: Naming
 ) -> None:
-    flat = read_parameters(run, output, store)
-    for slot in run.layout.fragments[output.fragment].tensors:
+    fragment, flat = run.layout.fragments[output.fragment], read_version(run, output, store)
+    for slot, values in unpack_buffers(fragment, buffers_behind(fragment, flat)):
+        for target in naming.targets[slot.name]:
+            written.write(target.name, values)
+    for slot in fragment.tensors:
         values = flat[slot.start : slot.start + slot.num_elements].view(slot.piece_shape)
         first_row = 0 if slot.rows is None else slot.rows[0]
         for target in naming.targets[slot.name]:

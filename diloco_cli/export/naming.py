@@ -19,7 +19,7 @@ from diloco_cli.config.models import GPTShape, MoEShape, ViTShape
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.corpus.encoders import TOKENIZER, tokenizer_digest
 from diloco_cli.errors import UsageError
-from diloco_cli.layout import Layout
+from diloco_cli.layout import Layout, shapes_of
 from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import build_model, build_model_on_meta, shape_of
 from diloco_cli.tasks.weights import check_frozen
@@ -44,7 +44,7 @@ TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CARRIED}
 
 @dataclass(frozen=True)
 class ExportedTensor:
-    """A tensor of the files that is a trained tensor, or its transpose."""
+    """A tensor of the files that the run exchanges, or its transpose."""
 
     name: str
     transposed: bool = False
@@ -52,38 +52,38 @@ class ExportedTensor:
 
 @dataclass(frozen=True)
 class Naming:
-    """`targets`: of each trained tensor, by its name in the run's layout. `beside`: tensors that no run trains."""
+    """`targets`: of each tensor that the run exchanges, by its name there. `beside`: all others."""
 
     targets: Mapping[str, tuple[ExportedTensor, ...]]
     beside: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def own_names(layout: Layout) -> Naming:
-    """The trained tensors alone, under their names in the run."""
+    """What the run exchanges alone, under its names there."""
     return Naming({name: (ExportedTensor(name),) for name in shapes_of(layout)})
-
-
-def shapes_of(layout: Layout) -> dict[str, tuple[int, ...]]:
-    """Every trained tensor of a run."""
-    return {tensor.name: tensor.shape for fragment in layout.fragments for tensor in fragment.tensors}
 
 
 def spec_of(naming: Naming, layout: Layout, dtype: torch.dtype | None) -> Spec:
     """The files' tensors, sorted by name. `dtype`: of all but integers and complex ones; None: each has its own."""
     shapes, found = shapes_of(layout), {}
-    own = {tensor.name: TYPES.get(tensor.dtype, torch.float32) for part in layout.fragments for tensor in part.tensors}
+    own = {slot.name: TYPES.get(slot.dtype, torch.float32) for part in layout.fragments for slot in part.tensors}
+    own |= {slot.name: getattr(torch, slot.dtype) for part in layout.fragments for slot in part.buffers}
     for name, targets in naming.targets.items():
         for target in targets:
-            found[target.name] = (dtype or own[name], shapes[name][::-1] if target.transposed else shapes[name])
+            shape = shapes[name][::-1] if target.transposed else shapes[name]
+            found[target.name] = (_stored(own[name], dtype), shape)
     for name, tensor in naming.beside.items():
-        kind = tensor.dtype if dtype is None or not tensor.is_floating_point() else dtype
-        found[name] = (kind, tuple(tensor.shape))
+        found[name] = (_stored(tensor.dtype, dtype), tuple(tensor.shape))
     return dict(sorted(found.items()))
 
 
+def _stored(own: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    return wanted if wanted is not None and own.is_floating_point else own
+
+
 def whole_state(run: RunSettings, layout: Layout, *, tied: bool) -> Naming:
-    """All that `load_state_dict` of the run's model demands: buffers and frozen parameters too, as the model's code
-    builds them. `tied`: under all names of a tensor that has several; else under the first alone. Raises UsageError if
+    """All that `load_state_dict` of the run's model demands: what the run does not exchange, too, as the model's code
+    builds it. `tied`: under all names of a tensor that has several; else under the first alone. Raises UsageError if
     the code now builds another model than the run's."""
     model = bare_model(build_model_on_meta(run))
     state = {bare_name(name): tensor for name, tensor in model.state_dict(keep_vars=True).items()}

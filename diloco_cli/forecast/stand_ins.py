@@ -209,7 +209,15 @@ class NamedPayloads:
     def decode(self, output: FragmentVersion, data: bytes) -> Values:
         return None
 
-    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, last: bool = False) -> Values:
+    def mix(
+        self,
+        fragment: int,
+        mixing: Mixing,
+        merged: Values,
+        own: Values,
+        reference: Values | None,
+        last: bool = False,
+    ) -> Values:
         return None
 
 

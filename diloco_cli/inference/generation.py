@@ -19,7 +19,7 @@ from diloco_cli.syncer.arithmetic import committed, load_versions
 from diloco_cli.tasks import huggingface
 from diloco_cli.tasks.build import DEFAULT_SEQUENCE, build_model, shape_of
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.flat import bare_model, bare_parameters
+from diloco_cli.tensors.flat import bare_model, bare_tensors
 
 LOGITS = "logits(tokens): [batch, length] int64 -> [batch, length, vocabulary]"
 
@@ -28,7 +28,7 @@ def load_model(run: RunFormat, state: RunState, store: Store, device: torch.devi
     """Built by the run's code, with the newest versions, ready to be evaluated."""
     model = build_model(run.settings).eval()
     check_frozen(run.settings, model)
-    load_versions(run, committed(run, state), store, bare_parameters(model))
+    load_versions(run, committed(run, state), store, bare_tensors(model))
     return model.to(device)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from diloco_cli.config.hardware import find_device, in_catalogue
 from diloco_cli.config.run_file import overlap_problem
 from diloco_cli.config.settings import Inventory, LocalMachine, RunSettings
 from diloco_cli.errors import NotFoundError, UsageError
-from diloco_cli.layout import Layout, make_layout
+from diloco_cli.layout import Layout, make_layout, with_buffers
 from diloco_cli.plan.candidates import busy_cores, share_of_cores
 from diloco_cli.plan.plan import Plan, plan_to_json
 from diloco_cli.protocol.log.commit_log import parse_format, with_keys
@@ -28,7 +28,7 @@ from diloco_cli.store.port import Created, Store, StoreForbiddenError
 from diloco_cli.store.url import join_url
 from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.tasks.weights import Values, carried, facts_of_values
-from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.tensors.flat import buffer_facts, parameter_facts, running_statistics
 
 COMPARED = ("region", "accelerator", "num_accelerators", "infra", "slowdown", "link", "batch_tokens", "nodes", "ranks")
 
@@ -51,6 +51,24 @@ def layout_of(settings: RunSettings, values: Values | None = None) -> Layout:
     known = settings.model.is_built or values is None
     facts = parameter_facts(build_model_on_meta(settings)) if known else facts_of_values(values or {})
     return make_layout(facts, settings.sync)
+
+
+def with_buffers_of(run: RunFormat, values: Values | None, changed: Collection[str] = ()) -> RunFormat:
+    """With the buffers that are part of its model: those that a trial saw `changed`, running statistics in any case,
+    and those that its first `values` bring. Raises UsageError if they cannot be: each rank would have its own."""
+    if not run.settings.model.is_built:
+        return run
+    model = build_model_on_meta(run.settings)
+    brought = values or {} if run.settings.model.brought else {}
+    facts = buffer_facts(model, {*changed, *running_statistics(model), *brought})
+    ranked = [island.name for island in run.islands if island.ranks > 1]
+    if facts and ranked:
+        raise UsageError(
+            f"training changes the buffer {facts[0].name}, and each rank of {ranked[0]} would have its own",
+            where="model",
+            hint="use LayerNorm, GroupNorm or track_running_stats=False; or ranks: 1 in inventory.yaml",
+        )
+    return replace(run, layout=with_buffers(run.layout, facts))
 
 
 def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:

@@ -31,6 +31,7 @@ from diloco_cli.errors import (
     TryAgainError,
     UsageError,
 )
+from diloco_cli.layout import buffer_names
 from diloco_cli.learner.daemon import (
     CLEAN_STOP_S,
     Facts,
@@ -60,7 +61,7 @@ from diloco_cli.store.retry import background_store
 from diloco_cli.store.url import parse_url
 from diloco_cli.store.wrappers import MeteredStore
 from diloco_cli.tasks.weights import check_frozen, unchecked_frozen
-from diloco_cli.tensors.flat import bare_parameters, flatten, unflatten
+from diloco_cli.tensors.flat import bare_tensors, flatten, unflatten
 from diloco_cli.training.carried import State, buffers_of, refuse_changed
 from diloco_cli.training.inner import restore_inner_state, saved_moments
 from diloco_cli.training.replica import check_layout
@@ -178,7 +179,6 @@ class LentTraining:
         self, run: RunFormat, model: nn.Module, optimizer: torch.optim.Optimizer, keeps_loader: bool = False
     ) -> None:
         self._layout, self._model, self._optimizer = run.layout, model, optimizer
-        self._tensors = bare_parameters(model)
         self.keeps_loader = keeps_loader
         self.loader: StatefulLoader | None = None
         self.saved_loader: SavedLoader | None = None
@@ -186,21 +186,21 @@ class LentTraining:
         self._buffers: State | None = buffers_of(model)  # until the first step
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Generator[Any, Any, Stepped]:
-        """Raises UsageError if the loop's first step has changed buffers."""
+        """Raises UsageError if the loop's first step has changed buffers that the run does not carry."""
         stepped: Stepped = yield Wanted(position, at)
         if self._buffers is not None:
-            refuse_changed(self._buffers, buffers_of(self._model))
+            refuse_changed(self._buffers, buffers_of(self._model), buffer_names(self._layout))
             self._buffers = None
         self._steps, self._position = self._steps + 1, position + stepped.tokens
         return stepped
 
     def read(self, fragment: int) -> torch.Tensor:
-        """[n] float32 on the CPU."""
-        return flatten(self._layout.fragments[fragment], self._tensors)
+        """The fragment's vector, in float32 on the CPU."""
+        return flatten(self._layout.fragments[fragment], bare_tensors(self._model))
 
     def write(self, fragment: int, values: torch.Tensor) -> None:
-        """[n] float32."""
-        unflatten(self._layout.fragments[fragment], values, self._tensors)
+        """The fragment's vector, in float32."""
+        unflatten(self._layout.fragments[fragment], values, bare_tensors(self._model))
 
     def save(self) -> Moments | None:
         """Raises UsageError if the loader's state cannot be saved."""

@@ -27,7 +27,7 @@ import torch
 
 from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError, TryAgainError, UsageError
-from diloco_cli.layout import Fragment, make_layout
+from diloco_cli.layout import Fragment
 from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.protocol.actors.merging import Merged, Refused
 from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
@@ -36,8 +36,9 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import Values
+from diloco_cli.tensors.buffers import BUFFERS, WeightsFormat, are_finite, buffers_spec, merge_buffers, vector_of
 from diloco_cli.tensors.codecs import codec
-from diloco_cli.tensors.flat import bare_parameters, flatten, parameter_facts, unflatten
+from diloco_cli.tensors.flat import bare_tensors, buffers_behind, flatten, layout_like, unflatten
 from diloco_cli.tensors.merge import (
     DeltaSource,
     Merging,
@@ -59,10 +60,17 @@ def state_spec(num_parameters: int, outer: str) -> Spec:
     return dict.fromkeys(names, (torch.float32, (num_parameters,)))
 
 
+def version_spec(fragment: Fragment, outer: str) -> Spec:
+    """The same of a fragment, with the bytes of the model's buffers in it."""
+    return {**state_spec(fragment.num_parameters, outer), **buffers_spec(fragment)}
+
+
 def first_state(fragment: Fragment, tensors: Mapping[str, torch.Tensor], outer: str) -> Blank:
     """A fragment's first version: these values, in float32, and buffers of zeros."""
-    blank = Blank(state_spec(fragment.num_parameters, outer))
-    blank.tensors["parameters"].copy_(flatten(fragment, tensors))
+    blank, flat = Blank(version_spec(fragment, outer)), flatten(fragment, tensors)
+    blank.tensors["parameters"].copy_(flat[: fragment.num_parameters])
+    if fragment.buffers:
+        blank.tensors[BUFFERS].copy_(buffers_behind(fragment, flat))
     return blank
 
 
@@ -71,17 +79,17 @@ def load_versions(
 ) -> None:
     """Copy the named versions into `tensors`. Raises DataCheckError if one is missing or damaged."""
     for output in outputs:
-        unflatten(run.layout.fragments[output.fragment], read_parameters(run, output, store), tensors)
+        unflatten(run.layout.fragments[output.fragment], read_version(run, output, store), tensors)
 
 
-def read_parameters(run: RunFormat, output: FragmentVersion, store: Store) -> torch.Tensor:
-    """One version's parameters, [n] float32, read-only. Raises DataCheckError if it is missing or damaged."""
+def read_version(run: RunFormat, output: FragmentVersion, store: Store) -> torch.Tensor:
+    """One version's vector, in float32, read-only. Raises DataCheckError if it is missing or damaged."""
     key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
     data = store.get(key, max_fragment_bytes(run.layout, output.fragment))
     if data is None or digest(data) != output.state_digest:
         raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
-    spec = state_spec(run.layout.fragments[output.fragment].num_parameters, run.settings.outer.name)
-    return views(data, spec)["parameters"]
+    tensors = views(data, version_spec(run.layout.fragments[output.fragment], run.settings.outer.name))
+    return vector_of(tensors["parameters"], tensors)
 
 
 def committed(run: RunFormat, state: RunState) -> tuple[FragmentVersion, ...]:
@@ -134,7 +142,7 @@ def _allow_files() -> None:
 
 @dataclass
 class FragmentState:
-    """One version's [n] float32 parameters and outer buffers, as views on its bytes, and their digest."""
+    """One version's [n] float32 parameters, outer buffers and the model's, as views on its bytes, and their digest."""
 
     digest: str
     data: bytes
@@ -154,6 +162,7 @@ class TorchArithmetic:
         self.weights_codec = codec(self.sync.weights_codec)
         self._current: dict[int, FragmentState] = {}
         self._candidates: dict[int, FragmentState] = {}
+        self._weights = [WeightsFormat(self.weights_codec, fragment) for fragment in run.layout.fragments]
         self._formats = delta_formats(run.layout, self.sync)
 
     def initial(self) -> Iterator[Merged]:
@@ -167,10 +176,11 @@ class TorchArithmetic:
 
     def _first(self, tensors: Values, let_go: Callable[[str], object]) -> Iterator[Merged]:
         fragments = self.run.layout.fragments
-        last = {slot.name: index for index, fragment in enumerate(fragments) for slot in fragment.tensors}
+        parts = [(*fragment.tensors, *fragment.buffers) for fragment in fragments]
+        last = {slot.name: index for index, slots in enumerate(parts) for slot in slots}
         for index, fragment in enumerate(fragments):
             version = self._version(index, first_state(fragment, tensors, self.outer))
-            for name in {slot.name for slot in fragment.tensors if last[slot.name] == index}:
+            for name in {slot.name for slot in parts[index] if last[slot.name] == index}:
                 let_go(name)
             yield version
 
@@ -182,9 +192,9 @@ class TorchArithmetic:
                 hint="diloco launch RUN.yaml on the machine that has them: it writes the run's first commit",
             )
         model = build_model(self.run.settings)
-        if make_layout(parameter_facts(model), self.sync).digest != self.run.layout.digest:
+        if layout_like(self.run.layout, model, self.sync).digest != self.run.layout.digest:
             raise UsageError("the model built here has other tensors than the run's layout", where="FORMAT.json")
-        tensors = bare_parameters(model)
+        tensors = bare_tensors(model)
         del model
         gc.collect()  # modules may refer to each other in circles, and would hold what is let go of
         return tensors
@@ -202,7 +212,7 @@ class TorchArithmetic:
         self._current[fragment] = self._state(fragment, state_digest, state)
 
     def _state(self, fragment: int, state_digest: str, state: bytes) -> FragmentState:
-        spec = state_spec(self.run.layout.fragments[fragment].num_parameters, self.outer)
+        spec = version_spec(self.run.layout.fragments[fragment], self.outer)
         return FragmentState(state_digest, state, views(state, spec))
 
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> DeltaSource | str:
@@ -210,18 +220,21 @@ class TorchArithmetic:
         delta_current = delta_base + (Theta_current - Theta_base)."""
         form, current = self._formats[offer.fragment], self._current[offer.fragment]
         try:
-            read, norms = form.open(self._kept(payload))
+            kept = self._kept(payload)
+            (read, norms), buffers = form.open(kept), form.buffers(kept)
             made, own = None, read
             if decoded_base is not None:
-                spec = self.weights_codec.spec(form.cut.size)
+                spec = self._weights[offer.fragment].spec
                 base = self.weights_codec.reader(views(self._kept(decoded_base), spec))
                 made = float(np.linalg.norm(measured_norms(form.cut, read)))
                 read, norms = anchored_anew(read, base, current.parameters), None
         except PayloadError:
             return "bad_payload"
         found = measured_norms(form.cut, read) if norms is None else norms
-        source = DeltaSource(read, found, claimed=norms is not None, made=made, own=own)
+        source = DeltaSource(read, found, claimed=norms is not None, made=made, own=own, buffers=buffers)
         if not np.isfinite(source.norms).all() or not isfinite(source.norm):
+            return "non_finite"
+        if buffers is not None and not are_finite(form.fragment, buffers):
             return "non_finite"
         return "bad_norms" if (source.norms < 0).any() else source
 
@@ -234,23 +247,26 @@ class TorchArithmetic:
         sources = [replace(source, scale=scale) for source, _, scale in deltas]
         weights = [weight for _, weight, _ in deltas]
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights)
-        blank = Blank(state_spec(form.cut.size, self.outer))
+        blank = Blank(version_spec(layout, self.outer))
         finite = apply_merge(self.run.settings.outer, merging, current.tensors, blank.tensors)
         if merging.unsound:
             return Refused(merging.unsound)
         if not finite:
             return Refused(dict.fromkeys(range(len(deltas)), "non_finite"))  # finite deltas can overflow together
+        if layout.buffers:
+            packed = [source.buffers for source in sources if source.buffers is not None]
+            merge_buffers(layout, packed, weights, blank.tensors[BUFFERS])
         return replace(self._version(fragment, blank), cosines=merging.cosines())
 
     def _version(self, fragment: int, blank: Blank) -> Merged:
-        weights = self.weights_codec.to_bytes(blank.tensors["parameters"])
+        weights = self._weights[fragment].to_bytes(blank.tensors)
         state = blank.seal()
         self._candidates[fragment] = self._state(fragment, digest(state), state)
         return Merged(state, weights)
 
     def settled(self, fragment: int) -> Merged:
         current = self._current[fragment]
-        return Merged(current.data, self.weights_codec.to_bytes(current.parameters))
+        return Merged(current.data, self._weights[fragment].to_bytes(current.tensors))
 
     def settle(self, fragment: int, state_digest: str) -> None:
         candidate = self._candidates.get(fragment)

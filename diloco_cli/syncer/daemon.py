@@ -26,6 +26,7 @@ from diloco_cli.errors import (
     TerminatedError,
 )
 from diloco_cli.events.bucket import EventWriter
+from diloco_cli.layout import buffer_names
 from diloco_cli.protocol.actors.merging import write_surely
 from diloco_cli.protocol.actors.standby import counts_of
 from diloco_cli.protocol.actors.syncer import (
@@ -94,8 +95,9 @@ from diloco_cli.syncer.evaluation import EvaluatorProcess, held_out_loss
 from diloco_cli.syncer.regions import RegionServices, said_as_events
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import Values
+from diloco_cli.tensors.buffers import WeightsFormat
 from diloco_cli.tensors.codecs import codec, use_threads
-from diloco_cli.tensors.flat import bare_parameters
+from diloco_cli.tensors.flat import bare_tensors
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 """The bytes of a damaged or lost state, made anew from the log (observe/replay.py); None where that cannot be done."""
@@ -351,10 +353,13 @@ def _evaluation(loss: float | None) -> Commit | None:
 
 
 def first_versions(run: RunFormat, values: Values) -> Iterator[Version]:
-    """(state, weights) of one fragment after the other."""
+    """(state, weights) of one fragment after the other. Buffers that `values` lack are as the model's code makes
+    them."""
+    if buffer_names(run.layout) - values.keys():
+        values = {**bare_tensors(build_model(run.settings)), **values}
     for fragment in run.layout.fragments:
         blank = first_state(fragment, values, run.settings.outer.name)
-        weights = codec(run.settings.sync.weights_codec).to_bytes(blank.tensors["parameters"])
+        weights = WeightsFormat(codec(run.settings.sync.weights_codec), fragment).to_bytes(blank.tensors)
         yield blank.seal(), weights
 
 
@@ -362,8 +367,8 @@ def first_loss(settings: RunSettings, values: Values) -> float:
     """The held-out loss of these values, as the evaluator computes it. The code that the settings name is run."""
     model = build_model(settings).eval()
     with torch.no_grad():
-        for name, parameter in bare_parameters(model).items():
-            parameter.copy_(values.get(name, parameter))
+        for name, tensor in bare_tensors(model).items():
+            tensor.copy_(values.get(name, tensor))
     return held_out_loss(model, build_data(settings, ("held_out",)), settings.evaluation.sequences)
 
 

@@ -29,7 +29,7 @@ from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import load_versions
 from diloco_cli.tasks.build import Data, build_data, build_model, losses_of
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.flat import bare_parameters
+from diloco_cli.tensors.flat import bare_tensors
 from diloco_cli.units import format_duration
 
 FINAL_FACTOR = 4  # the last evaluation uses so many times more sequences
@@ -192,7 +192,7 @@ class Examiner:
         """None, with the reason in the log, if the parameters cannot be had: collected by now, or damaged."""
         try:
             outputs = [from_plain(FragmentVersion, plain) for plain in request["outputs"]]
-            load_versions(self.run, outputs, self.store, bare_parameters(self.model))
+            load_versions(self.run, outputs, self.store, bare_tensors(self.model))
         except DilocoError as error:
             say(f"{utc_now_text()} no evaluation of commit {request['n']}: {error}")
             return None

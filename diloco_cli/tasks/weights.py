@@ -23,20 +23,21 @@ from diloco_cli.layout import ParameterFact
 from diloco_cli.tasks import data, huggingface
 from diloco_cli.tasks.build import build_model, build_model_on_meta, open_own_data
 from diloco_cli.tasks.huggingface import misshapen, refuse_other_model
-from diloco_cli.tensors.flat import CARRIED, bare_parameters, parameter_facts
+from diloco_cli.tensors.flat import CARRIED, bare_parameters, bare_tensors, parameter_facts, persistent_buffers
 
 Values = Mapping[str, torch.Tensor]
 EMBEDDING = re.compile(r"emb|position|(^|\.)w[tp]e\.", re.I)
 
 
 def brought_values(run: RunSettings) -> Values | None:
-    """Every trained parameter by its bare name; None if the run begins with what its model's own code makes. Raises
-    UsageError for files that are missing, damaged, or another model's."""
+    """Every trained parameter by its bare name, and the buffers that the file brings; None if the run begins with what
+    its model's own code makes. Raises UsageError for files that are missing, damaged, or another model's."""
     if run.model.weights == "pretrained":
         values: Values = huggingface.pretrained(run.model)
     elif run.model.initial is not None:
-        facts = parameter_facts(build_model_on_meta(run)) if run.model.is_built else None
-        values = read_values(find_file(run.model.initial), facts)
+        model = build_model_on_meta(run) if run.model.is_built else None
+        facts = None if model is None else parameter_facts(model)
+        values = read_values(find_file(run.model.initial), facts, {} if model is None else persistent_buffers(model))
     else:
         return None
     for name, value in values.items():
@@ -48,7 +49,7 @@ def brought_values(run: RunSettings) -> Values | None:
 
 def seeded_values(run: RunSettings) -> Values:
     """What the model's own code makes."""
-    return bare_parameters(build_model(run))
+    return bare_tensors(build_model(run))
 
 
 def find_file(name: str) -> Path:
@@ -70,24 +71,28 @@ def facts_of_values(values: Values) -> list[ParameterFact]:
     ]
 
 
-def read_values(path: Path, facts: Iterable[ParameterFact] | None) -> dict[str, torch.Tensor]:
+def read_values(path: Path, facts: Iterable[ParameterFact] | None, buffers: Values) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file with the names and shapes of these parameters, as `diloco export` writes it, in
-    float32. None: whatever it holds."""
+    float32 (None: whatever it holds); and those of the model's `buffers` that it brings, in their own types."""
     try:
         with safe_open(path, framework="pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
             wanted = shapes if facts is None else {fact.name: fact.shape for fact in facts}
+            brought = {name: tuple(value.shape) for name, value in buffers.items() if name in shapes}
             refuse_other_model(
                 str(path),
                 missing=wanted.keys() - shapes.keys(),
-                unexpected=shapes.keys() - wanted.keys(),
+                unexpected=shapes.keys() - wanted.keys() - brought.keys(),
                 of_another_shape=[
                     misshapen(name, shapes[name], shape)
-                    for name, shape in wanted.items()
+                    for name, shape in {**wanted, **brought}.items()
                     if shapes.get(name, shape) != shape
                 ],
             )
             values = {name: _exact(file.get_tensor(name), name, str(path)) for name in wanted}
+            for name in brought:
+                value, dtype = file.get_tensor(name), buffers[name].dtype
+                values[name] = value if value.dtype == dtype else _exact(value, name, str(path)).to(dtype)
     except (SafetensorError, OSError) as error:
         raise UsageError(
             f"is no whole safetensors file: {error}",

@@ -39,6 +39,7 @@ import torch
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.layout import Fragment, Layout
 from diloco_cli.methods import OUTER_OPTIMIZERS, arithmetic_of
+from diloco_cli.tensors.buffers import BUFFERS, buffers_spec
 from diloco_cli.tensors.codecs import CHUNK, Codec, Read, codec, over_blocks, reader_of
 from diloco_cli.tensors.norms import (
     PRECISE,
@@ -80,7 +81,7 @@ def cut_of(fragment: Fragment, sync: SyncSettings) -> Cut:
 class DeltaSource:
     """One learner's delta: `read` decodes a part of it, `norms` [num_norms] are finite. `claimed`: the norms are the
     learner's claim and not checked yet. `scale` shortens the delta. `made`: the norm of the delta as its learner made
-    it, where it was re-anchored since; `own` reads that."""
+    it, where it was re-anchored since; `own` reads that. `buffers`: the bytes of those beside the delta, if any."""
 
     read: Read
     norms: Norms
@@ -88,6 +89,7 @@ class DeltaSource:
     scale: float = 1.0
     made: float | None = None
     own: Read | None = None
+    buffers: torch.Tensor | None = None
 
     @property
     def norm(self) -> float:
@@ -292,19 +294,20 @@ class DeltaFormat:
     """The payloads of one fragment's deltas."""
 
     def __init__(self, codec: Codec, fragment: Fragment, sync: SyncSettings) -> None:
-        self.codec, self.cut = codec, cut_of(fragment, sync)
-        self._with_norms: Spec = {
-            "norms": (torch.float32, (self.cut.num_norms,)),
-            **codec.spec(self.cut.size),
-        }
+        self.codec, self.cut, self.fragment = codec, cut_of(fragment, sync), fragment
+        self._without_norms: Spec = {**buffers_spec(fragment), **codec.spec(self.cut.size)}
+        self._with_norms: Spec = {"norms": (torch.float32, (self.cut.num_norms,)), **self._without_norms}
 
-    def encode(self, delta: torch.Tensor) -> bytes:
+    def encode(self, delta: torch.Tensor, buffers: torch.Tensor | None = None) -> bytes:
         """[n] float32 -> payload."""
-        return self.encode_blocks(reader_of(delta))
+        return self.encode_blocks(reader_of(delta), buffers)
 
-    def encode_blocks(self, read: Read) -> bytes:
-        """The payload of a delta that is read block by block, and never whole in memory."""
+    def encode_blocks(self, read: Read, buffers: torch.Tensor | None = None) -> bytes:
+        """The payload of a delta that is read block by block, and never whole in memory; and of the fragment's buffers
+        beside it, if it has any."""
         blank = Blank(self._with_norms)
+        if buffers is not None and BUFFERS in blank.tensors:
+            blank.tensors[BUFFERS].copy_(buffers)
         self.codec.encode_into(self.cut.size, read, blank.tensors)
         norms = torch.from_numpy(measured_norms(self.cut, self.codec.reader(blank.tensors)))
         blank.tensors["norms"].copy_(norms)
@@ -313,11 +316,19 @@ class DeltaFormat:
     def open(self, payload: bytes | memoryview) -> tuple[Read, Norms | None]:
         """A function that reads the delta chunk by chunk, and the norms that the payload claims. Raises PayloadError if
         it is not a payload of this codec and fragment."""
+        tensors = self._views(payload)
+        norms = tensors.get("norms")
+        return self.codec.reader(tensors), None if norms is None else norms.numpy().astype(np.float64)
+
+    def buffers(self, payload: bytes | memoryview) -> torch.Tensor | None:
+        """The bytes of those beside the delta; None if the fragment has none. Raises PayloadError as `open` does."""
+        return self._views(payload).get(BUFFERS)
+
+    def _views(self, payload: bytes | memoryview) -> dict[str, torch.Tensor]:
         try:
-            tensors = views(payload, self._with_norms)
+            return views(payload, self._with_norms)
         except PayloadError:
-            return self.codec.reader(views(payload, self.codec.spec(self.cut.size))), None
-        return self.codec.reader(tensors), tensors["norms"].numpy().astype(np.float64)
+            return views(payload, self._without_norms)
 
 
 def difference(base: torch.Tensor, values: torch.Tensor) -> Read:

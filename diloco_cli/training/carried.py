@@ -1,15 +1,15 @@
-"""What of a model no exchange carries: its state beside the trained parameters, which training must leave as it is."""
+"""A model's state beside its trained parameters: which buffers training changes, and what no exchange carries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from diloco_cli.errors import UsageError
-from diloco_cli.tensors.flat import bare_model, bare_name
+from diloco_cli.tensors.flat import bare_model, bare_name, persistent_buffers
 
 State = Mapping[str, Any]
 
@@ -26,28 +26,27 @@ def state_of(model: nn.Module) -> State:
     }
 
 
-def refuse_changed(before: State, after: State) -> None:
-    """Changed state would be lost without a word: it is neither exchanged nor exported."""
-    changed = [name for name in {**before, **after} if not _same(before.get(name), after.get(name))]
+def changed_in(before: State, after: State) -> list[str]:
+    return [name for name in {**before, **after} if not _same(before.get(name), after.get(name))]
+
+
+def refuse_changed(before: State, after: State, may_change: Collection[str] = ()) -> None:
+    """Changed state would be lost without a word unless the run carries it (`may_change`)."""
+    changed = [name for name in changed_in(before, after) if name not in may_change]
     if changed:
         more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
         raise UsageError(
-            f"training changes {changed[0]}{more}, which is no trained parameter: it would differ from island to island"
-            " and be lost in the export",
+            f"training changes {changed[0]}{more}, which is not exchanged: it would differ from island to island and be"
+            " lost in the export",
             where="model",
-            hint="use LayerNorm, GroupNorm or track_running_stats=False instead of running statistics; register what is"
-            " only a cache with persistent=False",
+            hint="a new run carries persistent buffers that the first two steps change, where launch has the model and"
+            " its data to try them; register what is only a cache with persistent=False",
         )
 
 
 def buffers_of(model: nn.Module) -> State:
     """The same of persistent buffers alone, as frozen parameters may be large."""
-    return {
-        bare_name(f"{at}.{name}" if at else name): _as_bytes(value)
-        for at, module in bare_model(model).named_modules()
-        for name, value in module._buffers.items()
-        if value is not None and name not in module._non_persistent_buffers_set
-    }
+    return {name: _as_bytes(value) for name, value in persistent_buffers(model).items()}
 
 
 def _as_bytes(value: torch.Tensor) -> torch.Tensor | str:

@@ -212,7 +212,7 @@ class Copies:
 
 
 class Placed:
-    """One fragment's [n] float32 values on the host, on the device, or on both. `copies`: what moves them."""
+    """One fragment's vector on the host, on the device, or on both. `copies`: what moves them."""
 
     def __init__(self, copies: Copies, host: torch.Tensor | None, device: torch.Tensor | None) -> None:
         self._copies, self._host = copies, host
@@ -264,7 +264,7 @@ class CudaTraining(DeviceTraining):
 
     def read(self, fragment: int) -> Values:
         slots = self.run.layout.fragments[fragment]
-        flat = torch.empty(slots.num_parameters, device=self.replica.device)
+        flat = torch.empty(slots.size, device=self.replica.device)
         flatten_into(flat, slots, self._tensors)
         return Placed(self._outward, None, flat)
 
@@ -340,10 +340,19 @@ class CudaWire(TensorWire):
                 base.upload()  # the progress that is kept may have to be measured from there
         return placed
 
-    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, last: bool = False) -> Values:
+    def mix(
+        self,
+        fragment: int,
+        mixing: Mixing,
+        merged: Values,
+        own: Values,
+        reference: Values | None,
+        last: bool = False,
+    ) -> Values:
         against, mine = None if reference is None else reference.device, own.device
         into = mine if last else None
-        found = Placed(self._inward, None, mixed(mixing, merged.device, mine, against, into))
+        count = self._layout.fragments[fragment].num_parameters
+        found = Placed(self._inward, None, mixed(mixing, merged.device, mine, against, into, count))
         for placed in (merged, reference) if last else ():  # each mix would bring them there again
             if placed is not None:
                 placed.leave_device()
@@ -352,4 +361,4 @@ class CudaWire(TensorWire):
 
 def largest(run: RunFormat) -> int:
     """Elements of the largest fragment."""
-    return max(fragment.num_parameters for fragment in run.layout.fragments)
+    return max(fragment.size for fragment in run.layout.fragments)

@@ -48,7 +48,7 @@ from diloco_cli.training.replica import (
     examples_at_once,
     with_others,
 )
-from diloco_cli.training.sharding import Shards, Tensors, copied_model, local, sharded_model
+from diloco_cli.training.sharding import Shards, Tensors, copied_model, local, refuse_buffers, sharded_model
 
 SILENT = timedelta(minutes=10)  # rank 0 tells something every few seconds, also while it waits for the run
 SIZE = 4
@@ -212,6 +212,7 @@ def build_rank(run: RunFormat, island: Island, data: Data, device: torch.device,
     rank, ranks = distributed.get_rank(), distributed.get_world_size()
     model = build_model_on_meta(run.settings)
     check_layout(run, model)
+    refuse_buffers(run.layout)
     sharded = island.sharding == "fsdp"
     with with_others("the start"), enough_memory(f"rank {rank} of {ranks}"):
         model = sharded_model(model, run.settings, device) if sharded else copied_model(run.settings, device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from diloco_cli.clock import monotonic_s
 from diloco_cli.config.models import MODEL_PRESETS, facts_from_parameters
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, InfeasibleError, RunFailedError, TryAgainError, UsageError
-from diloco_cli.layout import Layout, ParameterFact, make_layout
+from diloco_cli.layout import Layout, ParameterFact, buffer_names, shapes_of
 from diloco_cli.plan.memory import Fit, computing, fit_with_micro_batch, model_facts
 from diloco_cli.protocol.actors.learner import Moments, Progression, Stepped
 from diloco_cli.protocol.log.operations import Now, Sleep, Steps
@@ -34,7 +34,7 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tasks.build import Batch, Data, build_data, build_model_on_meta, losses_of
 from diloco_cli.tasks.models import divides, prepare
 from diloco_cli.tasks.weights import check_frozen
-from diloco_cli.tensors.flat import bare_parameters, flatten, parameter_facts, unflatten
+from diloco_cli.tensors.flat import bare_tensors, buffer_facts, flatten, layout_like, parameter_facts, unflatten
 from diloco_cli.training.carried import State, buffers_of, refuse_changed
 from diloco_cli.training.inner import (
     autocast,
@@ -86,12 +86,13 @@ class Replica:
         prepare(self.model, self.settings.train)
         self.optimizer = build_optimizer(self.model, self.settings.train.inner)
         self.before_update: Callable[[], None] = lambda: None
+        self.carried: Collection[str] = ()  # the buffers that may change
         self._buffers: State | None = buffers_of(self.model)  # until the first step
         self.model.train()
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        return bare_parameters(self.model)
+        return bare_tensors(self.model)
 
     @property
     def called(self) -> str:
@@ -124,7 +125,7 @@ class Replica:
     def _optimize(self, norm: float, lr: float) -> None:
         """`norm`: of the gradients, before they were clipped. Raises UsageError if the first pass changed buffers."""
         if self._buffers is not None:
-            refuse_changed(self._buffers, buffers_of(self.model))
+            refuse_changed(self._buffers, buffers_of(self.model), self.carried)
             self._buffers = None
         self.gradient_norm = finite_norm(norm)
         set_learning_rate(self.optimizer, lr)
@@ -159,19 +160,20 @@ class Replica:
 def check_layout(run: RunFormat, model: nn.Module) -> None:
     """Raises UsageError if this learner's model has another parameter list than the run, or other frozen values."""
     facts = parameter_facts(model)
-    if not _has_tensors_of(run, facts):
+    if not _has_tensors_of(run, model, facts):
         raise UsageError(
-            f"the model built here is not the run's: {_first_difference(run, facts)}",
+            f"the model built here is not the run's: {_first_difference(run, model, facts)}",
             where="FORMAT.json",
             hint="use the same version of the model's code on every island",
         )
     check_frozen(run.settings, model)
 
 
-def _first_difference(run: RunFormat, facts: list[ParameterFact]) -> str:
+def _first_difference(run: RunFormat, model: nn.Module, facts: list[ParameterFact]) -> str:
     """The first tensor that differs, in the model's order, with its shape in the run and here."""
-    wanted = {tensor.name: str(list(tensor.shape)) for part in run.layout.fragments for tensor in part.tensors}
-    built = {fact.name: str(list(fact.shape)) for fact in facts}
+    wanted = {name: str(list(shape)) for name, shape in shapes_of(run.layout).items()}
+    buffers = buffer_facts(model, buffer_names(run.layout))
+    built = {fact.name: str(list(fact.shape)) for fact in (*facts, *buffers)}
     other = [name for name in {**built, **wanted} if wanted.get(name) != built.get(name)]
     if not other:
         return "its tensors have the same names and shapes, but other types or another order"
@@ -179,13 +181,12 @@ def _first_difference(run: RunFormat, facts: list[ParameterFact]) -> str:
     return f"{first} is {wanted.get(first, 'missing')} in the run and {built.get(first, 'missing')} here{more}"
 
 
-def _has_tensors_of(run: RunFormat, facts: list[ParameterFact]) -> bool:
+def _has_tensors_of(run: RunFormat, model: nn.Module, facts: list[ParameterFact]) -> bool:
     """By the digest of the layout that these give; where nothing in the run builds the model, by names and shapes
     alone, for its layout was made of these."""
     if run.settings.model.is_built:
-        return make_layout(facts, run.settings.sync).digest == run.layout.digest
-    there = {tensor.name: tensor.shape for fragment in run.layout.fragments for tensor in fragment.tensors}
-    return {fact.name: fact.shape for fact in facts} == there
+        return layout_like(run.layout, model, run.settings.sync).digest == run.layout.digest
+    return {fact.name: fact.shape for fact in facts} == shapes_of(run.layout)
 
 
 class DeviceTraining:
@@ -193,7 +194,11 @@ class DeviceTraining:
 
     def __init__(self, run: RunFormat, replica: Replica, slowdown: float = 1.0) -> None:
         self.run, self.replica, self.slowdown = run, replica, slowdown
-        self._tensors = replica.tensors
+        replica.carried = buffer_names(run.layout)
+
+    @property
+    def _tensors(self) -> Mapping[str, torch.Tensor]:
+        return self.replica.tensors
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Steps[Stepped]:
         started_s: float = yield Now()
@@ -223,11 +228,11 @@ class DeviceTraining:
             return self.replica.step(position, batch_tokens, lr)
 
     def read(self, fragment: int) -> torch.Tensor:
-        """[n] float32 on the CPU."""
+        """The fragment's vector, in float32 on the CPU."""
         return flatten(self.run.layout.fragments[fragment], self._tensors)
 
     def write(self, fragment: int, values: torch.Tensor) -> None:
-        """[n] float32."""
+        """The fragment's vector, in float32."""
         unflatten(self.run.layout.fragments[fragment], values, self._tensors)
 
     def save(self) -> Moments | None:

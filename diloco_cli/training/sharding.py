@@ -26,13 +26,12 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.layout import Fragment, Layout
+from diloco_cli.layout import Fragment, Layout, buffer_names
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.models import blocks_of, check_sharded
 from diloco_cli.tasks.weights import check_frozen
@@ -47,7 +46,6 @@ def copied_model(settings: RunSettings, device: torch.device) -> nn.Module:
     """The whole model on every rank; DDP adds up the gradients while they are computed."""
     model = build_model(settings)
     check_frozen(settings, model)
-    refuse_training_buffers(model)
     model.to(device)
     _give_gradients(model, list(model.modules()))
     with warnings.catch_warnings():  # newer torch has another name for it
@@ -58,7 +56,6 @@ def copied_model(settings: RunSettings, device: torch.device) -> nn.Module:
 def sharded_model(model: nn.Module, settings: RunSettings, device: torch.device) -> nn.Module:
     """`model`, which was built on meta, with its tensors divided by rows over the ranks. Values of trained ones are
     still to be written."""
-    refuse_training_buffers(model)
     check_sharded(model)
     _refuse_scalars(model)
     missing = _without_values(model)
@@ -69,15 +66,14 @@ def sharded_model(model: nn.Module, settings: RunSettings, device: torch.device)
     return model.to(device)
 
 
-def refuse_training_buffers(model: nn.Module) -> None:
-    """Raises UsageError for a model whose buffers change while it trains: each rank would have its own."""
-    for name, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.running_mean is not None:
-            raise UsageError(
-                f"{name or 'the model'} keeps running statistics, which would differ from rank to rank",
-                where="model",
-                hint="use LayerNorm, GroupNorm or track_running_stats=False; or ranks: 1 in inventory.yaml",
-            )
+def refuse_buffers(layout: Layout) -> None:
+    """Raises UsageError for a model with buffers that training changes: each rank would have its own."""
+    for name in sorted(buffer_names(layout)):
+        raise UsageError(
+            f"training changes the buffer {name}, which would differ from rank to rank",
+            where="model",
+            hint="use LayerNorm, GroupNorm or track_running_stats=False; or ranks: 1 in inventory.yaml",
+        )
 
 
 def _refuse_scalars(model: nn.Module) -> None:

@@ -6,7 +6,8 @@ that no exchange would carry, is reported by `launch`, with what was expected, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -16,9 +17,17 @@ from torch import nn
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.layout import ParameterFact
 from diloco_cli.tasks.build import CONTRACT, Batch, Data, build_data, build_model, losses_of
-from diloco_cli.tensors.flat import bare_parameters, parameter_facts
-from diloco_cli.training.carried import refuse_changed, state_of
+from diloco_cli.tensors.flat import (
+    bare_model,
+    bare_name,
+    bare_parameters,
+    buffer_facts,
+    parameter_facts,
+    persistent_buffers,
+)
+from diloco_cli.training.carried import State, changed_in, refuse_changed, state_of
 from diloco_cli.training.replica import Replica
 
 EXAMPLES = 2  # enough for a model that normalises over its batch
@@ -26,14 +35,21 @@ MARKS = 251  # bfloat16 holds as many integers
 BATCH = "batch(shard, num_shards, position, batch_tokens)"
 
 
-def check_task(run: RunSettings, batch_tokens: int) -> str:
-    """Build both, and make two steps. Says what of the model is carried. Raises UsageError with the reason if anything
-    fails, or would not be carried."""
+@dataclass(frozen=True)
+class Carried:
+    """What of a model a run carries, in words; `buffers`: those that training changes."""
+
+    text: str
+    buffers: frozenset[str]
+
+
+def check_task(run: RunSettings, batch_tokens: int) -> Carried:
+    """Build both, and make two steps. Raises UsageError with the reason if anything fails, or would not be carried."""
     model, data = build_model(run), build_data(run)
     parameter_facts(model)  # refuses what no vector of a layout can hold
     batch = _drawn(data, batch_tokens)
     model.train()
-    before = state_of(model)
+    before, first = state_of(model), _every_buffer(model)
     loss, objective = losses_of(_tried(model, batch, "a batch"))
     _require_finite(loss, "the first loss", batch)
     if not objective.requires_grad:
@@ -42,13 +58,13 @@ def check_task(run: RunSettings, batch_tokens: int) -> str:
         )
     del loss, objective
     _make_steps(run, model, batch)
-    refuse_changed(before, state_of(model))
+    buffers = _changed_buffers(model, before, first)
     model.eval()
     with torch.inference_mode():
         held_out = _first_held_out(data)
         _require_finite(losses_of(_tried(model, held_out, "held-out data"))[0], "the first held-out loss", held_out)
     _refuse_shared_memory(model)
-    return _carried(model)
+    return Carried(_said(model, buffers), buffers)
 
 
 class _Two:
@@ -70,6 +86,7 @@ def _make_steps(run: RunSettings, model: nn.Module, batch: Batch) -> None:
     train = replace(run.train, compile=False)
     parameters = bare_parameters(model)
     replica = Replica(replace(run, train=train), model, _Two(batch), 0, 1)
+    replica.carried = persistent_buffers(model)
     tokens, lr = max(1, batch[1].numel()), train.inner.lr / (1 + train.inner.warmup_steps)
     what = f"of the model on a batch ({_described_batch(batch)})"
     for step in ("first", "second"):
@@ -85,6 +102,27 @@ def _make_steps(run: RunSettings, model: nn.Module, batch: Batch) -> None:
             )
         if step == "first":
             _called(lambda: replica.apply(lr), f"the first step of {train.inner.name} {what}", "model")
+
+
+def _every_buffer(model: nn.Module) -> dict[str, ParameterFact]:
+    """That can be carried."""
+    return {fact.name: fact for fact in buffer_facts(model, persistent_buffers(model))}
+
+
+def _changed_buffers(model: nn.Module, before: State, first: Mapping[str, ParameterFact]) -> frozenset[str]:
+    """Raises UsageError for changed state that no exchange carries."""
+    after, there = state_of(model), persistent_buffers(model)
+    changed = set(changed_in(before, after))
+    found = {name for name, fact in _every_buffer(model).items() if name in changed and first.get(name) == fact}
+    ids = {id(there[name]) for name in found}
+    state = bare_model(model).state_dict(keep_vars=True)
+    refuse_changed(before, after, {bare_name(name) for name, value in state.items() if id(value) in ids})
+    for name in sorted(found):
+        if not bool(there[name].isfinite().all()):
+            raise UsageError(
+                f"the buffer {name} is not finite after two steps: no mean of it can be made", where="model"
+            )
+    return frozenset(found)
 
 
 def _refuse_replaced(before: Mapping[str, nn.Parameter], model: nn.Module) -> None:
@@ -124,15 +162,16 @@ def _refuse_shared_memory(model: nn.Module) -> None:
             )
 
 
-def _carried(model: nn.Module) -> str:
-    """`carried: 12,345 parameters in 8 tensors (1 tied); from the model's code: 2 frozen tensors, 1 buffer`."""
+def _said(model: nn.Module, changed: Collection[str]) -> str:
+    """`carried: 12,345 parameters in 8 tensors (1 tied), 2 buffers that training changes; ...`."""
     every = list(model.named_parameters(remove_duplicate=False))
     unique = bare_parameters(model).values()
     trained = [p for p in unique if p.requires_grad]
-    frozen, buffers = len(unique) - len(trained), len(list(model.buffers()))
+    frozen, buffers = len(unique) - len(trained), len(list(model.buffers())) - len(changed)
     tied = len(every) - len(unique)
     text = f"carried: {sum(p.numel() for p in trained):,} parameters in {len(trained)} tensors"
     text += f" ({tied} tied)" if tied else ""
+    text += f", {len(changed)} buffers that training changes ({', '.join(sorted(changed)[:2])} ...)" if changed else ""
     return f"{text}; as the model's code makes them, not exchanged: {frozen} frozen tensors, {buffers} buffers"
 
 

@@ -105,7 +105,9 @@ class IntegerWire:
         (value,) = numbers(data, "weights")
         return value
 
-    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None, last: bool = False) -> int:
+    def mix(
+        self, fragment: int, mixing: Mixing, merged: int, own: int, reference: int | None, last: bool = False
+    ) -> int:
         """A blend of integers is the merged one, because own progress counts from there in any case."""
         return merged if reference is None else merged + (own - reference)
 

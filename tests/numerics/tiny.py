@@ -70,3 +70,34 @@ regression, slope, two_scalars, stream = Regression, Slope, TwoScalars, TinyStre
 
 def dyadic_stream() -> TinyStream:
     return TinyStream(dyadic=True)
+
+
+class Normalised(nn.Module):
+    """Its held-out loss depends on running statistics, which must be those of data far from zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(FEATURES)
+        self.first = nn.Linear(FEATURES, 16)
+        self.inner = nn.BatchNorm1d(16)
+        self.second = nn.Linear(16, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        hidden = torch.tanh(self.inner(self.first(self.norm(x))))
+        return ((self.second(hidden).squeeze(-1) - y) ** 2).mean()
+
+
+class FarStream:
+    """Around (20, -20, 20, ...); what is to be learned is as large as the noise that cannot be."""
+
+    def batch(self, shard: int, num_shards: int, position: int, batch_tokens: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1000 * shard + position // batch_tokens)
+        x = torch.randn(batch_tokens, FEATURES, generator=generator)
+        far = 5.0 * x + torch.tensor([20.0, -20.0]).repeat(FEATURES // 2)
+        return far, x[:, 0] + torch.randn(batch_tokens, generator=generator)
+
+    def held_out(self, num_sequences: int) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self.batch(999, 1, 0, 4096)
+
+
+normalised, far_stream = Normalised, FarStream

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from math import prod
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +19,11 @@ from diloco_cli.layout import (
     ParameterFact,
     TensorSlot,
     balanced_layout,
+    contradiction_in_layout,
     digest_of,
     layout_warning,
     make_layout,
+    with_buffers,
 )
 from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.tensors.flat import parameter_facts
@@ -143,3 +147,32 @@ def test_the_digest_covers_which_rows_lie_where() -> None:
     assert digest_of(cuts[:2]) != digest_of(cuts[2:])
     whole = digest_of([Fragment((TensorSlot("w", (4, 6), 0),), False)])
     assert whole != digest_of([Fragment((TensorSlot("w", (4, 6), 0, rows=(0, 4)),), False)])
+
+
+def test_buffers_lie_in_the_first_fragment_and_change_the_digest_alone() -> None:
+    plain = balanced_layout([ParameterFact("e", (8, 2), True), ParameterFact("w", (4, 4), False)], 2)
+    facts = [ParameterFact("n", (), False, "int64"), ParameterFact("m", (3,), False, "bfloat16")]
+    layout = with_buffers(plain, facts)
+    first, second = layout.fragments
+    assert first.embedding and [(b.name, b.start) for b in first.buffers] == [("m", 0), ("n", 8)]
+    assert (first.num_parameters, first.buffer_bytes, first.size) == (16, 16, 20) and not second.buffers
+    assert layout.num_parameters == plain.num_parameters and layout.digest != plain.digest
+    assert with_buffers(plain, facts[::-1]) == layout and with_buffers(plain, []) == plain
+    assert contradiction_in_layout(layout) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dtype": "complex64"},
+        {"dtype": "object"},
+        {"rows": (0, 1)},
+        {"start": 4},
+        {"shape": (-1,)},
+        {"shape": (2**60,)},
+    ],
+)
+def test_a_buffer_that_no_model_has_is_a_contradiction(wrong: dict[str, Any]) -> None:
+    slot = replace(TensorSlot("b", (3,), 0), **wrong)
+    layout = Layout((Fragment((TensorSlot("w", (3,), 0),), False, (slot,)),), "d")
+    assert contradiction_in_layout(layout) is not None

@@ -124,7 +124,15 @@ class Wire(Protocol):
         """A committed version from its bytes; their digest has been checked."""
         ...
 
-    def mix(self, mixing: Mixing, merged: Values, own: Values, reference: Values | None, last: bool = False) -> Values:
+    def mix(
+        self,
+        fragment: int,
+        mixing: Mixing,
+        merged: Values,
+        own: Values,
+        reference: Values | None,
+        last: bool = False,
+    ) -> Values:
         """The fragment after a `rebase`: merged + (own - reference). `last`: nobody needs `own` any more, so the result
         may take its memory."""
         ...
@@ -214,11 +222,11 @@ class Fragments:
         reference = base if since is None else sent[since]
         if mixing == "rebase" and since is None:
             for seq, before in sent.items():  # an upload may still read the old ones
-                sent[seq] = self._wire.mix(mixing, merged, before, base)
+                sent[seq] = self._wire.mix(fragment, mixing, merged, before, base)
         else:
             self.sent[fragment] = {}
         if mixing == "rebase":
-            values = self._wire.mix(mixing, merged, self._training.read(fragment), reference, last=True)
+            values = self._wire.mix(fragment, mixing, merged, self._training.read(fragment), reference, last=True)
         self._training.write(fragment, values)
         self.bases[fragment] = merged
 

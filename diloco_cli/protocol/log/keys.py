@@ -240,8 +240,10 @@ def standby_heartbeat_key(name: str) -> str:
 
 def max_fragment_bytes(layout: Layout, fragment: int) -> int:
     """The largest delta, state or weights of this fragment; of an unknown fragment, the header alone."""
-    is_known = 0 <= fragment < len(layout.fragments)
-    return HEADER_BYTES + (BYTES_PER_PARAMETER * layout.fragments[fragment].num_parameters if is_known else 0)
+    if not 0 <= fragment < len(layout.fragments):
+        return HEADER_BYTES
+    known = layout.fragments[fragment]
+    return HEADER_BYTES + BYTES_PER_PARAMETER * known.num_parameters + known.buffer_bytes
 
 
 def max_moments_bytes(layout: Layout) -> int:

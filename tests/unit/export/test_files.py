@@ -232,7 +232,7 @@ def test_a_full_disk_is_said_and_leaves_no_folder_and_one_fragment_at_most_is_in
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, store = begun(tmp_path, "gpt-pico")
-    state, read, seen = perform(read_log(run), store, CLOCK), files.read_parameters, list[Any]()
+    state, read, seen = perform(read_log(run), store, CLOCK), files.read_version, list[Any]()
 
     def reading(*arguments: Any) -> torch.Tensor:
         assert all(earlier() is None for earlier in seen)
@@ -242,7 +242,7 @@ def test_a_full_disk_is_said_and_leaves_no_folder_and_one_fragment_at_most_is_in
         seen.append(weakref.ref(flat))
         return flat
 
-    monkeypatch.setattr(files, "read_parameters", reading)
+    monkeypatch.setattr(files, "read_version", reading)
     described = describe(run.settings, run.layout, torch.float32)
     with pytest.raises(NoSpaceError, match="cannot write"), writing_to(tmp_path / "out"):
         export_folder(run, state, store, tmp_path / "out", described, torch.float32, None, None)

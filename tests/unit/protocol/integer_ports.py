@@ -65,7 +65,9 @@ class UnitWire:
     def decode(self, output: FragmentVersion, data: bytes) -> int:
         return int(data)
 
-    def mix(self, mixing: Mixing, merged: int, own: int, reference: int | None, last: bool = False) -> int:
+    def mix(
+        self, fragment: int, mixing: Mixing, merged: int, own: int, reference: int | None, last: bool = False
+    ) -> int:
         assert mixing == "rebase" and reference is not None
         return merged + (own - reference)
 

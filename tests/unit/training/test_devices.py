@@ -21,10 +21,13 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import catalogue, find_device
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.errors import UsageError
+from diloco_cli.launch.new_run import with_buffers_of
 from diloco_cli.plan.memory import Precision, computes_in_half
 from diloco_cli.protocol.actors.learner import Fragments, Progression
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
+from diloco_cli.tensors.buffers import WeightsFormat
+from diloco_cli.tensors.codecs import codec
 from diloco_cli.training.devices import Copies, CudaTraining, CudaWire, Placed, choose_device, host_threads, kind_of
 from diloco_cli.training.inner import moments_of, runs_in_bf16
 from diloco_cli.training.replica import DeviceTraining, Pinned, Replica
@@ -96,12 +99,11 @@ everywhere = pytest.mark.parametrize("accelerator", ["slow", pytest.param("cuda"
 AT = Progression(0.5, 3, False)
 
 
-def run_of(**sync: Any) -> RunFormat:
+def run_of(model: str = "regression", **sync: Any) -> RunFormat:
     settings = replace(SyncSettings(every=4, fragments=2), codec="fp32", weights_codec="fp32", **sync)
-    run = make_run(1, 4, settings, OuterSettings(), InnerSettings(clip_norm=0.0))
-    model = replace(run.settings.model, entrypoint="tests.numerics.tiny:regression")
+    run = make_run(1, 4, settings, OuterSettings(), InnerSettings(clip_norm=0.0), model)
     train = replace(run.settings.train, precision="fp32")
-    return replace(run, settings=replace(run.settings, model=model, train=train))
+    return with_buffers_of(replace(run, settings=replace(run.settings, train=train)), None)
 
 
 class CudaDevice:
@@ -117,8 +119,11 @@ class CudaDevice:
         self.fragments = Fragments(self.training, self.wire)
 
     def version(self, fragment: int, value: float) -> Any:
-        size = self.run.layout.fragments[fragment].num_parameters
-        data = TensorWire(self.run)._weights_codec.to_bytes(torch.linspace(-value, value, size))
+        slots = self.run.layout.fragments[fragment]
+        version = {"parameters": torch.linspace(-value, value, slots.num_parameters)}
+        if slots.buffers:
+            version["buffers"] = torch.full((slots.buffer_bytes,), int(8 * value), dtype=torch.uint8)
+        data = WeightsFormat(codec(self.run.settings.sync.weights_codec), slots).to_bytes(version)
         return self.wire.decode(FragmentVersion(fragment, 1, 0, 1, "", ""), data)
 
     def parameters(self, fragment: int) -> torch.Tensor:
@@ -131,15 +136,18 @@ class CudaDevice:
     def move(self, by: float) -> None:
         with torch.no_grad():
             for tensor in self.training.replica.tensors.values():
-                tensor.add_(by)
+                tensor.add_(by if tensor.is_floating_point() else 1)
 
 
 @everywhere
 @pytest.mark.parametrize("mixing", ["replace", "rebase"])
 @pytest.mark.parametrize("knows", [True, False])
-def test_what_is_sent_and_adopted_is_the_same_bit_for_bit(mixing: Mixing, knows: bool, accelerator: str) -> None:
+@pytest.mark.parametrize("model", ["regression", "normalised"])
+def test_what_is_sent_and_adopted_is_the_same_bit_for_bit(
+    mixing: Mixing, knows: bool, accelerator: str, model: str
+) -> None:
     found = []
-    for device in (CudaDevice(run_of(), name) for name in ("cpu", accelerator)):
+    for device in (CudaDevice(run_of(model), name) for name in ("cpu", accelerator)):
         payloads = []
         for fragment in (0, 1):
             device.fragments.begin(fragment, device.version(fragment, 1.0))
@@ -150,7 +158,7 @@ def test_what_is_sent_and_adopted_is_the_same_bit_for_bit(mixing: Mixing, knows:
             payloads.append(device.wire.encode(fragment, seq, None, device.fragments.bases[fragment], values))
             device.fragments.adopt(fragment, device.version(fragment, 1.0 / (2 + seq)), mixing, seq if knows else None)
         device.fragments.go_back(1)
-        found.append((payloads, [device.parameters(fragment) for fragment in (0, 1)]))
+        found.append((payloads, [device.parameters(fragment).view(torch.int32) for fragment in (0, 1)]))
     (on_cpu, before), (on_cuda, after) = found
     assert on_cpu == on_cuda and all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 

@@ -14,8 +14,8 @@ from torch.nn.utils import parametrizations
 
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings, SyncSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.layout import make_layout
-from diloco_cli.tensors.flat import bare_parameters, flatten, parameter_facts, unflatten
+from diloco_cli.layout import make_layout, shapes_of, with_buffers
+from diloco_cli.tensors.flat import bare_parameters, bare_tensors, buffer_facts, flatten, parameter_facts, unflatten
 from diloco_cli.training.trial import check_task
 
 WIDTH, VOCABULARY = 8, 16
@@ -83,10 +83,10 @@ def halves_of_one_memory() -> nn.Module:
     return Own(make, lambda self, x: x @ self.p @ self.q)
 
 
-def add_to(name: str) -> Use:
+def add_to(name: str, step: float = 1) -> Use:
     def use(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
         if self.training:
-            getattr(self, name).data.add_(1)
+            getattr(self, name).data.add_(step)
         return x
 
     return use
@@ -99,6 +99,26 @@ def made_anew(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def buffer(persistent: bool) -> Make:
     return lambda self: self.register_buffer("b", torch.zeros(2), persistent=persistent)
+
+
+def statistic(values: torch.Tensor) -> Make:
+    return lambda self: self.register_buffer("b", values)
+
+
+def replaced(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    self.b = 0.9 * self.b + 1
+    return x
+
+
+def grown(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    self.b = torch.zeros(3 if self.b is None else len(self.b) + 1)
+    return x
+
+
+def shared_statistic() -> nn.Module:
+    pair = nn.Sequential(*(Own(buffer(persistent=True), add_to("b")) for _ in range(2)))
+    pair[1].b = pair[0].b
+    return pair
 
 
 def frozen(self: nn.Module) -> None:
@@ -161,14 +181,30 @@ CARRIED: dict[str, Callable[[], nn.Module]] = {
     "constant-buffer": lambda: Own(buffer(persistent=True), lambda self, x: x + self.b[0]),
     "quantised-and-frozen": quantised,
 }  # fmt: skip
-REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "batch-norm": (lambda: by_channel(nn.BatchNorm1d(WIDTH)), r"changes body\.norm\.running_mean \(and 2 more\)"),
+BUFFERS: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
+    "batch-norm": (
+        lambda: by_channel(nn.BatchNorm1d(WIDTH)),
+        ["norm.num_batches_tracked", "norm.running_mean", "norm.running_var"]),
     "tracked-instance-norm": (
-        lambda: by_channel(nn.InstanceNorm1d(WIDTH, track_running_stats=True)), r"changes body\.norm\.running_mean"),
+        lambda: by_channel(nn.InstanceNorm1d(WIDTH, track_running_stats=True)),
+        ["norm.running_mean", "norm.running_var"]),
     "spectral-norm": (
-        lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)), r"changes body\.parametrizations\.weight\."),
-    "observed": (observed, r"changes body\."),
-    "statistic": (lambda: Own(buffer(persistent=True), add_to("b")), r"changes body\.b,"),
+        lambda: parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
+        ["parametrizations.weight.0._u", "parametrizations.weight.0._v"]),
+    "observed": (
+        observed,
+        ["activation_post_process.max_val", "activation_post_process.min_val", "scale", "zero_point"]),
+    "statistic": (lambda: Own(buffer(persistent=True), add_to("b")), ["b"]),
+    "replaced-statistic": (lambda: Own(buffer(persistent=True), replaced), ["b"]),
+    "shared-statistic": (shared_statistic, ["0.b"]),
+    "float64-statistic": (lambda: Own(statistic(torch.zeros(3).double()), add_to("b")), ["b"]),
+    "counter": (lambda: Own(statistic(torch.tensor(2**40)), add_to("b")), ["b"]),
+}  # fmt: skip
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "complex-statistic": (lambda: Own(statistic(torch.zeros(2) + 0j), add_to("b")), r"changes body\.b,"),
+    "growing-statistic": (lambda: Own(buffer(persistent=True), grown), r"changes body\.b,"),
+    "infinite-statistic": (lambda: Own(statistic(torch.tensor(1e38)), add_to("b", 1e39)), r"body\.b is not finite"),
+    "late-statistic": (lambda: Own(lambda self: self.register_buffer("b", None), grown), r"changes body\.b,"),
     "moving-frozen": (lambda: Own(frozen, add_to("p")), r"changes body\.p,"),
     "extra-state": (Counted, r"changes body\._extra_state,"),
     "sparse": (
@@ -187,7 +223,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "two-in-one-memory": (in_one_memory, r"body\.\d\.weight shares memory"),
     "made-anew": (lambda: Own(parameter(torch.ones(WIDTH)), made_anew), r"body\.p is made anew"),
 }  # fmt: skip
-EVERY = CARRIED | {name: body for name, (body, _) in REFUSED.items()}
+EVERY = CARRIED | {name: body for name, (body, _) in {**REFUSED, **BUFFERS}.items()}
 
 
 def build() -> nn.Module:
@@ -212,18 +248,27 @@ RUN = RunSettings(
 )
 
 
-@pytest.mark.parametrize("name", CARRIED)
+@pytest.mark.parametrize("name", [*CARRIED, *BUFFERS])
 def test_an_odd_module_is_carried_exactly(name: str) -> None:
     ODD.append(name)
-    assert check_task(RUN, batch_tokens=8).startswith("carried: ")
+    found, buffers = check_task(RUN, batch_tokens=8), [f"body.{at}" for at in BUFFERS.get(name, (None, []))[1]]
+    assert sorted(found.buffers) == buffers and found.text.startswith("carried: ")
     torch.manual_seed(1)
-    one = build()
+    one = build().train()
+    for position in range(3):
+        one(*tokens().batch(0, 1, position, 8))
     torch.manual_seed(2)
     other = build()
     layout = make_layout(parameter_facts(one), SyncSettings(fragments=3))
+    layout = with_buffers(layout, buffer_facts(one, found.buffers))
     for fragment in layout.fragments:
-        unflatten(fragment, flatten(fragment, bare_parameters(one)), bare_parameters(other))
-    assert all(torch.equal(value, bare_parameters(one)[at]) for at, value in bare_parameters(other).items())
+        unflatten(fragment, flatten(fragment, bare_tensors(one)), bare_tensors(other))
+    assert shapes_of(layout).keys() == bare_parameters(one).keys() - frozen_in(one) | set(buffers)
+    assert all(torch.equal(bare_tensors(other)[at], bare_tensors(one)[at]) for at in shapes_of(layout))
+
+
+def frozen_in(model: nn.Module) -> set[str]:
+    return {name for name, value in bare_parameters(model).items() if not value.requires_grad}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -235,7 +280,7 @@ def test_what_is_not_carried_is_refused_by_its_name(name: str) -> None:
 
 def test_what_is_carried_is_said() -> None:
     ODD.append("tied")
-    assert check_task(RUN, batch_tokens=8) == (
+    assert check_task(RUN, batch_tokens=8).text == (
         "carried: 352 parameters in 6 tensors (1 tied); as the model's code makes them, not exchanged: 0 frozen "
         "tensors, 0 buffers"
     )
