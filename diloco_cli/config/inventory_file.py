@@ -131,35 +131,27 @@ def with_own_names(inventory: Inventory, places: Places) -> Inventory:
     for path, entry, hardware in places.paths(inventory):
         written = hardware.accelerators
         if written not in known:
-            place = places.of(f"{path}.accelerators", entry.where)
-            known[written] = _resolved(written, inventory.devices, f"{path}.accelerators", place)
+            try:
+                known[written] = resolve(written, inventory.devices)
+            except UsageError as error:
+                place = places.of(f"{path}.accelerators", entry.where)
+                raise UsageError(f"{path}.accelerators: {error.message}", where=place, hint=error.hint) from None
         found.append(replace(hardware, accelerators=known[written]))
     return _with_hardware(inventory, found)
 
 
-def _resolved(written: Accelerators, own: dict[str, Device], path: str, place: str) -> Accelerators:
-    try:
-        return resolve(written, own)
-    except UsageError as error:
-        raise UsageError(f"{path}: {error.message}", where=place, hint=error.hint) from None
-
-
 def with_whole_hosts(inventory: Inventory, places: Places) -> Inventory:
     """Hosts without `nodes`: one node a host. With both, they must agree."""
-    found = [_with_nodes(hardware, path, entry, places) for path, entry, hardware in places.paths(inventory)]
+    found: list[Hardware] = []
+    for path, entry, hardware in places.paths(inventory):
+        if hardware.hosts and f"{path}.nodes" in places.origins and hardware.nodes != len(hardware.hosts):
+            raise UsageError(
+                f"{path}.nodes: {hardware.nodes}, but hosts names {len(hardware.hosts)}",
+                where=places.of(f"{path}.nodes", entry.where),
+                hint="leave `nodes` out: every host is one node",
+            )
+        found.append(replace(hardware, nodes=len(hardware.hosts)) if hardware.hosts else hardware)
     return _with_hardware(inventory, found)
-
-
-def _with_nodes(hardware: Hardware, path: str, entry: Node, places: Places) -> Hardware:
-    if not hardware.hosts:
-        return hardware
-    if f"{path}.nodes" in places.origins and hardware.nodes != len(hardware.hosts):
-        raise UsageError(
-            f"{path}.nodes: {hardware.nodes}, but hosts names {len(hardware.hosts)}",
-            where=places.of(f"{path}.nodes", entry.where),
-            hint="leave `nodes` out: every host is one node",
-        )
-    return replace(hardware, nodes=len(hardware.hosts))
 
 
 def _with_hardware(inventory: Inventory, found: list[Hardware]) -> Inventory:

@@ -52,15 +52,12 @@ def load_run(path: Path | str, overrides: Sequence[str] = ()) -> RunSettings:
     return load_run_with_origins(path, overrides)[0]
 
 
-def load_run_with_origins(
-    path: Path | str, overrides: Iterable[str] = (), only_file: bool = False
-) -> tuple[RunSettings, Origins]:
-    """The settings, and for each key that was given its place: {"sync.every": "run.yaml:12"}. `only_file`: without
-    the user's own file and the environment."""
+def load_run_with_origins(path: Path | str, overrides: Iterable[str] = ()) -> tuple[RunSettings, Origins]:
+    """The settings, and for each key that was given its place: {"sync.every": "run.yaml:12"}."""
     tree = read_yaml_file(Path(path))
     refuse_other_file(tree, "run file", Path(path))
     refuse_user_keys(tree, "run file")
-    if not only_file and isinstance(tree.value, dict):
+    if isinstance(tree.value, dict):
         put_below(tree, {key: node for key, node in read_user_file().items() if key not in OF_THE_USER})
         put_environment(tree)
     apply_overrides(tree, overrides)

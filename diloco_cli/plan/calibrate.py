@@ -8,10 +8,10 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Inventory, IslandSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.plan.candidates import candidates
+from diloco_cli.plan.flow import DAY_S
 from diloco_cli.plan.link import join_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland
 
-DAY_S = 86_400.0
 LEAST_FAILURES = 2  # restarts of an island before its MTBF is estimated
 
 

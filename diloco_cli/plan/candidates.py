@@ -43,13 +43,14 @@ def island_speed(
         return island.tokens_per_s / island.slowdown, Assumption(text, "measured")
     device, count = find_device(island.accelerators.name, inventory.devices), num_devices(island)
     if device.name in HOST_DEVICES:
-        gflops = host_gflops(device.name, model)
+        gflops = min(CPU_GFLOPS_PER_WIDTH * model.width, MAX_CPU_GFLOPS) if device.name == CPU else MPS_GFLOPS
         what = f"a core at width {model.width}" if device.name == CPU else f"on {device.name}"
         text = f"{island.name}: {gflops:.0f} GFLOP/s {what}; tokens_per_s replaces it"
         rate = host_rate(count, gflops, model.flops_per_token, island.slowdown)
         return rate, Assumption(text, "guessed")
     tflops, kind = peak_tflops(device, precision)
-    mfu, given = island.mfu or default_mfu(device), "given" if island.mfu else "guessed"
+    usual = GUESSED_MFU if device.achievable is None else min(GUESSED_MFU, MFU_OF_ACHIEVABLE * device.achievable)
+    mfu, given = island.mfu or usual, "given" if island.mfu else "guessed"
     doubt = " (to be checked)" if device.check else ""
     text = f"{island.name}: {count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.2f} (MFU {given})"
     rate = peak_rate(count, tflops, mfu, model.flops_per_token, island.slowdown)
@@ -66,11 +67,6 @@ def host_rate(cores: int, gflops: float, flops_per_token: float, slowdown: float
     return cores * gflops * GIGA / flops_per_token / slowdown
 
 
-def host_gflops(name: str, model: ModelFacts) -> float:
-    """GFLOP/s of one core, or of the host's own accelerator, in training."""
-    return min(CPU_GFLOPS_PER_WIDTH * model.width, MAX_CPU_GFLOPS) if name == CPU else MPS_GFLOPS
-
-
 def peak_tflops(device: Device, precision: Precision) -> tuple[float, str]:
     """The dense peak in the type that the learner uses: bf16 if the device has it and the run allows it, else
     fp32. Raises UsageError where it is not known."""
@@ -82,12 +78,6 @@ def peak_tflops(device: Device, precision: Precision) -> tuple[float, str]:
         f"the {precision} peak of the device {device.name} is not known",
         hint=f"measure it (tokens_per_s), or describe it: devices: {{{device.name}: {{fp32_tflops: 30}}}}",
     )
-
-
-def default_mfu(device: Device) -> float:
-    if device.achievable is None:
-        return GUESSED_MFU
-    return min(GUESSED_MFU, MFU_OF_ACHIEVABLE * device.achievable)
 
 
 def shares_cores(island: IslandSettings, region: str | None) -> bool:

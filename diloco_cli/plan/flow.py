@@ -54,13 +54,9 @@ MAX_TERMS = 2_000_000  # of the probabilities that enough other islands are pres
 BACKWARD_SHARE = 2 / 3  # of a step, its end: gradients appear, and can travel, during it
 
 
-def kept_work(island: IslandSettings, at_risk_s: float) -> float:
-    """Share of the work that failures do not lose: each failure loses the work that was not merged yet."""
-    return 1.0 if island.mtbf_s is None else share_of_work(island.mtbf_s, at_risk_s)
-
-
 @formula("island", "kept when it fails")
 def share_of_work(mtbf_s: float, at_risk_s: float) -> float:
+    """That failures do not lose: each failure loses the work that was not merged yet."""
     return mtbf_s / (mtbf_s + at_risk_s)
 
 
@@ -360,7 +356,8 @@ def flow_of(
     after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
     busy = busy_share(served_s, hidden_s, exchange_s)
     after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late))
-    kept = kept_work(candidate.island, late * schedule.round_s / 2 + hidden_s)
+    mtbf_s, at_risk_s = candidate.island.mtbf_s, late * schedule.round_s / 2 + hidden_s
+    kept = 1.0 if mtbf_s is None else share_of_work(mtbf_s, at_risk_s)
     return Flow(
         local_steps=steps,
         transfer_s=transfer,

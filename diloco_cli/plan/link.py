@@ -59,7 +59,7 @@ CLIENT_BPS = 3.5e9
 checks and encrypts, 3.7 up and 3.4 down where it was measured (tests/benchmarks/one_process.py)."""
 MBPS = 1e6
 COMMIT_BYTES = 800  # of a merge, without its inputs
-INPUT_BYTES = 300
+INPUT_BYTES = 350
 OFFER_BYTES = 700
 HEARTBEAT_BYTES = 307
 HEARTBEAT_EVERY_S = 3.0
@@ -270,14 +270,9 @@ def kept_at_pace(sync: SyncSettings, load: float) -> float:
     """The share of the progress that can be merged where slots are served `load` times as slowly as planned. Islands
     give a fragment's progress up each time it is more than an offer may hold: what is there when the merge comes
     depends on when they last did, so this is a mean."""
-    return merged_share(merged_rounds(sync), load) if load > 1 else 1.0
+    return merged_share(MERGED_SHARE * max_rounds(sync), load) if load > 1 else 1.0
 
 
 @formula("island", "merged at the syncer's pace")
 def merged_share(merged_rounds: float, syncer_load: float) -> float:
     return min(1.0, merged_rounds / syncer_load)
-
-
-def merged_rounds(sync: SyncSettings) -> float:
-    """How many planned rounds of progress are merged between two merges of a fragment, at most."""
-    return MERGED_SHARE * max_rounds(sync)

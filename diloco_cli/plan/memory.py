@@ -258,7 +258,7 @@ def memory_parts(model: ModelFacts, how: Computing, ranks: int = 1, sequences: i
         "casts": 0.0 if sharded else how.widths.casts * parameters / GB,
         "activations": activations_gb(activation_bytes(model, how), tokens),
         "logits": logits_gb(tokens, model.vocabulary),
-        "gathered": gathered_bytes(model, how) / GB if sharded else 0.0,
+        "gathered": gathered(model, how.gathered, _freed_bytes(model, how)) / GB if sharded else 0.0,
         "exchange": exchange_gb(model, how),
     }
     return tuple(MemoryPart(name, gb) for name, gb in sizes.items() if gb)
@@ -343,10 +343,6 @@ def _freed_bytes(model: ModelFacts, how: Computing) -> float:
 @formula("island", "freed of a token with its logits", "bytes")
 def freed_of_a_token(vocabulary: float, layer_computed_again_bytes: float, width: int) -> float:
     return LOGIT_BYTES * vocabulary - 1.5 * layer_computed_again_bytes * width
-
-
-def gathered_bytes(model: ModelFacts, how: Computing) -> float:
-    return gathered(model, how.gathered, _freed_bytes(model, how))
 
 
 @formula("island", "gathered", "bytes")

@@ -21,6 +21,7 @@ from diloco_cli.plan.candidates import (
     num_devices,
 )
 from diloco_cli.plan.flow import (
+    DAY_S,
     Fleet,
     Flow,
     all_present_probability,
@@ -63,6 +64,7 @@ from diloco_cli.plan.remarks import (
     island_warnings,
     schedule_warnings,
     snapshot_warnings,
+    some_of,
     syncer_warnings,
     tight,
 )
@@ -173,8 +175,8 @@ def _beyond_limits(
     everyone: Sequence[Candidate], fastest: Fleet, run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
 ) -> InfeasibleError:
     """The limits that would be feasible: the fastest plan's days, or the cheapest one's costs."""
-    days = math.ceil(100 * run.train.tokens / fastest.tokens_per_s / 86_400) / 100
-    if goal.deadline_s is not None and days * 86_400 > goal.deadline_s:
+    days = math.ceil(100 * run.train.tokens / fastest.tokens_per_s / DAY_S) / 100
+    if goal.deadline_s is not None and days * DAY_S > goal.deadline_s:
         return InfeasibleError(
             f"no plan reaches {run.train.tokens:,} tokens in {format_duration(goal.deadline_s)}: the fastest takes"
             f" {days:g} d",
@@ -215,7 +217,6 @@ def _place(origin: str) -> str:
 
 
 MAX_LISTED = 16  # islands up to which P(at least k) is listed for every k
-DAY_S = 86_400.0
 
 
 def assemble(
@@ -327,7 +328,7 @@ def _why(
     total, absent = len(islands) + len(missing), [*missing, *unused]
     if absent:
         of = f"{len(islands)} of {total} islands" if missing else f"all {total} islands"
-        return f"{of} take part; without {_names([island.name for island in absent])}"
+        return f"{of} take part; without {some_of([island.name for island in absent])}"
     everyone = "the island takes part" if total == 1 else f"all {total} islands take part"
     return f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"
 
@@ -336,11 +337,7 @@ def _not_launched(fleet: Fleet, inventory: Inventory) -> str:
     """A plan may predict what `launch` refuses to start."""
     kept = {candidate.island.name for candidate in fleet.kept}
     found = [i.name for i in inventory.islands if i.name in kept and not_launched(i, inventory)]
-    return f"; launch cannot run {_names(found)}" if found else ""
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"; launch cannot run {some_of(found)}" if found else ""
 
 
 def predict(fleet: Fleet, money: Money, run: RunSettings, model: ModelFacts) -> Prediction:

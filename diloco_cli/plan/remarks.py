@@ -92,14 +92,14 @@ def _speeds(kept: Sequence[Candidate]) -> list[Assumption]:
         name, assumption = candidate.island.name, candidate.assumption
         text = assumption.text.removeprefix(f"{name}: ")
         by_source.setdefault((text, assumption.mark), []).append(name)
-    return [Assumption(f"{_names(names)}: {text}", mark) for (text, mark), names in by_source.items()]  # type: ignore[arg-type]
+    return [Assumption(f"{some_of(names)}: {text}", mark) for (text, mark), names in by_source.items()]  # type: ignore[arg-type]
 
 
 def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption]:
     local = [candidate.island.name for candidate in kept if shares_cores(candidate.island, None)]
     if inventory.local is None and len(local) > 1:
         text = "planned as if each had cores of its own; measure this machine: diloco inventory probe -f RUN"
-        return [Assumption(f"{_names(local)}: {text}", "guessed")]
+        return [Assumption(f"{some_of(local)}: {text}", "guessed")]
     if inventory.local is None:
         return []
     by_share: dict[str, list[str]] = {}
@@ -107,7 +107,7 @@ def _sharing(kept: Sequence[Candidate], inventory: Inventory) -> list[Assumption
         if candidate.share < 1:
             by_share.setdefault(f"{candidate.share:.2f}", []).append(candidate.island.name)
     cores = f"share {inventory.local.cores} cores"
-    return [Assumption(f"{_names(names)}: {cores}, speeds x {share}", "guessed") for share, names in by_share.items()]
+    return [Assumption(f"{some_of(names)}: {cores}, speeds x {share}", "guessed") for share, names in by_share.items()]
 
 
 def _of_the_inventory(kept: Sequence[Candidate], inventory: Inventory) -> list[str]:
@@ -158,17 +158,16 @@ def _of_the_model(run: RunSettings, model: ModelFacts) -> list[str]:
 
 def _about(*guesses: tuple[str, Sequence[IslandSettings]]) -> list[str]:
     """One line for each that is about any island."""
-    return [f"{_names([island.name for island in islands])}: {text}" for text, islands in guesses if islands]
+    return [f"{some_of([island.name for island in islands])}: {text}" for text, islands in guesses if islands]
 
 
-def _names(names: Sequence[str]) -> str:
+def some_of(names: Sequence[str]) -> str:
     if len(names) <= MAX_NAMES:
         return ", ".join(names)
     return f"{', '.join(names[:3])} and {len(names) - 3} more"
 
 
 YEAR_D = 365.0
-DAY_S = 86_400.0
 WEEK_D = 7.0
 LONG_STEP_S = 60.0
 GOOD_STEP_S = 10.0
@@ -439,7 +438,7 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
         sequences = math.ceil(candidate.batch_tokens * fleet.schedule.round_s / round_s / model.sequence)
         reason = f"its steps of {format_duration(candidate.step_s)} would set a round of {format_duration(round_s)}"
         way = f"batch_tokens: {sequences * model.sequence}"
-        return Excluded(name, f"{reason}, too short for the link of {_names(late)}", (way,))
+        return Excluded(name, f"{reason}, too short for the link of {some_of(late)}", (way,))
     if goal.objective == "cost":
         without, with_it = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
         return Excluded(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")

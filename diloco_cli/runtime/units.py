@@ -272,12 +272,6 @@ def _consent(run: RunFormat, url: str, *, stores: bool) -> str:
     return f" --allow-code {format_digest(run)}" if needed else ""
 
 
-def background_command(url: str, region: str | None) -> tuple[str, ...]:
-    """The process that supervises these units in the background."""
-    chosen = () if region is None else (f"--region={region}",)
-    return diloco_command("resume", url, *chosen)
-
-
 def syncer_may_start(run: RunFormat, units: list[UnitSpec]) -> bool:
     """Whether one of these units serves the run, now or after a takeover."""
     return run.settings.syncer.on_learners or any(unit.kind == "syncer" for unit in units)

@@ -33,7 +33,6 @@ from diloco_cli.store.port import (
 )
 from diloco_cli.store.url import KINDS, parse_url, without_credentials
 
-MAX_RETRY_AFTER_S = 60.0
 TOO_MANY = 429
 FULL = 507  # Insufficient Storage
 RETRYABLE_STATUS = {408, 409, 425, 429, 500, 502, 503, 504}
@@ -231,12 +230,8 @@ def error_of_status(status: int) -> Exception | None:
     return _BY_STATUS[status]() if status in _BY_STATUS else None
 
 
-def throttled(text: str, where: str, retry_after: str | None = None) -> StoreThrottledError:
-    """`retry_after`: the header of that name; a date in it is passed over."""
-    error = StoreThrottledError(f"the store takes no more calls now: {text}", where=where)
-    if retry_after is not None and retry_after.isdecimal():
-        error.retry_after_s = min(float(retry_after), MAX_RETRY_AFTER_S)
-    return error
+def throttled(text: str, where: str) -> StoreThrottledError:
+    return StoreThrottledError(f"the store takes no more calls now: {text}", where=where)
 
 
 def no_space(text: str, where: str) -> NoSpaceError:

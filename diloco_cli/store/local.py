@@ -142,7 +142,8 @@ class LocalStore:
                 if make and walked not in self._durable_directories:
                     _make_durable_directory(descriptor, part)
                     self._durable_directories.add(walked)
-                descriptor = _replace(descriptor, os.open(part, _OPEN_DIRECTORY, dir_fd=descriptor))
+                above, descriptor = descriptor, os.open(part, _OPEN_DIRECTORY, dir_fd=descriptor)
+                os.close(above)
             yield descriptor, name
         finally:
             os.close(descriptor)
@@ -225,11 +226,6 @@ def _without_links(error: OSError) -> Exception:
             hint="use a directory on ext4, xfs, btrfs, zfs, apfs or tmpfs",
         )
     return error
-
-
-def _replace(old: int, new: int) -> int:
-    os.close(old)
-    return new
 
 
 def check_directory(root: Path, create: bool) -> None:

@@ -67,9 +67,7 @@ class StoreUnavailableError(StoreError):
 
 
 class StoreThrottledError(StoreUnavailableError):
-    """Too many calls (429, SlowDown): slower ones will work. `retry_after_s`: as the store asks, 0 if it does not."""
-
-    retry_after_s = 0.0
+    """Too many calls (429, SlowDown): slower ones will work."""
 
 
 class UploadDamagedError(StoreUnavailableError):

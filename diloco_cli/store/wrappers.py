@@ -204,11 +204,9 @@ class CallPace:
                 self.waits += 1
             return start_s - now_s
 
-    def refused(self, now_s: float, retry_after_s: float = 0.0) -> None:
-        """The store has refused a call because there are too many, and may have said when to call again."""
+    def refused(self, now_s: float) -> None:
+        """The store has refused a call because there are too many."""
         with self._lock:
-            if retry_after_s > 0.0:
-                self._next_s = max(self._next_s, now_s + retry_after_s)
             if now_s - self._cut_s < SETTLE_S / self.weight:
                 return
             self._cut_s = now_s
@@ -244,9 +242,9 @@ class ThrottledStore(StoreWrapper):
             self._sleep(wait_s)
         try:
             answer = call()
-        except StoreThrottledError as error:
+        except StoreThrottledError:
             if verb != "put":  # of one name that is overwritten too often: that says nothing about other calls
-                self.pace.refused(self._monotonic(), error.retry_after_s)
+                self.pace.refused(self._monotonic())
             raise
         self.pace.went_well()
         return answer

@@ -101,10 +101,6 @@ class Actor:
 _due_of = attrgetter("due_s")
 
 
-def _usual_latency(actor: Actor, operation: Operation) -> float:
-    return LATENCY_S
-
-
 @dataclass
 class World:
     """Advances the actor that is due first; ties go to the one that was started first. `writes` records every create
@@ -124,7 +120,7 @@ class World:
     actors: list[Actor] = field(default_factory=list)
     on_end: Callable[[Actor], None] = lambda actor: None
     writes: list[tuple[str, int, str]] = field(default_factory=list)
-    latency_s: Callable[[Actor, Operation], float] = _usual_latency
+    latency_s: Callable[[Actor, Operation], float] = lambda actor, operation: LATENCY_S
     answer_s: Callable[[Actor, Operation], float] | None = None
     fault_of: Callable[[Actor, Operation], Injected | None] | None = None
     unreachable_until_s: Callable[[Actor], float] | None = None

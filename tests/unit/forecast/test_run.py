@@ -170,20 +170,6 @@ def test_a_slow_link_costs_participation_and_is_slow_only_for_its_time() -> None
     assert fleet.conditions["l0"].slow == 1.0
 
 
-def test_uploads_that_took_longer_than_any_slot_that_an_offer_may_name_are_tried_again() -> None:
-    """8 s, where the oldest version that an offer may be based on is 7.2 s old, until most of the uploads that are
-    remembered took so long. One step a slot; no moments cross the link."""
-    run = make_run(up_bps=1e8, seconds=260.0, step_s=SLOT_S, every=4)
-    train = replace(run.settings.train, inner=InnerSettings(save_every=1000))
-    islands = tuple(replace(island, local_steps=4) for island in run.islands)
-    run = replace(run, settings=replace(run.settings, train=train), islands=islands)
-    found, fleet = play(run, Injection(0, 20.0, "slow", ("l0",), for_s=160.0, factor=50.0), within_s=1000.0)
-    commits = [decode(Commit, fleet.world.store.get(commit_key(n)) or b"", "log") for n in range(fleet.state.n + 1)]
-    newest = [commit for commit in commits if commit.kind == "merge"][-40:]
-    assert found.finished
-    assert sum("l0" in [item.learner for item in merge.inputs] for merge in newest) >= 38
-
-
 def test_damaged_deltas_are_refused_and_the_run_goes_on() -> None:
     faults = (Injection(0, 5.0, "corrupt", ("l0",)), Injection(1, 8.0, "poison", ("l1",)))
     found, fleet = play(make_run(), *faults)
@@ -228,18 +214,6 @@ def test_a_zombie_syncer_wakes_after_another_took_its_place_and_changes_nothing(
     assert found.finished and found.epochs == 2 and found.faults_injected == 2
     epochs = [record.epoch for record in _commits(fleet)]
     assert epochs == sorted(epochs) and set(epochs) == {1, 2}
-
-
-def test_nobody_reaches_the_store_and_everybody_resumes_by_himself() -> None:
-    names = ("l0", "l1", "l2", "syncer")
-    found, fleet = play(make_run(), Injection(0, 10.0, "partition", names, for_s=5.0))
-    assert found.finished and found.epochs == 1 and found.warnings == ()
-    assert all(island.incarnations == 1 and island.stalled_s == 0 for island in found.islands)
-    written_s = [at for at in _commit_times(fleet) if 10.5 < at < 14.5]
-    assert written_s == []
-    alone, fleet = play(make_run(), Injection(0, 10.0, "partition", ("syncer",), for_s=5.0))
-    assert alone.finished and alone.epochs == 1
-    assert [at for at in _commit_times(fleet) if 10.5 < at < 14.5] == []
 
 
 def _commits(fleet: SimulatedFleet) -> list[Commit]:

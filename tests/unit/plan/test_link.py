@@ -87,7 +87,7 @@ def test_a_round_of_a_large_model_is_fragments_and_a_little() -> None:
     plan = make_plan(RUN, fleet(IOWA, SPOT, OLD), MODEL)
     round_s, iowa = plan.schedule.round_s, plan.islands[0]
     assert iowa.sent_mbps == pytest.approx(8 * ((2.4e9 + 24 * 700) / round_s + 260 / 3) / 1e6)
-    assert iowa.received_mbps == pytest.approx(8 * (2e9 + 24 * (800 + 3 * 300)) / round_s / 1e6)
+    assert iowa.received_mbps == pytest.approx(8 * (2e9 + 24 * (800 + 3 * 350)) / round_s / 1e6)
     assert iowa.received_mbps == pytest.approx(iowa.down_mbps_needed, rel=1e-4)
 
 

@@ -14,7 +14,6 @@ from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import RefusedError
 from diloco_cli.launch.new_run import signed
-from diloco_cli.paths import user_state_directory
 from diloco_cli.protocol.log.records import RegionStore, RunFormat, not_consented
 from diloco_cli.runtime.consent import (
     Allowance,
@@ -149,17 +148,6 @@ def test_modules_are_looked_for_last_in_the_folder_that_was_named_with_the_conse
     assert sys.path[-1] == str(folder)
 
 
-def test_without_diloco_home_it_is_kept_in_the_users_state_not_in_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("DILOCO_HOME")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert user_state_directory("consent") == tmp_path / "state" / "diloco" / "consent"
-    monkeypatch.delenv("XDG_STATE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "user"))
-    assert user_state_directory("consent") == tmp_path / "user" / ".local" / "state" / "diloco" / "consent"
-
-
 def reading(**data: str) -> RunFormat:
     """A run out of a bucket whose format names these data."""
     return not_consented(replace(NANO, settings=replace(NANO.settings, data=DataSettings(**data))))  # type: ignore[arg-type]
@@ -220,11 +208,6 @@ def test_tokens_beside_the_run_need_nothing_unless_the_users_home_lies_there_too
     with pytest.raises(RefusedError):
         consented(beside, url, NOTHING)
     assert consented(own, url, NOTHING).settings.consented
-
-
-def test_a_process_that_needs_no_data_goes_on_without_them() -> None:
-    run = consented(reading(tokens="s3://far/tokens"), URL, NOTHING, code=False)
-    assert not run.settings.consented, "it merges, and does not evaluate"
 
 
 def test_a_command_that_never_reads_data_asks_for_no_consent_to_them_and_notes_none() -> None:

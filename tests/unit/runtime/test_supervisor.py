@@ -25,7 +25,6 @@ from diloco_cli.runtime.supervisor import (
     SupervisionResult,
     WholeRun,
     begin_ending,
-    drain_text,
     ending_after_a_signal,
     supervise,
 )
@@ -154,12 +153,6 @@ def test_a_run_goes_on_without_a_learner_that_failed(eventually):
         assert pid_of("b") is not None
         run.state = "FINISHED"
         assert run.join().reason == "finished"
-
-
-def test_it_ends_when_all_units_are_done_and_says_what_the_bucket_says():
-    with Supervision(unit("a", "pass"), unit("b", "pass"), run_state=lambda: "FINISHED") as run:
-        outcome = run.join()
-    assert (outcome.reason, outcome.exit_status) == ("finished", 0)
 
 
 def test_units_that_stay_after_the_end_are_terminated_then_killed(eventually):
@@ -478,10 +471,3 @@ def test_a_signal_while_the_run_ends_does_not_prolong_that() -> None:
     finished = begin_ending("finished", "the run is FINISHED", 30.0, POLICY.leave_s, POLICY)
     ending = ending_by(signal.SIGINT, before=finished)
     assert ending.reason == "interrupted" and ending.terminate_at_s == 10.0 and ending.kill_at_s < finished.kill_at_s
-
-
-def test_the_screen_says_what_goes_on_while_a_machine_leaves() -> None:
-    assert drain_text("SIGTERM ends what runs here", ("iowa",), ("syncer",)) == (
-        "SIGTERM ends what runs here: iowa offers its last deltas, then syncer ends; the run itself goes on. "
-        "Ask again to end at once"
-    )

@@ -136,12 +136,6 @@ def test_it_rises_by_the_second_in_which_it_is_used_and_not_in_idle_time() -> No
     assert pace.limit is None
 
 
-def test_it_waits_as_long_as_the_store_asks() -> None:
-    pace = cut()
-    pace.refused(1.1, retry_after_s=7.0)
-    assert pace.wait_s(1.1) == pytest.approx(7.0)
-
-
 class Throttling(MemoryStore):
     """Takes `most` calls in each turn of its clock's second, as one that refuses the rest."""
 
