@@ -76,7 +76,7 @@ def loss_in_transformers(folder: Path, sequences: int) -> float:
 
 
 def test_a_pretrained_model_goes_on_from_its_own_loss_and_its_export_is_transformers_own(place: Playground) -> None:
-    done = place.run("launch", "run.yaml", "--set", "train.tokens=120k", "--set", "evaluation.every=1000", "--json")
+    done = place.run("launch", "run.yaml", "--set", "train.tokens=80k", "--set", "evaluation.every=1000", "--json")
     assert done.returncode == 0, done.stderr
     commits = [json.loads(path.read_text()) for path in sorted((place.directory / "bucket/continued/commit").iterdir())]
     evaluations = [commit for commit in commits if commit["kind"] == "eval"]
@@ -106,7 +106,7 @@ def test_adapters_alone_are_trained_and_exported_over_a_base_that_must_be_the_sa
 
     monkeypatch.setattr(lora, "build", one_by_one)
     monkeypatch.setitem(sys.modules, "lora", lora)
-    fewer = ("train.tokens=80k", "train.batch_tokens=256", "train.inner.warmup_steps=4", "evaluation.sequences=16")
+    fewer = ("train.tokens=50k", "train.batch_tokens=256", "train.inner.warmup_steps=4", "evaluation.sequences=16")
     settings = load_run(FILES / "lora.yaml", fewer)
     settings = replace(carried(settings), sync=replace(settings.sync, skip_after_s=600.0))
     few = make_run(2, 1, settings.sync, settings.outer, settings.train.inner)

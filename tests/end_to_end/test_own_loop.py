@@ -29,7 +29,7 @@ def killed_and_finished(place: Playground, run: str, script: str, *more: str) ->
     """Both islands of a run that is over: ohio was killed after some steps, and started again."""
     scripts = [LoopScript(place, script, f"{URL}/{run}", name, more).start() for name in ISLANDS]
     ohio = scripts[1]
-    wait_until(lambda: len(ohio.drawn(1)) > 30 or ohio.process.poll() is not None, 240)
+    wait_until(lambda: len(ohio.drawn(1)) > 20 or ohio.process.poll() is not None, 240)
     ohio.kill()
     ohio.start()
     for each in scripts:
@@ -58,8 +58,8 @@ def check(place: Playground, run: str, scripts: list[LoopScript], tokens: int) -
 
 
 def test_own_loops_that_fork_survive_a_kill_and_each_sample_is_merged_once(bucket: Playground) -> None:
-    own_loop(bucket, URL, 80_000)
-    check(bucket, "own-loop", killed_and_finished(bucket, "own-loop", "train.py"), 80_000)
+    own_loop(bucket, URL, 50_000)
+    check(bucket, "own-loop", killed_and_finished(bucket, "own-loop", "train.py"), 50_000)
 
 
 @pytest.mark.long

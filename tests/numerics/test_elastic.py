@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
-from tests.numerics.harness import CLOCK, Threads, commits, learn, make_run, process_of, serve
+from tests.numerics.harness import CLOCK, Threads, make_run, process_of, serve
 from tests.numerics.test_identities import CONSTANT
 from tests.numerics.tiny import ROWS
 from tests.waiting import wait_until
@@ -54,31 +54,6 @@ class Party:
         perform(ask(self.state(), "stop", nonce(), utc_now_text(), "enough"), self.store, CLOCK)
         self.threads.join()
         return self.state()
-
-
-def test_an_island_joins_half_way_works_and_leaves_and_the_log_replays() -> None:
-    party, leave = Party(rounds=10_000), threading.Event()
-    party.threads.start(serve, party.run, party.store)
-    for name in ("l0", "l1"):
-        party.threads.start(learn, party.run, party.store, name)
-    party.wait_for(lambda state: state.merges >= 12)
-    guest = party.threads.start(party.guest, leave)
-    party.wait_for(lambda state: state.learner("guest").merges >= 10)
-    leave.set()
-    guest.join(30)
-    left = party.state()
-    assert not guest.is_alive() and left.phase == "RUNNING", "it waited for the end of the run instead of leaving"
-    state = party.stop()
-    replay = LogVerifier(party.store, party.run).replay()
-    assert replay.ok, replay.mismatches
-    known = state.learner("guest")
-    inputs = [item for commit in commits(party.store) for item in commit.inputs if item.learner == "guest"]
-    assert known.merges == len(inputs) >= 10 and known.merges == left.learner("guest").merges
-    assert all(item.tokens == 2 * ROWS * item.steps for item in inputs)
-    assert sum(learner.token_parameters for learner in state.learners.values()) == state.token_parameters
-    assert replay.tokens == state.tokens(party.run.layout)
-    published = party.store.list("offer/guest/", limit=100_000)
-    assert known.merges + known.refused == len(published) == known.next_seq, "every offer has its outcome"
 
 
 def test_a_verifier_finds_an_island_that_nobody_admitted() -> None:
