@@ -100,7 +100,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """What `diloco init` writes, launched for a short while, and what `launch --json` printed."""
     folder = tmp_path_factory.mktemp("launched")
     assert run_diloco("init", "q", folder=folder).returncode == 0
-    done = run_diloco("launch", "q/run.yaml", *SHORT, "--json", folder=folder)
+    done = run_diloco("launch", "q/run.yaml", *SHORT, "--json", folder=folder, forking=True)
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 

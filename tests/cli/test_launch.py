@@ -61,11 +61,12 @@ def test_a_model_that_cannot_be_built_without_memory_is_built_with_it(diloco: Di
 def test_a_model_of_ones_own_trains_from_another_directory(diloco: Diloco, tmp_path: Path) -> None:
     """As the README says it: an entrypoint for the model, one for the data; nothing installed, nothing exported."""
     copied("own-model", tmp_path / "own")
-    done = diloco("launch", "own/run.yaml", "--json", "--set", "train.tokens=40k", DILOCO_HOME=str(tmp_path / "home"))
+    words, home = ("launch", "own/run.yaml", "--json", "--set", "train.tokens=40k"), str(tmp_path / "home")
+    done = diloco(*words, forking=True, DILOCO_HOME=home)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)["data"]
     assert data["state"] == "FINISHED" and data["tokens"] >= 40_000 and data["loss"] < 3.4
-    again = diloco("resume", "own-model", DILOCO_HOME=str(tmp_path / "home"))
+    again = diloco("resume", "own-model", DILOCO_HOME=home)
     assert again.returncode == 0 and "diloco launch RUN.yaml --set name=own-model-2" in again.stderr
 
 
