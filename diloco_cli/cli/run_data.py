@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -178,11 +179,12 @@ def report(
     opened = open_run(run)
     path = output if output is not None or as_json else Path(f"{opened.name}.{chosen}")
     if path is not None and output is None:
-        refuse_place(path, hint="give another file with -o, or -y to overwrite it", overwrite=yes)
+        hint = "give another file with -o, or -y to overwrite it"
+        refuse_place(path, hint, overwrite=yes or _is_page_of(path, opened.format.run_id))
     found, history = read_report(opened)
     if path is not None:
         with writing_to(path):
-            path.write_text(_written(chosen, found, history), encoding="utf-8")
+            path.write_text(_written(chosen, found, history, opened.format.run_id), encoding="utf-8")
     if as_json:
         import msgspec
 
@@ -215,7 +217,16 @@ def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
     return report_of(facts, history, read_launch_plan(opened.store), marks, opened.local()), history
 
 
-def _written(form: Format, found: Report, history: RunHistory) -> str:
+def _is_page_of(path: Path, run_id: str) -> bool:
+    """Whether an earlier report wrote it, which this one brings up to date."""
+    from diloco_cli.report.page import mark_of
+
+    with suppress(OSError), open(path, encoding="utf-8", errors="replace") as page:
+        return mark_of(run_id) in page.read(1000)
+    return False
+
+
+def _written(form: Format, found: Report, history: RunHistory, run_id: str) -> str:
     if form == "csv":
         from diloco_cli.report.history import csv_of
 
@@ -223,7 +234,7 @@ def _written(form: Format, found: Report, history: RunHistory) -> str:
     from diloco_cli.report.page import charts_of, page_of, poster_svg
 
     charts = charts_of(found, history)
-    return poster_svg(found, charts) if form == "svg" else page_of(found, charts, utc_now_text())
+    return poster_svg(found, charts) if form == "svg" else page_of(found, charts, utc_now_text(), run_id)
 
 
 EVERY_S = 5.0

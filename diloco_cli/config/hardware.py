@@ -105,6 +105,9 @@ def find_device(name: str, own: Mapping[str, Device]) -> Device:
     slices = [f"{family}-8" for family in known.slices]
     names = similar_names(name, [*own, *known.devices, *HOST_DEVICES, *known.aliases, *slices])
     likely = f"; nearest: {', '.join(names)}" if names else ""
+    if wanted.split(":")[0] == "cuda":
+        hint = "name the GPU's model, as in RTX-4090:1; diloco init finds it on this machine"
+        raise UsageError(f"'{name}' names no device", hint=hint)
     own_entry = f"devices: {{{name}: {{bf16_tflops: 120, memory_gb: 24}}}}"
     raise UsageError(f"unknown device '{name}'{likely}", hint=f"name a known device, or describe yours: {own_entry}")
 

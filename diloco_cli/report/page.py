@@ -66,10 +66,16 @@ code {font-family: ui-monospace, monospace; font-size: .9em; overflow-wrap: anyw
 # -- the page -----------------------------------------------------------------------------------------------------
 
 
-def page_of(report: Report, charts: Sequence[Chart], generated_at: str) -> str:
+def mark_of(run_id: str) -> str:
+    """By which a later report knows the page as one of this run."""
+    return f'<meta name="diloco-run" content="{run_id}">'
+
+
+def page_of(report: Report, charts: Sequence[Chart], generated_at: str, run_id: str) -> str:
     title = f"{report.run}: a run of diloco"
     parts = [
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{as_html(title)}</title>',
+        mark_of(run_id),
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<style>{CSS}</style></head><body>",

@@ -317,7 +317,8 @@ def log_files(url: str, unit: str | None = None) -> dict[str, Path]:
     if not chosen:
         missing = "no log" if unit is None else f"no log of {unit}"
         message = f"{missing} on this machine; logs here: {', '.join(found) or 'none'}"
-        raise NotFoundError(message, where=str(folder), hint=f"see `diloco status {url}`")
+        hint = f"of another run: diloco logs --run RUN; how this one is: diloco status {url}"
+        raise NotFoundError(message, where=str(folder), hint=hint)
     return chosen
 
 

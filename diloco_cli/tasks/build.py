@@ -172,11 +172,12 @@ def _function(entrypoint: str, where: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module_name), name)
     except Exception as error:  # importing runs the user's own code
+        hint = "write it as package.module:function; looked for in PYTHONPATH, among the installed packages, and last"
+        hint += " beside the run file"
+        if module_name.endswith(".py"):
+            hint = f"a module's name, without .py: {module_name.removesuffix('.py')}:{name}"
         raise UsageError(
-            f"cannot load {entrypoint!r}: {type(error).__name__}: {error}",
-            where=where,
-            hint="write it as package.module:function; looked for in PYTHONPATH, among the installed packages, and last"
-            " beside the run file",
+            f"cannot load {entrypoint!r}: {type(error).__name__}: {error}", where=where, hint=hint
         ) from error
     return cast(Callable[..., Any], found)
 

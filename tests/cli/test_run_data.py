@@ -36,6 +36,9 @@ def test_a_page_a_picture_and_a_table_of_one_run(diloco: Diloco, url: str, tmp_p
     for form in FORMATS:
         done = diloco("report", url, "--format", form)
         assert done.returncode == 0 and f"long.{form}" in done.stdout, done.stderr
+    again = diloco("report", url)  # brings its own page up to date, and overwrites no other file
+    assert again.returncode == 0, again.stderr
+    assert diloco("report", url, "--format", "csv").returncode == 2
     page, picture, table = ((tmp_path / f"long.{form}").read_text() for form in FORMATS)
     assert page.startswith("<!doctype html>") and page.count("<figure>") == 7
     assert '<span class="state' in page and "epoch 1 starts" in page

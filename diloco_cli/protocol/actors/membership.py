@@ -117,7 +117,8 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
     while state.with_members(run).island(island.name) is None:
         hopeless = refusal_of_island(island, state.with_members(run))
         if hopeless is not None:
-            raise UsageError(f"{island.name!a} may not join: {hopeless}", where=run.name)
+            hint = "room for islands that join is made when a run begins, for 16 in all: data: {shards: 16} in run.yaml"
+            raise UsageError(f"{island.name!a} may not join: {hopeless}", where=run.name, hint=hint)
         unheard = state.n > asked[1] and (yield Now()) >= asked_s + ASK_ANEW_S  # a syncer serves, and has not found it
         if state.n >= 0 and (state.epoch != asked[0] or unheard):
             yield from _ask(run, state.epoch, island, nonce, time)

@@ -148,3 +148,9 @@ def test_another_word_is_refused_with_its_place(tmp_path: Path, infra: str, word
 @pytest.mark.parametrize("infra", ["local", "slurm/loop", "loop", "loop/new"])
 def test_any_other_island_has_no_loop_of_its_own(infra: str) -> None:
     assert data_class_of(infra) is None
+
+
+def test_torchs_name_for_a_gpu_is_no_model_of_one() -> None:
+    with pytest.raises(UsageError) as caught:
+        find_device("cuda", {})
+    assert "RTX-4090:1" in (caught.value.hint or "")

@@ -87,7 +87,7 @@ def hostile() -> tuple[Report, list]:
 
 def test_nothing_from_the_bucket_becomes_markup_and_nothing_is_fetched() -> None:
     pytest.importorskip("matplotlib")
-    page = page_of(*hostile(), at(0))
+    page = page_of(*hostile(), at(0), "id")
     tags = Tags(page)
     assert "&lt;script&gt;" in page and not tags.tags & {"script", "img", "iframe", "link", "object", "base", "form"}
     assert not [name for name, _ in tags.attributes if name.startswith("on") or name == "src"]
@@ -108,7 +108,7 @@ def test_an_svg_file_is_well_formed_whatever_the_bucket_says() -> None:
 
 def test_pictures_take_their_colours_from_the_page() -> None:
     pytest.importorskip("matplotlib")
-    page = page_of(*reported(), at(0))
+    page = page_of(*reported(), at(0), "id")
     assert "var(--ink" in page and "#010203" not in page
     assert page.count("<figure>") == 5, "all but those of the loss, which this history has none of"
 
@@ -191,11 +191,11 @@ def test_numbers_beyond_all_measure_break_no_picture() -> None:
     history = begun()
     merge(history, 1, "iowa")
     report = report_of(said, history, PLAN, [Mark(1e300, "chaos", "iowa", "")])
-    assert page_of(report, charts_of(report, history), at(0)).count("<figure>") == 5
+    assert page_of(report, charts_of(report, history), at(0), "id").count("<figure>") == 5
 
 
 def test_a_run_without_a_plan_has_no_cost_and_one_without_a_merge_has_a_page() -> None:
     pytest.importorskip("matplotlib")
     assert reported(None)[0].cost is None
     report = report_of(facts(), begun(), None, [])
-    assert "<figure>" not in page_of(report, charts_of(report, begun())[:0], at(0))
+    assert "<figure>" not in page_of(report, charts_of(report, begun())[:0], at(0), "id")

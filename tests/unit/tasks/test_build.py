@@ -41,6 +41,13 @@ def test_data_without_the_two_methods_are_refused_where_they_are_built():
         build_data(run_of(data="no_data"))
 
 
+def test_a_files_name_in_place_of_a_modules_is_told():
+    run = RunSettings(name="x", model=ModelSettings(entrypoint="model.py:build"))
+    with pytest.raises(UsageError) as caught:
+        build_model(run)
+    assert caught.value.hint == "a module's name, without .py: model:build"
+
+
 def test_data_that_are_only_evaluated_need_no_batches():
     with pytest.raises(UsageError, match="returned a object without held_out"):
         build_data(run_of(data="no_data"), uses=("held_out",))
