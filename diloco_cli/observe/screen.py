@@ -17,7 +17,15 @@ from diloco_cli.errors import escaped
 from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.observe.fields import UnitColumn, declared
 from diloco_cli.observe.situation import RUN_STATES, State
-from diloco_cli.observe.status import GarbageStatus, LearnerStatus, MirrorStatus, Status, SyncerStatus, age
+from diloco_cli.observe.status import (
+    MOST_GOODPUT,
+    GarbageStatus,
+    LearnerStatus,
+    MirrorStatus,
+    Status,
+    SyncerStatus,
+    age,
+)
 from diloco_cli.observe.unit_states import BAD, UNIT_STATES, WARNING
 from diloco_cli.units import format_count, format_duration, format_size
 
@@ -163,6 +171,8 @@ def rest_lines(status: Status, width: int | None) -> list[Text]:
     """What else there is to know: a loss that jumped, garbage, the regions' buckets, whom the run trusts."""
     tells_loss = status.divergence and status.state != State.PAUSED  # there it is the reason
     texts = [(f"loss: {escaped(status.divergence)}", "yellow")] if tells_loss else []
+    alarm = "bold red" if (status.goodput or 0.0) > MOST_GOODPUT else "yellow"
+    texts += [(f"plan: {escaped(status.doubts)}", alarm)] if status.doubts else []
     texts += [(escaped(status.partial), "yellow")] if status.partial else []
     if status.garbage is not None and status.garbage.note:
         texts.append((f"garbage: {status.garbage.note}", "yellow"))

@@ -20,11 +20,15 @@ from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat
 from diloco_cli.protocol.log.metrics import LastDelta, MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunPhase, RunState
+from diloco_cli.protocol.rules.belief import planned_rate
 from diloco_cli.protocol.rules.capacity import SlotTime
 from diloco_cli.protocol.rules.divergence import concern
 from diloco_cli.runtime.consent import trust_of
 from diloco_cli.units import format_count, format_size
 
+DOUBTED = 0.05  # of a learner's stated tokens: less is chance
+FAR = 2.0  # times its planned speed, or a part of it as small
+MOST_GOODPUT = 1.05  # of islands that train as planned
 FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long is no longer shown
 RECENT_SHOWN = 12
 QUIET = frozenset(kind.name for kind in EVENT_KINDS if kind.quiet)  # `diloco events` shows them
@@ -80,7 +84,26 @@ class OneLearner:
         data = data_class_of(self.island.infra)
         own = "" if data is None else f"own loop, {data} data"
         own = "own loop, positions not checked" if data == "external" else own
-        return "; ".join(filter(None, (own, self._said, self._delta_note)))
+        return "; ".join(filter(None, (own, self._doubt, self._said, self._delta_note)))
+
+    @property
+    def stated_share(self) -> float | None:
+        """Of the tokens that all learners state in merged offers."""
+        total = self.facts.state.stated_parameters
+        return (self.known.token_parameters + self.known.doubted) / total if total else None
+
+    @property
+    def believed_share(self) -> float | None:
+        total = self.facts.state.token_parameters
+        return self.known.token_parameters / total if total else None
+
+    @property
+    def _doubt(self) -> str:
+        known, stated, believed = self.known, self.stated_share, self.believed_share
+        is_little = known.doubted <= DOUBTED * (known.token_parameters + known.doubted)
+        if stated is None or believed is None or is_little:
+            return ""
+        return f"states {100 * stated:.0f} % of the tokens, {100 * believed:.0f} % believed"
 
     @property
     def delta(self) -> LastDelta | None:
@@ -363,6 +386,16 @@ class LearnerStatus:
         "Between its newest merged delta and the merged one.",
         gauge="diloco_learner_delta_cosine",
     )
+    stated_share: float | None = of_learner(
+        lambda it: it.stated_share,
+        "Of the tokens that all learners state.",
+        gauge="diloco_learner_stated_share_ratio",
+    )
+    believed_share: float | None = of_learner(
+        lambda it: it.believed_share,
+        "Of the tokens that count: what the syncer's clock bears out.",
+        gauge="diloco_learner_believed_share_ratio",
+    )
 
 
 @dataclass(frozen=True)
@@ -578,6 +611,7 @@ class Status:
         lambda it: made(GarbageStatus, OneGarbage(it.facts, it.syncer.said)) if it.syncer else None,
         "What the syncer has still to delete; null: not known.",
     )
+    doubts: str = of_run(lambda it: doubts(it.look), "What does not fit the plan: speeds, and a goodput beyond it.")
 
 
 def status_of(facts: RunFacts, local: Local = Local()) -> Status:
@@ -628,6 +662,24 @@ def goodput(facts: RunFacts) -> float | None:
     Islands that joined later add to the tokens and not to the plan, so that with them it may be above 1."""
     planned = sum(island.tokens_per_s for island in facts.run.islands) * wall_seconds(facts)
     return facts.state.tokens(facts.run.layout) / planned if planned > 0 else None
+
+
+def doubts(look: Look) -> str:
+    """What people should look at: islands far from their planned speed, and more merged than planned islands train."""
+    facts, told = look.facts, []
+    for island in facts.run.islands:
+        heard, planned = facts.learners.get(island.name), planned_rate(facts.run, island.name)
+        proven = facts.state.learner(island.name).proven
+        trains = heard is not None and look.learners[island.name] == LearnerState.TRAINING
+        mean = heard.heartbeat.mean_tokens_per_s if heard is not None and trains else 0.0
+        if planned and proven >= FAR * planned:
+            told.append(f"{island.name} has shown {proven / planned:.2g} times its planned speed")
+        elif planned and 0 < mean <= planned / FAR:
+            told.append(f"{island.name} trains at {mean / planned:.2g} of its planned speed")
+    share = goodput(facts)
+    if share is not None and share > MOST_GOODPUT and not facts.state.members:
+        told.insert(0, f"goodput {100 * share:.0f}%: more counts than the planned islands train undisturbed")
+    return "; ".join(told)
 
 
 def global_step(run: RunFormat, slot: int) -> int:

@@ -582,7 +582,6 @@ class Relay:
             return True
         if not has_possible_size(offer, self.run):
             return True
-        box.slot_s = offer.timings.slot_s
         if offer.payload_bytes == 0:
             return True
         payload = yield from there(read_payload(offer))

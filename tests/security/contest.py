@@ -81,11 +81,13 @@ class HeldOutJudge(AtOnce):
 @dataclass
 class Score:
     """Of one run. `losses`: held-out, after each merge; `rises`: of each merge against the parameters before it, as a
-    share. `applied`: bad offers and others of the hostile learner that were merged; `blamed`: who was quarantined."""
+    share. `tokens`: those that count at the end; `steps`: of an honest offer that was merged, the mean. `applied`: bad
+    offers and others of the hostile learner that were merged; `blamed`: who was quarantined."""
 
     losses: list[float] = field(default_factory=list)
     rises: list[float] = field(default_factory=list)
-    ended_at: int = 0
+    tokens: int = 0
+    steps: float = 0.0
     applied: int = 0
     blamed: tuple[str, ...] = ()
     rollbacks: int = 0
@@ -128,7 +130,9 @@ class Contest(VirtualFleet):
         )
         assert self.judge is not None
         score = judged(self.judge, self.commits, self.begins)
-        score.reached = reached
+        score.reached, score.tokens = reached, self.state.tokens(self.run.layout)
+        inputs = [item for commit, _ in self.commits for item in commit.inputs]
+        score.steps = mean(item.steps for item in inputs if item.learner in honest_of(self.run))
         return score
 
 

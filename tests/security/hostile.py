@@ -22,6 +22,7 @@ from diloco_cli.protocol.log.records import (
     Offer,
     ProcessClaim,
     RunFormat,
+    Timings,
     decode,
     encode,
     fragment_of_slot,
@@ -40,12 +41,14 @@ HOSTILE = "x"  # what names of hostile islands begin with
 class Strategy:
     """`scale`: the norm of a bad delta, times that of an honest one. `direction`: the mean of the others' newest deltas
     (`aligned`), its negative, noise, or values that are no numbers. `begins`: the first slot of the attack; before it,
-    it offers what the others do. `claims`: times the steps and tokens that an honest offer states."""
+    it offers what the others do. `claims`: times the steps and tokens that an honest offer states. `states_s`: the time
+    of a step and of a slot that it states; 0: none."""
 
     scale: float = 1.0
     direction: Direction = "flipped"
     begins: int = 12
     claims: float = 1.0
+    states_s: float = 0.0
 
 
 @dataclass
@@ -115,6 +118,7 @@ class Hostile:
         offer = Offer(
             self.name, 1, next(self._seqs), slot, fragment, base.version, base.weights_digest, start, start + tokens,
             tokens, steps, digest(payload), len(payload), "hostile",
+            timings=Timings(self.strategy.states_s, self.strategy.states_s),
         )  # fmt: skip
         yield Create(delta_key(*offer.id, offer.payload_digest), payload)
         yield from self._create(offer_key(*offer.id), encode(offer))

@@ -1,4 +1,4 @@
-"""Slots go at the pace of the fastest learner, and what is trained is merged: the syncer's and the learners' decisions
+"""Slots go at the pace of most learners, and what is trained is merged: the syncer's and the learners' decisions
 together, in virtual time. No torch."""
 
 from __future__ import annotations
@@ -86,13 +86,13 @@ def test_equal_learners_merge_once_a_slot_whatever_their_links(slow_link_s: floa
 )
 @pytest.mark.parametrize("mixing", ["replace", "rebase"])
 def test_learners_that_are_a_little_apart_merge_together(apart: float, mixing: str) -> None:
-    """Four, the slowest by so much slower than the fastest, H as planned: nobody falls out of step, at most one
-    offer is too late, and with `rebase` nothing of what is processed is lost."""
+    """Four, the slowest by so much slower than the fastest, H as planned: nobody falls out of step, the pace is that of
+    those in the middle, at most one offer is too late, and with `rebase` nothing of what is processed is lost."""
     pacings = [Pacing(STEP_S * (1 + apart * index / 3), LINK_S, LINK_S) for index in range(4)]
     played = Played(pacings, rounds=60, mixing=mixing, local_steps="planned")
     assert played.state.participation > 0.98 and played.state.metrics.skips == 0
     assert played.state.metrics.offers_refused <= 1
-    assert 0.97 * played.due <= played.state.merges <= played.due + 4
+    assert (0.98 - apart / 3) * played.due <= played.state.merges <= played.due + 4
     assert played.kept > (0.98 if mixing == "rebase" else 0.6)
 
 
@@ -126,5 +126,5 @@ def test_a_link_that_is_too_slow_for_the_cadence_merges_as_often_as_it_carries()
 def test_where_one_begins_alone_the_others_come_with_the_round_after() -> None:
     played = Played([NEAR] * 3, rounds=12, cold_start=ColdStartSettings(rounds=4))
     inputs = [len(commit.inputs) for commit in played.merges()]
-    assert inputs[:16] == [1] * 16 and set(inputs[19:]) == {3}
+    assert inputs[:16] == [1] * 16 and set(inputs[19:-1]) == {3}
     assert {item.learner for commit in played.merges()[:16] for item in commit.inputs} == {"l0"}

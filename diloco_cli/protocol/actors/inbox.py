@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.operations import Steps, together
 from diloco_cli.protocol.log.records import Offer, Outcome, RecordError, RunFormat, decode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.merging import Eligibility, is_well_formed
-from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, expected_slot_s, next_request_s
+from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s
 from diloco_cli.signing import Unsigned
 
 MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
@@ -36,15 +36,13 @@ def in_order(outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
 
 @dataclass
 class PolledMailbox:
-    """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next.
-    `slot_s`: the time between offers as the learner states it; expected_slot_s limits it by the run's pace."""
+    """The offers of one incarnation of one learner, asked for in the order of their numbers: `next_seq` is next."""
 
     learner: str
     incarnation: int
     next_seq: int = 0
     since_s: float = 0.0
     found_s: float | None = None
-    slot_s: float = 0.0
     next_request_s: float = 0.0
     asked_s: float = -inf
 
@@ -52,10 +50,10 @@ class PolledMailbox:
         """Look for the next offer."""
         return (yield from next_offer(keyring, self.learner, self.incarnation, self.next_seq))
 
-    def asked(self, now_s: float, usual_slot_s: float) -> None:
+    def asked(self, now_s: float, slot_s: float) -> None:
         """No further offer is there now: choose when to ask again."""
         self.asked_s = now_s
-        self.next_request_s = next_request_s(self.found_s, now_s, expected_slot_s(self.slot_s, usual_slot_s))
+        self.next_request_s = next_request_s(self.found_s, now_s, slot_s)
 
 
 def kept_mailboxes(key: int, known: int, newest: int) -> list[int]:
@@ -85,7 +83,7 @@ class Inbox:
     `withheld(learner, incarnation, seq)`: whether an offer must not be read yet; `claimed(learner)`: the newest
     incarnations that have been seen elsewhere, one a key. See protocol/regions.py. `claims`: where the claims of
     each learner stand, by its keys. `beside(state, offer)`: what is read of an offer that was just found, while the
-    next one is looked for (merging.py)."""
+    next one is looked for (merging.py). `found(offer, now_s)` is told of each."""
 
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
@@ -95,6 +93,7 @@ class Inbox:
     claimed: Callable[[str], Sequence[int]] = lambda learner: ()
     claims: dict[tuple[str, int], ClaimWatch] = field(default_factory=dict)
     beside: Callable[[RunState, Offer], list[Steps[Any]]] = lambda state, offer: []
+    found: Callable[[Offer, float], None] = lambda offer, now_s: None
     keys: LearnerKeys = field(init=False)
     _sorted_for: RunState | None = None  # the state for which sort_out was last done, if no offer came since
 
@@ -208,7 +207,10 @@ class Inbox:
             found = yield from box.look(self.run.keyring)
             if found.data is None and not found.damaged:
                 return False
+            before = len(box.pending)
             self._receive(box, found.data, state)
+            if len(box.pending) > before:
+                self.found(box.pending[-1], now_s)
             self.heard_s[box.learner] = box.found_s = now_s
             num_bytes += len(found.data or b"")
             if num_bytes > MAX_BYTES_PER_POLL or is_last:
@@ -242,7 +244,6 @@ class Inbox:
     def deliver(self, offer: Offer) -> None:
         """Take in a well-formed offer."""
         box = self._box(offer.learner, offer.incarnation)
-        box.slot_s = offer.timings.slot_s
         box.pending.append(offer)
         self._sorted_for = None
 

@@ -289,10 +289,9 @@ class Progress:
         known = state.learner(self.learner)
         self._learn_outcomes(state, known)
         sync = self.run.settings.sync
-        if sync.local_steps == "measured" and own_step_s > 0:
-            others = state.fastest_step_s(sync.drift_rounds * self.run.num_fragments)
-            fastest = own_step_s if others is None else min(own_step_s, others)
-            self.local_steps = measured_local_steps(sync.every, own_step_s, fastest)
+        slot_s = 0.0 if state.window is None else state.window.slot_s
+        if sync.local_steps == "measured" and own_step_s > 0 and slot_s > 0:
+            self.local_steps = measured_local_steps(sync.every, own_step_s, slot_s * self.run.num_fragments)
         return self._is_readmitted(known.quarantined) | self._step_aside(known)
 
     def _learn_outcomes(self, state: RunState, known: LearnerRecord) -> None:

@@ -381,6 +381,7 @@ class Syncer:
         self.inbox, self.joins = Inbox(run), JoinQueue(run)
         self.loader = Loader(run, arithmetic, self.inbox, recover)
         self.pacer, self.belief = Pacer(run), Belief(run)
+        self.inbox.found = self.pacer.offered
         self.watch: Watch | None = None
         self.window_from_s = -inf  # of the slot that is due, at the earliest
         self.outcomes_since_s: float | None = None
@@ -652,7 +653,7 @@ class Syncer:
         if mine:
             self.belief.merged(before, fragment, candidates.believed, facts.now_s)
             self.arithmetic.settle(fragment, output.state_digest)
-            self.pacer.merged(offers, facts, (yield Now()))
+            self.pacer.merged(before, offers, facts, (yield Now()))
             self.window_from_s = opens_s
             self.inbox.forget(offers)
         self.loader.forget()

@@ -206,7 +206,6 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
                 token_parameters=known.token_parameters + item.counted * parameters,
                 doubted=known.doubted + (item.tokens - item.counted) * parameters,
                 proven=item.proven,
-                step_s=item.step_s,
                 merges=known.merges + 1,
                 data_end=max(known.data_end, item.data_end),
             )

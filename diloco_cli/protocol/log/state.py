@@ -146,7 +146,6 @@ class LearnerRecord(Struct, frozen=True):
     merges: int = 0
     refused: int = 0
     data_end: int = 0
-    step_s: float = 0.0
     bad_in_a_row: int = 0
     quarantined: int | None = None
 
@@ -235,6 +234,11 @@ class RunState(Struct, frozen=True, dict=True):
         """Merged tokens: sum over applied offers of believed tokens x (parameters of the fragment / all parameters)."""
         return self.token_parameters // layout.num_parameters
 
+    @cached_property
+    def stated_parameters(self) -> int:
+        """As `token_parameters`, of what is stated."""
+        return sum(known.token_parameters + known.doubted for known in self.learners.values())
+
     def version(self, fragment: int, version: int) -> FragmentVersion | None:
         """A version that is still known for re-anchoring; None if it is not."""
         return self._versions.get((fragment, version))
@@ -245,27 +249,6 @@ class RunState(Struct, frozen=True, dict=True):
 
     def learner(self, name: str) -> LearnerRecord:
         return self.learners.get(name, _UNHEARD_OF)
-
-    def fastest_step_s(self, num_commits: int) -> float | None:
-        """Seconds per step of the fastest learner whose offer was applied in the last `num_commits` commits: a learner
-        that has left must not set the pace. None if there is none."""
-        newest = [step_s for produced, step_s in self._paces if produced > self.n - num_commits]
-        return min(newest, default=None)
-
-    @cached_property
-    def _paces(self) -> list[tuple[int, float]]:
-        """Of each learner that states its step time: its newest merge and that time, the steps rising with the merges,
-        because a slower learner with an older merge sets no pace. (Asked once a commit by each of thousands.)"""
-        merged = [
-            (max(last.produced for last in known.applied.values()), known.step_s)
-            for known in self.learners.values()
-            if known.applied and known.step_s > 0
-        ]
-        kept: list[tuple[int, float]] = []
-        for produced, step_s in sorted(merged, key=lambda pace: (-pace[0], pace[1])):
-            if not kept or step_s < kept[-1][1]:
-                kept.append((produced, step_s))
-        return kept
 
     def counts(self, incarnation: int) -> bool:
         """Whether the key under which this incarnation writes is not revoked."""

@@ -1,17 +1,14 @@
-"""The pace of a run: local steps and drift bound of a learner, what the syncer believes of stated paces, when to poll.
+"""The pace of a run: local steps and drift bound of a learner, the time of a slot, when to poll.
 Pure and deterministic; aim.py chooses the slot of a learner's next offer.
 
 Schedule: in the first `cold_start.rounds` rounds the fastest island trains alone, because models that are hardly
 trained move apart fast and lose much in an average. The slot's number, which the log gives to every process, says when
 it ends.
 
-Belief: learners state their pace; the fastest participant's statement sets the slot's time, so one false statement
-would be enough. But a learner makes one offer a slot, and the syncer's clock shows how often it takes part:
-
-    claimed        takes part at, s        believed
-    60 s           0, 60, 120, ...         60 s
-    1e-9 s         0, 60, 120, ...         60 / MAX_FASTER = 15 s
-    1e6 s          0, 60, 120, ...         60 * MAX_SLOWER = 480 s
+Pace: a round lasts as long as the islands need for their planned steps, the median of them. What counts is what the
+syncer's clock shows: how far each island's data stream has moved between its offers, and no faster than the island has
+proven (belief.py). So no statement, and no single island, makes the slots shorter or longer. Each island makes as many
+steps in a round as fit into it at its own speed: nobody's steps depend on what another one says.
 
 Polling: an offer and the next commit come once a slot, so requests are dense about the time at which the next one is
 due and sparse before and after. Where slots are shorter than `SHORT_SLOT_S`, latency counts for more than requests, so
@@ -23,25 +20,30 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import inf
-from statistics import fmean, median_low
+from statistics import median_low
 
-from diloco_cli.protocol.log.records import Offer, RunFormat
-from diloco_cli.protocol.log.state import Window
-from diloco_cli.protocol.rules.quorum import Pace, SlotFacts, max_exchange_s, measured_pace, patience_s, window_start_s
+from diloco_cli.protocol.log.records import Island, Offer, RunFormat
+from diloco_cli.protocol.log.state import RunState, Window
+from diloco_cli.protocol.rules.belief import rate_of
+from diloco_cli.protocol.rules.quorum import (
+    Pace,
+    SlotFacts,
+    alive_within_s,
+    max_exchange_s,
+    measured_pace,
+    patience_s,
+)
 
-SLOWEST = 32  # times slower than the fastest island
+SLOWEST = 32  # times slower than `sync.every` steps a round
 EXACT_TO = 3  # decimals of H_i
 
 
-def measured_local_steps(every: int, own_step_s: float, fastest_step_s: float) -> float:
-    """H_i = H * fastest step / own step: every island reaches its sync at the same time as the fastest. Not rounded to
-    whole steps: the rounding errors would add up until the island misses a slot.
-
-    Never below H / SLOWEST: one learner's false speed must not drive all the others to a sync per step."""
-    share = min(1.0, fastest_step_s / own_step_s)
-    return round(max(1.0, every / SLOWEST, every * share), EXACT_TO)
+def measured_local_steps(every: int, own_step_s: float, round_s: float) -> float:
+    """H_i: the steps that an island makes in a round of the run's pace, so that every island reaches its sync at the
+    same time. Not rounded to whole steps: the rounding errors would add up until the island misses a slot. Within
+    bounds: a wrong pace must drive nobody to a sync per step, nor beyond the run's drift bound."""
+    return round(max(1.0, every / SLOWEST, min(every, round_s / own_step_s)), EXACT_TO)
 
 
 @dataclass(frozen=True)
@@ -105,43 +107,51 @@ class Turn:
         self._is_mine |= now_s - self._quiet_since_s > self._patience_s
 
 
-TIMES_SEEN = 32
-MAX_FASTER = 4.0  # than it takes part: it may have to wait for slower learners
-MAX_SLOWER = 8.0  # than it takes part, without the grace, which its own statement makes longer
+ROUNDS_SEEN = 3
 
 
-@dataclass(frozen=True)
-class Gap:
-    """The time between two merges that a learner took part in, on the syncer's clock: `whole_s`, and `seconds` without
-    the grace that passed in between. `waited`: the syncer waited for the second merge's quorum."""
+class Observed:
+    """What one learner's offers show of its speed. `last_s`: when the newest one came."""
 
-    whole_s: float
-    seconds: float
-    waited: bool
+    def __init__(self, num_fragments: int) -> None:
+        self.last_s = -inf
+        self._came: deque[tuple[float, int]] = deque(maxlen=num_fragments + 1)  # when, and how far its data stream was
+        self._token_s: deque[float] = deque(maxlen=ROUNDS_SEEN * num_fragments)  # seconds a token, over a round each
+        self._step_tokens = 0.0
 
+    @property
+    def of_a_round(self) -> bool:
+        """Whether a whole round is seen: over less of it, times are not exact."""
+        return len(self._came) == self._came.maxlen
 
-def believed_slot_s(claimed_s: float, seen: Sequence[Gap], compared: Sequence[Gap]) -> float:
-    """`claimed_s`, limited by the gaps between the last merges that its learner took part in.
+    def offered(self, offer: Offer, now_s: float) -> None:
+        """Offers that are found at the same time show no pace between them. A later incarnation may begin before."""
+        self.last_s = now_s
+        if self._came and (now_s <= self._came[-1][0] or offer.data_end < self._came[-1][1]):
+            self._came.pop() if now_s <= self._came[-1][0] else self._came.clear()
+        self._came.append((now_s, offer.data_end))
+        first_s, first = self._came[0]
+        if offer.data_end > first:
+            self._token_s.append((now_s - first_s) / (offer.data_end - first))
+        if offer.steps > 0:
+            self._step_tokens = offer.tokens / offer.steps
 
-    The lower limit uses the median of the gaps `seen`, because one long outage must not count. The upper limit uses the
-    mean of the gaps `compared`: offers that piled up in an outage are merged as fast as the syncer can, and such gaps
-    do not show the learners' pace. A grace lasts for one slot at most, so half of a whole gap can always be a slot."""
-    least_s = median_low(gap.seconds for gap in seen) / MAX_FASTER
-    max_s = max(fmean(gap.seconds for gap in compared) * MAX_SLOWER, median_low(gap.whole_s for gap in compared) / 2)
-    return min(max(claimed_s, least_s), max_s)
+    def step_s(self) -> float:
+        """Of a step as it is now; one outage does not count. 0: not known yet."""
+        return median_low(self._token_s) * self._step_tokens if self._token_s else 0.0
 
 
 class Pacer:
     """The pace of one syncer process. It begins with its predecessor's pace, or with the pace planned at the launch: a
-    guess, which may be wrong by any factor. The first statement that can be compared with the clock replaces the guess;
-    until then commits state no pace."""
+    guess, which may be wrong by any factor. The first islands that are seen at work replace the guess; until then
+    commits state no pace."""
 
     def __init__(self, run: RunFormat) -> None:
+        self.run = run
         self.pace = Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments)
         self._is_guess = True
         self._stale_after_slots = run.settings.sync.staleness_rounds * run.num_fragments
-        self._grace_s = 0.0
-        self._took_part: dict[str, deque[tuple[float, float, bool]]] = {}
+        self._observed: dict[str, Observed] = {}
 
     def begin(self, window: Window | None) -> None:
         """`window`: the window of the log's newest merge."""
@@ -156,41 +166,38 @@ class Pacer:
     def _measured(self, slot_s: float) -> None:
         self.pace, self._is_guess = replace(self.pace, slot_s=slot_s), False
 
-    def merged(self, offers: Sequence[Offer], facts: SlotFacts, now_s: float) -> None:
-        """Moving averages from the participants' own timings and from this syncer's clock."""
-        reached_s = window_start_s(facts)
-        self._grace_s += facts.now_s - reached_s
-        for offer in offers:
-            merges = self._took_part.setdefault(offer.learner, deque(maxlen=TIMES_SEEN + 1))
-            merges.append((now_s, self._grace_s, reached_s > facts.waiting_since_s))
+    def offered(self, offer: Offer, now_s: float) -> None:
+        """An offer is found."""
+        self._observed.setdefault(offer.learner, Observed(self.run.num_fragments)).offered(offer, now_s)
+
+    def merged(self, state: RunState, offers: Sequence[Offer], facts: SlotFacts, now_s: float) -> None:
+        """Moving averages from this syncer's clock, and from the participants' word on their links."""
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
         sync_s = now_s - facts.now_s + min(claimed_s, max_exchange_s(self.pace, self._stale_after_slots))
-        slot_s = self._slot_s(offers)
+        slot_s = self._slot_s(state, now_s)
         if self._is_guess and slot_s is not None:
             self._measured(slot_s)
         self.pace = measured_pace(self.pace, slot_s, facts.quorum_took_s, sync_s)
 
-    def _slot_s(self, offers: Sequence[Offer]) -> float | None:
-        """The fastest believed pace; None: no participant states one, or none has a gap to compare it with."""
-        believed = []
-        for offer in offers:
-            seen = self._seen(offer.learner)
-            compared = self._to_compare(seen)
-            if compared and offer.timings.slot_s > 0:
-                believed.append(believed_slot_s(offer.timings.slot_s, seen, compared))
-        return min(believed, default=None)
-
-    def _seen(self, learner: str) -> list[Gap]:
-        return [
-            Gap(later_s - earlier_s, later_s - earlier_s - (grace_s - grace_before_s), waited)
-            for (earlier_s, grace_before_s, _), (later_s, grace_s, waited) in pairwise(self._took_part[learner])
+    def _slot_s(self, state: RunState, now_s: float) -> float | None:
+        """The median over the islands that are alive; None: none is seen at work yet."""
+        run, within_s = state.with_members(self.run), alive_within_s(self.pace)
+        alive = {name: seen for name, seen in self._observed.items() if now_s - seen.last_s <= within_s}
+        any_round = any(seen.of_a_round for seen in alive.values())
+        found = [
+            _round_s(island, step_s, rate_of(run, name, state.learner(name)))
+            for name, seen in alive.items()
+            if (seen.of_a_round or not any_round)
+            and (step_s := seen.step_s()) > 0
+            and (island := run.island(name)) is not None
         ]
+        return median_low(found) / run.num_fragments if found else None
 
-    def _to_compare(self, seen: Sequence[Gap]) -> Sequence[Gap]:
-        """The gaps in which the syncer waited for the quorum. Where it never waited, the syncer is the slowest process
-        and all gaps count; so they do at the beginning of a run, when no offers can have piled up."""
-        waited = [gap for gap in seen if gap.waited]
-        return waited or (seen if self._is_guess or len(seen) == TIMES_SEEN else [])
+
+def _round_s(island: Island, step_s: float, tokens_per_s: float) -> float:
+    """How long an island needs for the steps that are planned for a round."""
+    least_s = island.batch_tokens / tokens_per_s if tokens_per_s else 0.0
+    return island.local_steps * max(step_s, least_s)
 
 
 SHORT_SLOT_S = 1.5

@@ -22,7 +22,7 @@ def moving_average(average: float | None, value: float) -> float:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds, smoothed. `slot_s`: the fastest participant's time between its slots. `quorum_s`: from a slot's first
+    """Seconds, smoothed. `slot_s`: the time of a slot (rules/pacing.py). `quorum_s`: from a slot's first
     offer to its quorum. `sync_s`: upload + load, merge and commit + adoption."""
 
     slot_s: float
@@ -31,10 +31,10 @@ class Pace:
 
 
 def measured_pace(pace: Pace, slot_s: float | None, quorum_s: float, sync_s: float) -> Pace:
-    """The averages after one more merge; `slot_s` None: no participant stated its pace.
+    """The averages after one more merge; `slot_s` None: it is not known yet.
 
-    The grace, which learners count as alive, and how long outcomes wait for the next commit depend on `slot_s`, and any
-    learner may state it. So the value of one merge counts within a factor of `MAX_CHANGE` of the pace."""
+    The grace, which learners count as alive, and how long outcomes wait for the next commit depend on `slot_s`. So the
+    value of one merge counts within a factor of `MAX_CHANGE` of the pace."""
     if slot_s is not None and pace.slot_s > 0:
         slot_s = min(max(slot_s, pace.slot_s / MAX_CHANGE), pace.slot_s * MAX_CHANGE)
     return Pace(

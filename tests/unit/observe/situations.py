@@ -23,7 +23,7 @@ from diloco_cli.protocol.log.metrics import Metrics
 URL = "gs://north-sea/runs/nano-1b"
 IOWA = LearnerStatus(
     "iowa", "us-central1", "TRAINING", 1, 3.2, 0, 41_200, 9_640_000_000, 465_060.0, 10, "##########", 2.912,
-    142_000_000_000, 140_000_000_000, "", 0.3, 1.0, 0.5,
+    142_000_000_000, 140_000_000_000, "", 0.3, 1.0, 0.5, 0.45, 0.45,
 )  # fmt: skip
 RHINE = replace(
     IOWA, name="rhine", region="europe-west4", state="UPLOADING", step=39_870, tokens=9_100_000_000,
@@ -69,6 +69,7 @@ HEALTHY = Status(
     limit="",
     errors=[],
     garbage=None,
+    doubts="",
 )
 EU = MirrorStatus(
     "europe-west4", "gs://rhine/nano-1b", "FOLLOWS", 412, 0, 0.0, 401, 97_000_000_000, 64_000_000_000, 11.52, "",

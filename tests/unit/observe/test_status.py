@@ -362,3 +362,47 @@ def test_a_learner_that_is_not_heard_is_named_with_what_to_do() -> None:
     assert "not heard: rhine" in status_text(status)
     (note,) = [learner.note for learner in status.learners if learner.name == "rhine"]
     assert note == "not heard: offer/rhine/1/3: other bytes; start rhine again"
+
+
+# -- stated and believed work -----------------------------------------------------------------------------------
+
+
+def worked(**learners: LearnerRecord) -> RunState:
+    return structs.replace(
+        STATE, learners=learners, token_parameters=sum(k.token_parameters for k in learners.values())
+    )
+
+
+def test_who_states_more_than_is_believed_is_named_with_both_shares():
+    liar = LearnerRecord(token_parameters=3000, doubted=84_000)
+    status = status_of(facts(worked(iowa=liar, rhine=LearnerRecord(token_parameters=6600))))
+    iowa, rhine = status.learners
+    assert (iowa.stated_share, iowa.believed_share) == (pytest.approx(0.9295, abs=1e-4), pytest.approx(0.3125))
+    assert iowa.note == "states 93 % of the tokens, 31 % believed" and iowa.note in status_text(status)
+    assert rhine.note == "" and rhine.believed_share == pytest.approx(0.6875)
+
+
+def test_a_little_that_is_not_believed_is_chance():
+    assert status_of(facts(worked(iowa=LearnerRecord(token_parameters=990, doubted=10)))).learners[0].note == ""
+
+
+@pytest.mark.parametrize(
+    ("known", "mean", "said"),
+    [
+        ({"proven": 2000.0}, 1100.0, ""),
+        ({"proven": 5000.0}, 5000.0, "iowa has shown 2.5 times its planned speed"),
+        ({}, 400.0, "iowa trains at 0.2 of its planned speed"),
+        ({}, 0.0, ""),
+    ],
+)
+def test_an_island_far_from_its_planned_speed_is_a_warning(known, mean, said):
+    islands = tuple(replace(island, batch_tokens=2000, step_s=1.0) for island in RUN.islands)
+    seen = facts(worked(iowa=LearnerRecord(**known)), mean_tokens_per_s=mean)
+    status = status_of(replace(seen, run=replace(RUN, islands=islands)))
+    assert status.doubts == said and (f"plan: {said}" in status_text(status)) == bool(said)
+
+
+def test_more_than_the_planned_islands_train_is_an_alarm():
+    many = structs.replace(STATE, token_parameters=30_000 * LAYOUT.num_parameters)
+    assert status_of(facts(many)).doubts == "goodput 150%: more counts than the planned islands train undisturbed"
+    assert status_of(facts()).doubts == ""

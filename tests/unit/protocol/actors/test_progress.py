@@ -234,30 +234,31 @@ def test_a_learner_knows_which_of_its_offers_was_applied_last() -> None:
     assert third.applied == 0, "the second was missed"
 
 
-# -- the others' pace -------------------------------------------------------------------------------------------
+# -- the run's pace ----------------------------------------------------------------------------------------------
 
 
-def test_an_island_that_left_long_ago_sets_no_pace() -> None:
-    """Ten times as fast, but its last offer went into version 1: `drift_rounds` rounds later nobody follows it."""
-    run = make_run(fragments=1, every=24, drift_rounds=4)
+def paced(run: RunFormat, slot_s: float, **item: Any) -> RunState:
+    """After a merge of another island, which states a slot of so long."""
     state = genesis(run)
-    progress = Progress(run, "l0", 1, state, 0)
-    state = merge(state, applied("l1", step_s=0.1), run=run)
-    progress.heard(state, own_step_s=1.0)
-    assert progress.local_steps == 2.4, "24 steps of 0.1 s last as long as 2.4 of 1 s"
-    for seq in range(4):
-        mine = applied("l0", seq, base=state.n, data_start=8 * seq, data_end=8 * seq + 8, step_s=1.0)
-        state = merge(state, mine, run=run)
-    progress.heard(state, own_step_s=1.0)
-    assert progress.local_steps == 24
+    made = output(0, 1, 0)
+    return follow(state, "merge", run, slot=0, inputs=(applied("l1", **item),), outputs=(made,), slot_s=slot_s)
 
 
-@pytest.mark.parametrize(("sync", "own_step_s"), [({"local_steps": "planned"}, 1.0), ({}, 0.0)])
-def test_the_others_pace_is_not_followed(sync: dict[str, Any], own_step_s: float) -> None:
-    """As planned; before a step of its own was measured."""
+def test_an_island_makes_the_steps_that_fit_into_a_round_of_the_log_whatever_another_states() -> None:
+    run = make_run(fragments=1, every=24)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    progress.heard(paced(run, 24.0, step_s=1e-9), own_step_s=2.0)
+    assert progress.local_steps == 12
+
+
+@pytest.mark.parametrize(
+    ("sync", "own_step_s", "slot_s"), [({"local_steps": "planned"}, 1.0, 24.0), ({}, 0.0, 24.0), ({}, 1.0, 0.0)]
+)
+def test_the_pace_is_not_followed(sync: dict[str, Any], own_step_s: float, slot_s: float) -> None:
+    """As planned; before a step of its own was measured; before the log has a pace."""
     run = make_run(fragments=1, every=24, **sync)
     progress = Progress(run, "l0", 1, genesis(run), 0)
-    progress.heard(merge(genesis(run), applied("l1", step_s=0.1), run=run), own_step_s)
+    progress.heard(paced(run, slot_s), own_step_s)
     assert progress.local_steps == run.islands[0].local_steps
 
 

@@ -1,8 +1,7 @@
-"""Local steps and drift bound, believed paces, polling."""
+"""Local steps and drift bound, the time of a slot, polling."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import pairwise
 
 import pytest
@@ -15,17 +14,11 @@ from diloco_cli.protocol.log.records import RunFormat, Timings, fragment_of_slot
 from diloco_cli.protocol.log.state import Window
 from diloco_cli.protocol.rules.pacing import (
     DENSE,
-    EXACT_TO,
-    MAX_FASTER,
     MAX_REQUESTS,
-    MAX_SLOWER,
     SHORT_SLOT_S,
     SLOWEST,
-    TIMES_SEEN,
-    Gap,
     Pacer,
     beginner,
-    believed_slot_s,
     expected_slot_s,
     fraction_of_run,
     may_step,
@@ -36,7 +29,7 @@ from diloco_cli.protocol.rules.pacing import (
 from diloco_cli.protocol.rules.quorum import SlotFacts
 from tests.unit.protocol.integer_ports import WrittenLog
 from tests.unit.protocol.living import Living
-from tests.unit.protocol.records import RUN, applied, genesis, make_run, offer, with_steps
+from tests.unit.protocol.records import BATCH, RUN, applied, genesis, make_run, offer, with_steps
 
 quick = settings(max_examples=60, deadline=None)
 
@@ -46,28 +39,25 @@ def test_every_fragment_is_due_once_a_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own_s", "fastest_s", "expected"),
-    [(1.0, 1.0, 24.0), (2.0, 1.0, 12.0), (1.0, 2.0, 24.0), (7.0, 3.0, 10.286), (99.0, 1.0, 1.0), (23.9, 1.0, 1.004)],
+    ("own_s", "round_s", "expected"),
+    [
+        (1.0, 24.0, 24.0),
+        (2.0, 24.0, 12.0),
+        (7.0, 72.0, 10.286),
+        (0.75, 24.0, 24.0),
+        (99.0, 24.0, 1.0),
+        (23.9, 24.0, 1.004),
+    ],
 )
-def test_slower_islands_make_fewer_steps_a_round_but_never_none(
-    own_s: float, fastest_s: float, expected: float
+def test_an_island_makes_as_many_steps_as_fit_into_a_round_but_never_none(
+    own_s: float, round_s: float, expected: float
 ) -> None:
-    assert measured_local_steps(24, own_s, fastest_s) == expected
+    assert measured_local_steps(24, own_s, round_s) == expected
 
 
-def test_a_peer_that_says_it_is_very_fast_drives_nobody_to_a_sync_a_step() -> None:
+def test_a_wrong_pace_drives_nobody_to_a_sync_a_step_nor_beyond_the_drift_bound() -> None:
     assert measured_local_steps(3200, 1.0, 1e-9) == 3200 / SLOWEST
-
-
-@quick
-@given(st.integers(1, 500), st.floats(0.05, 20.0), st.floats(0.05, 20.0))
-def test_all_islands_reach_a_sync_at_the_same_time(every: int, own_s: float, other_s: float) -> None:
-    """Not a whole number of steps, or what rounding leaves over would add up: after 1,000 rounds they are apart by
-    less than the rounding of the figure itself, as far as nobody is at the bound for the slowest."""
-    fastest_s = min(own_s, other_s)
-    rounds_s = [measured_local_steps(every, s, fastest_s) * s for s in (own_s, other_s)]
-    if every * fastest_s / max(own_s, other_s) >= max(1.0, every / SLOWEST):
-        assert abs(rounds_s[0] - rounds_s[1]) <= 10**-EXACT_TO * max(own_s, other_s)
+    assert measured_local_steps(3200, 1.0, 1e9) == 3200
 
 
 @pytest.mark.parametrize(
@@ -130,94 +120,90 @@ def test_nobody_waits_for_ever_for_one_that_is_dead() -> None:
 
 
 SLOT_S = 60.0
+STEP_S = 2 * SLOT_S / 4  # 4 steps are planned for 2 slots
 
 
-def paced(claims_s: Iterable[float], step_s: float, grace_s: float = 0.0) -> Pacer:
-    """A merge every `SLOT_S`; 4 steps of `step_s` are planned for 2 slots."""
-    pacer = Pacer(with_steps(RUN, step_s))
-    for k, claimed_s in enumerate(claims_s):
-        now_s = k * SLOT_S
-        facts = SlotFacts(1, 2, 1, now_s - grace_s, False, now_s - SLOT_S, now_s)
-        pacer.merged([offer(genesis(), timings=Timings(0.1, claimed_s))], facts, now_s)
-    return pacer
+class Islands:
+    """Each offers once a slot, and states that it is very fast; `step_s` as planned."""
+
+    def __init__(self, step_s: float, names: str = "abc") -> None:
+        run = with_steps(make_run(), step_s)
+        self.run = replace(run, islands=tuple(replace(run.islands[0], name=name) for name in names))
+        self.pacer, self.now_s, self.position = Pacer(self.run), 0.0, dict.fromkeys(names, 0)
+        self.state = genesis(self.run)
+
+    def slot(self, seconds: float = SLOT_S, **steps: float) -> None:
+        """One slot that lasts so long; steps of each island in it (default: as many as take STEP_S each)."""
+        self.now_s += seconds
+        offers = []
+        for name in self.position:
+            self.position[name] += round(BATCH * steps.get(name, seconds / STEP_S))
+            made = offer(self.state, learner=name, data_end=self.position[name], timings=Timings(1e-9, 1e-9))
+            self.pacer.offered(made, self.now_s)
+            offers.append(made)
+        facts = SlotFacts(3, 3, 1, self.now_s, False, self.now_s - seconds, self.now_s)
+        self.pacer.merged(self.state, offers, facts, self.now_s)
+
+    def slots(self, number: int, **steps: float) -> float:
+        for _ in range(number):
+            self.slot(**steps)
+        return self.pacer.pace.slot_s
 
 
-@pytest.mark.parametrize("step_s", [0.0, SLOT_S / 2, 1e4], ids=["no plan", "as planned", "planned too long"])
-@pytest.mark.parametrize(
-    ("claimed_s", "believed_s"), [(1e-9, SLOT_S / MAX_FASTER), (SLOT_S, SLOT_S), (1e6, SLOT_S * MAX_SLOWER)]
-)
-def test_a_word_on_the_pace_counts_beside_what_slots_take_however_often_it_is_said(
-    claimed_s: float, believed_s: float, step_s: float
-) -> None:
-    assert paced([claimed_s] * 100, step_s).pace.slot_s == pytest.approx(believed_s)
+@pytest.mark.parametrize("step_s", [0.0, STEP_S, STEP_S / 50], ids=["no plan", "as planned", "planned too fast"])
+def test_a_slot_lasts_as_long_as_its_steps_whatever_is_planned_or_stated(step_s: float) -> None:
+    assert Islands(step_s).slots(100) == pytest.approx(SLOT_S)
 
 
-@pytest.mark.parametrize("step_s", [1e-6, 1e6])
-def test_a_plan_that_is_far_off_is_told_to_nobody_and_gone_with_the_first_word_that_can_be_compared(
-    step_s: float,
-) -> None:
-    assert paced([SLOT_S], step_s).told_slot_s == 0.0
-    assert paced([SLOT_S] * 2, step_s).told_slot_s == paced([SLOT_S] * 2, step_s).pace.slot_s == SLOT_S
+@pytest.mark.parametrize("steps", [0.001, 320.0], ids=["slow", "fast"])
+def test_one_of_three_moves_no_slot_by_what_it_states_of_its_steps(steps: float) -> None:
+    assert Islands(STEP_S).slots(100, c=steps) == pytest.approx(SLOT_S)
+
+
+def test_nobody_is_taken_for_faster_than_it_has_proven() -> None:
+    assert Islands(STEP_S, "a").slots(100, a=320.0) == pytest.approx(SLOT_S)
+
+
+def test_islands_that_all_become_slower_or_faster_set_another_pace_within_four_rounds() -> None:
+    islands = Islands(STEP_S / 2)
+    islands.slots(20)
+    assert islands.slots(8, a=1, b=1, c=1) == pytest.approx(2 * SLOT_S, rel=0.1)
+    assert islands.slots(8) == pytest.approx(SLOT_S, rel=0.1)
+
+
+def test_an_outage_changes_no_pace_whether_learners_went_on_or_not() -> None:
+    islands = Islands(STEP_S)
+    islands.slots(20)
+    islands.slot(seconds=40 * SLOT_S)
+    islands.slot(seconds=40 * SLOT_S, a=1, b=1, c=1)
+    islands.slots(2)
+    assert islands.pacer.pace.slot_s == pytest.approx(SLOT_S, rel=0.3)
+    assert islands.slots(4) == pytest.approx(SLOT_S, rel=0.1)
+
+
+def test_what_piled_up_shows_no_pace_and_until_one_is_seen_none_is_told() -> None:
+    islands = Islands(STEP_S)
+    for _ in range(8):
+        islands.slot(seconds=0.0, a=2, b=2, c=2)
+    assert islands.pacer.told_slot_s == 0.0
+    islands.slot()
+    assert islands.pacer.told_slot_s == islands.pacer.pace.slot_s == pytest.approx(SLOT_S)
+
+
+def test_who_has_left_sets_no_pace() -> None:
+    islands = Islands(STEP_S / 2)
+    islands.slots(20, b=1, c=1)
+    del islands.position["b"], islands.position["c"]
+    assert islands.slots(20) == pytest.approx(SLOT_S, rel=0.01)
 
 
 def test_a_successor_begins_with_what_the_log_tells_if_it_tells_anything() -> None:
-    pacer = paced([], 1e-6)
+    pacer = Pacer(with_steps(RUN, 1e-6))
     pacer.begin(None)
     pacer.begin(Window(0.0, 0.0, 0.0))
     assert pacer.told_slot_s == 0.0
     pacer.begin(Window(1.0, SLOT_S, 5.0))
     assert pacer.told_slot_s == pacer.pace.slot_s == SLOT_S
-
-
-def test_without_a_plan_the_first_word_waits_for_something_to_compare_it_with() -> None:
-    assert paced([1e6], 0.0).pace.slot_s == 0.0
-    assert paced([1e6, 1e6], 0.0).pace.slot_s <= SLOT_S * MAX_SLOWER
-
-
-def test_grace_that_a_false_pace_has_made_long_does_not_make_the_pace_longer() -> None:
-    assert paced([1e6] * 100, SLOT_S / 2, grace_s=0.9 * SLOT_S).pace.slot_s <= 0.8 * SLOT_S
-
-
-def gaps(*seconds: float) -> list[Gap]:
-    """Without any grace."""
-    return [Gap(each_s, each_s, True) for each_s in seconds]
-
-
-def test_a_grace_that_takes_all_the_time_leaves_half_of_it_to_a_slot() -> None:
-    """Each slot waits for learners that come too late: the slots are as long as their grace."""
-    spent = [Gap(SLOT_S, 0.0, True)] * 8
-    assert believed_slot_s(SLOT_S, spent, spent) == SLOT_S / 2
-    assert believed_slot_s(SLOT_S / 3, spent, spent) == SLOT_S / 3
-
-
-def test_an_outage_and_the_burst_after_it_change_nobodys_honest_word() -> None:
-    usual, burst = gaps(*[SLOT_S] * 7), gaps(*[0.05] * 24)
-    outage = [*usual, *gaps(40 * SLOT_S)]
-    assert believed_slot_s(SLOT_S, [*outage, *burst], outage) == SLOT_S
-    back = gaps(3600.0, SLOT_S)
-    assert believed_slot_s(SLOT_S / 2, outage, outage) == believed_slot_s(SLOT_S / 2, back, back) == SLOT_S / 2
-    assert len(usual) + 1 + len(burst) == TIMES_SEEN
-
-
-@pytest.mark.parametrize("piled_up", [8, TIMES_SEEN])
-def test_what_has_piled_up_before_a_takeover_is_no_measure_of_its_learners(piled_up: int) -> None:
-    """A new syncer merges it as fast as it can: each slot's quorum is there at once."""
-    pacer, merge_s = paced([], SLOT_S / 2), 0.3
-    pacer.begin(Window(0.0, SLOT_S, 0.0))
-    for k in range(piled_up):
-        due_s = k * merge_s
-        facts = SlotFacts(1, 2, 1, due_s, True, due_s, due_s)
-        pacer.merged([offer(genesis(), timings=Timings(0.1, SLOT_S))], facts, due_s + merge_s)
-    assert pacer.pace.slot_s == SLOT_S
-
-
-def test_where_the_syncer_is_the_slowest_words_are_held_against_what_it_does() -> None:
-    pacer, merge_s = paced([], SLOT_S / 2), 10.0
-    for k in range(10 * TIMES_SEEN):
-        due_s = k * merge_s
-        facts = SlotFacts(1, 2, 1, due_s, True, due_s, due_s)
-        pacer.merged([offer(genesis(), timings=Timings(0.1, 1e6))], facts, due_s + merge_s)
-    assert pacer.pace.slot_s == pytest.approx(MAX_SLOWER * merge_s)
 
 
 slots = st.floats(SHORT_SLOT_S, 3600.0)

@@ -1,0 +1,28 @@
+"""One of three islands states work that it has not done: nobody else, and no figure of the run, depends on that.
+
+Each liar is compared with a process that does the same and states what an honest one would: at equal honest tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.security.contest import contest
+from tests.security.hostile import Strategy
+
+ROUNDS, SHARE = 10, 0.02
+LIARS = {
+    "very fast": Strategy(direction="random", begins=0, states_s=1e-9),
+    "many steps": Strategy(direction="random", begins=0, claims=40.0),
+    "a loop that does nothing": Strategy(scale=0.0, begins=0, claims=40.0, states_s=1e-9),
+}
+
+
+@pytest.mark.parametrize("liar", LIARS.values(), ids=LIARS)
+def test_a_liar_moves_neither_the_runs_end_nor_anothers_steps_nor_the_loss(liar: Strategy) -> None:
+    lying, honest = contest(0, liar, ROUNDS), contest(0, replace(liar, claims=1.0, states_s=0.0), ROUNDS)
+    assert lying.reached and honest.reached
+    assert lying.tokens <= honest.tokens * (1 + SHARE)
+    assert lying.steps == pytest.approx(honest.steps, rel=SHARE)
+    assert lying.final <= honest.final * (1 + SHARE)
