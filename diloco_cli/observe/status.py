@@ -637,8 +637,8 @@ def standbys(facts: RunFacts) -> list[StandbyStatus]:
 
 
 def merged_rate(state: RunState) -> float | None:
-    """Merged tokens per second over the last merges."""
-    merges = state.metrics.recent_merges
+    """Merged tokens per second over the last merges since the run was at rest."""
+    merges = [merge for merge in state.metrics.recent_merges if merge.time >= state.metrics.resumed_at]
     return rate_between(merges[0], merges[-1]) if merges else None
 
 
@@ -648,16 +648,17 @@ def rate_between(first: MergeNote, last: MergeNote) -> float | None:
 
 
 def wall_seconds(facts: RunFacts) -> float:
-    """Since launch: from the first commit to now, or to the last commit if the run is over."""
+    """Since launch: from the first commit to now, or to the last commit if the run is over; less what it rested."""
     metrics = facts.state.metrics
     if not metrics.started_at:
         return 0.0
-    wall_s = facts.seconds_since(metrics.started_at)
+    wall_s = facts.seconds_since(metrics.started_at) - metrics.rested_s
     return wall_s if facts.state.phase == RunPhase.RUNNING else wall_s - facts.seconds_since(metrics.updated_at)
 
 
 def goodput(facts: RunFacts) -> float | None:
-    """Merged tokens / (sum over planned islands of their undisturbed tokens per second x wall time since launch).
+    """Merged tokens / (sum over planned islands of their undisturbed tokens per second x wall time since launch,
+    without the time between a stop and the next syncer).
 
     Islands that joined later add to the tokens and not to the plan, so that with them it may be above 1."""
     planned = sum(island.tokens_per_s for island in facts.run.islands) * wall_seconds(facts)

@@ -153,7 +153,7 @@ class EpochStart(Commit, tag="epoch_start", frozen=True, kw_only=True):
         return Stability(good=known.good if known.jump is None else (), since=known.since)
 
     def counted(self, metrics: Metrics, tokens: int, known: Known) -> Metrics:
-        return replace(metrics, sustained=Sustained(bests=metrics.sustained.bests))
+        return metrics.begun(self.time)
 
     def told(self) -> list[tuple[str, str]]:
         return [("syncer", f"epoch {self.epoch} starts: {self.reason}")]
@@ -453,7 +453,7 @@ class Stop(Commit, tag="stop", frozen=True, kw_only=True):
         return replace(known, paused=True) if self.diverged else known
 
     def counted(self, metrics: Metrics, tokens: int, known: Known) -> Metrics:
-        return replace(metrics, sustained=Sustained(bests=metrics.sustained.bests))
+        return replace(metrics, sustained=Sustained(bests=metrics.sustained.bests), stopped_at=self.time)
 
     def told(self) -> list[tuple[str, str]]:
         return [("syncer", f"stopped: {self.reason}")]

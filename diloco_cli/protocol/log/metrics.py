@@ -123,7 +123,8 @@ class LastDelta(Struct, frozen=True):
 
 class Metrics(Struct, frozen=True):
     """`losses`: (merged tokens, held-out loss in nats per token), in the order of tokens. `deltas`: by learner. The
-    counts of merges, skips and offers include those that a rollback has undone."""
+    counts of merges, skips and offers include those that a rollback has undone. `stopped_at`: since when the run is at
+    rest, "" if it is not; `rested_s`: how long it was before; `resumed_at`: when that ended last."""
 
     started_at: str = ""
     updated_at: str = ""
@@ -136,6 +137,17 @@ class Metrics(Struct, frozen=True):
     notes: tuple[Note, ...] = ()
     sustained: Sustained = Sustained()
     deltas: dict[str, LastDelta] = field(default_factory=dict)
+    stopped_at: str = ""
+    resumed_at: str = ""
+    rested_s: float = 0.0
+
+    def begun(self, time: str) -> Metrics:
+        """After the commit with which a syncer begins to serve."""
+        begun = replace(self, sustained=Sustained(bests=self.sustained.bests))
+        if not self.stopped_at:
+            return begun
+        rested_s = self.rested_s + max(0.0, _seconds(self.stopped_at, time))
+        return replace(begun, stopped_at="", resumed_at=time, rested_s=rested_s)
 
     @property
     def loss(self) -> float | None:

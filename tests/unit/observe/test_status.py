@@ -127,6 +127,7 @@ def test_goodput_is_merged_tokens_over_planned_tokens_since_launch():
     over = structs.replace(STATE, phase="FINISHED")
     assert goodput(facts(over)) == pytest.approx(9000 / (200.0 * 90.0)), "time after the end does not count"
     assert goodput(facts(measured(started_at=""))) is None
+    assert goodput(facts(measured(rested_s=50.0))) == pytest.approx(9000 / (200.0 * 50.0)), "nor does a stop"
 
 
 def test_the_rate_is_of_the_last_merges_and_gives_the_eta():

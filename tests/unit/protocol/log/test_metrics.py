@@ -52,6 +52,14 @@ def test_a_new_syncer_a_stop_and_a_rollback_begin_anew_and_keep_the_best() -> No
         assert metrics_after(known, commit, 0).sustained == Sustained(bests=((1, 100.0),))
 
 
+def test_the_time_between_a_stop_and_the_next_syncer_is_rest() -> None:
+    known = Metrics()
+    for commit in (Stop(time=at(10)), EpochStart(time=at(70)), EpochStart(time=at(90)), Stop(time=at(100))):
+        known = metrics_after(known, commit, 0)
+    assert (known.rested_s, known.resumed_at, known.stopped_at) == (60.0, at(70), at(100))
+    assert metrics_after(known, EpochStart(time=at(40)), 0).rested_s == 60.0, "another clock"
+
+
 def test_a_clock_that_goes_back_or_is_none_begins_anew() -> None:
     known = merged(Sustained(), 100.0, 1.0, 5)
     assert known.merged(at(0.0), 100, 1).merges == 0
