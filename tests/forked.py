@@ -37,6 +37,8 @@ class ForkedProcess:
     def __init__(self, work: Callable[..., object], *arguments: Any, folder: Path = ROOT, **environment: str) -> None:
         """`environment`: beside this process's own."""
         self._place = TemporaryDirectory()
+        for name in ("out", "err"):
+            Path(self._place.name, name).touch()
         place = (str(folder), {**os.environ, **environment}, self._place.name)
         self._process = FORKS.Process(target=_work, args=(*place, work, arguments))
         self._process.start()

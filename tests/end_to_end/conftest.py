@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -18,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.forked import run_diloco
+from tests.forked import ForkedProcess, diloco, run_diloco
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SETTINGS = (  # one evaluation, at the end: the first one loads torch once more
@@ -83,17 +81,20 @@ class Playground:
     def _watched(self, max_s: float) -> Generator[dict[str, Any], None, None]:
         """What one `status --watch` tells, which costs far less than asking anew each time. It ends with the run, and
         with status 6 where the store answers nobody, as tests arrange it."""
-        watch = self.start("status", "quickstart", "--watch", "0.3", "--json")
-        end = threading.Timer(max_s, watch.kill)
+        words = ("status", "quickstart", "--watch", "0.3", "--json")
+        watch = ForkedProcess(diloco, *words, folder=self.directory, **self.environment)
+        ends_s, told, over = time.monotonic() + max_s, 0, False
         try:
-            end.start()
-            for line in watch.stdout or ():
-                yield json.loads(line)
-            assert watch.wait() in (0, 6, -signal.SIGKILL), watch.communicate()
+            while not over and time.monotonic() < ends_s:
+                over = watch.poll() is not None
+                *lines, _ = watch.said()[0].split("\n")
+                yield from map(json.loads, lines[told:])
+                told = len(lines)
+                time.sleep(0.05)
+            assert watch.poll() in (None, 0, 6), watch.said()
         finally:
-            end.cancel()
             watch.kill()
-            watch.communicate()
+            watch.wait()
 
     @property
     def home(self) -> Path:

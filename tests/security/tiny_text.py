@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from diloco_cli.config.models import GPTShape
 from diloco_cli.tasks import models
 from diloco_cli.tasks.data import ByteText
-from tests.studies.toy_task import Numbers
 
 SEQUENCE = 32
 SHAPE = GPTShape(layers=1, width=32, heads=2, sequence=SEQUENCE)
@@ -40,13 +39,3 @@ class Text(ByteText):
 
 def text(seed: int = 0, step_s: float = 0.0, noisy: tuple[int, ...] = (), apart: int = 0) -> Text:
     return Text(seed, step_s, tuple(noisy), apart)
-
-
-class Drifting(Numbers):
-    """One whose parameters move by each step, so that there is something to roll back."""
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([parameter.mean() for parameter in self.parameters()]).mean()
-
-
-drifting = Drifting  # entrypoint

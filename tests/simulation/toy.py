@@ -148,12 +148,6 @@ class ToyFleet:
     def _profile(self, name: str) -> LearnerProfile:
         return self.profile.setdefault(name, LearnerProfile(STEP_S))
 
-    def refuse_payloads(self, refuse: Refusal) -> None:
-        self._refuse = refuse
-
-    def refuse_in_the_merge(self, unfit: Refusal) -> None:
-        self._unfit = unfit
-
     def start(self) -> Self:
         self.syncer()
         self.start_learners()

@@ -158,7 +158,6 @@ sync:
   every: 40
   fragments: 4
 """
-PLACE = {"sync": 6, "train": 5, "data": 4}
 
 
 def load(tmp_path: Path, *lines: str, text: str = RUN):  # type: ignore[no-untyped-def]

@@ -36,17 +36,6 @@ def deltas(seed: int, rounds: int = ROUNDS) -> list[torch.Tensor]:
     return [1e-3 * scale * torch.randn(1000, generator=generator) for _ in range(rounds)]
 
 
-def relative_error_of_the_sum(name: str, feedback: bool, given: list[torch.Tensor]) -> float:
-    """Of all rounds' decoded deltas together, each round's offer being applied before the next one is made."""
-    form = form_of(name)
-    residuals, total = residuals_of(form, feedback), torch.zeros(1000)
-    for seq, delta in enumerate(given):
-        payload = residuals.encode(0, seq, seq - 1 if seq else None, reader_of(delta))
-        total += decoded(form, payload)
-    true = torch.stack(given).sum(0)
-    return float(torch.linalg.vector_norm(total - true) / torch.linalg.vector_norm(true))
-
-
 def test_a_steady_drift_below_half_a_step_arrives_only_with_feedback() -> None:
     """0.3 of a quantisation step is rounded to nothing for ever, unless it is remembered: int8 scale 1, values 0.3."""
     delta = torch.full((256,), 0.3)
