@@ -64,7 +64,7 @@ def with_buffers_of(run: RunFormat, values: Values | None, changed: Collection[s
     ranked = [island.name for island in run.islands if island.ranks > 1]
     if facts and ranked:
         raise UsageError(
-            f"training changes the buffer {facts[0].name}, and each rank of {ranked[0]} would have its own",
+            f"the buffer {facts[0].name} is part of the model, and each rank of {ranked[0]} would have its own",
             where="model",
             hint="use LayerNorm, GroupNorm or track_running_stats=False; or ranks: 1 in inventory.yaml",
         )

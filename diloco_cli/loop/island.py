@@ -62,7 +62,7 @@ from diloco_cli.store.url import parse_url
 from diloco_cli.store.wrappers import MeteredStore
 from diloco_cli.tasks.weights import check_frozen, unchecked_frozen
 from diloco_cli.tensors.flat import bare_tensors, flatten, unflatten
-from diloco_cli.training.carried import State, buffers_of, refuse_changed
+from diloco_cli.training.carried import State, buffers_of, carried_text, refuse_changed, refuse_shared_memory
 from diloco_cli.training.inner import restore_inner_state, saved_moments
 from diloco_cli.training.replica import check_layout
 from diloco_cli.training.wire import TensorWire
@@ -452,6 +452,8 @@ def join(
         check_frozen(format_.settings, model)
         if (unchecked := unchecked_frozen(format_.settings, model)) is not None:
             LOG.warning("%s: %s", name, unchecked)
+        refuse_shared_memory(model)
+        LOG.info("%s: %s", name, carried_text(model, buffer_names(format_.layout)))
         known = _with_island(format_, store, clock, _newcomer(format_, run, name, model, given, batch_tokens))
         island = known.island(name)
         assert island is not None

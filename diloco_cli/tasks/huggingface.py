@@ -101,7 +101,8 @@ def build(settings: ModelSettings) -> nn.Module:
 
 
 def pretrained(settings: ModelSettings) -> dict[str, Tensor]:
-    """The parameters of the weights beside the config, by their names in transformers, in float32, tied ones once.
+    """The parameters of the weights beside the config, and buffers of their own, by their names in transformers, in
+    float32, tied ones once.
     Their files are read by transformers, which knows how it has named and stacked tensors over the years. Raises
     UsageError unless every parameter is there, with its shape, and nothing else."""
     name, folder = settings.huggingface or "", folder_of(settings)
@@ -112,8 +113,8 @@ def pretrained(settings: ModelSettings) -> dict[str, Tensor]:
     model, found = _loaded(folder, _config_to_train(settings))
     other = [key if isinstance(key, str) else misshapen(*key) for key in found["mismatched_keys"]]  # 4.56 has no shapes
     refuse_other_model(str(folder), found["missing_keys"], found["unexpected_keys"], other)
-    _refuse_buffers(model, settings, str(folder))
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return parameters | _other_buffers(model, settings)
 
 
 def _loaded(folder: Path, config: Any) -> tuple[Any, dict[str, Any]]:
@@ -141,18 +142,12 @@ def _loaded(folder: Path, config: Any) -> tuple[Any, dict[str, Any]]:
     return model, found
 
 
-def _refuse_buffers(model: nn.Module, settings: ModelSettings, where: str) -> None:
-    """A run exchanges parameters: a buffer that the weights bring must be what every learner's own code makes."""
+def _other_buffers(model: nn.Module, settings: ModelSettings) -> dict[str, Tensor]:
+    """Of the weights, those that are not what every learner's own code makes: they are part of the run's model."""
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     ours = dict(build(settings).named_buffers()) if buffers else {}
-    other = sorted(name for name, buffer in buffers.items() if not torch.equal(buffer, ours[name]))
-    if other:
-        raise UsageError(
-            f"the buffer {other[0]} of these weights is not what the model's code makes; runs exchange parameters only",
-            where=where,
-            hint="bring the model as an entrypoint that sets this buffer itself, and its weights as model.initial",
-        )
+    return {name: buffer for name, buffer in buffers.items() if not torch.equal(buffer, ours[name])}
 
 
 def reads(settings: ModelSettings) -> tuple[int, int]:

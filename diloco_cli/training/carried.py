@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 
 from diloco_cli.errors import UsageError
-from diloco_cli.tensors.flat import bare_model, bare_name, persistent_buffers
+from diloco_cli.tensors.flat import bare_model, bare_name, bare_parameters, persistent_buffers
 
 State = Mapping[str, Any]
+MARKS = 251  # bfloat16 holds as many integers
 
 
 def state_of(model: nn.Module) -> State:
@@ -47,6 +49,39 @@ def refuse_changed(before: State, after: State, may_change: Collection[str] = ()
 def buffers_of(model: nn.Module) -> State:
     """The same of persistent buffers alone, as frozen parameters may be large."""
     return {name: _as_bytes(value) for name, value in persistent_buffers(model).items()}
+
+
+@torch.no_grad()
+def refuse_shared_memory(model: nn.Module) -> None:
+    """Parameters that are views of the same memory would be written to one after the other: each is marked, and gets
+    its values back."""
+    trained = [(name, p) for name, p in bare_parameters(model).items() if p.requires_grad and p.numel()]
+    places = Counter(p.untyped_storage().data_ptr() for _, p in trained)
+    near = [(name, p, p.clone()) for name, p in trained if places[p.untyped_storage().data_ptr()] > 1]
+    for index, (_, parameter, _) in enumerate(near):
+        parameter.fill_(index % MARKS)
+    found = [name for index, (name, p, _) in enumerate(near) if not bool((p == index % MARKS).all())]
+    for _, parameter, values in near:
+        parameter.copy_(values)
+    if found:
+        raise UsageError(
+            f"{found[0]} shares memory with another parameter, and is not the same one",
+            where="model",
+            hint="tie them: give both modules the same torch.nn.Parameter",
+        )
+
+
+def carried_text(model: nn.Module, changed: Collection[str]) -> str:
+    """`carried: 12,345 parameters in 8 tensors (1 tied), 2 buffers that training changes; ...`."""
+    every = list(model.named_parameters(remove_duplicate=False))
+    unique = bare_parameters(model).values()
+    trained = [p for p in unique if p.requires_grad]
+    frozen, buffers = len(unique) - len(trained), len(list(model.buffers())) - len(changed)
+    tied = len(every) - len(unique)
+    text = f"carried: {sum(p.numel() for p in trained):,} parameters in {len(trained)} tensors"
+    text += f" ({tied} tied)" if tied else ""
+    text += f", {len(changed)} buffers that training changes (such as {min(changed)})" if changed else ""
+    return f"{text}; as the model's code makes them, not exchanged: {frozen} frozen tensors, {buffers} buffers"
 
 
 def _as_bytes(value: torch.Tensor) -> torch.Tensor | str:

@@ -6,7 +6,7 @@ that no exchange would carry, is reported by `launch`, with what was expected, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -27,11 +27,17 @@ from diloco_cli.tensors.flat import (
     parameter_facts,
     persistent_buffers,
 )
-from diloco_cli.training.carried import State, changed_in, refuse_changed, state_of
+from diloco_cli.training.carried import (
+    State,
+    carried_text,
+    changed_in,
+    refuse_changed,
+    refuse_shared_memory,
+    state_of,
+)
 from diloco_cli.training.replica import Replica
 
 EXAMPLES = 2  # enough for a model that normalises over its batch
-MARKS = 251  # bfloat16 holds as many integers
 BATCH = "batch(shard, num_shards, position, batch_tokens)"
 
 
@@ -63,8 +69,8 @@ def check_task(run: RunSettings, batch_tokens: int) -> Carried:
     with torch.inference_mode():
         held_out = _first_held_out(data)
         _require_finite(losses_of(_tried(model, held_out, "held-out data"))[0], "the first held-out loss", held_out)
-    _refuse_shared_memory(model)
-    return Carried(_said(model, buffers), buffers)
+    refuse_shared_memory(model)
+    return Carried(carried_text(model, buffers), buffers)
 
 
 class _Two:
@@ -145,34 +151,6 @@ def _refuse_sparse(model: nn.Module) -> None:
                 where="model",
                 hint="build its module with sparse=False",
             )
-
-
-@torch.no_grad()
-def _refuse_shared_memory(model: nn.Module) -> None:
-    """Parameters that are views of the same memory would be written to one after the other: each is marked."""
-    trained = [(name, p) for name, p in bare_parameters(model).items() if p.requires_grad]
-    for index, (_, parameter) in enumerate(trained):
-        parameter.fill_(index % MARKS)
-    for index, (name, parameter) in enumerate(trained):
-        if not bool((parameter == index % MARKS).all()):
-            raise UsageError(
-                f"{name} shares memory with another parameter, and is not the same one",
-                where="model",
-                hint="tie them: give both modules the same torch.nn.Parameter",
-            )
-
-
-def _said(model: nn.Module, changed: Collection[str]) -> str:
-    """`carried: 12,345 parameters in 8 tensors (1 tied), 2 buffers that training changes; ...`."""
-    every = list(model.named_parameters(remove_duplicate=False))
-    unique = bare_parameters(model).values()
-    trained = [p for p in unique if p.requires_grad]
-    frozen, buffers = len(unique) - len(trained), len(list(model.buffers())) - len(changed)
-    tied = len(every) - len(unique)
-    text = f"carried: {sum(p.numel() for p in trained):,} parameters in {len(trained)} tensors"
-    text += f" ({tied} tied)" if tied else ""
-    text += f", {len(changed)} buffers that training changes ({', '.join(sorted(changed)[:2])} ...)" if changed else ""
-    return f"{text}; as the model's code makes them, not exchanged: {frozen} frozen tensors, {buffers} buffers"
 
 
 def _drawn(data: Data, batch_tokens: int) -> Batch:

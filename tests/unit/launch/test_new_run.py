@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
-from diloco_cli.config.settings import Link
+from diloco_cli.config.codec import replace as changed_settings
+from diloco_cli.config.settings import Link, ModelSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.launch.new_run import create_run, differences
+from diloco_cli.launch.new_run import create_run, differences, layout_of, with_buffers_of
+from diloco_cli.layout import buffer_names
 from diloco_cli.store.memory import MemoryStore
 from tests.cli.bucket import IOWA, NANO
 
@@ -38,6 +42,24 @@ def test_a_changed_island_is_named(fields, says):
 
 def test_planned_speeds_follow_the_machine_and_do_not_count():
     assert changed(tokens_per_s=5.0, step_s=9.0, local_steps=7) == []
+
+
+class HalfKnown(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("seen", torch.zeros(3))
+        self.register_buffer("constant", torch.zeros(3))
+
+
+def test_running_statistics_and_what_a_trial_has_seen_are_carried_on_one_rank_alone():
+    settings = changed_settings(RUN.settings, model=ModelSettings(entrypoint=f"{__name__}:HalfKnown"))
+    run = replace(RUN, settings=settings, layout=layout_of(settings))
+    untried = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert buffer_names(with_buffers_of(run, None).layout) == untried
+    assert buffer_names(with_buffers_of(run, None, {"seen"}).layout) == untried | {"seen"}
+    with pytest.raises(UsageError, match="each rank of iowa would have its own"):
+        with_buffers_of(replace(run, islands=(replace(IOWA, ranks=2),)), None)
 
 
 def test_other_islands_are_named_both():

@@ -25,6 +25,7 @@ from diloco_cli import join
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import FencedError, NotFoundError, RunFailedError, TryAgainError, UsageError
+from diloco_cli.layout import make_layout, with_buffers
 from diloco_cli.loop.island import LentTraining, Wanted, keeps_nothing, saves_moments
 from diloco_cli.protocol.actors.learner import Progression, Stepped
 from diloco_cli.protocol.log.commit_log import read_log
@@ -34,6 +35,7 @@ from diloco_cli.protocol.log.operations import Now, Sleep
 from diloco_cli.protocol.log.records import MergedOffer, Offer, decode
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.tasks.build import build_model
+from diloco_cli.tensors.flat import buffer_facts, parameter_facts
 from examples.quality.methods.streaming import StreamingLearner
 from tests.numerics.harness import CLOCK, merges
 from tests.numerics.own_loops import SYNC, Meeting, OwnLoop, own_run
@@ -223,13 +225,37 @@ def test_moments_are_saved_and_restored_by_the_next_process() -> None:
     assert all(second.optimizer.state[parameter]["step"] > 0 for parameter in second.model.parameters())
 
 
-def test_a_loop_whose_steps_change_buffers_is_refused_before_it_offers_anything() -> None:
-    training = LentTraining(own_run(rounds=LONG), model := nn.BatchNorm1d(3), torch.optim.AdamW(model.parameters()))
-    steps = training.step(0, 4, Progression(0.0, 0, False))
+@pytest.mark.parametrize("carries", [True, False])
+def test_a_loop_whose_steps_change_buffers_that_the_run_does_not_carry_is_refused(carries: bool) -> None:
+    run, model = own_run(rounds=LONG), nn.BatchNorm1d(3)
+    names = {"running_mean", "running_var", "num_batches_tracked"} if carries else {"running_mean"}
+    layout = with_buffers(make_layout(parameter_facts(model), run.settings.sync), buffer_facts(model, names))
+    training = LentTraining(replace(run, layout=layout), model, torch.optim.AdamW(model.parameters()))
+    steps, before = training.step(0, 4, Progression(0.0, 0, False)), training.read(0)
     next(steps)
     model(torch.randn(4, 3))
-    with pytest.raises(UsageError, match=r"training changes running_mean \(and 2 more\)"):
+    with pytest.raises(StopIteration if carries else UsageError) as ended:
         steps.send(Stepped(4, 1.0))
+    if not carries:
+        assert "training changes running_var (and 1 more)" in str(ended.value)
+        return
+    after = training.read(0)
+    training.write(0, before)
+    assert model.running_mean is not None and not model.running_mean.any() and model.num_batches_tracked == 0
+    training.write(0, after)
+    assert model.running_mean.all() and model.num_batches_tracked == 1
+
+
+def test_a_model_with_two_parameters_in_one_memory_is_refused_and_left_as_it_is() -> None:
+    meeting = Meeting(own_run(rounds=LONG))
+    model = build_model(meeting.run.settings)
+    first = next(iter(model.parameters()))
+    other = next(p for p in model.parameters() if p.shape == (5,))
+    other.data = first.data.view(-1)[:5]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(UsageError, match="shares memory with another parameter"):
+        join(meeting.url, name="l0", model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 FIRST, SECOND = (Wanted(position, Progression(0.0, 0, False)) for position in (0, 4))

@@ -261,8 +261,25 @@ class Buffered(torch.nn.Module):
         self.register_buffer("computed", torch.tensor(computed), persistent=False)
 
 
-def test_a_buffer_that_only_the_file_has_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_only_the_weights_have_is_brought(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface, "build", lambda settings: Buffered(1.0))
-    huggingface._refuse_buffers(Buffered(1.0, computed=2.0), PRESET.model, "here")
-    with pytest.raises(UsageError, match="the buffer kept of these weights"):
-        huggingface._refuse_buffers(Buffered(2.0), PRESET.model, "here")
+    assert huggingface._other_buffers(Buffered(1.0, computed=2.0), PRESET.model) == {}
+    assert huggingface._other_buffers(Buffered(2.0), PRESET.model) == {"kept": torch.tensor(2.0)}
+
+
+class NormAlone(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(3)
+
+
+def test_a_file_may_bring_buffers_in_their_own_types(tmp_path: Path) -> None:
+    state = NormAlone().state_dict() | {"norm.num_batches_tracked": torch.tensor(2**40)}
+    run = replace(PRESET, model=ModelSettings(entrypoint=f"{__name__}:NormAlone", initial=str(tmp_path / "a")))
+    save_file(state, tmp_path / "a")
+    found = brought_values(run)
+    assert found.keys() == state.keys() and found["norm.num_batches_tracked"] == torch.tensor(2**40)
+    save_file({name: state[name] for name in ("norm.weight", "norm.bias")}, tmp_path / "a")
+    assert brought_values(run).keys() == {"norm.weight", "norm.bias"}
+    save_file(state | {"norm.running_mean": torch.ones(4)}, tmp_path / "a")
+    assert "of another shape: norm.running_mean [4], not [3]" in refusal(run)
