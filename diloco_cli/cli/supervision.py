@@ -35,6 +35,7 @@ from diloco_cli.events.cause import safe
 from diloco_cli.events.event import KINDS
 from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.live import Curves, LiveScreen
+from diloco_cli.observe.status import Status
 from diloco_cli.protocol.actors.progress import phase_for
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
@@ -63,6 +64,7 @@ from diloco_cli.runtime.units import (
 from diloco_cli.store.open import open_store
 from diloco_cli.store.retry import gone_after_s
 from diloco_cli.store.wrappers import Deadline
+from diloco_cli.units import format_duration
 
 TIMEOUT_S = 10.0
 HookKind = Literal["stalled", "failed", "finished"]
@@ -481,16 +483,25 @@ class ProgressDisplay:
 
         if self._live is not None:
             self._live.update("starting the units: a few seconds", refresh=True)
+        last, seen_s, told = None, monotonic_s(), ""
         while not self._ended.wait(SCREEN_EVERY_S if self._live else LINE_EVERY_S):
             try:
                 status = self._watcher.look()
             except DilocoError as error:
-                self._print(f"status: {error}")
+                if self._live is not None and last is not None:
+                    self._draw(last, f"this is {format_duration(monotonic_s() - seen_s)} old: {error}")
+                elif str(error) != told:
+                    self._print(f"status: {error}")
+                told = str(error)
                 continue
+            last, seen_s, told = status, monotonic_s(), ""
             self._calling.look(status.state, status.reason)
             if self._live is not None:
                 self._curves.add(self._watcher.metrics)
-                room = self._live.console.height - LINES_ABOVE
-                self._live.update(LiveScreen(status, self._curves, max_lines=room), refresh=True)
+                self._draw(status)
             else:
                 talk(plain_line(status))
+
+    def _draw(self, status: Status, trouble: str = "") -> None:
+        room = self._live.console.height - LINES_ABOVE
+        self._live.update(LiveScreen(status, self._curves, trouble, room), refresh=True)

@@ -36,6 +36,7 @@ from diloco_cli.observe.unit_states import (
 from diloco_cli.plan.link import connections_of, machine_text, measured_by
 from diloco_cli.protocol.log.health import REASONS
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.metrics import REFUSED, Note
 from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
@@ -520,6 +521,11 @@ def _without(look: Look) -> str:
 
 
 def _pace(look: Look) -> str:
+    if look.idle_s > STALLS_AFTER * look.expected_s:
+        units = {**look.learners, SYNCER: look.syncer}
+        silent = ", ".join(name for name, state in units.items() if state == SUSPECT)
+        why = f"; not heard for more than {SUSPECT_S:.0f} s: {silent}" if silent else ""
+        return f"no merge for {look.idle_s:.0f} s, usually one in {format_duration(look.expected_s)}{why}"
     return f"merges go on at {look.share_of_best:.2f} of the best pace that as many learners sustained in this run"
 
 

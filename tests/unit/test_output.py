@@ -7,12 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from diloco_cli.cli import supervision
 from diloco_cli.cli.arguments import open_run
 from diloco_cli.cli.output import progress
 from diloco_cli.cli.supervision import HookCaller, Hooks, ProgressDisplay
+from diloco_cli.clock import sleep_s
 from tests.cli.bucket import make_bucket
 
 
@@ -62,3 +65,16 @@ def test_a_supervisor_that_is_killed_leaves_the_cursor_as_it_was(tmp_path: Path)
     with terminal("launch") as seen, ProgressDisplay(opened, HookCaller(Hooks(), "nano", opened.url, print)):
         shown = seen.getvalue()
         assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "nothing may come after this"
+
+
+def test_a_bucket_that_goes_is_told_in_one_line_above_a_screen_that_says_how_old_it_is(tmp_path: Path) -> None:
+    opened = open_run(make_bucket(folder := tmp_path / "nano"))
+    with terminal("launch") as seen:
+        display = ProgressDisplay(opened, HookCaller(Hooks(), "nano", opened.url, print))
+        with patch.object(supervision, "SCREEN_EVERY_S", 0.05), display:
+            while "STARTING" not in seen.getvalue():
+                sleep_s(0.02)
+            folder.rename(tmp_path / "gone")
+            while seen.getvalue().count(" old: ") < 3:
+                sleep_s(0.02)
+    assert "status: " not in seen.getvalue()

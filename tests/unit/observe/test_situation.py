@@ -280,6 +280,15 @@ def test_a_pace_below_four_fifths_of_the_best_sustained_one_is_slow_and_says_wha
     assert verdict_of(facts(paced(5_500, 100.0, of=3))).state == State.MERGING, "a guest took part then, and has left"
 
 
+def test_who_waits_for_a_unit_that_fell_silent_is_not_told_that_merges_go_on() -> None:
+    state = paced(5_500, 100.0)
+    merges = tuple(structs.replace(merge, time=at(84.0 + 2.0 * i)) for i, merge in enumerate(MERGES))
+    late = structs.replace(state, metrics=structs.replace(state.metrics, recent_merges=merges))
+    verdict = verdict_of(facts(late, syncer=12.0))
+    said = "no merge for 12 s, usually one in 2 s; not heard for more than 8 s: syncer"
+    assert (verdict.state, verdict.reason) == (State.SLOW, said)
+
+
 def everybody_merged(**heartbeat: Any) -> RunFacts:
     """All take part, and 40 steps of the planned second take a learner a slot of 40 s."""
     merges = tuple(structs.replace(merge, participants=("iowa", "rhine")) for merge in MERGES)
