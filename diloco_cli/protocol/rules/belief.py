@@ -6,8 +6,8 @@ A learner states its tokens, and no other process sees it work. So a fragment's 
 
 and what it states beyond that counts for nothing: neither for the run's end and learning rate, nor as weight or steps
 of its delta. The ranges of its data stream stay as stated: they say what was trained on, and count nothing. Time that
-brought fewer tokens is saved up, as offers never come evenly, up to what a learner trains at its drift bound. A syncer
-that takes over gives all of that at once: it cannot know how long nobody counted.
+brought fewer tokens is saved up, as offers never come evenly, up to what an offer can hold. A syncer that takes
+over gives all of that at once: it cannot know how long nobody counted.
 
 The proven rate begins as planned. While a learner states more than is believed, it grows with each merge, by at most
 `GROWS` a round; as a plan is often a guess, the first `GUESS_ROUNDS` rounds may show up to `GUESSED` times it. It grows
@@ -27,6 +27,7 @@ from statistics import median_low
 
 from diloco_cli.protocol.log.records import MergedOffer, Offer, RunFormat
 from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.protocol.rules.merging import max_steps
 
 GROWS = 1.25  # a round
 GUESSED, GUESS_ROUNDS = 8.0, 3
@@ -44,10 +45,9 @@ def planned_rate(run: RunFormat, learner: str) -> float:
 
 
 def most_saved(run: RunFormat, learner: str) -> int:
-    """The tokens of a learner that nobody has counted yet, at most: those of its drift bound, and a round under way."""
-    island, sync = run.island(learner), run.settings.sync
-    batch = 0 if island is None else min(island.batch_tokens, run.largest_batch_tokens)
-    return (sync.drift_rounds + 1) * max(sync.every, run.most_local_steps) * batch
+    """The tokens of a learner that nobody has counted yet, at most: what an offer can hold."""
+    island = run.island(learner)
+    return max_steps(run) * (0 if island is None else min(island.batch_tokens, run.largest_batch_tokens))
 
 
 def rate_of(run: RunFormat, learner: str, known: LearnerRecord) -> float:

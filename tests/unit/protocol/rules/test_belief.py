@@ -23,6 +23,7 @@ from diloco_cli.protocol.rules.belief import (
     proven,
     rate_after,
 )
+from diloco_cli.protocol.rules.merging import max_rounds
 from tests.unit.protocol.records import BATCH, RUN, applied, genesis, make_run, offer
 
 STEP_S = RUN.islands[0].step_s
@@ -64,7 +65,13 @@ def test_offers_that_come_unevenly_are_believed_as_what_came_late_was_saved_up()
         assert believed(belief, 16, rounds * ROUND_S, state) == 16
 
 
-def test_after_an_outage_as_much_is_believed_as_a_learner_trains_without_news_and_no_more() -> None:
+def test_where_the_syncer_is_many_times_too_slow_its_learners_lose_nothing() -> None:
+    belief, state = begun(genesis()), genesis()
+    for k in range(1, 20):
+        assert believed(belief, MOST, k * max_rounds(RUN.settings.sync) * ROUND_S, state) == MOST
+
+
+def test_after_an_outage_as_much_is_believed_as_an_offer_can_hold_and_no_more() -> None:
     belief, state = begun(genesis()), genesis()
     assert believed(belief, MOST, 1e6, state) == MOST
     assert believed(belief, MOST, 1e6, state) == 1
