@@ -582,6 +582,13 @@ SITUATIONS: tuple[Situation, ...] = (
     Situation(State.STARTING, lambda it: it.starts and not it.overdue, _awaited),
     _stall(lambda it: it.local.full, lambda it: it.local.full, ""),
     _stall(lambda it: it.no_syncer, _syncers_end, _brings_syncer_back),
+    _stall(
+        lambda it: (
+            it.facts.syncer is not None and it.facts.syncer.heartbeat.wants and not it.facts.syncer.heartbeat.epoch
+        ),
+        lambda it: f"the log has lost records, and who has them is asked: {it.stated}",
+        LOGS,
+    ),
     _stall(lambda it: it.retrying, lambda it: f"the syncer's store fails: {it.retrying}", DOCTOR),
     _stall(lambda it: it.left, lambda it: f"no learner is left: {it.absences}", _brings_back),
     _stall(lambda it: it.missing, lambda it: _clauses(it.stated, f"missing: {it.absences}"), _brings_back),

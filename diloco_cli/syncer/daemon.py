@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -120,13 +121,14 @@ def serve_run(
     here: NamedHere,
     unit: str = SYNCER,
     because: str = "",
+    held: dict[str, bytes] | None = None,
 ) -> int:
     """Exit status: 0 when the run is over. Raises TerminatedError (143) after SIGTERM, FencedError (9) when another
     syncer took over; after a command, which leaves again, it serves on. `here`: what this machine consents to. `unit`
-    and `because`: the unit that serves, and why, for `status`."""
+    and `because`: the unit that serves, and why, for `status`; `held`: records that it has read before."""
     while True:
         try:
-            return _serve_once(url, stop, claim, rebuild, here, unit, because)
+            return _serve_once(url, stop, claim, rebuild, here, unit, because, held)
         except DisplacedError as error:
             because = "a command had served in its place"
             say(f"{utc_now_text()} {error}; serving again")
@@ -134,12 +136,20 @@ def serve_run(
 
 
 def _serve_once(
-    url: str, stop: StopSignal, claim: ProcessClaim, rebuild: Rebuild, here: NamedHere, unit: str, because: str
+    url: str,
+    stop: StopSignal,
+    claim: ProcessClaim,
+    rebuild: Rebuild,
+    here: NamedHere,
+    unit: str,
+    because: str,
+    held: dict[str, bytes] | None,
 ) -> int:
     torch.set_num_threads(1)  # sums in one order
     use_threads(usable_cores())
     home = _Home(url, stop)
     run = perform(read_format(url, signing_secret(), (LOG,)), home.store, home.clock)
+    run = replace(run, kept={**(held or {}), **run.kept})
     begins = home.store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
     home.fit(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -43,19 +44,27 @@ def run_standby(
         os.nice(NICENESS)
         threading.Thread(target=_leave_with_host, args=(stop,), name="host", daemon=True).start()
     claim = own_claim()
-    reason = _wait(url, name, instead_of, claim, stop, here)
+    held: dict[str, bytes] = {}
+    reason = _wait(url, name, instead_of, claim, stop, here, held)
     if reason is None:
         say(f"{utc_now_text()} {name}: the run is over")
         return 0
     say(f"{utc_now_text()} {reason}")
     from diloco_cli.syncer.daemon import serve_run  # torch: only now
 
-    return serve_run(url, stop, claim, rebuild, here, name, reason)
+    return serve_run(url, stop, claim, rebuild, here, name, reason, held)
 
 
 def _wait(
-    url: str, name: str, instead_of: int | None, claim: ProcessClaim, stop: StopSignal, here: NamedHere
+    url: str,
+    name: str,
+    instead_of: int | None,
+    claim: ProcessClaim,
+    stop: StopSignal,
+    here: NamedHere,
+    held: dict[str, bytes],
 ) -> str | None:
+    """`held`: gets the records that it has read."""
     meter, store, _, clock = opened(url, stop, f"{name}: ")
     process = psutil.Process()
 
@@ -75,6 +84,8 @@ def _wait(
 
     try:
         run = perform(read_format(url, signing_secret(), (LOG,)), store, clock)
+        held.update(run.kept)
+        run = replace(run, kept=held)
         begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None
         consented(run, url, here, stores_of(run), code=begins)  # or what it needs would be refused at the takeover
         say(f"{utc_now_text()} {name}: stands by for run {run.name}")

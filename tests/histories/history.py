@@ -177,6 +177,7 @@ class History:
         self._go_on(lambda: self.supervisor.all_ended, LEAVE_S)
         living = [process.name for process in self.supervisor.processes if not process.ended]
         expect(not living, LIVENESS, f"{living} do not leave, {LEAVE_S:g} s after the run has ended")
+        self.nemesis.losses.owner_restores(over=True)
         self._check_at_the_end()
 
     def _go_on(self, until: Callable[[], bool], within_s: float) -> None:

@@ -1,14 +1,15 @@
 """Single records that the bucket loses or damages: a rule that deletes what is old, a bad disk, a wrong command.
 
-Whoever lives and has the bytes puts them back; where nobody does, the bucket's owner has to, when faults cease. The
-head itself is only damaged: of a deleted one, only the syncer before can say that it was there, and that may die first.
+Whoever lives and has the bytes puts them back; where nobody does, the bucket's owner has to, when faults cease. What is
+the lock of the log is only damaged: of a head that was deleted only the syncer before can say that it was there, and it
+may die first; and a syncer that stands before a commit that was deleted may create that number.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, commit_key
+from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, read_commit_key
 from tests.histories.options import MENDS_SOON_S
 from tests.histories.processes import Process
 from tests.histories.script import NemesisEvent
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 OLDEST = 12  # commits before the head
-MENDED_WITHIN_S = 4 * MENDS_SOON_S
+MENDED_WITHIN_S = 6 * MENDS_SOON_S
+MISSED_WITHIN = 8  # commits before the head: what is older may be in nobody's memory when it is asked for
 KINDS = ("commit", "commit", "commit", "format", "hint")
 HARMS = ("delete", "flip", "truncate")
 
@@ -34,9 +36,11 @@ class Losses:
     def strike(self, event: NemesisEvent) -> None:
         draw, n = Stream(self.history.seed, f"loss at {event.at_s}"), self.history.monitor.replayer.n
         kind, harm, back = draw.choice(KINDS), draw.choice(HARMS), draw.whole(0, OLDEST)
-        back = max(back, 1) if harm == "delete" else back
-        key = {"format": FORMAT_KEY, "hint": HEAD_HINT_KEY}.get(kind, commit_key(max(0, n - back)))
+        number = max(0, n - back)
+        key = {"format": FORMAT_KEY, "hint": HEAD_HINT_KEY}.get(kind, commit_key(number))
         objects = self.history.bucket.objects
+        if kind == "commit" and harm == "delete" and (number == n or self._is_before(number)):
+            harm = "flip"
         if key not in objects or (kind == "commit" and n < 1):
             return
         data = objects[key]
@@ -56,15 +60,34 @@ class Losses:
         harmed = any(self.history.bucket.objects.get(key) != data for key, data in self.whole.items())
         return MENDED_WITHIN_S if harmed else 0.0
 
-    def owner_restores(self) -> None:
-        """What is harmed, and no living process can put back."""
-        held = [_held(process) for process in self.history.supervisor.processes if not process.ended]
+    def _is_before(self, number: int) -> bool:
+        """Whether a syncer lives that has not read this commit."""
+        living = self.history.supervisor.living(SYNCER)
+        return any(process.serves is not None and process.serves.state.n < number for process in living)
+
+    def owner_restores(self, over: bool = False) -> None:
+        """What is harmed, and no living process will put back: that needs one who has it, and one who misses it, or, in
+        a run that is `over`, perhaps had no time for it."""
+        region, n = self.history.region, self.history.monitor.replayer.n
+        apart = set() if region is None else region.residents
+        living = [process for process in self.history.supervisor.processes if process.role not in apart]
+        epoch = self.history.monitor.replayer.epoch
+        held = [_held(process, epoch) for process in living if not process.ended and not process.frozen]
         for key, data in self.whole.items():
-            if self.history.bucket.objects.get(key) != data and not any(kept.get(key) == data for kept in held):
+            missed = (
+                not over
+                and self.history.monitor.replayer.kinds[-1:] != ["stop"]
+                and (key == FORMAT_KEY or n - (read_commit_key(key) or 0) <= MISSED_WITHIN)
+            )
+            is_held = missed and any(kept.get(key) == data for kept in held)
+            if self.history.bucket.objects.get(key) != data and not is_held:
                 self.history.note(f"the bucket's owner put back {key}")
                 self.history.bucket.put(key, data)
 
 
-def _held(process: Process) -> dict[str, bytes]:
-    actor = process.learner or process.serves
-    return {} if actor is None else actor.run.kept
+def _held(process: Process, epoch: int) -> dict[str, bytes]:
+    """By one who looks: a learner, or the syncer that serves."""
+    if process.learner is not None:
+        return process.learner.run.kept
+    serves = process.serves
+    return serves.run.kept if serves is not None and serves.epoch == epoch and serves.doing != "DONE" else {}

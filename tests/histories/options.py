@@ -60,7 +60,7 @@ OF_KEYS: tuple[NemesisKind, ...] = ("rotate", "steal")  # likewise, and in signe
 HARM_SHARE, HARMFUL_MERGES = 0.08, (24, 60)
 POISON_SHARE, POISONED_MERGES = 0.08, (16, 60)
 COMPRESSION_SHARE = 0.15
-LOSSES_SHARE = 0.0
+LOSSES_SHARE, LOSSES_FROM = 0.15, 1000  # the seeds before, by which mutants are found, mean what they meant
 MENDS_SOON_S = 2.0  # instead of the product's: histories are short
 OUTSIDERS_SHARE, OUTSIDERS_MERGES = 0.08, (12, 40)  # of histories with a forger, a flooder or both
 CALL_FAULTS: tuple[Fault, ...] = tuple(Fault)
@@ -239,7 +239,7 @@ def _with_hostile(options: Options, seed: int) -> Options:
 
 def _with_losses(options: Options, seed: int) -> Options:
     """In some histories the bucket loses single records."""
-    if not Stream(seed, "losses").chance(LOSSES_SHARE):
+    if seed < LOSSES_FROM or not Stream(seed, "losses").chance(LOSSES_SHARE):
         return options
     return replace(options, nemesis_events=(*options.nemesis_events, "lose"))
 

@@ -13,7 +13,7 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
 from diloco_cli.protocol.log.claims import claim_incarnation, next_offer
-from diloco_cli.protocol.log.commit_log import patiently, read_log, refuse_revoked
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.keys import (
     delta_key,
     max_fragment_bytes,
@@ -22,6 +22,7 @@ from diloco_cli.protocol.log.keys import (
     read_inner_key,
     weights_key,
 )
+from diloco_cli.protocol.log.mending import patient_log
 from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps, together
 from diloco_cli.protocol.log.records import (
     FragmentVersion,
@@ -63,7 +64,7 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
 
     An island of the launch may start before the syncer that resumes the run. An island that joined later raises
     UsageError if the run has been stopped, or has ended, since its admission."""
-    state = yield from patiently(lambda: read_log(run))
+    state = yield from patient_log(run)
     if all(island.name != learner for island in run.islands):
         refuse_unless_running(run, state)
     while not state.outputs:

@@ -27,10 +27,10 @@ from diloco_cli.errors import FencedError, TerminatedError
 from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, fetch_weights, join, publish
 from diloco_cli.protocol.actors.progress import OfferDraft, Progress, is_over
 from diloco_cli.protocol.log.claims import ClaimWatch
-from diloco_cli.protocol.log.commit_log import patiently, read_log, refuse_revoked
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key, inner_key, key_of, max_moments_bytes, number_of
-from diloco_cli.protocol.log.mending import Mender
+from diloco_cli.protocol.log.mending import Mender, patient_log
 from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat, Timings
 from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunState, moved
@@ -303,7 +303,7 @@ class Follower:
         """Read the new commits of the log and fetch their versions; False if there are none."""
         since_s, asked_s = self._looked_s, (yield Now())
         known, learner = self.state, self._learner
-        self.state = yield from patiently(lambda: read_log(learner.run, known))
+        self.state = yield from patient_log(learner.run, known)
         self._looked_s = asked_s
         news, seen_s = self.state.n > known.n, (yield Now())
         if news:

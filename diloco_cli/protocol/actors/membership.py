@@ -28,9 +28,10 @@ from dataclasses import dataclass, field, replace
 
 from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
+from diloco_cli.protocol.log.commit_log import refuse_revoked
 from diloco_cli.protocol.log.commits import Membership
 from diloco_cli.protocol.log.keys import JOINS, is_name, join_key, read_join_key
+from diloco_cli.protocol.log.mending import patient_log
 from diloco_cli.protocol.log.operations import List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import (
     Island,
@@ -110,7 +111,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
     Waits as long as no syncer serves the run. Raises UsageError if it is refused, or if the run is over or stopped,
     also of an island that is a member already.
     """
-    state = yield from read_log(run)
+    state = yield from patient_log(run)
     asked, asked_s = (-1, -1), 0.0  # the epoch and the commit when it asked last
     refuse_unless_running(run, state)
     refuse_revoked(run, state, learner_signer(island.name))
@@ -124,7 +125,7 @@ def enter(run: RunFormat, island: Island, nonce: str, time: str) -> Steps[RunFor
             yield from _ask(run, state.epoch, island, nonce, time)
             asked, asked_s = (state.epoch, state.n), (yield Now())
         yield Sleep(LOOK_AGAIN_S)
-        state = yield from read_log(run, state)
+        state = yield from patient_log(run, state)
         refuse_unless_running(run, state)
     return state.with_members(run)
 

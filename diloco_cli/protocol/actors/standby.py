@@ -14,7 +14,7 @@ from typing import Any
 from diloco_cli.protocol.actors.progress import is_over
 from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.claims import newest_epoch
-from diloco_cli.protocol.log.commit_log import patiently, read_log, refuse_revoked
+from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
 from diloco_cli.protocol.log.heartbeats import (
     MAX_HEARTBEAT_BYTES,
     Beats,
@@ -25,7 +25,7 @@ from diloco_cli.protocol.log.heartbeats import (
     tolerated_s,
 )
 from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, standby_heartbeat_key
-from diloco_cli.protocol.log.mending import Mender
+from diloco_cli.protocol.log.mending import Mender, patient_log
 from diloco_cli.protocol.log.operations import Get, Now, Put, Sleep, Steps
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, ProcessClaim, RecordError, RunFormat, decode, decode_plain
 from diloco_cli.protocol.log.state import STANDBY, RunPhase, RunState, StandbyState, SyncerState, moved
@@ -112,7 +112,7 @@ class Standby:
         but it serves a stopped run only once `diloco resume` has asked for that."""
         usual_s = takeover_s(self.run)
         silence, mender = Silence(min(POLL_S, usual_s / 5)), Mender(self.run, self.tell)
-        state: RunState = yield from patiently(lambda: read_log(self.run))
+        state: RunState = yield from patient_log(self.run)
         began_at, rested = state.n, False
         unserved = yield from self._begins(state)
         dead = yield from self._predecessor_served(state)

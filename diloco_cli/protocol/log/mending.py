@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from diloco_cli.errors import DilocoError, FencedError
-from diloco_cli.protocol.log.commit_log import RESTORE_HINT, is_whole, parse_format, read_log
+from diloco_cli.protocol.log.commit_log import RESTORE_HINT, is_whole, parse_format, patiently, read_log
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat, of_syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, commit_key, heartbeat_key, read_commit_key
@@ -47,6 +48,15 @@ class GapError(RecordError):
 
     code = "gap"
     wants: tuple[str, ...] = ()
+
+
+def patient_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
+    """`read_log` for a daemon. It may have read before what it cannot read now: then it puts that back itself."""
+
+    def asks(error: DilocoError) -> Steps[None]:
+        yield from Mender(run).mend(known or RunState(), [error.where or ""])
+
+    return (yield from patiently(partial(read_log, run, known), asks))
 
 
 def whole_log(run: RunFormat) -> Steps[RunState]:
@@ -161,7 +171,7 @@ class Mender:
         ages = {*range(NEWEST), *((self._turn + place) % COMMITS_KEPT for place in range(in_turn))}
         self._turn += in_turn
         keys = [commit_key(state.n - age) for age in sorted(ages) if age <= state.n]
-        yield from self._mend(state, [FORMAT_KEY, *keys])
+        yield from self.mend(state, [FORMAT_KEY, *keys])
         unknown = [key for key in dict.fromkeys((*keys, *self.wants)) if key not in self.run.kept]
         read = yield from together([read_signed(self.run.keyring, LOG, key) for key in unknown])
         found = dict(zip(unknown, read, strict=True))
@@ -181,9 +191,9 @@ class Mender:
         said = yield from heard_from_syncer(self.run, state)
         wanted = () if said is None else said.wants[:MOST_WANTED]
         is_still = now_s >= self._still_since_s + STILL_S
-        yield from self._mend(state, [*wanted, *([FORMAT_KEY, commit_key(state.n)] if is_still else ())])
+        yield from self.mend(state, [*wanted, *([FORMAT_KEY, commit_key(state.n)] if is_still else ())])
 
-    def _mend(self, state: RunState, keys: Sequence[str]) -> Steps[None]:
+    def mend(self, state: RunState, keys: Sequence[str]) -> Steps[None]:
         held = [key for key in dict.fromkeys(keys) if key in self.run.kept]
         for said in (yield from together([mended(self.run, state, key) for key in held])):
             if said and said != self._told:  # what this process may not do, once

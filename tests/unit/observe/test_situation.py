@@ -110,6 +110,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      "1 of the 2 offers that the quorum needs; missing: rhine (not heard", f"{RESUME} --region eu"),
     (later(facts(), 100.0), NOBODY, State.STALLED, "2 of 2; why is not known from the bucket", LOGS),
     (later(syncer_says(facts(), reason=""), 100.0), NOBODY, State.STALLED, "why is not known from the bucket", LOGS),
+    (later(syncer_says(facts(), reason="commit 9: missing", wants=("9",), epoch=0), 100.0), NOBODY, State.STALLED,
+     "the log has lost records, and who has them is asked: commit 9: missing", LOGS),
     (later(syncer_says(facts(), retrying="put fails: 503"), 100.0), NOBODY, State.STALLED,
      "the syncer's store fails: put fails: 503", DOCTOR),
     (later(facts(retrying="put fails: 503"), 100.0), NOBODY, State.STALLED,
