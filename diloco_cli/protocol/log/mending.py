@@ -41,6 +41,11 @@ IN_TURN = 6  # and older ones, so that all are looked at within a minute
 LOOKS_EVERY_S = 10.0
 STILL_S = 20.0  # without a commit, after which those who only read look at what all need
 MOST_WANTED = 16
+LOOKS_BACK_EVERY_S = 300.0  # at the oldest commit, which no process of a run deletes
+VANISHED = (
+    "is gone, and no process of this run deletes commits: look for a rule of the bucket that deletes what is old"
+    " (lifecycle, expiration), and end it"
+)
 
 
 class GapError(RecordError):
@@ -155,6 +160,7 @@ class Mender:
     tell: Callable[[str], None] = lambda text: None
     wants: tuple[str, ...] = ()
     _next_s: float = 0.0
+    _back_s: float = 0.0
     _turn: int = 0
     _n: int = -1
     _still_since_s: float = 0.0
@@ -166,6 +172,11 @@ class Mender:
         if now_s < self._next_s:
             return
         self._next_s = now_s + LOOKS_EVERY_S
+        self._back_s = self._back_s or now_s + LOOKS_BACK_EVERY_S
+        if now_s >= self._back_s:
+            self._back_s = now_s + LOOKS_BACK_EVERY_S
+            if (yield Get(commit_key(0), MAX_RECORD_BYTES)) is None:
+                self._say(f"{commit_key(0)} {VANISHED}")
         is_fast, self._n = state.n - self._n > NEWEST, state.n
         in_turn = COMMITS_KEPT if is_fast else IN_TURN  # which go out of memory before their turn comes
         ages = {*range(NEWEST), *((self._turn + place) % COMMITS_KEPT for place in range(in_turn))}
@@ -196,6 +207,11 @@ class Mender:
     def mend(self, state: RunState, keys: Sequence[str]) -> Steps[None]:
         held = [key for key in dict.fromkeys(keys) if key in self.run.kept]
         for said in (yield from together([mended(self.run, state, key) for key in held])):
-            if said and said != self._told:  # what this process may not do, once
-                self._told = said
-                self.tell(said)
+            if said:
+                self._say(said)
+
+    def _say(self, text: str) -> None:
+        """What this process may not do, or can do nothing about, once."""
+        if text != self._told:
+            self._told = text
+            self.tell(text)

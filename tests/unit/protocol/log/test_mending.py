@@ -12,7 +12,7 @@ from diloco_cli.errors import FencedError
 from diloco_cli.protocol.log.commit_log import fold, read_format, read_log, write_snapshot
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, heartbeat_key
-from diloco_cli.protocol.log.mending import GapError, mended, whole_log
+from diloco_cli.protocol.log.mending import GapError, Mender, mended, whole_log
 from diloco_cli.protocol.log.operations import Steps
 from diloco_cli.protocol.log.records import COMMITS_KEPT, RecordError, RunFormat, encode, record_digest
 from diloco_cli.protocol.log.state import RunState
@@ -156,6 +156,18 @@ def test_a_run_that_was_removed_stays_removed_and_another_one_in_its_place_ends_
     bucket.create(FORMAT_KEY, keyring.sign(OPERATOR, FORMAT_KEY, encode(replace(run, run_id="new"))))
     with pytest.raises(FencedError, match="another run was begun in the place of this one"):
         done(mended(run, state, FORMAT_KEY), bucket)
+
+
+def test_a_syncer_tells_of_what_vanishes_behind_it_once() -> None:
+    run, bucket = log_of(100)
+    told: list[str] = []
+    mender, state = Mender(run, told.append), done(read_log(run), bucket)
+    for now_s in range(10, 1000, 10):
+        if now_s == 200:
+            bucket.delete(commit_key(0))
+        done(mender.serve(state, float(now_s)), bucket)
+        assert bool(told) == (now_s >= 310)
+    assert len(told) == 1 and "a rule of the bucket that deletes what is old (lifecycle, expiration)" in told[0]
 
 
 def test_a_log_whose_beginning_is_gone_is_read_from_its_newest_snapshot() -> None:
