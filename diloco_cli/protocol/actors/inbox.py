@@ -44,6 +44,7 @@ class PolledMailbox:
     since_s: float = 0.0
     found_s: float | None = None
     next_request_s: float = 0.0
+    looked_in_vain: bool = False
     asked_s: float = -inf
 
     def look(self, keyring: Unsigned) -> Steps[FoundOffer]:
@@ -83,7 +84,8 @@ class Inbox:
     `withheld(learner, incarnation, seq)`: whether an offer must not be read yet; `claimed(learner)`: the newest
     incarnations that have been seen elsewhere, one a key. See protocol/regions.py. `claims`: where the claims of
     each learner stand, by its keys. `beside(state, offer)`: what is read of an offer that was just found, while the
-    next one is looked for (merging.py). `found(offer, now_s)` is told of each."""
+    next one is looked for (merging.py). `found(offer, now_s, waited)` is told of each, and
+    whether the syncer waited for it: it looked in vain since the offer before."""
 
     run: RunFormat
     mailboxes: dict[tuple[str, int], Mailbox] = field(default_factory=dict)
@@ -93,7 +95,7 @@ class Inbox:
     claimed: Callable[[str], Sequence[int]] = lambda learner: ()
     claims: dict[tuple[str, int], ClaimWatch] = field(default_factory=dict)
     beside: Callable[[RunState, Offer], list[Steps[Any]]] = lambda state, offer: []
-    found: Callable[[Offer, float], None] = lambda offer, now_s: None
+    found: Callable[[Offer, float, bool], None] = lambda offer, now_s, waited: None
     keys: LearnerKeys = field(init=False)
     _sorted_for: RunState | None = None  # the state for which sort_out was last done, if no offer came since
 
@@ -206,11 +208,13 @@ class Inbox:
                 return False
             found = yield from box.look(self.run.keyring)
             if found.data is None and not found.damaged:
+                box.looked_in_vain = True
                 return False
             before = len(box.pending)
             self._receive(box, found.data, state)
             if len(box.pending) > before:
-                self.found(box.pending[-1], now_s)
+                self.found(box.pending[-1], now_s, box.looked_in_vain)
+            box.looked_in_vain = False
             self.heard_s[box.learner] = box.found_s = now_s
             num_bytes += len(found.data or b"")
             if num_bytes > MAX_BYTES_PER_POLL or is_last:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 from statistics import median_low
 
@@ -108,6 +109,7 @@ class Turn:
 
 
 ROUNDS_SEEN = 3
+MAX_FASTER = 4.0  # than merges come: where the syncer is behind, learners must not aim at slots that it cannot reach
 
 
 class Observed:
@@ -124,14 +126,17 @@ class Observed:
         """Whether a whole round is seen: over less of it, times are not exact."""
         return len(self._came) == self._came.maxlen
 
-    def offered(self, offer: Offer, now_s: float) -> None:
-        """Offers that are found at the same time show no pace between them. A later incarnation may begin before."""
+    def offered(self, offer: Offer, now_s: float, waited: bool) -> None:
+        """Offers for which the syncer has not waited show no pace: they had come before. A later incarnation may begin
+        before."""
         self.last_s = now_s
-        if self._came and (now_s <= self._came[-1][0] or offer.data_end < self._came[-1][1]):
-            self._came.pop() if now_s <= self._came[-1][0] else self._came.clear()
+        if self._came and offer.data_end < self._came[-1][1]:
+            self._came.clear()
+        elif self._came and not waited:
+            self._came.pop()
         self._came.append((now_s, offer.data_end))
         first_s, first = self._came[0]
-        if offer.data_end > first:
+        if waited and offer.data_end > first:
             self._token_s.append((now_s - first_s) / (offer.data_end - first))
         if offer.steps > 0:
             self._step_tokens = offer.tokens / offer.steps
@@ -152,6 +157,7 @@ class Pacer:
         self._is_guess = True
         self._stale_after_slots = run.settings.sync.staleness_rounds * run.num_fragments
         self._observed: dict[str, Observed] = {}
+        self._merged_s: deque[float] = deque(maxlen=ROUNDS_SEEN * run.num_fragments + 1)
 
     def begin(self, window: Window | None) -> None:
         """`window`: the window of the log's newest merge."""
@@ -166,13 +172,14 @@ class Pacer:
     def _measured(self, slot_s: float) -> None:
         self.pace, self._is_guess = replace(self.pace, slot_s=slot_s), False
 
-    def offered(self, offer: Offer, now_s: float) -> None:
-        """An offer is found."""
-        self._observed.setdefault(offer.learner, Observed(self.run.num_fragments)).offered(offer, now_s)
+    def offered(self, offer: Offer, now_s: float, waited: bool) -> None:
+        """An offer is found; `waited`: the syncer has looked in vain since the one before."""
+        self._observed.setdefault(offer.learner, Observed(self.run.num_fragments)).offered(offer, now_s, waited)
 
     def merged(self, state: RunState, offers: Sequence[Offer], facts: SlotFacts, now_s: float) -> None:
         """Moving averages from this syncer's clock, and from the participants' word on their links."""
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
+        self._merged_s.append(now_s)
         sync_s = now_s - facts.now_s + min(claimed_s, max_exchange_s(self.pace, self._stale_after_slots))
         slot_s = self._slot_s(state, now_s)
         if self._is_guess and slot_s is not None:
@@ -191,7 +198,9 @@ class Pacer:
             and (step_s := seen.step_s()) > 0
             and (island := run.island(name)) is not None
         ]
-        return median_low(found) / run.num_fragments if found else None
+        gaps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(self._merged_s)]
+        least_s = median_low(gaps_s) / MAX_FASTER if gaps_s else 0.0
+        return max(least_s, median_low(found) / run.num_fragments) if found else None
 
 
 def _round_s(island: Island, step_s: float, tokens_per_s: float) -> float:

@@ -14,6 +14,7 @@ from diloco_cli.protocol.log.records import RunFormat, Timings, fragment_of_slot
 from diloco_cli.protocol.log.state import Window
 from diloco_cli.protocol.rules.pacing import (
     DENSE,
+    MAX_FASTER,
     MAX_REQUESTS,
     SHORT_SLOT_S,
     SLOWEST,
@@ -139,7 +140,7 @@ class Islands:
         for name in self.position:
             self.position[name] += round(BATCH * steps.get(name, seconds / STEP_S))
             made = offer(self.state, learner=name, data_end=self.position[name], timings=Timings(1e-9, 1e-9))
-            self.pacer.offered(made, self.now_s)
+            self.pacer.offered(made, self.now_s, seconds > 0)
             offers.append(made)
         facts = SlotFacts(3, 3, 1, self.now_s, False, self.now_s - seconds, self.now_s)
         self.pacer.merged(self.state, offers, facts, self.now_s)
@@ -188,6 +189,10 @@ def test_what_piled_up_shows_no_pace_and_until_one_is_seen_none_is_told() -> Non
     assert islands.pacer.told_slot_s == 0.0
     islands.slot()
     assert islands.pacer.told_slot_s == islands.pacer.pace.slot_s == pytest.approx(SLOT_S)
+
+
+def test_where_the_syncer_is_far_behind_slots_are_not_much_shorter_than_its_merges() -> None:
+    assert Islands(STEP_S / 20).slots(100, a=40, b=40, c=40) == pytest.approx(SLOT_S / MAX_FASTER)
 
 
 def test_who_has_left_sets_no_pace() -> None:
