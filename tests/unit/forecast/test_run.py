@@ -130,10 +130,11 @@ def test_a_dead_syncer_stops_nobody_up_to_the_drift_bound_and_the_next_one_goes_
     short, _ = play(make_run(), Injection(0, 10.0, "kill", ("syncer",), revive_after_s=3.0))
     assert short.finished and short.epochs == 2
     assert all(island.stalled_s == 0 for island in short.islands)
-    # 4 rounds of 24 steps of 0.1 s are 9.6 s: of 30 s without a commit, about 20 s are spent waiting
+    # 4 rounds of 24 steps of 0.1 s are 9.6 s: of 30 s without a commit, about 20 s are spent waiting, and a second or
+    # two while the next one reads the log
     long, _ = play(make_run(), Injection(0, 10.0, "kill", ("syncer",), revive_after_s=30.0))
     assert long.finished
-    assert all(island.stalled_s == pytest.approx(20.4, abs=1.5) for island in long.islands)
+    assert all(island.stalled_s == pytest.approx(21.4, abs=1.5) for island in long.islands)
 
 
 def test_a_partitioned_learner_steps_on_and_resumes_by_itself() -> None:
