@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,15 @@ from diloco_cli.cli.output import ProgressLine, progress, talk
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from diloco_cli.config.settings import RunSettings
+    from diloco_cli.launch.plan_files import Resolved
     from diloco_cli.plan.plan import Plan
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.runtime.consent import NamedHere
     from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.store.port import Store
     from diloco_cli.tasks.weights import Values
+    from diloco_cli.training.trial import Carried
 
 
 ANSWERS_WITHIN_S = 20.0
@@ -63,26 +67,33 @@ def launch(
             f"unknown backend {backend!r}; allowed: local",
             hint="start islands elsewhere with: diloco learner --run URL --name NAME",
         )
-    from diloco_cli.launch.plan_files import planned_epochs
+    from diloco_cli.cli.preflight import Preflight
 
-    plan, origins = _planned(file, region, overrides, create_only)
+    found = _resolved(file, overrides)
+    plan = found.plan
+    checks = Preflight(plan, file.parent, region, not create_only, on_event, webhook)
     if dry_run:
-        if (about := planned_epochs(plan.run, plan.model, file.parent)) is not None:
-            talk(about)
-        _say_plan(plan, region)
+        checks.pass_or_raise(talk)
+        _say_plan(found, region, as_json)
         return
-    from diloco_cli.cli.supervision import go_on, hooks_of
+    from diloco_cli.cli.hooks import hooks_of
+    from diloco_cli.cli.supervision import go_on
     from diloco_cli.runtime.consent import NamedHere, consented, named_in_files, search_last, stores_of
+    from diloco_cli.runtime.registry import refuse_supervised
+    from diloco_cli.store.url import join_url
 
     hooks, folder = hooks_of(on_event, webhook), file.parent
     search_last(folder)
     named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
-    with progress("reading the model") as shown:
+    with progress("trying the model, its data and this machine") as shown:
+        refuse_supervised(join_url(plan.inventory.store.url, plan.run.name))
+        replace(checks, prepare=lambda: _prepare(plan, shown)).pass_or_raise(talk)
+        shown.text = "reading the model"
         values = _values_of(plan, create_only)
-        known, is_new = _created(plan, origins, region, values, named, shown)
+        known, is_new = _created(found, region, values, checks.carried, named, shown)
         opened = open_known_run(known)
         if values is not None:
-            _begin(opened, plan, values, shown)
+            _begin(opened, plan.run, checks.is_tried, values, shown)
     consented(opened.format, opened.url, named, stores_of(opened.format), code=False)
     if create_only:
         _say_created(opened, is_new, as_json)
@@ -90,26 +101,16 @@ def launch(
     sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks))
 
 
-def _planned(file: Path, region: str | None, overrides: list[str], create_only: bool) -> tuple[Plan, dict[str, str]]:
-    """The plan, if it can be launched, with the origins of its settings; its warnings are said."""
-    from diloco_cli.launch.plan_files import (
-        read_plan_with_origins,
-        refuse_region,
-        refuse_stores,
-        refuse_unfit,
-        refuse_without_a_model,
-    )
+def _resolved(file: Path, overrides: list[str]) -> Resolved:
+    """The plan; where it comes from and its warnings are said."""
+    from diloco_cli.launch.plan_files import resolve
 
     with progress("planning"):
-        plan, origins = read_plan_with_origins(file, overrides)
-    refuse_region(plan, region)
-    refuse_unfit(plan)
-    if not create_only:
-        refuse_without_a_model(plan)
-    refuse_stores(plan.inventory)
-    for warning in plan.warnings:
+        found = resolve(file, overrides, tell=talk)
+    talk(found.told())
+    for warning in found.plan.warnings:
         talk(f"warning: {warning}")
-    return plan, origins
+    return found
 
 
 def _values_of(plan: Plan, begins: bool) -> Values | None:
@@ -128,7 +129,7 @@ def _values_of(plan: Plan, begins: bool) -> Values | None:
     return seeded_values(plan.run) if values is None and begins else values
 
 
-def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> None:
+def _begin(opened: OpenRun, run: RunSettings, is_tried: bool, values: Values, shown: ProgressLine) -> None:
     """The run's first commit, unless it has one; and the loss of its values, where the model is small enough to try."""
     from diloco_cli.clock import utc_now_text
     from diloco_cli.randomness import nonce
@@ -136,11 +137,11 @@ def _begin(opened: OpenRun, plan: Plan, values: Values, shown: ProgressLine) -> 
     from diloco_cli.syncer.daemon import MAX_EVALUATED, begin, first_loss, first_versions
 
     def loss() -> float | None:
-        small = opened.format.layout.num_parameters <= MAX_EVALUATED and _is_tried_here(plan, opened.format)
+        small = opened.format.layout.num_parameters <= MAX_EVALUATED and is_tried
         if opened.format.signing is not None or not small:
             return None  # the syncer's evaluator makes it: under the operator's key no evaluation counts
         shown.text = "evaluating what the run begins with"
-        return first_loss(plan.run, values)
+        return first_loss(run, values)
 
     shown.text = "writing the first version of every fragment"
     versions = first_versions(opened.format, values)
@@ -159,14 +160,6 @@ def _say_created(opened: OpenRun, is_new: bool, as_json: bool) -> None:
         print(line)
 
 
-def _is_tried_here(plan: Plan, run: RunFormat) -> bool:
-    """Whether the model and its data are at hand, and small enough for this command."""
-    from diloco_cli.tasks.build import is_worth_a_try
-
-    here = all(island.infra == "local" for island in plan.inventory.islands)
-    return here and is_worth_a_try(plan.run, run.layout.num_parameters)
-
-
 def _prepare(plan: Plan, shown: ProgressLine) -> None:
     """Before anything is written to the bucket: the place for this machine's notes, and the run's text as tokens."""
     from diloco_cli.corpus.sources import markup_warning
@@ -180,43 +173,45 @@ def _prepare(plan: Plan, shown: ProgressLine) -> None:
 
 
 def _created(
-    plan: Plan,
-    origins: dict[str, str],
+    found: Resolved,
     region: str | None,
     values: Values | None,
+    carried: list[Carried],
     named: NamedHere,
     shown: ProgressLine,
 ) -> tuple[KnownRun, bool]:
     """The run in its bucket, and whether it is new."""
+    from diloco_cli.digests import short_digest
     from diloco_cli.launch.new_run import (
         create_in_region,
         create_run,
         islands_of,
-        keep_plan,
         make_format,
         refuse_another_run,
         shares_here,
         signed,
+        with_buffers_of,
     )
     from diloco_cli.layout import layout_warning
     from diloco_cli.runtime.consent import consented, signing_secret, stores_of
-    from diloco_cli.runtime.registry import refuse_supervised, remember_run
+    from diloco_cli.runtime.registry import remember_run
     from diloco_cli.store.url import join_url
 
+    plan = found.plan
     url = join_url(plan.inventory.store.url, plan.run.name)
-    refuse_supervised(url)
-    _prepare(plan, shown)
     shares, slower = shares_here(plan, region)
     if slower is not None:
         talk(slower)
     secret = signing_secret()
-    fresh = signed(make_format(plan.run, plan.inventory, url, islands_of(plan, shares), values), secret)
+    islands = islands_of(plan, shares)
+    fresh = signed(make_format(plan.run, plan.inventory, url, islands, values, found.digest), secret)
     if fresh.signing is not None and fresh.settings.syncer.on_learners:
         talk("every learner hosts a standby syncer, so the owner of each learner's machine is trusted with the log")
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
-    fresh = _tried(plan, fresh, values, shown)
+    fresh = with_buffers_of(fresh, values, carried[0].buffers if carried else ())
+    _check_streams(fresh)
     shown.text = f"proving that the bucket is fit: {url}"
     home = _trusted_store(url)
     theirs = [(store, _trusted_store(store.url)) for store in fresh.regions]
@@ -224,37 +219,37 @@ def _created(
         refuse_another_run(home, there, fresh, store)
     shown.text = f"creating the run: {url}"
     consented(fresh, url, named, stores_of(fresh), code=False)  # first: who is killed behind it can be resumed
-    run, how = create_run(home, fresh, url, secret)
+    searched = frozenset(s.name.removeprefix("sync.") for s in plan.settings if not s.pinned)
+    run, how = create_run(home, fresh, url, secret, searched)
     for store, there in theirs:
         create_in_region(home, there, run, store)
     if how == "created":
-        keep_plan(home, plan, origins)
+        _keep(home, found)
     known = remember_run(url, run.region_urls)
     if how == "existed":
-        talk(f"run {run.name} exists already at {url}: going on with it")
+        other = f", as launched by plan {short_digest(run.plan)}" if run.plan not in ("", found.digest) else ""
+        talk(f"run {run.name} exists already at {url}: going on with it{other}")
     return known, how == "created"
 
 
-def _tried(plan: Plan, fresh: RunFormat, values: Values | None, shown: ProgressLine) -> RunFormat:
-    """The run with the buffers that training changes. What is wrong with the model and its data is said here, before
-    anything is written."""
+def _keep(home: Store, found: Resolved) -> None:
+    """The plan of a new run: in its bucket, for reports, and beside its run file, for the next command."""
+    from diloco_cli.launch.new_run import keep_plan
+    from diloco_cli.launch.plan_files import keep
+
+    keep_plan(home, found.plan, found.origins)
+    keep(found, talk)
+
+
+def _check_streams(fresh: RunFormat) -> None:
+    """Whether a run's own tokens are enough for all its learners."""
     from diloco_cli.config.hardware import data_class_of
-    from diloco_cli.launch.new_run import with_buffers_of
     from diloco_cli.tasks.build import check_own_data
-    from diloco_cli.training.trial import check_task
 
     batches = [island.batch_tokens for island in fresh.islands if data_class_of(island.infra) is None]
-    if not batches:  # loops of their owners' draw data of their own
-        return with_buffers_of(fresh, values)
-    about = check_own_data(fresh.settings, fresh.num_shards, max(batches))
+    about = check_own_data(fresh.settings, fresh.num_shards, max(batches)) if batches else None
     if about is not None:
         talk(about)
-    if not _is_tried_here(plan, fresh):
-        return with_buffers_of(fresh, values)
-    shown.text = "trying the model and its data"
-    carried = check_task(plan.run, min(batches))
-    talk(carried.text)
-    return with_buffers_of(fresh, values, carried.buffers)
 
 
 def _trusted_store(url: str) -> Store:
@@ -274,7 +269,13 @@ def _trusted_store(url: str) -> Store:
     return store
 
 
-def _say_plan(plan: Plan, region: str | None) -> None:
+def _say_plan(found: Resolved, region: str | None, as_json: bool) -> None:
+    plan = found.plan
+    if as_json:
+        from diloco_cli.cli.plan import print_plan
+
+        print_plan(found, {})
+        return
     print(f"run {plan.run.name}: {plan.verdict}: {plan.why}")
     for island in plan.islands:
         if region in (None, island.region):

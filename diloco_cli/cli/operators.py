@@ -115,7 +115,8 @@ def resume(
     allow_store: list[str] = AllowStore,
 ) -> None:
     """Go on with a run from its bucket alone; living units are adopted. Ctrl-C ends what runs here; the run goes on."""
-    from diloco_cli.cli.supervision import go_on, hooks_of
+    from diloco_cli.cli.hooks import hooks_of
+    from diloco_cli.cli.supervision import go_on
     from diloco_cli.runtime.registry import refuse_supervised, remember_run
 
     hooks = hooks_of(on_event, webhook)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from diloco_cli.plots import save_svg
 from diloco_cli.units import parse_count, parse_duration, parse_price
 
 if TYPE_CHECKING:
+    from diloco_cli.launch.plan_files import Resolved
     from diloco_cli.plan.calibrate import MeasuredRun
     from diloco_cli.plan.plan import Goal, Plan
     from diloco_cli.protocol.log.metrics import MergeNote
@@ -43,16 +45,19 @@ def plan(
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
 ) -> None:
     """Plan islands, schedule and predictions for the hardware of INVENTORY."""
-    from diloco_cli.launch.plan_files import plan_of_files
-    from diloco_cli.plan.plan import load_plan, plan_differences, plan_to_json, summary_of
+    from diloco_cli.launch.plan_files import resolve
+    from diloco_cli.plan.plan import load_plan, plan_differences, summary_of
 
     file, earlier = file or _run_file_here(inventory), load_plan(diff) if diff else None
     goal = _goal(objective, budget, deadline)
     with progress("planning"):
-        made = plan_of_files(inventory, file, overrides, goal, talk)
+        found = resolve(file, overrides, inventory, goal, anew=True, tell=talk)
     extra: dict[str, Any] = {}
     if calibrate is not None:
-        made, extra["calibration"] = _calibrated(calibrate, made)
+        made, extra["calibration"] = _calibrated(calibrate, found.plan)
+        found = replace(found, plan=made, how="made now, by what a run measured", is_kept=False)
+    made = found.plan
+    warnings = [] if file is None else _checked(made, file.parent)
     if simulate:
         from diloco_cli.forecast.goodput import simulated
 
@@ -62,18 +67,39 @@ def plan(
         from diloco_cli.plan.planner import explain as explanations
 
         extra["explanations"] = to_plain(explanations(made))
-    _write(made, output, plot)
+    is_kept = _write(found, output, plot)
     changes = plan_differences(earlier, made) if earlier else []
     if json:
-        data = plan_to_json(made) | extra | ({"changes": changes} if earlier else {})
-        print_json("plan", data, warnings=list(made.warnings))
+        print_plan(found, extra | ({"changes": changes} if earlier else {}), warnings)
     elif earlier:
         print("\n".join(changes) or "no difference")
         talk(f"against {diff}: {summary_of(changes)}")
     else:
         print(_text(made, extra))
+    for warning in warnings:
+        talk(f"warning: {warning}")
+    talk(found.told() + (f", kept in {found.place}" if is_kept else ""))
     if changes:
         raise typer.Exit(DIFFERS_STATUS)
+
+
+def print_plan(found: Resolved, extra: dict[str, Any], warnings: Sequence[str] = ()) -> None:
+    """The object of `plan --json`, and of `launch -n --json`."""
+    from diloco_cli.plan.plan import plan_to_json
+
+    print_json("plan", plan_to_json(found.plan) | extra, warnings=[*found.plan.warnings, *warnings])
+
+
+def _checked(made: Plan, folder: Path) -> list[str]:
+    """Why `launch` would refuse the plan on this machine. Raises what it would refuse on any."""
+    from diloco_cli.cli.preflight import Preflight
+
+    found = []
+    for error, is_of_here in Preflight(made, folder, loads=False).problems(talk):
+        if not is_of_here:
+            raise error
+        found.append(f"launch would end here: {error}" + (f" ({error.hint})" if error.hint else ""))
+    return found
 
 
 def _run_file_here(inventory: Path | None) -> Path | None:
@@ -116,17 +142,23 @@ def _calibrated(run: str, made: Plan) -> tuple[Plan, Any]:
     return replace(again, settings=made.settings), to_plain(calibration.comparison)
 
 
-def _write(made: Plan, output: Path | None, plot: Path | None) -> None:
+def _write(found: Resolved, output: Path | None, plot: Path | None) -> bool:
+    """Whether the plan is kept beside its run."""
+    from diloco_cli.launch.plan_files import keep
+
+    made, done = found.plan, keep(found, talk)
     if output is not None:
         from diloco_cli.plan.plan import save_plan
 
-        path = save_plan(made, output)
+        is_there = done and found.place is not None and output.absolute() == found.place.absolute()
+        path = output if is_there else save_plan(made, output)
         talk(f"plan written to {path}; start it: diloco launch {path}")
     if plot is not None:
         from diloco_cli.cli.plan_view import waterfall_svg
 
         save_svg(plot, lambda: waterfall_svg(made))
         talk(f"waterfall drawn in {plot}")
+    return done
 
 
 def _text(made: Plan, extra: dict[str, Any]) -> str:

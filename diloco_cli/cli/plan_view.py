@@ -105,7 +105,7 @@ def plan_text(plan: Plan) -> str:
         _list("alternatives", alternatives),
         _list("assumptions", [f"{a.mark}: {a.text}" for a in plan.assumptions]),
         [
-            "next: keep this plan with -o FOLDER, and start it: diloco launch PLAN;",
+            "next: start this plan: diloco launch (-o FOLDER writes it elsewhere, too);",
             "      --explain shows each number's formula, --set and --objective what could be",
         ],
     ]
@@ -149,7 +149,7 @@ def _schedule(plan: Plan) -> list[str]:
     if pinned:
         lines += _labelled("pinned", ", ".join(pinned))
     if searched:
-        lines += _labelled("searched", f"{', '.join(searched)}; a plan file (-o) keeps them for launch")
+        lines += _labelled("searched", f"{', '.join(searched)}; launch takes them")
     return lines
 
 

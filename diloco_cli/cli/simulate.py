@@ -271,9 +271,11 @@ def _subject(text: str) -> _Subject:
     path = Path(text)
     if path.is_file():
         from diloco_cli import __version__
-        from diloco_cli.launch.plan_files import read_plan
+        from diloco_cli.launch.plan_files import resolve
 
-        plan = read_plan(path, [])
+        found = resolve(path, tell=talk)
+        talk(found.told())
+        plan = found.plan
         made = run_of_plan(plan, "simulated", __version__)
         return _Subject(
             made,

@@ -13,7 +13,7 @@ from diloco_cli.forecast.stand_ins import Condition, sizes_of
 from diloco_cli.layout import make_layout
 from diloco_cli.plan.candidates import crossing_of, egress_per_gb, restart_s
 from diloco_cli.plan.link import CODEC_BITS, to_store, work_of
-from diloco_cli.plan.plan import Plan
+from diloco_cli.plan.plan import Plan, plan_digest
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.protocol.rules.capacity import SyncerMachine, merge_time
@@ -56,12 +56,15 @@ class IslandReport:
 
 @dataclass(frozen=True)
 class RunForecast:
-    """A whole run, or the first part of it. `goodput` = tokens merged / (undisturbed tokens/s of all islands x time);
+    """A whole run, or the first part of it. `plan`: its digest.
+
+    `goodput` = tokens merged / (undisturbed tokens/s of all islands x time);
     `participation` as in `status`; `days_to_target` at the rate seen. Money in the inventory's currency: accelerators
     and egress, without the items in `not_charged`. `faults` as planned; of those that no constraint forbids the first
     `faults_injected` happened; `log` says when, and which had no effect."""
 
     name: str
+    plan: str
     simulated_s: float
     finished: bool
     commits: int
@@ -123,7 +126,8 @@ def run_of_plan(plan: Plan, run_id: str, software: str) -> RunFormat:
         for island in sorted(plan.islands, key=lambda i: i.name)
     )
     layout = make_layout(tensors_of(plan.model), plan.run.sync)
-    return RunFormat(run_id, plan.run.name, "2000-01-01T00:00:00.000Z", plan.run, islands, layout, software)
+    made_at, digest = "2000-01-01T00:00:00.000Z", plan_digest(plan)
+    return RunFormat(run_id, plan.run.name, made_at, plan.run, islands, layout, software, plan=digest)
 
 
 def with_links(run: RunFormat, url: str) -> RunFormat:
@@ -174,6 +178,7 @@ def report(
     cost = sum(island.cost for island in islands)
     return RunForecast(
         name=run.name,
+        plan=run.plan,
         simulated_s=seconds,
         finished=state.phase == RunPhase.FINISHED,
         commits=state.n + 1,

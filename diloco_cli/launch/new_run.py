@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal
 
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
-from diloco_cli.config.codec import to_plain
+from diloco_cli.config.codec import replace, to_plain
 from diloco_cli.config.hardware import find_device, in_catalogue
 from diloco_cli.config.run_file import overlap_problem
 from diloco_cli.config.settings import Inventory, LocalMachine, RunSettings
@@ -82,7 +81,7 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
             local_steps=planned.local_steps,
             tokens_per_s=planned.tokens_per_s * shares[planned.name],
             step_s=planned.step_s / shares[planned.name],
-            accelerator=_device_name(listed[planned.name].accelerators.name, plan.inventory),
+            accelerator=device_name(listed[planned.name].accelerators.name, plan.inventory),
             num_accelerators=planned.devices,
             infra=listed[planned.name].infra,
             slowdown=listed[planned.name].slowdown,
@@ -96,7 +95,7 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
     )
 
 
-def _device_name(name: str, inventory: Inventory) -> str:
+def device_name(name: str, inventory: Inventory) -> str:
     """As every learner knows the device: it does not have the inventory, which may describe devices of its own."""
     if in_catalogue(name) is not None:
         return name
@@ -104,9 +103,14 @@ def _device_name(name: str, inventory: Inventory) -> str:
 
 
 def make_format(
-    settings: RunSettings, inventory: Inventory, url: str, islands: tuple[Island, ...], values: Values | None = None
+    settings: RunSettings,
+    inventory: Inventory,
+    url: str,
+    islands: tuple[Island, ...],
+    values: Values | None = None,
+    plan: str = "",
 ) -> RunFormat:
-    """FORMAT.json of a new run at `url`. `values`: with which it begins, where they are brought."""
+    """FORMAT.json of a new run at `url`. `values`: with which it begins, where they are brought; `plan`: its digest."""
     settings = carried(settings, values)
     layout = layout_of(settings, values)
     overlap, every, fragments = settings.sync.overlap, settings.sync.every, len(layout.fragments)
@@ -124,6 +128,7 @@ def make_format(
         software=__version__,
         home_region=inventory.store.region,
         checksums=True,
+        plan=plan,
         keyring=Checksummed(run_id),
         **region_fields(inventory, url, settings.name),
     )
@@ -153,10 +158,10 @@ def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:
 
 
 def create_run(
-    store: Store, fresh: RunFormat, where: str, secret: Secret | None = None
+    store: Store, fresh: RunFormat, where: str, secret: Secret | None = None, searched: frozenset[str] = frozenset()
 ) -> tuple[RunFormat, Literal["created", "existed"]]:
-    """Create the run, or find the same run there already. Raises UsageError if other settings hold the name, or if
-    there are commits of a run without its FORMAT.json."""
+    """Create the run, or find the same run there already: `searched` settings are those that it was created with.
+    Raises UsageError if other settings hold the name, or if there are commits of a run without its FORMAT.json."""
     if store.list("commit/", limit=1) and store.get(FORMAT_KEY, MAX_RECORD_BYTES) is None:
         raise UsageError(
             "there are commits of a run whose FORMAT.json is gone",
@@ -170,7 +175,7 @@ def create_run(
         return fresh, "created"
     there = with_keys(parse_format(answer.data, where), secret, where)
     there.keep(FORMAT_KEY, answer.data)
-    different = differences(there, fresh)
+    different = differences(there, fresh, searched)
     if different:
         raise UsageError(
             f"a run named {fresh.name!r} exists already with other settings: {', '.join(different)}",
@@ -219,9 +224,11 @@ def _another_run(run: RunFormat, region: RegionStore) -> UsageError:
     )
 
 
-def differences(there: RunFormat, fresh: RunFormat) -> list[str]:
+def differences(there: RunFormat, fresh: RunFormat, searched: frozenset[str] = frozenset()) -> list[str]:
     """Names of the settings in which two formats differ, if the difference matters to the run. Planned speeds do not
-    matter: they depend on the machine that planned."""
+    matter: they depend on the machine that planned; nor do settings that a plan `searched` because nobody gave them."""
+    kept = {key: getattr(there.settings.sync, key) for key in searched}
+    fresh = replace(fresh, settings=replace(fresh.settings, sync=replace(fresh.settings.sync, **kept)))
     old, new = to_plain(there), to_plain(fresh)
     found = _changed(old["settings"], new["settings"], "")
     old_islands, new_islands = ({i["name"]: i for i in plain["islands"]} for plain in (old, new))
@@ -234,9 +241,14 @@ def differences(there: RunFormat, fresh: RunFormat) -> list[str]:
         found.append("signing" if fresh.signing is None else "signing (it is not signed, and here is a key)")
     urls_there, urls_here = ({region.name: region.url for region in run.regions} for run in (there, fresh))
     found += _changed(dict(urls_there), dict(urls_here), "regions.")
-    if there.layout.digest != fresh.layout.digest:
+    is_alike = "fragments" in searched and _tensors(there.layout) == _tensors(fresh.layout)
+    if there.layout.digest != fresh.layout.digest and not is_alike:
         found.append("model layout")
     return found
+
+
+def _tensors(layout: Layout) -> set[tuple[str, tuple[int, ...], str]]:
+    return {(slot.name, slot.shape, slot.dtype) for fragment in layout.fragments for slot in fragment.tensors}
 
 
 def _changed(old: dict[str, object], new: dict[str, object], prefix: str) -> list[str]:

@@ -1,143 +1,181 @@
-"""Makes a plan from the files that a user names, and checks what this version can launch of it."""
+"""The one plan of the files that a user names: `plan`, `simulate run` and `launch` of the same files have the same.
+
+It is kept beside the run file (`plan.json`), with the digests of what it was made of, so that what was read is what is
+launched; once one of these inputs has changed, a plan is made anew, and that is said."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
+from diloco_cli import __version__
+from diloco_cli.clock import utc_now_text, wall_s
 from diloco_cli.config.codec import replace
 from diloco_cli.config.fields import Origins
 from diloco_cli.config.huggingface import CONFIG, Config, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
-from diloco_cli.config.models import (
-    BYTE_VOCABULARY,
-    MODEL_PRESETS,
-    GPTShape,
-    ModelFacts,
-    facts_from_parameters,
-    preset_shape,
-)
+from diloco_cli.config.models import ModelFacts, facts_from_parameters
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins, refuse_together
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, StoreSettings
-from diloco_cli.corpus.fit import refuse_misfit
-from diloco_cli.corpus.index import check_sizes, read_index
-from diloco_cli.corpus.sources import find_sources
-from diloco_cli.errors import InfeasibleError, UsageError, suggestion
+from diloco_cli.digests import short_digest
+from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.paths import templates_directory
-from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.memory import model_facts
-from diloco_cli.plan.plan import Goal, Plan, load_plan
-from diloco_cli.plan.planner import make_plan
-from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here, open_store
-from diloco_cli.store.port import MAX_CONNECTIONS, StoreGoneError
-from diloco_cli.store.url import examples, parse_url
-from diloco_cli.units import format_count, format_size
+from diloco_cli.plan.plan import (
+    Goal,
+    Made,
+    Plan,
+    digest_of,
+    made_of,
+    plan_digest,
+    plan_of_body,
+    read_body,
+    save_plan,
+)
+from diloco_cli.plan.planner import make_plan, pins_of
+from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here
+from diloco_cli.store.port import MAX_CONNECTIONS
+from diloco_cli.units import parse_time
 
-
-def planned_epochs(run: RunSettings, facts: ModelFacts, folder: Path) -> str | None:
-    """One line; None for other data, and for shards in a bucket, which a plan does not ask. Raises NotFoundError for
-    text or shards that are not there, UsageError for those that do not fit the model. `folder`: as in `facts_of`."""
-    data, vocabulary = run.data, _vocabulary(run.model, folder)
-    if data.text:
-        sources = find_sources([data.text])
-        size = sum(source.size for source in sources)
-        found = f"data: {len(sources)} files, {format_size(size)} of text"
-        if data.tokenizer:
-            return f"{found}: tokenized at launch"
-        tokens, symbols = size + len(sources), BYTE_VOCABULARY
-    elif data.tokens and parse_url(data.tokens).scheme == "file":
-        try:
-            store = open_store(data.tokens)
-        except StoreGoneError as error:
-            error.hint = f"make them: diloco data tokenize FILES -o {data.tokens}"
-            raise
-        index = read_index(store)
-        check_sizes(store, index)
-        tokens, symbols = index.num_tokens, index.vocabulary
-        found = f"data: {format_count(tokens)} tokens in {Path(data.tokens).name}"
-    else:
-        return None
-    if vocabulary is not None:
-        refuse_misfit(run, tokens, symbols, facts.sequence, vocabulary)
-    return f"{found}, {_epochs(run, tokens)}"
-
-
-def _vocabulary(model: ModelSettings, folder: Path) -> int | None:
-    """None if only the model's own code knows it."""
-    if model.preset in MODEL_PRESETS:
-        shape = preset_shape(model.preset, model.vocabulary)
-        return shape.vocabulary if isinstance(shape, GPTShape) else None
-    if not model.huggingface or model.parameters:
-        return None
-    config = model.args or _config_of(model, folder)[0]
-    found = config.get("text_config", config).get("vocab_size")
-    return found if isinstance(found, int) else None
-
-
-def _epochs(run: RunSettings, tokens: int) -> str:
-    epochs = run.train.tokens / (tokens * (1 - run.data.held_out))
-    return (
-        f"{run.data.held_out:.0%} held out: the run's {format_count(run.train.tokens)} tokens are {epochs:.3g} epochs"
-    )
-
-
-TEMPLATE_BUCKET = "my-bucket"
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
 PRESET_SEQUENCE = 128  # of preset data under a model of one's own
 
 
-def plan_of_files(
-    inventory: Path | None,
+@dataclass(frozen=True)
+class Resolved:
+    """The one plan of a run file, its inventory and its model, whichever command asks for it. `how`: from where it
+    comes, for people. `origins`: where each setting comes from, none of an explicit plan file. `inputs`: the digests
+    of what the plan was made of. `place`: the file that keeps it beside the run; None: nothing keeps it."""
+
+    plan: Plan
+    how: str
+    origins: Origins = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    place: Path | None = None
+    is_kept: bool = False
+
+    @cached_property
+    def digest(self) -> str:
+        return plan_digest(self.plan)
+
+    def told(self) -> str:
+        """`plan 0123456789ab, as planned 10:41`, and its goal, if that is another than speed."""
+        goal = self.plan.goal
+        limits = any((goal.budget_per_h, goal.budget_total, goal.deadline_s))
+        wanted = f", for {goal.objective}" + (" within limits" if limits else "") if goal != Goal() else ""
+        return f"plan {short_digest(self.digest)}{wanted}, {self.how}"
+
+
+def resolve(
     file: Path | None,
-    overrides: list[str],
+    overrides: Sequence[str] = (),
+    inventory: Path | None = None,
     goal: Goal | None = None,
-    tell: Callable[[str], None] = print,
-) -> Plan:
-    """For `plan`: the plan of an inventory and a run file. `inventory` takes precedence over the run file's own;
-    without a run file the template is planned. Settings that the run file does not give are searched."""
+    anew: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Resolved:
+    """The plan of a run file: the one that is kept beside it, if it was made of the same inputs, else (or `anew`) made
+    now, with the settings searched that nobody gave. A plan file is taken as it is. `inventory` takes precedence over
+    the run file's own; without a run file the template is planned."""
+    if file is not None and not anew and _is_plan(file):
+        return _explicit(file, overrides)
+    kept_at = None if file is None else file.with_name("plan.json" if file.stem == "run" else f"{file.stem}.plan.json")
     if file is None:
         file = templates_directory() / "run.yaml"
         tell(f"no run file given: planning for the template {file} (choose one with -f RUN)")
         if inventory is None:
             raise UsageError("no inventory given", hint="diloco plan INVENTORY, or first: diloco init")
-    run, islands, facts, origins = _read(file, overrides, inventory, tell)
-    epochs = planned_epochs(run, facts, file.parent)
-    if epochs is not None:
-        tell(epochs)
-    return make_plan(run, islands, facts, goal, origins)
+    run, islands, facts, origins, is_launched = _read(file, overrides, inventory, tell)
+    place = kept_at if is_launched else None
+    inputs = {
+        "settings": digest_of([run, pins_of(origins)]),
+        "inventory": digest_of(islands),
+        "model": digest_of(facts),
+        "diloco": __version__,
+    }
+    kept, made, how = _kept(place)
+    changed = [name for name, value in inputs.items() if made is not None and made.inputs.get(name) != value]
+    if kept is not None and not anew:
+        goal = kept.goal
+    plan = kept if kept is not None and not changed and not anew else make_plan(run, islands, facts, goal, origins)
+    is_kept = made is not None and not changed and plan == kept
+    if made is not None:
+        since = f"made now: {', '.join(changed)} changed since {_moment(made)}" if changed else how
+        how = f"as planned {_moment(made)}" if is_kept else since
+    return Resolved(plan, how, origins, inputs, place, is_kept)
 
 
-def read_plan(file: Path, overrides: list[str]) -> Plan:
-    """For `launch`: the plan in a plan file, or the plan of a run file with its inventory and its settings."""
-    return read_plan_with_origins(file, overrides)[0]
-
-
-def read_plan_with_origins(file: Path, overrides: list[str]) -> tuple[Plan, Origins]:
-    """The same, and where each setting of the run file comes from; a plan file has its origins in itself."""
-    if not _is_plan(file):
-        run, inventory, facts, origins = _read(file, overrides)
-        return make_plan(run, inventory, facts), origins
+def _explicit(file: Path, overrides: Sequence[str]) -> Resolved:
     if overrides:
         raise UsageError("--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ...")
-    return load_plan(file), {}
+    body = read_body(file)
+    made = made_of(body)
+    return Resolved(plan_of_body(body, str(file)), f"of {file}{f', as planned {_moment(made)}' if made else ''}")
+
+
+def _kept(place: Path | None) -> tuple[Plan | None, Made | None, str]:
+    """The plan beside a run, and when it was made; else what is said of one that is made now."""
+    try:
+        body = {} if place is None else read_body(place)
+        made = made_of(body)
+        return (None, None, "made now") if made is None else (plan_of_body(body, str(place)), made, "made now")
+    except NotFoundError:
+        return None, None, "made now"
+    except UsageError as error:
+        return None, None, f"made now ({error})"
+
+
+def keep(resolved: Resolved, tell: Callable[[str], None]) -> bool:
+    """Write it beside the run, for the next command. Where that cannot be, it is said, and does no harm; a file that is
+    no such plan, or was saved there by `-o`, stays. Returns whether it is there."""
+    place = resolved.place
+    if place is None or resolved.is_kept:
+        return place is not None
+    try:
+        if place.exists() and made_of(read_body(place)) is None:
+            raise UsageError("another file has this name")
+        save_plan(resolved.plan, place, Made(utc_now_text(), resolved.inputs))
+    except (UsageError, NotFoundError, OSError) as error:
+        reason = getattr(error, "message", "") or str(error)
+        tell(f"the plan is not kept in {place}: {reason}; the next command makes it again")
+        return False
+    return True
+
+
+def _moment(made: Made) -> str:
+    """`10:41`, here; with the day, if that is another."""
+    seconds = parse_time(made.at)
+    if seconds is None:
+        return "before"
+    there, now = (datetime.fromtimestamp(s) for s in (seconds, wall_s()))
+    return there.strftime("%H:%M" if there.date() == now.date() else "%Y-%m-%d %H:%M")
+
+
+def read_plan(file: Path, overrides: Sequence[str] = ()) -> Plan:
+    return resolve(file, overrides).plan
 
 
 def _read(
     file: Path,
-    overrides: list[str],
-    inventory_path: Path | None = None,
-    tell: Callable[[str], None] = lambda line: None,
-) -> tuple[RunSettings, Inventory, ModelFacts, Origins]:
+    overrides: Sequence[str],
+    given: Path | None,
+    tell: Callable[[str], None],
+) -> tuple[RunSettings, Inventory, ModelFacts, Origins, bool]:
+    """Also: whether `launch` would read this inventory."""
     run, origins = load_run_with_origins(file, overrides)
-    inventory_path = inventory_path or inventory_path_of(run, file)
+    own = inventory_path_of(run, file)
+    inventory_path = given or own
     if inventory_path is None:
         hint = "add the line `inventory: inventory.yaml`"
         raise UsageError("no inventory given: the run file names none", where=str(file), hint=hint)
     inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
     inventory = replace(inventory, store=as_used_here(inventory.store, tell))
     refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
-    return run, inventory, facts, origins
+    return run, inventory, facts, origins, own is not None and (given is None or given.resolve() == own.resolve())
 
 
 def as_used_here(store: StoreSettings, tell: Callable[[str], None] = lambda line: None) -> StoreSettings:
@@ -148,51 +186,6 @@ def as_used_here(store: StoreSettings, tell: Callable[[str], None] = lambda line
         tell(f"planning for a syncer with {CONNECTIONS_VARIABLE}={connections}, as here (store.connections)")
         store = replace(store, connections=connections)
     return store
-
-
-def refuse_region(plan: Plan, region: str | None) -> None:
-    """Raises UsageError for a region that the plan does not know; nothing is created for it."""
-    home = plan.inventory.store.region
-    known = sorted({island.region for island in plan.islands} | ({home} if home else set()))
-    if region is not None and region not in known:
-        raise UsageError(
-            f"run {plan.run.name} has no region {region!r}{suggestion(region, known)}; it has: {', '.join(known)}",
-            hint=f"--region {known[0]}, or none for all regions; nothing was created",
-        )
-
-
-def refuse_unfit(plan: Plan) -> None:
-    """Raises InfeasibleError for islands that no learner could train; nothing is created for them."""
-    planned = {island.name for island in plan.islands}
-    for island in plan.inventory.islands:
-        unfit = not_launched(island, plan.inventory) if island.name in planned else None
-        if unfit is not None:
-            why, way = unfit
-            raise InfeasibleError(f"{island.name} ({island.accelerators.name}) cannot be launched: {why}", hint=way)
-
-
-def refuse_without_a_model(plan: Plan) -> None:
-    """Raises UsageError if islands are to be started here, and nothing builds their model."""
-    here = [island.name for island in plan.inventory.islands if island.infra == "local"]
-    if here and not plan.run.model.is_built:
-        raise UsageError(
-            f"model: nothing says how to build what {', '.join(here)} would train",
-            where="model",
-            hint="give a preset, an entrypoint or huggingface; or, for loops of your own elsewhere: --create-only",
-        )
-
-
-def refuse_stores(inventory: Inventory) -> None:
-    """Raises UsageError for buckets that this version cannot launch on, and for the one that templates name."""
-    stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
-    for place, url in {"": inventory.store.url, **stores}.items():
-        if url is not None and url.split("/")[2] == TEMPLATE_BUCKET:
-            raise UsageError(
-                f"{place}{url} is the template's: write your own bucket into the inventory",
-                hint=f"then prove it: diloco doctor {url.replace(TEMPLATE_BUCKET, 'YOUR-BUCKET', 1)}",
-            )
-        if url is not None and not parse_url(url).kind.is_shared:
-            raise UsageError(f"{place}{url} lives in one process; learners could not meet there", hint=examples())
 
 
 def _is_plan(file: Path) -> bool:
@@ -224,12 +217,12 @@ def facts_of(run: RunSettings, folder: Path) -> ModelFacts:
 
 def _facts_of_huggingface(model: ModelSettings, folder: Path) -> ModelFacts:
     """The facts from config.json alone, found in the same places as the processes will search."""
-    config, place = _config_of(model, folder)
+    config, place = config_of(model, folder)
     check_weights(model, place)
     return facts_of_config(config, str(place / CONFIG), model.sequence)
 
 
-def _config_of(model: ModelSettings, folder: Path) -> tuple[Config, Path]:
+def config_of(model: ModelSettings, folder: Path) -> tuple[Config, Path]:
     places = [folder.absolute(), Path.cwd(), *map(Path, sys.path)]
     return read_config(model.huggingface or "", places, model.revision)
 

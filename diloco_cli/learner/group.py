@@ -45,7 +45,7 @@ from diloco_cli.runtime.consent import NamedHere, consented, signing_secret
 from diloco_cli.runtime.daemon import StopSignal, opened, perform
 from diloco_cli.signing import learner_signer
 from diloco_cli.tasks.build import build_data
-from diloco_cli.training.devices import choose_device, host_threads
+from diloco_cli.training.devices import choose_device, host_threads, refuse_few
 from diloco_cli.training.ranks import build_rank, follow
 from diloco_cli.training.replica import (
     Prefetched,
@@ -309,11 +309,7 @@ def device_here(accelerator: str, place: RankPlace | None) -> torch.device:
         raise UsageError(
             f"which of this machine's {there} devices is this rank's?", hint="set LOCAL_RANK for each rank"
         )
-    if place.local_world_size > there:
-        raise UsageError(
-            f"{place.local_world_size} ranks on this machine need as many devices; torch sees {there}",
-            hint="start fewer ranks here, or run the island where its accelerators are",
-        )
+    refuse_few(place.local_world_size)
     return torch.device("cuda", place.local_rank)
 
 

@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from diloco_cli.digests import short_digest
 from diloco_cli.errors import escaped
 from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.observe.fields import UnitColumn, declared
@@ -180,7 +181,8 @@ def rest_lines(status: Status, width: int | None) -> list[Text]:
     lines = [line for text, style in texts for line in lines_of(filter(None, wrapped(text, width)), style)]
     for mirror in status.mirrors:
         lines += lines_of(flowing(mirror_parts(mirror), width, "    "), "" if mirror.state == "FOLLOWS" else "yellow")
-    return lines + lines_of(filter(None, wrapped(status.trust, width)), "dim")
+    plan = f"plan {escaped(short_digest(status.plan))}; " if status.plan else ""
+    return lines + lines_of(filter(None, wrapped(f"{plan}{status.trust}", width)), "dim")
 
 
 def garbage_text(garbage: GarbageStatus | None) -> str:

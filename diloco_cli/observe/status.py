@@ -532,6 +532,7 @@ class Status:
     """The fields of `status --json`. Tokens are merged tokens."""
 
     run: str = of_run(lambda it: it.facts.run.name, "The run's name.")
+    plan: str = of_run(lambda it: it.facts.run.plan, "The digest of the plan that it was launched from.")
     state: str = of_run(
         lambda it: it.verdict.state,
         "1 for the verdict on the run, 0 for every other state.",

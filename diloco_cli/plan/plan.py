@@ -16,7 +16,7 @@ from typing import Any, Literal
 from diloco_cli.config.codec import from_plain, parse_object, to_plain
 from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import Inventory, RunSettings
-from diloco_cli.digests import digest
+from diloco_cli.digests import SHORT_DIGITS, digest, short_digest
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.protocol.rules.capacity import Limit
 
@@ -266,11 +266,18 @@ class Plan:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Made:
+    """When a plan was made that is kept beside its run, and of what: the digests of its inputs by their names."""
+
+    at: str
+    inputs: dict[str, str]
+
+
 PLAN_FORMAT = "diloco-plan"
 PLAN_VERSION = 4
 MAX_PLAN_BYTES = 64_000_000
 SETTINGS = ("run", "inventory", "model")  # a plan's inputs, which `--json` leaves out
-NAME_DIGITS = 12  # of the digest in a file's name
 AGAIN = "make the plan again: diloco plan INVENTORY -o PLAN"
 CAUSES = ("goal", "run", "inventory", "model", "settings", "formed")  # of differences; the rest follows from them
 SAYINGS = ("why", "warnings", "assumptions", "alternatives")  # follow from what else is different
@@ -284,32 +291,33 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 def plan_digest(plan: Plan) -> str:
     """`algorithm-hex` of the plan and its inputs."""
-    return _digest_of(to_plain(plan))
+    return digest_of(plan)
 
 
-def _digest_of(plain: Any) -> str:
-    canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def digest_of(value: Any) -> str:
+    """Of settings, records or plain data."""
+    canonical = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return digest(canonical.encode())
 
 
 def plan_file_name(plan: Plan) -> str:
     """`NAME-0123456789ab.plan.json`: the run's name and the digest."""
-    return f"{plan.run.name}-{plan_digest(plan).partition('-')[2][:NAME_DIGITS]}.plan.json"
+    return f"{plan.run.name}-{short_digest(plan_digest(plan))}.plan.json"
 
 
-def plan_to_text(plan: Plan) -> str:
+def plan_to_text(plan: Plan, made: Made | None = None) -> str:
     plain = to_plain(plan)
-    body = {
-        "format": PLAN_FORMAT,
-        "version": PLAN_VERSION,
-        "digest": _digest_of(plain),
-        "plan": plain,
-    }
-    return json.dumps(body, indent=1, allow_nan=False) + "\n"
+    body = {"format": PLAN_FORMAT, "version": PLAN_VERSION, "digest": digest_of(plain)}
+    body |= {"made": to_plain(made)} if made else {}
+    return json.dumps(body | {"plan": plain}, indent=1, allow_nan=False) + "\n"
 
 
 def plan_from_text(text: str, where: str) -> Plan:
     """Raises UsageError for anything but an unchanged plan of this version."""
+    return plan_of_body(_body_of(text, where), where)
+
+
+def _body_of(text: str, where: str) -> dict[str, Any]:
     try:
         body = parse_object(text, MAX_PLAN_BYTES)
     except ValueError as error:
@@ -317,6 +325,19 @@ def plan_from_text(text: str, where: str) -> Plan:
         raise UsageError(problem, where=where, hint="diloco plan INVENTORY -o PLAN") from None
     if body.get("format") != PLAN_FORMAT:
         raise UsageError("not a plan file", where=where, hint="diloco plan INVENTORY -o PLAN")
+    return body
+
+
+def made_of(body: dict[str, Any]) -> Made | None:
+    """None in a plan that is kept nowhere beside its run."""
+    try:
+        return from_plain(Made, body.get("made"))
+    except (UsageError, ValueError, OverflowError):
+        return None
+
+
+def plan_of_body(body: dict[str, Any], where: str) -> Plan:
+    """Of what a plan's file holds. Raises UsageError for anything but an unchanged plan of this version."""
     _check_version(body.get("version"), where)
     _check_digest(body, where)
     try:
@@ -344,31 +365,31 @@ def _check_version(version: Any, where: str) -> None:
 
 def _check_digest(body: dict[str, Any], where: str) -> None:
     """Checks the digest in the file, and that in the file's name, if it has one."""
-    found = _digest_of(body.get("plan"))
+    found = digest_of(body.get("plan"))
     if body.get("digest") != found:
         raise UsageError(
             "the plan was changed after it was made: its content is not what its digest says",
             where=where,
             hint=f"change the run file or the inventory, and {AGAIN}",
         )
-    named = re.search(rf"-([0-9a-f]{{{NAME_DIGITS}}})\.plan\.json$", where)
+    named = re.search(rf"-([0-9a-f]{{{SHORT_DIGITS}}})\.plan\.json$", where)
     if named is not None and not found.partition("-")[2].startswith(named[1]):
         raise UsageError(
-            f"the file's name says {named[1]}, its content is {found.partition('-')[2][:NAME_DIGITS]}",
+            f"the file's name says {named[1]}, its content is {short_digest(found)}",
             where=where,
             hint="another plan took this file's place; rename it if it is the one you mean",
         )
 
 
-def save_plan(plan: Plan, path: Path | str) -> Path:
+def save_plan(plan: Plan, path: Path | str, made: Made | None = None) -> Path:
     """Write the file atomically, by renaming a temporary file. `path` may be a folder: then under the plan's own name.
-    Returns the file's path."""
+    `made`: of a plan that is kept beside its run. Returns the file's path."""
     path = Path(path)
     if path.is_dir():
         path = path / plan_file_name(plan)
     beside = path.with_name(path.name + ".part")
     try:
-        beside.write_text(plan_to_text(plan), encoding="utf-8")
+        beside.write_text(plan_to_text(plan, made), encoding="utf-8")
         beside.replace(path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -378,6 +399,11 @@ def save_plan(plan: Plan, path: Path | str) -> Path:
 
 def load_plan(path: Path | str) -> Plan:
     """Raises NotFoundError if there is no such file, UsageError if it holds no unchanged plan of this version."""
+    return plan_of_body(read_body(path), str(path))
+
+
+def read_body(path: Path | str) -> dict[str, Any]:
+    """What is in a plan's file. Raises NotFoundError if there is none, UsageError if it is no plan's."""
     path = Path(path)
     try:
         with path.open("rb") as stream:
@@ -388,7 +414,7 @@ def load_plan(path: Path | str) -> Plan:
         raise UsageError(f"cannot read the plan: {(error.strerror or '').lower()}", where=str(path)) from None
     if len(raw) > MAX_PLAN_BYTES:
         raise UsageError(f"larger than {MAX_PLAN_BYTES // 10**6} MB", where=str(path))
-    return plan_from_text(raw.decode("utf-8", errors="replace"), str(path))
+    return _body_of(raw.decode("utf-8", errors="replace"), str(path))
 
 
 def plan_differences(old: Plan, new: Plan) -> list[str]:

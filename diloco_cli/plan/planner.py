@@ -87,7 +87,7 @@ def make_plan(
     Raises InfeasibleError if no island remains, the quorum is out of reach, or nothing meets the goal's limits.
     """
     goal = goal or Goal()
-    free = frozenset() if origins is None else frozenset(k for k in SEARCHED if f"sync.{k}" not in origins)
+    free = frozenset() if origins is None else frozenset(SEARCHED) - pins_of(origins).keys()
     forming = form_islands(run, inventory, model)
     inventory = forming.inventory
     plan = _plan(run, inventory, model, goal, free, unused=forming.excluded)
@@ -206,14 +206,16 @@ def _settings(
         if key in free:
             origin = "searched: the default is best" if value == getattr(asked.sync, key) else "searched"
         else:
-            origin = "given" if origins is None else _place(origins[f"sync.{key}"])
+            origin = "given" if origins is None else pins_of(origins)[key]
         found.append(Setting(f"sync.{key}", str(value), origin, key not in free))
     return tuple(found)
 
 
-def _place(origin: str) -> str:
-    """`run.yaml:12` of `/somewhere/run.yaml:12`, so that a plan does not depend on the folder of its files."""
-    return origin if origin.startswith("--") else origin.rpartition("/")[2]
+def pins_of(origins: Mapping[str, str]) -> dict[str, str]:
+    """Of the keys that are searched otherwise those that the user gave, and where: `run.yaml:12`, so that a plan does
+    not depend on the folder of its files."""
+    given = {key: origins[f"sync.{key}"] for key in SEARCHED if f"sync.{key}" in origins}
+    return {key: place if place.startswith("--") else place.rpartition("/")[2] for key, place in given.items()}
 
 
 MAX_LISTED = 16  # islands up to which P(at least k) is listed for every k

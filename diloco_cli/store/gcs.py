@@ -317,8 +317,7 @@ def start_client() -> Any:
     emulator = environment_value("STORAGE_EMULATOR_HOST")
     if emulator:
         check_endpoint(emulator, "STORAGE_EMULATOR_HOST")
-    else:
-        _check_credentials()
+    check_credentials()
     return OneTryGCSFileSystem(
         token="anon" if emulator else None,
         requester_pays=environment_value(PAYER_VARIABLE) or False,
@@ -330,9 +329,9 @@ def start_client() -> Any:
     )
 
 
-def _check_credentials() -> None:
+def check_credentials() -> None:
     """gcsfs passes over a file that it cannot read, and then asks for credentials where none are, for long."""
-    place = environment_value(CREDENTIALS_VARIABLE)
+    place = None if environment_value("STORAGE_EMULATOR_HOST") else environment_value(CREDENTIALS_VARIABLE)
     try:
         known = None if place is None else json.loads(Path(place).read_bytes())
         reason = "" if known is None or isinstance(known, dict) else "not a JSON object"

@@ -250,7 +250,7 @@ def azure_store(container: str, prefix: str = "") -> ObstoreStore:
 
 def s3_access(bucket: str) -> Access:
     """By the variables and files that the AWS tools read."""
-    profile = _aws_profile()
+    profile = aws_profile()
     config: dict[str, Any] = {"disable_bulk_delete": True}  # a request that few other services know
     name, address = _first_set(S3_ENDPOINTS) or ("endpoint_url", profile.get("endpoint_url", ""))
     endpoint = check_endpoint(address, name).rstrip("/") if address else ""
@@ -274,7 +274,7 @@ def _first_set(names: tuple[str, ...]) -> tuple[str, str] | None:
     return next(((name, value) for name in names if (value := environment_value(name))), None)
 
 
-def _aws_profile() -> dict[str, str]:
+def aws_profile() -> dict[str, str]:
     """The settings of the chosen profile in ~/.aws/config and ~/.aws/credentials; empty if nothing is configured."""
     chosen = _first_set(("AWS_PROFILE", "AWS_DEFAULT_PROFILE"))
     profile = chosen[1] if chosen else "default"

@@ -34,6 +34,12 @@ def open_store(url: str, *, create: bool = False) -> Store:
     return store
 
 
+def check_credentials(url: str) -> None:
+    """Raises StoreForbiddenError where those that this machine's environment names for the store cannot be read."""
+    if named := parse_url(url).kind.credentials:
+        _named(named)()
+
+
 def _named(name: str) -> Callable[..., Any]:
     """What `module:callable` in a store's record stands for."""
     module, _, attribute = name.partition(":")

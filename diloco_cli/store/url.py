@@ -52,7 +52,8 @@ class StoreKind:
     nothing. `login_hint`: what to do when credentials are missing or refused. `checks_uploads`: whether what
     the store confirms need not be read back before a commit names it: GCS compares an upload with the checksum that
     comes with it, others may never look; of a directory a read would show the same memory. `leftovers`:
-    `module:callable` that discards what killed writers left, called with the parsed URL.
+    `module:callable` that discards what killed writers left, called with the parsed URL. `credentials`: one that raises
+    StoreForbiddenError where those that the environment names cannot be read; it asks no service.
     """
 
     scheme: str
@@ -69,6 +70,7 @@ class StoreKind:
     login_hint: str = ""
     checks_uploads: bool = False
     leftovers: str = ""
+    credentials: str = ""
 
 
 KINDS = {
@@ -87,6 +89,7 @@ KINDS = {
             login_hint="gcloud auth application-default login; check the bucket's roles and this machine's clock",
             checks_uploads=True,
             leftovers="diloco_cli.store.gcs:discard_parts",
+            credentials="diloco_cli.store.gcs:check_credentials",
         ),
         StoreKind(
             scheme="s3",
@@ -101,6 +104,7 @@ KINDS = {
             "Status=Suspended, and expire noncurrent versions by a lifecycle rule",
             login_hint="aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; check the bucket's policy; "
             "if it charges who asks: AWS_REQUEST_PAYER=requester",
+            credentials="diloco_cli.store.obstore:aws_profile",
         ),
         StoreKind(
             scheme="az",

@@ -182,15 +182,6 @@ def _function(entrypoint: str, where: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
-MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more takes too long
-
-
-def is_worth_a_try(run: RunSettings, num_parameters: int) -> bool:
-    """Whether to try: presets are known to fit; a user's model or data is tried if it is small enough."""
-    brought = run.model.entrypoint or run.model.huggingface or run.data.entrypoint or run.model.brought
-    return run.model.is_built and bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
-
-
 def check_own_data(run: RunSettings, num_shards: int, batch_tokens: int) -> str | None:
     """How often a run goes through its own tokens; None for other data. Raises UsageError if they are too short for
     `num_shards` streams in batches of so many tokens."""

@@ -59,6 +59,16 @@ def choose_device(accelerator: str) -> torch.device:
     return torch.device("cuda", int(index or 0))
 
 
+def refuse_few(ranks: int) -> None:
+    """Raises UsageError if this machine has fewer CUDA devices than ranks that are to run on it."""
+    there = torch.cuda.device_count()
+    if ranks > there:
+        raise UsageError(
+            f"{ranks} ranks on this machine need as many devices; torch sees {there}",
+            hint="start fewer ranks here, or run the island where its accelerators are",
+        )
+
+
 def kind_of(accelerator: str) -> str:
     """cpu, mps or cuda, which AMD's devices are too. Raises UsageError for any other."""
     kind, _, index = accelerator.lower().partition(":")

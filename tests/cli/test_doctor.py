@@ -81,7 +81,7 @@ def test_a_new_run_is_not_launched_where_creates_are_not_exclusive(
     edit(quickstart / "inventory.yaml", "url: bucket", "url: gs://bucket/here")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("diloco_cli.tasks.build.is_worth_a_try", lambda *facts: False)
+    monkeypatch.setattr("diloco_cli.cli.preflight.is_worth_a_try", lambda *facts: False)
     server.ignores_conditions = True
     with pytest.raises(StoreError, match="lost exclusive creates") as refused:
         launch(

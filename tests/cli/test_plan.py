@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from diloco_cli.cli.main import add_command
 from diloco_cli.cli.plan_view import islands_table
+from diloco_cli.cli.preflight import refuse_stores
 from diloco_cli.errors import DilocoError, UsageError
-from diloco_cli.launch.plan_files import plan_of_files, read_plan, refuse_stores
+from diloco_cli.launch.plan_files import read_plan
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 
@@ -112,7 +113,7 @@ def test_every_screen_fits_80_columns_and_a_wide_one_shows_more(diloco, monkeypa
     for run in ("run.yaml", "tpu-run.yaml", "machines-run.yaml"):
         path = QUICKSTART.parent / "plan" / run
         assert max(map(len, diloco("plan", "-f", path).splitlines())) <= 80
-        islands = plan_of_files(None, path, []).islands
+        islands = read_plan(path).islands
         narrow, wide = islands_table(islands, 80), islands_table(islands, 160)
         assert max(map(len, wide)) <= 160
         assert len(wide[0].split()) > len(narrow[0].split())

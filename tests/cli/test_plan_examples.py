@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from diloco_cli.forecast.goodput import simulated
-from diloco_cli.launch.plan_files import plan_of_files
+from diloco_cli.launch.plan_files import resolve
 from diloco_cli.plan.plan import Plan
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "plan"
@@ -17,7 +17,7 @@ LET_IN = ["sync.codec=int4", "sync.weights_codec=int4", "sync.every=221"]
 
 
 def planned(*overrides: str, run: str = "run.yaml") -> Plan:
-    return plan_of_files(None, EXAMPLES / run, list(overrides))
+    return resolve(EXAMPLES / run, overrides, anew=True).plan
 
 
 def test_four_islands_give_the_worked_figures() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from diloco_cli.cli.run_data import FORMATS
 from diloco_cli.launch.new_run import keep_plan
-from diloco_cli.launch.plan_files import read_plan_with_origins
+from diloco_cli.launch.plan_files import resolve
 from diloco_cli.paths import install_hint
 from diloco_cli.protocol.log.keys import PLAN_KEY, commit_key
 from diloco_cli.store.local import LocalStore
@@ -98,10 +98,10 @@ def test_what_cannot_be_written_is_said_before_anything_is_read(
 
 def test_launch_keeps_its_plan_once_with_the_names_of_the_users_files_alone(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    plan, origins = read_plan_with_origins(ROOT / "examples" / "quickstart" / "run.yaml", ["train.tokens=1M"])
-    keep_plan(store, plan, origins)
+    found = resolve(ROOT / "examples" / "quickstart" / "run.yaml", ["train.tokens=1M"])
+    keep_plan(store, found.plan, found.origins)
     before = store.get(PLAN_KEY, 1 << 20)
-    keep_plan(store, plan, {})
+    keep_plan(store, found.plan, {})
     kept = json.loads(before)
     assert store.get(PLAN_KEY, 1 << 20) == before
     assert kept["prediction"]["tokens_per_s"] > 0 and kept["islands"][0]["name"] == "iowa"

@@ -13,8 +13,9 @@ import pytest
 
 from diloco_cli.cli import supervision
 from diloco_cli.cli.arguments import open_run
+from diloco_cli.cli.hooks import HookCaller, Hooks
 from diloco_cli.cli.output import progress
-from diloco_cli.cli.supervision import HookCaller, Hooks, ProgressDisplay
+from diloco_cli.cli.supervision import ProgressDisplay
 from diloco_cli.clock import sleep_s
 from tests.cli.bucket import make_bucket
 

@@ -81,6 +81,7 @@ class RunFormat:
     `regions`: those with a bucket of their own, sorted by name; where there are any, `home_url` is the run's URL in the
     home bucket, and `home_egress_per_gb` the price of traffic that leaves the home region.
     `signing`: how records are signed, if they are; `checksums`: whether records of an unsigned run end with a checksum;
+    `plan`: the digest of the plan that it was launched from.
     `keyring`: this process's keys to write and check signatures or checksums; `kept`: the records that it could put
     back (mending.py). Neither is ever written to the bucket.
     """
@@ -100,6 +101,7 @@ class RunFormat:
     home_egress_per_gb: float = 0.0
     signing: Signing | None = None
     checksums: bool = False
+    plan: str = ""
     keyring: Unsigned = field(default=UNSIGNED, compare=False, repr=False, metadata={"local": True})
     kept: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False, metadata={"local": True})
 

@@ -1,22 +1,20 @@
-"""What a plan reads beside the run file: this machine's environment, and a user's own data."""
+"""One plan of the files that a user names, kept beside them; and what it reads of this machine's environment."""
 
 from __future__ import annotations
 
-import json
+import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import DataSettings, Inventory, ModelSettings, RunSettings, StoreSettings
-from diloco_cli.corpus.indexing import index_shards
-from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
-from diloco_cli.launch.plan_files import as_used_here, planned_epochs, read_plan, refuse_stores
+from diloco_cli.config.settings import StoreSettings
+from diloco_cli.launch.plan_files import Resolved, as_used_here, keep, read_plan, resolve
 from diloco_cli.plan.link import machine_of
-from diloco_cli.plan.memory import model_facts
-from diloco_cli.store.open import CONNECTIONS_VARIABLE, open_store
-from diloco_cli.store.port import StoreGoneError
+from diloco_cli.plan.plan import Goal, save_plan
+from diloco_cli.store.open import CONNECTIONS_VARIABLE
+from tests.cli.conftest import edit
+from tests.forked import ROOT
 
 GS, S3, FOLDER = StoreSettings("gs://bucket"), StoreSettings("s3://bucket"), StoreSettings("file:///runs")
 
@@ -45,43 +43,95 @@ def test_a_plan_has_the_connections_of_this_machine_unless_its_inventory_states_
     assert read_plan(tmp_path / "run.yaml", []).inventory.store.connections == 2
 
 
-@pytest.mark.parametrize("bucket", ["my-bucket-of-models", "my-bucket2", "my-buckets"])
-def test_a_bucket_whose_name_begins_like_the_templates_is_ones_own(bucket: str) -> None:
-    refuse_stores(Inventory(StoreSettings(f"gs://{bucket}/runs")))
-    with pytest.raises(UsageError, match="the template's"):
-        refuse_stores(Inventory(StoreSettings("gs://my-bucket/runs")))
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A run file of which everything is searched; nothing of it is here."""
+    for name in ("machines-run.yaml", "machines.yaml"):
+        shutil.copy(ROOT / "examples" / "plan" / name, tmp_path)
+    return (tmp_path / "machines-run.yaml").rename(tmp_path / "run.yaml")
 
 
-@pytest.mark.parametrize("vocabulary", [256, 1999, 2000])
-def test_shards_fit_the_model_of_a_plan_or_are_refused(tmp_path: Path, vocabulary: int) -> None:
-    """Of a preset, and of a Hugging Face config."""
-    (tmp_path / "a.bin").write_bytes((np.arange(100_000) % 2000).astype("<u2").tobytes())
-    index_shards(open_store(tmp_path.as_uri()))
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
-    facts = model_facts(ModelSettings("gpt-pico"))
-    for model in (
-        ModelSettings("gpt-pico", vocabulary=vocabulary),
-        ModelSettings(None, huggingface=str(tmp_path)),
-    ):
-        run = RunSettings("x", model=model, data=DataSettings(tokens=tmp_path.as_uri(), held_out=0.2))
-        if vocabulary >= 2000:
-            assert "100k tokens" in str(planned_epochs(run, facts, tmp_path))
-            continue
-        with pytest.raises(UsageError, match=f"vocabulary of {vocabulary} is too small: .* up to 1999"):
-            planned_epochs(run, facts, tmp_path)
+def kept(found: Resolved) -> list[str]:
+    """What is said when it is kept."""
+    told: list[str] = []
+    assert keep(found, told.append) is not bool(told)
+    return told
 
 
-def test_a_plan_misses_shards_that_are_not_there(tmp_path: Path) -> None:
-    facts = model_facts(ModelSettings("gpt-pico"))
-    run = RunSettings("x", model=ModelSettings("gpt-pico"), data=DataSettings(tokens=tmp_path.as_uri()))
-    with pytest.raises(NotFoundError, match=r"no index\.json"):
-        planned_epochs(run, facts, tmp_path)
-    gone = replace(run, data=DataSettings(tokens=f"{tmp_path.as_uri()}/gone"))
-    with pytest.raises(StoreGoneError, match="no such directory") as raised:
-        planned_epochs(gone, facts, tmp_path)
-    assert "diloco data tokenize FILES -o" in str(raised.value.hint)
-    (tmp_path / "a.bin").write_bytes(bytes(range(256)) * 100)
-    index_shards(open_store(tmp_path.as_uri()))
-    (tmp_path / "a.bin").unlink()
-    with pytest.raises(DataCheckError, match="is missing"):
-        planned_epochs(run, facts, tmp_path)
+def test_settings_that_nobody_gave_are_searched_once_and_kept_beside_the_run(files: Path) -> None:
+    made = resolve(files)
+    assert made.how == "made now" and made.plan.run.sync.codec == "int8" and not kept(made)
+    again = resolve(files)
+    assert again.digest == made.digest and again.how.startswith("as planned ") and again.is_kept
+    before = made.place.stat() if made.place else None
+    assert not kept(again) and made.place and made.place.stat() == before, "a plan that is the same is not written"
+    explicit = resolve(made.place)
+    assert explicit.digest == made.digest and "as planned" in explicit.how and explicit.place is None
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("run.yaml", "500B", "400B", "settings"),
+        ("run.yaml", "train:", "sync: {quorum: 1}\ntrain:", "settings"),  # as the search chose, but pinned
+        ("machines.yaml", "region:", "region: ", ""),
+        ("machines.yaml", "gs://my-bucket", "gs://other", "inventory"),
+        ("run.yaml", "layers: 28", "layers: 30", "settings, model"),
+    ],
+)
+def test_a_plan_of_other_inputs_is_made_anew_and_says_so(
+    files: Path, file: str, old: str, new: str, changed: str
+) -> None:
+    before = resolve(files)
+    kept(before)
+    edit(files.with_name(file), old, new)
+    after = resolve(files)
+    assert after.is_kept is not bool(changed)
+    assert (f"made now: {changed} changed since " in after.how) is bool(changed)
+    assert (after.digest == before.digest) is not bool(changed)
+
+
+def test_what_this_machine_says_of_connections_belongs_to_a_plan(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(resolve(files))
+    monkeypatch.setenv(CONNECTIONS_VARIABLE, "2")
+    assert "inventory changed since" in resolve(files).how
+
+
+def test_goals_last_until_plan_says_others(files: Path) -> None:
+    cheap = Goal(deadline_s=5e7, objective="cost")
+    kept(resolve(files, goal=cheap, anew=True))
+    edit(files, "500B", "400B")
+    assert resolve(files).plan.goal == cheap and ", for cost within limits, made now" in resolve(files).told()
+    assert resolve(files, anew=True).plan.goal == Goal()
+
+
+@pytest.mark.parametrize("text", ['{"terraform": 1}', "[" * 1000, "notes"])
+def test_a_file_of_somebody_elses_stays(files: Path, text: str) -> None:
+    there = files.with_name("plan.json")
+    there.write_text(text)
+    assert "the plan is not kept in" in kept(resolve(files))[0]
+    assert there.read_text() == text
+
+
+def test_a_plan_that_was_saved_there_stays_too_and_one_that_was_changed_is_made_anew(files: Path) -> None:
+    there, found = files.with_name("plan.json"), resolve(files)
+    save_plan(found.plan, there)
+    assert "another file has this name" in kept(found)[0] and not resolve(files).is_kept
+    there.unlink()
+    kept(found)
+    edit(there, '"int8"', '"int4"')
+    assert "was changed after it was made" in resolve(files).how
+    assert not kept(resolve(files)) and resolve(files).is_kept
+
+
+def test_a_folder_that_cannot_be_written_to_does_no_harm(files: Path) -> None:
+    found = replace(resolve(files), place=files.parent / "gone" / "plan.json")
+    assert "the next command makes it again" in kept(found)[0]
+
+
+def test_a_plan_with_another_inventory_is_not_the_runs(files: Path) -> None:
+    shutil.copy(files.with_name("machines.yaml"), files.with_name("b.yaml"))
+    assert resolve(files, inventory=files.with_name("b.yaml")).place is None
+    assert resolve(files, inventory=files.with_name("machines.yaml")).place == files.with_name("plan.json")
+    other = files.rename(files.with_name("other.yaml"))
+    assert resolve(other).place == files.with_name("other.plan.json")

@@ -41,6 +41,7 @@ RECENT = [
 ]
 HEALTHY = Status(
     run="nano-1b",
+    plan="",
     state="MERGING",
     commit=412,
     step=41_200,

@@ -7,7 +7,7 @@ from torch import nn
 
 from diloco_cli.config.settings import DataSettings, ModelSettings, RunSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.tasks.build import build_data, build_model, is_worth_a_try
+from diloco_cli.tasks.build import build_data, build_model
 
 HERE = __name__
 
@@ -51,9 +51,3 @@ def test_a_files_name_in_place_of_a_modules_is_told():
 def test_data_that_are_only_evaluated_need_no_batches():
     with pytest.raises(UsageError, match="returned a object without held_out"):
         build_data(run_of(data="no_data"), uses=("held_out",))
-
-
-def test_presets_and_large_models_are_not_tried():
-    presets = RunSettings(name="x", model=ModelSettings(preset="gpt-nano"), data=DataSettings(preset="python-stdlib"))
-    assert not is_worth_a_try(presets, 1000)
-    assert is_worth_a_try(run_of(), 1000) and not is_worth_a_try(run_of(), 10**9)

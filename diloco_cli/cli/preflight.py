@@ -1,0 +1,279 @@
+"""What would stop a run, found before anything of it is written: `plan`, `launch -n` and `launch` have the same checks.
+
+`launch` ends with the first one that fails. `plan` does so for what no machine could train; what only this machine
+lacks (a device, credentials, a bucket's answer) is a warning there, because the run may be launched from another."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from diloco_cli.cli.arguments import LOOK_S, foreground_store
+from diloco_cli.config.hardware import CPU, find_device
+from diloco_cli.config.models import BYTE_VOCABULARY, MODEL_PRESETS, GPTShape, ModelFacts, preset_shape
+from diloco_cli.config.settings import Inventory, IslandSettings, ModelSettings, RunSettings
+from diloco_cli.corpus.fit import refuse_misfit
+from diloco_cli.corpus.index import check_sizes, read_index
+from diloco_cli.corpus.sources import find_sources
+from diloco_cli.errors import DilocoError, InfeasibleError, StoreError, UsageError, suggestion
+from diloco_cli.launch.plan_files import config_of
+from diloco_cli.plan.candidates import not_launched
+from diloco_cli.plan.plan import Plan
+from diloco_cli.store.open import check_credentials
+from diloco_cli.store.port import StoreGoneError
+from diloco_cli.store.url import examples, parse_url
+from diloco_cli.store.wrappers import Deadline
+from diloco_cli.units import format_count, format_size
+
+if TYPE_CHECKING:
+    from diloco_cli.training.trial import Carried
+
+TEMPLATE_BUCKET = "my-bucket"
+WEBHOOK_S = 3.0
+MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more takes too long
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What is to be launched. `folder`: of its run file. `starts`: whether its units are to start here.
+    `prepare`: makes its data ready, which takes time and space; None: that is not wanted. `loads`: whether code is
+    loaded that planning does without. `carried`: what the first step finds of the model."""
+
+    plan: Plan
+    folder: Path
+    region: str | None = None
+    starts: bool = True
+    on_event: str | None = None
+    webhook: str | None = None
+    prepare: Callable[[], None] | None = None
+    loads: bool = True
+    carried: list[Carried] = field(default_factory=list)
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the model and its data are a user's own, at hand, and small enough for this command."""
+        is_here = all(island.infra == "local" for island in self.plan.inventory.islands)
+        return is_here and is_worth_a_try(self.plan.run, self.plan.model.parameters)
+
+    @property
+    def here(self) -> list[IslandSettings]:
+        """The islands whose learners would start on this machine."""
+        planned = {island.name for island in self.plan.islands if self.region in (None, island.region)}
+        return [i for i in self.plan.inventory.islands if i.name in planned and i.infra == "local" and self.starts]
+
+    def problems(self, tell: Callable[[str], None]) -> Iterator[tuple[DilocoError, bool]]:
+        """What fails, and whether it may be otherwise on another machine. `tell` takes what is worth a line."""
+        for check, is_of_here in CHECKS:
+            try:
+                said = check(self)
+            except DilocoError as error:
+                yield error, is_of_here or (isinstance(error, StoreError) and not isinstance(error, StoreGoneError))
+            else:
+                if said is not None:
+                    tell(said)
+
+    def pass_or_raise(self, tell: Callable[[str], None]) -> None:
+        for error, _ in self.problems(tell):
+            raise error
+
+
+def is_worth_a_try(run: RunSettings, num_parameters: float) -> bool:
+    """Whether to try: presets are known to fit; a user's model or data is tried if it is small enough."""
+    brought = run.model.entrypoint or run.model.huggingface or run.data.entrypoint or run.model.brought
+    return run.model.is_built and bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
+
+
+def _region(it: Preflight) -> None:
+    refuse_region(it.plan, it.region)
+
+
+def _unfit(it: Preflight) -> None:
+    refuse_unfit(it.plan)
+
+
+def _without_a_model(it: Preflight) -> None:
+    if it.starts:
+        refuse_without_a_model(it.plan)
+
+
+def _stores(it: Preflight) -> None:
+    refuse_stores(it.plan.inventory)
+
+
+def _hooks(it: Preflight) -> str | None:
+    """A command that is not there is refused; an address that does not answer now may do so when it is needed."""
+    from diloco_cli.cli.hooks import hooks_of
+
+    hooks = hooks_of(it.on_event, it.webhook)
+    words = shlex.split(hooks.on_event)
+    if words and shutil.which(words[0]) is None:
+        hint = "name it by its path, or none: --on-event ''"
+        raise UsageError(f"on_event: there is no command {words[0]!r} here", hint=hint)
+    parts = urlsplit(hooks.webhook)
+    try:
+        if parts.hostname:
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            with closing(socket.create_connection((parts.hostname, port), WEBHOOK_S)):
+                pass
+    except (OSError, ValueError) as error:
+        return f"warning: the webhook at {parts.hostname} does not answer: {error}"
+    return None
+
+
+def _credentials(it: Preflight) -> None:
+    regions = [region.store for region in it.plan.inventory.regions.values()]
+    for url in (it.plan.inventory.store.url, *regions, it.plan.run.data.tokens):
+        if url is not None:
+            check_credentials(url)
+
+
+def _data(it: Preflight) -> str | None:
+    return planned_epochs(it.plan.run, it.plan.model, it.folder)
+
+
+def _devices(it: Preflight) -> None:
+    for island in it.here:
+        name = island.accelerators.name
+        if find_device(name, it.plan.inventory.devices).backend == CPU:
+            continue  # torch is asked for accelerators alone: its import takes seconds
+        from diloco_cli.launch.new_run import device_name
+        from diloco_cli.training.devices import choose_device, refuse_few
+
+        try:
+            if choose_device(device_name(name, it.plan.inventory)).type == "cuda":
+                refuse_few(island.num_ranks)
+        except UsageError as error:
+            hint = "launch on the machine that has it; for islands of other machines: `infra: ssh` and `hosts:`"
+            raise UsageError(f"{island.name}: {error.message}", where=f"islands.{island.name}", hint=hint) from None
+
+
+def _prepared(it: Preflight) -> None:
+    if it.prepare is not None:
+        it.prepare()
+
+
+def _first_step(it: Preflight) -> str | None:
+    """Of a learner; nothing is said of presets, which are known to work."""
+    run = it.plan.run
+    if not it.is_tried or (run.data.text and it.prepare is None) or not (it.loads or run.model.entrypoint):
+        return None
+    from diloco_cli.runtime.consent import search_last
+    from diloco_cli.training.trial import check_task
+
+    search_last(it.folder)
+    it.carried.append(check_task(run, min(island.batch_tokens for island in it.plan.islands)))
+    return it.carried[-1].text
+
+
+CHECKS: tuple[tuple[Callable[[Preflight], str | None], bool], ...] = (
+    (_region, False),
+    (_unfit, True),
+    (_without_a_model, True),
+    (_stores, True),
+    (_credentials, True),
+    (_hooks, True),
+    (_data, False),
+    (_devices, True),
+    (_prepared, False),
+    (_first_step, False),
+)
+"""(the check, whether what it finds is of this machine alone)"""
+
+
+def planned_epochs(run: RunSettings, facts: ModelFacts, folder: Path) -> str | None:
+    """One line; None for other data. Raises NotFoundError for text or shards that are not there, UsageError for those
+    that do not fit the model, StoreError for a bucket that does not answer. `folder`: as in `facts_of`."""
+    data, vocabulary = run.data, _vocabulary(run.model, folder)
+    if data.text:
+        sources = find_sources([data.text])
+        size = sum(source.size for source in sources)
+        found = f"data: {len(sources)} files, {format_size(size)} of text"
+        if data.tokenizer:
+            return f"{found}: tokenized at launch"
+        tokens, symbols = size + len(sources), BYTE_VOCABULARY
+    elif data.tokens:
+        try:
+            store = foreground_store(data.tokens, Deadline(LOOK_S))
+        except StoreGoneError as error:
+            error.hint = f"make them: diloco data tokenize FILES -o {data.tokens}"
+            raise
+        index = read_index(store)
+        check_sizes(store, index)
+        tokens, symbols = index.num_tokens, index.vocabulary
+        found = f"data: {format_count(tokens)} tokens in {Path(data.tokens).name}"
+    else:
+        return None
+    if vocabulary is not None:
+        refuse_misfit(run, tokens, symbols, facts.sequence, vocabulary)
+    return f"{found}, {_epochs(run, tokens)}"
+
+
+def _vocabulary(model: ModelSettings, folder: Path) -> int | None:
+    """None if only the model's own code knows it."""
+    if model.preset in MODEL_PRESETS:
+        shape = preset_shape(model.preset, model.vocabulary)
+        return shape.vocabulary if isinstance(shape, GPTShape) else None
+    if not model.huggingface or model.parameters:
+        return None
+    config = model.args or config_of(model, folder)[0]
+    found = config.get("text_config", config).get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
+def _epochs(run: RunSettings, tokens: int) -> str:
+    epochs = run.train.tokens / (tokens * (1 - run.data.held_out))
+    return (
+        f"{run.data.held_out:.0%} held out: the run's {format_count(run.train.tokens)} tokens are {epochs:.3g} epochs"
+    )
+
+
+def refuse_region(plan: Plan, region: str | None) -> None:
+    """Raises UsageError for a region that the plan does not know; nothing is created for it."""
+    home = plan.inventory.store.region
+    known = sorted({island.region for island in plan.islands} | ({home} if home else set()))
+    if region is not None and region not in known:
+        raise UsageError(
+            f"run {plan.run.name} has no region {region!r}{suggestion(region, known)}; it has: {', '.join(known)}",
+            hint=f"--region {known[0]}, or none for all regions; nothing was created",
+        )
+
+
+def refuse_unfit(plan: Plan) -> None:
+    """Raises InfeasibleError for islands that no learner could train; nothing is created for them."""
+    planned = {island.name for island in plan.islands}
+    for island in plan.inventory.islands:
+        unfit = not_launched(island, plan.inventory) if island.name in planned else None
+        if unfit is not None:
+            why, way = unfit
+            raise InfeasibleError(f"{island.name} ({island.accelerators.name}) cannot be launched: {why}", hint=way)
+
+
+def refuse_without_a_model(plan: Plan) -> None:
+    """Raises UsageError if islands are to be started here, and nothing builds their model."""
+    here = [island.name for island in plan.inventory.islands if island.infra == "local"]
+    if here and not plan.run.model.is_built:
+        raise UsageError(
+            f"model: nothing says how to build what {', '.join(here)} would train",
+            where="model",
+            hint="give a preset, an entrypoint or huggingface; or, for loops of your own elsewhere: --create-only",
+        )
+
+
+def refuse_stores(inventory: Inventory) -> None:
+    """Raises UsageError for buckets that this version cannot launch on, and for the one that templates name."""
+    stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
+    for place, url in {"": inventory.store.url, **stores}.items():
+        if url is not None and url.split("/")[2] == TEMPLATE_BUCKET:
+            raise UsageError(
+                f"{place}{url} is the template's: write your own bucket into the inventory",
+                hint=f"then prove it: diloco doctor {url.replace(TEMPLATE_BUCKET, 'YOUR-BUCKET', 1)}",
+            )
+        if url is not None and not parse_url(url).kind.is_shared:
+            raise UsageError(f"{place}{url} lives in one process; learners could not meet there", hint=examples())

@@ -1,0 +1,79 @@
+"""`plan`, `simulate run`, `launch` and the run itself have the same plan, digest for digest, of every example."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from tests.cli.conftest import Diloco, edit
+from tests.forked import ROOT
+
+RUN_FILES = sorted(
+    str(path.relative_to(ROOT / "examples"))
+    for path in (ROOT / "examples").glob("*/*.yaml")
+    if re.search(r"^inventory:", path.read_text(), re.M) and path.name != "lora.yaml"  # it reads the base's weights
+)
+NOT_COPIED = shutil.ignore_patterns("bucket", "__pycache__", "*plan.json", "base", "*.svg")
+
+
+def data_of(done: CompletedProcess[str]) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout)["data"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of them, with the facts of a base whose training is to be continued."""
+    folder = tmp_path_factory.mktemp("one-plan") / "examples"
+    shutil.copytree(ROOT / "examples", folder, ignore=NOT_COPIED)
+    base = shutil.copytree(folder / "hugging-face" / "tiny-llama", folder / "continue-pretrained" / "base")
+    (base / "model.safetensors").touch()
+    return folder
+
+
+@pytest.mark.parametrize("file", RUN_FILES)
+def test_three_commands_have_one_plan(diloco: Diloco, examples: Path, file: str) -> None:
+    run = str(examples / file)
+    planned = data_of(diloco("plan", "-f", run, "--json"))["digest"]
+    assert data_of(diloco("simulate", "run", run, "--for", "1s", "--json"))["plan"] == planned
+    dry = diloco("launch", run, "-n", "--json")
+    said = re.search(r"^plan ([0-9a-f]{12}), as planned \d\d:\d\d$", dry.stderr, re.M)
+    assert said is not None and said[1] == str(planned).partition("-")[2][:12], dry.stderr
+    if file.startswith("plan/"):  # of hardware that is nowhere
+        assert dry.returncode and "Traceback" not in dry.stderr
+    else:
+        assert data_of(dry)["digest"] == planned
+
+
+def test_at_least_the_known_examples_were_looked_at() -> None:
+    assert {"quickstart/run.yaml", "plan/machines-run.yaml", "own-loop/trainer.yaml"} <= set(RUN_FILES)
+
+
+def test_a_run_that_was_created_names_the_plan_that_was_read(diloco: Diloco, quickstart: Path) -> None:
+    home = str(quickstart.parent / "home")
+    planned = data_of(diloco("plan", "-f", "q/run.yaml", "--json"))["digest"]
+    launched = diloco("launch", "q/run.yaml", "--create-only", DILOCO_HOME=home)
+    assert launched.returncode == 0 and "as planned" in launched.stderr, launched.stderr
+    assert data_of(diloco("status", "q/run.yaml", "--json", DILOCO_HOME=home))["plan"] == planned
+    short = str(planned).partition("-")[2][:12]
+    assert f"plan {short}; not signed" in diloco("status", "q/run.yaml", DILOCO_HOME=home).stdout
+
+
+def test_a_run_goes_on_as_it_was_planned_although_another_search_finds_other_settings(
+    diloco: Diloco, quickstart: Path
+) -> None:
+    """The inventory's words changed since; nobody gave the setting, so it is the run's."""
+    home = str(quickstart.parent / "home")
+    assert diloco("launch", "q/run.yaml", "--create-only", "--set", "sync.quorum=2", DILOCO_HOME=home).returncode == 0
+    edit(quickstart / "inventory.yaml", "version: 1", "version: 1\ndevices: {Other: {bf16_tflops: 1, memory_gb: 1}}")
+    again = diloco("launch", "q/run.yaml", "--create-only", DILOCO_HOME=home)
+    assert again.returncode == 0, again.stderr
+    assert "going on with it, as launched by plan " in again.stderr
+    other = diloco("launch", "q/run.yaml", "--create-only", "--set", "sync.quorum=1", DILOCO_HOME=home)
+    assert other.returncode == 2 and "sync.quorum (2 there, 1 here)" in other.stderr, other.stderr

@@ -1,0 +1,158 @@
+"""What would stop a run is found before anything is written, by `plan`, `launch -n` and `launch` alike."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diloco_cli.cli.preflight import Preflight, is_worth_a_try, planned_epochs, refuse_stores
+from diloco_cli.config.codec import replace
+from diloco_cli.config.settings import DataSettings, Inventory, ModelSettings, RunSettings, StoreSettings
+from diloco_cli.corpus.indexing import index_shards
+from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
+from diloco_cli.launch.plan_files import read_plan
+from diloco_cli.plan.memory import model_facts
+from diloco_cli.store.open import open_store
+from diloco_cli.store.port import StoreGoneError
+from tests.cli.conftest import Diloco, copied, edit
+
+
+@pytest.mark.parametrize("bucket", ["my-bucket-of-models", "my-bucket2", "my-buckets"])
+def test_a_bucket_whose_name_begins_like_the_templates_is_ones_own(bucket: str) -> None:
+    refuse_stores(Inventory(StoreSettings(f"gs://{bucket}/runs")))
+    with pytest.raises(UsageError, match="the template's"):
+        refuse_stores(Inventory(StoreSettings("gs://my-bucket/runs")))
+
+
+@pytest.mark.parametrize("vocabulary", [256, 1999, 2000])
+def test_shards_fit_the_model_of_a_plan_or_are_refused(tmp_path: Path, vocabulary: int) -> None:
+    """Of a preset, and of a Hugging Face config."""
+    (tmp_path / "a.bin").write_bytes((np.arange(100_000) % 2000).astype("<u2").tobytes())
+    index_shards(open_store(tmp_path.as_uri()))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
+    facts = model_facts(ModelSettings("gpt-pico"))
+    for model in (
+        ModelSettings("gpt-pico", vocabulary=vocabulary),
+        ModelSettings(None, huggingface=str(tmp_path)),
+    ):
+        run = RunSettings("x", model=model, data=DataSettings(tokens=tmp_path.as_uri(), held_out=0.2))
+        if vocabulary >= 2000:
+            assert "100k tokens" in str(planned_epochs(run, facts, tmp_path))
+            continue
+        with pytest.raises(UsageError, match=f"vocabulary of {vocabulary} is too small: .* up to 1999"):
+            planned_epochs(run, facts, tmp_path)
+
+
+def test_a_plan_misses_shards_that_are_not_there(tmp_path: Path) -> None:
+    facts = model_facts(ModelSettings("gpt-pico"))
+    run = RunSettings("x", model=ModelSettings("gpt-pico"), data=DataSettings(tokens=tmp_path.as_uri()))
+    with pytest.raises(NotFoundError, match=r"no index\.json"):
+        planned_epochs(run, facts, tmp_path)
+    gone = replace(run, data=DataSettings(tokens=f"{tmp_path.as_uri()}/gone"))
+    with pytest.raises(StoreGoneError, match="no such directory") as raised:
+        planned_epochs(gone, facts, tmp_path)
+    assert "diloco data tokenize FILES -o" in str(raised.value.hint)
+    (tmp_path / "a.bin").write_bytes(bytes(range(256)) * 100)
+    index_shards(open_store(tmp_path.as_uri()))
+    (tmp_path / "a.bin").unlink()
+    with pytest.raises(DataCheckError, match="is missing"):
+        planned_epochs(run, facts, tmp_path)
+
+
+def checks(change: Callable[[str], str] = lambda text: text, **given: Any) -> Callable[[Path], list[tuple[str, bool]]]:
+    """What fails of the quickstart with this inventory, and whether only here."""
+
+    def failing(folder: Path) -> list[tuple[str, bool]]:
+        copied("quickstart", folder / "q")
+        (folder / "q" / "inventory.yaml").write_text(change((folder / "q" / "inventory.yaml").read_text()))
+        found = Preflight(read_plan(folder / "q" / "run.yaml"), folder / "q", **given)
+        return [(str(error), here) for error, here in found.problems(lambda line: None)]
+
+    return failing
+
+
+def test_presets_and_large_models_are_not_tried() -> None:
+    presets = RunSettings("x", model=ModelSettings("gpt-nano"), data=DataSettings("python-stdlib"))
+    own = replace(presets, model=ModelSettings(None, entrypoint="model:build"))
+    assert not is_worth_a_try(presets, 1000)
+    assert is_worth_a_try(own, 1000) and not is_worth_a_try(own, 10**9)
+
+
+def test_nothing_is_wrong_with_the_quickstart(tmp_path: Path) -> None:
+    assert checks()(tmp_path) == []
+
+
+@pytest.mark.parametrize("device", ["A100-SXM-80GB", "RTX-4090:2"])
+def test_a_device_that_torch_does_not_see_here_is_missed_before_any_learner_starts(tmp_path: Path, device: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has such devices")
+    failing = checks(lambda text: text.replace("cpu:1", device, 1))
+    ((said, is_of_here),) = failing(tmp_path)
+    assert "does not see on this machine" in said and "iowa" in said and is_of_here
+    assert not checks(lambda text: text.replace("cpu:1", device, 1), starts=False)(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("url", "variable", "value", "said"),
+    [
+        ("gs://bucket/runs", "GOOGLE_APPLICATION_CREDENTIALS", "nowhere.json", "No such file"),
+        ("gs://bucket/runs", "GOOGLE_APPLICATION_CREDENTIALS", __file__, "cannot be read"),
+        ("s3://bucket/runs", "AWS_PROFILE", "nobodys", "nobodys"),
+    ],
+)
+@pytest.mark.parametrize("place", ["home", "region"])
+def test_credentials_that_are_named_and_cannot_be_read_are_refused_before_a_service_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, variable: str, value: str, said: str, place: str
+) -> None:
+    for name in ("STORAGE_EMULATOR_HOST", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(variable, value)
+
+    def at(text: str) -> str:
+        if place == "home":
+            return re.sub(r"url: [^,}\n]+", f"url: {url}", text, count=1)
+        return re.sub(r"europe-west4: \{\}", f"europe-west4: {{store: {url}}}", text)
+
+    ((told, is_of_here),) = checks(at)(tmp_path)
+    assert said in told and variable in told and is_of_here
+
+
+def test_a_hook_that_is_not_there_is_refused_and_a_silent_webhook_said(tmp_path: Path) -> None:
+    ((told, is_of_here),) = checks(on_event="no-such-command --x")(tmp_path)
+    assert "no command 'no-such-command' here" in told and is_of_here
+    said: list[str] = []
+    found = Preflight(read_plan(tmp_path / "q" / "run.yaml"), tmp_path, webhook="http://127.0.0.1:9/token-canary")
+    assert not list(found.problems(said.append))
+    assert said and "127.0.0.1 does not answer" in said[0] and "canary" not in said[0]
+
+
+@pytest.mark.parametrize("words", [("plan", "-f", "own/run.yaml"), ("launch", "own/run.yaml", "-n")])
+def test_the_models_first_step_fails_in_a_plan_as_in_a_launch(
+    diloco: Diloco, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    copied("own-model", tmp_path / "own")
+    edit(tmp_path / "own" / "model.py", "targets.flatten())", 'targets.flatten(), reduction="none")')
+    done = diloco(*words)
+    assert done.returncode == 2 and "must return the mean loss" in done.stderr, done.stderr
+
+
+def test_shards_in_a_bucket_that_does_not_answer_are_a_warning_of_plan_and_an_error_of_launch(
+    diloco: Diloco, quickstart: Path
+) -> None:
+    edit(quickstart / "run.yaml", "data: {preset: python-stdlib}", "data: {tokens: s3://shards/a}")
+    away = {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "x", "DILOCO_HOME": str(quickstart.parent / "home"),
+    }  # fmt: skip
+    planned = diloco("plan", "-f", "q/run.yaml", **away)
+    assert planned.returncode == 0 and "warning: launch would end here: " in planned.stderr, planned.stderr
+    dry = diloco("launch", "q/run.yaml", "-n", **away)
+    assert dry.returncode == 6 and "s3://shards/a" in dry.stderr, dry.stderr
