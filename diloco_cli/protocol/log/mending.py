@@ -19,7 +19,7 @@ from diloco_cli.protocol.log.commit_log import RESTORE_HINT, is_whole, parse_for
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat, of_syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, commit_key, heartbeat_key, read_commit_key
-from diloco_cli.protocol.log.operations import Get, List, Mend, Steps, Undeleted, together
+from diloco_cli.protocol.log.operations import Get, List, Mend, Now, Steps, Undeleted, together
 from diloco_cli.protocol.log.records import (
     COMMITS_KEPT,
     LOOKS,
@@ -38,7 +38,8 @@ ASKED_FOR = 8  # commits behind the log's end
 LISTED = 64  # keys behind these
 NEWEST = 2  # commits, at each look
 IN_TURN = 6  # and older ones, so that all are looked at within a minute
-LOOKS_EVERY_S = 10.0
+LOOKS_EVERY_S = 10.0  # or less often, so that a syncer's looks take no more than
+MOST_OF_TIME = 0.01  # of its time
 STILL_S = 20.0  # without a commit, after which those who only read look at what all need
 MOST_WANTED = 16
 LOOKS_BACK_EVERY_S = 300.0  # at the oldest commit, which no process of a run deletes
@@ -171,7 +172,6 @@ class Mender:
         does not hold, because it has begun behind it, it reads."""
         if now_s < self._next_s:
             return
-        self._next_s = now_s + LOOKS_EVERY_S
         self._back_s = self._back_s or now_s + LOOKS_BACK_EVERY_S
         if now_s >= self._back_s:
             self._back_s = now_s + LOOKS_BACK_EVERY_S
@@ -190,6 +190,8 @@ class Mender:
         for key, data in sound.items():
             self.run.keep(key, data)
         self.wants = tuple(key for key in unknown if key not in sound)[:MOST_WANTED]
+        after_s: float = yield Now()
+        self._next_s = after_s + max(LOOKS_EVERY_S, (after_s - now_s) / MOST_OF_TIME)
 
     def follow(self, state: RunState, now_s: float) -> Steps[None]:
         """The look of those who only read: at what the syncer wants; while there is no new commit, at the format and at
