@@ -40,7 +40,7 @@ NEWEST = 2  # commits, at each look
 IN_TURN = 6  # and older ones, so that all are looked at within a minute
 LOOKS_EVERY_S = 10.0  # or less often, so that a syncer's looks take no more than
 MOST_OF_TIME = 0.01  # of its time
-STILL_S = 20.0  # without a commit, after which those who only read look at what all need
+STILL_S = 20.0  # without a commit, or two slots, after which those who only read look at what all need
 MOST_WANTED = 16
 LOOKS_BACK_EVERY_S = 300.0  # at the oldest commit, which no process of a run deletes
 VANISHED = (
@@ -203,7 +203,9 @@ class Mender:
         self._next_s = now_s + LOOKS_EVERY_S
         said = yield from heard_from_syncer(self.run, state)
         wanted = () if said is None else said.wants[:MOST_WANTED]
-        is_still = now_s >= self._still_since_s + STILL_S
+        slots_s = [island.local_steps * island.step_s / self.run.num_fragments for island in self.run.islands]
+        slots_s += [] if state.window is None else [state.window.slot_s]
+        is_still = now_s >= self._still_since_s + max(STILL_S, 2 * max(slots_s))
         yield from self.mend(state, [*wanted, *([FORMAT_KEY, commit_key(state.n)] if is_still else ())])
 
     def mend(self, state: RunState, keys: Sequence[str]) -> Steps[None]:
