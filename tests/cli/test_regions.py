@@ -26,10 +26,10 @@ def two_buckets(folder: Path) -> tuple[str, str]:
     """URLs of a finished run, as on two disks; its region's bucket has FORMAT and what was offered there. This machine
     has consented to both."""
     home_url, far_url = (folder / "home" / "toy").as_uri(), (folder / "eu" / "toy").as_uri()
-    fleet = RegionalFleet(regional_run(merges=4))
+    fleet = RegionalFleet(replace(regional_run(merges=4), regions=(RegionStore(FAR, far_url, 0.1),), home_url=home_url))
     fleet.start()
     fleet.finish()
-    run = replace(fleet.run, regions=(RegionStore(FAR, far_url, 0.1),), home_url=home_url)
+    run = fleet.run
     remember(format_digest(run), run.name, Allowance(stores=(home_url, far_url)), folder)
     for place in ("home", "eu"):
         (folder / place / "toy").mkdir(parents=True)

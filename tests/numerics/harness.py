@@ -64,7 +64,7 @@ def make_run(
         sync=replace(sync, codec=codec, weights_codec="fp32", skip_after_s=600.0),  # type: ignore[arg-type]
         outer=outer,
     )
-    islands = tuple(Island(f"l{i}", "here", ROWS, sync.every, 100.0, 0.01) for i in range(learners))
+    islands = tuple(Island(f"l{i}", "here", ROWS, sync.every, 100.0, 1e-4) for i in range(learners))
     return RunFormat("id", "tiny", utc_now_text(), settings, islands, layout_of(settings), "test")
 
 

@@ -29,7 +29,7 @@ from tests.numerics.test_divergence import AtOnce
 from tests.numerics.virtual import VirtualFleet
 
 ROWS, ROUNDS = 32, 24
-LR = 0.01
+LR = 0.004
 
 
 def the_run(codec: str, mixing: str) -> RunFormat:

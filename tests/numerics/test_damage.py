@@ -137,7 +137,7 @@ LIES: dict[str, tuple[Callable[[Plain], object], str]] = {
     "another weights": (lambda plain: plain["outputs"][0].update(weights_digest=digest(b"")), "weights differ"),
     "quorum": (lambda plain: plain.update(quorum=1), "quorum 1, but the run's is 2"),
     "too few inputs": (lambda plain: plain["inputs"].pop(), "1 inputs, quorum 2"),
-    "the sum of tokens": (lambda plain: plain.update(tokens=1), "1 tokens, but its inputs have"),
+    "the sum of tokens": (lambda plain: plain.update(tokens=1), "1 tokens, but 32 of its inputs are believed"),
     "an input's tokens": (one_input(tokens=1), "counts 1 tokens in a data range of"),
     "no tokens": (one_input(tokens=0), "counts 0 tokens"),
     "absurd numbers": (one_input(tokens=-(1 << 60), steps=1 << 60), "tokens in"),

@@ -52,7 +52,7 @@ def test_with_no_syncer_alive_the_command_stops_the_run_itself() -> None:
 
 
 def test_a_stop_that_races_a_living_syncer_fences_it_whatever_the_moment() -> None:
-    for point in range(30, 130, 7):
+    for point in range(44, 144, 7):  # once the learners have joined
         fleet = ToyFleet(RUN, World(faults={("syncer", point): Fault.PAUSE})).start()
         (syncer,) = fleet.living("syncer")
         assert fleet.world.run(lambda s=syncer: s.paused, 30)  # type: ignore[misc]
