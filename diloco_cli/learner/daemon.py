@@ -27,9 +27,8 @@ from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.protocol.actors.learner import Learner, Observer, Phase
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
-from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import heartbeat_key, number_of
-from diloco_cli.protocol.log.records import Island, RecordError, RunFormat, decode
+from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
 from diloco_cli.runtime.daemon import Connections, Lanes, StopSignal, SystemClock, own_claim, perform, say
@@ -210,7 +209,7 @@ def _learn(
         _log_of(island.name)(as_resized(island, planned))
     training, wire = _ports(run, island, device, place, beats, _hasty(stop, beats).check)
     attended = store if place is None else AttendedStore(store, training.keep_alive)
-    facts, earlier = Facts(island.name, url=meter.url), earlier_heartbeat(run, attended, island.name)
+    facts = Facts(island.name, url=meter.url)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)), meter)
     learner = Learner(
@@ -224,7 +223,7 @@ def _learn(
         facts,
         stop.is_set,
         lambda: not stop.is_due(),
-        lambda: facts.heartbeat(training.replica.passed, training.replica.data_s) | traffic(meter, store, earlier),
+        lambda: facts.heartbeat(training.replica.passed, training.replica.data_s) | traffic(meter, store, learner),
         lanes.news.set,
     )
 
@@ -376,18 +375,9 @@ def heartbeat_unless_it_fails(store: Store, learner: Learner) -> None:
         store.put(heartbeat_key(learner.name), learner.follower.heartbeat_record())
 
 
-def earlier_heartbeat(run: RunFormat, store: Store, name: str) -> LearnerHeartbeat | None:
-    key = heartbeat_key(name)
-    data = genuine(run.keyring, learner_signer(name), key, store.get(key, MAX_HEARTBEAT_BYTES))
-    try:
-        return decode(LearnerHeartbeat, data, heartbeat_key(name)) if data is not None else None
-    except RecordError:
-        return None
-
-
-def traffic(meter: MeteredStore, store: RetryingStore, earlier: LearnerHeartbeat | None) -> dict[str, Any]:
+def traffic(meter: MeteredStore, store: RetryingStore, learner: Learner) -> dict[str, Any]:
     """Byte and request counts of this process and of the incarnations before it."""
-    counts = meter.counts
+    counts, earlier = meter.counts, learner.joined.heartbeat
     return {
         "up_bytes": counts.up_bytes + (earlier.up_bytes if earlier else 0),
         "down_bytes": counts.down_bytes + (earlier.down_bytes if earlier else 0),

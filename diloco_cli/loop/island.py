@@ -37,7 +37,6 @@ from diloco_cli.learner.daemon import (
     Facts,
     behind_its_link,
     depart,
-    earlier_heartbeat,
     heartbeat_unless_it_fails,
     refuse_another_regions_bucket,
     region_here,
@@ -80,9 +79,10 @@ class LoopExchange:
         self._stop = stop = StopSignal()
         meter = MeteredStore(behind_its_link(bare, island))
         self._store, news = background_store(meter, stop.wait, stop.is_due, self._warn)
-        facts, earlier = Facts(island.name, self._tell, bare.url), earlier_heartbeat(run, self._store, island.name)
+        facts = Facts(island.name, self._tell, bare.url)
         clock = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
         self._lanes = lanes = Lanes(self._store, clock, meter)
+        learner: Learner
         self.learner = learner = Learner(
             run,
             island.name,
@@ -94,7 +94,7 @@ class LoopExchange:
             facts,
             stop.is_set,
             lambda: not stop.is_due(),
-            lambda: _said(facts) | traffic(meter, self._store, earlier),
+            lambda: _said(facts) | traffic(meter, self._store, learner),
             lanes.news.set,
         )
         news.heartbeat = lambda: heartbeat_unless_it_fails(meter, learner)
@@ -106,6 +106,11 @@ class LoopExchange:
         """From one step of the loop to the next that is wanted; None: the run is over. Waits where a learner would."""
         self._waits_since_s = monotonic_s()
         return perform(until_wanted(self._train, stepped), self._store, self._clock)
+
+    def begin_at(self, position: int) -> None:
+        """Before the first step."""
+        self.training.position = position
+        self.learner.progress.begin_at(position)
 
     def _sleep_s(self, seconds: float) -> None:
         """Sleep, and tell the user's log now and then why a call of his loop waits."""
@@ -173,7 +178,7 @@ class LentTraining:
     the actor read and write them.
 
     `loader`: one whose state is saved with the optimizer's, `saved_loader`: the state that was restored last.
-    `keeps_loader`: there will be such a loader."""
+    `keeps_loader`: there will be such a loader. `position`: of the next step."""
 
     def __init__(
         self, run: RunFormat, model: nn.Module, optimizer: torch.optim.Optimizer, keeps_loader: bool = False
@@ -182,16 +187,17 @@ class LentTraining:
         self.keeps_loader = keeps_loader
         self.loader: StatefulLoader | None = None
         self.saved_loader: SavedLoader | None = None
-        self._steps = self._position = 0
+        self._steps = self.position = 0
         self._buffers: State | None = buffers_of(model)  # until the first step
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Generator[Any, Any, Stepped]:
         """Raises UsageError if the loop's first step has changed buffers that the run does not carry."""
+        self.position = position
         stepped: Stepped = yield Wanted(position, at)
         if self._buffers is not None:
             refuse_changed(self._buffers, buffers_of(self._model), buffer_names(self._layout))
             self._buffers = None
-        self._steps, self._position = self._steps + 1, position + stepped.tokens
+        self._steps, self.position = self._steps + 1, self.position + stepped.tokens
         return stepped
 
     def read(self, fragment: int) -> torch.Tensor:
@@ -207,7 +213,7 @@ class LentTraining:
         moments = saved_moments(self._model, self._optimizer) if saves_moments(self._optimizer) else None
         if self.loader is None:
             return moments
-        loader = encoded(self.loader, self._position)
+        loader = encoded(self.loader, self.position)
         step, own = (self._steps, b"") if moments is None else (moments.step, moments.encode())
         return Moments(step, lambda: joined(own, loader))
 
@@ -302,9 +308,12 @@ class LoopIsland:
                 )
             saved, training.loader = training.saved_loader, loader
             self._behind = self.position
-            if saved is not None and saved.position <= self.position:
+            if saved is not None:
                 loader.load_state_dict(saved.state)
                 self._behind -= saved.position
+                if self._behind < 0:  # it has read what no offer held
+                    self._exchange.begin_at(saved.position)
+                    self.position, self._behind = saved.position, 0
 
     def skips(self, *, tokens: int) -> bool:
         """Whether the loader's next batch is not to be trained on, because an earlier process of this island has

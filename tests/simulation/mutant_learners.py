@@ -275,24 +275,24 @@ class FirstMoments(SimulatedLearner):
     def _join(self) -> Steps[Joined]:
         joined = yield from super()._join()
         keys: list[str] = yield List(f"inner/{self.name}/", limit=1)
-        return replace(joined, inner=keys[0] if keys and joined.inner else joined.inner)
+        return replace(joined, saves=tuple((n, keys[0]) for n, _ in joined.saves[-1:] if keys))
 
 
 class NeverSaves(SimulatedLearner):
     """Leaves a successor no moments."""
 
-    def save(self) -> Steps[None]:
-        yield from ()
+    def _save(self) -> None:
+        self.saved_at = self.uploaded_at = self.progress.steps
 
 
 class NamesWhatIsNotThere(SimulatedLearner):
     """Names its moments before they are in the store."""
 
-    def _upload_moments(self, moments: Moments, log_n: int) -> Steps[None]:
+    def _upload_moments(self, moments: Moments, log_n: int, steps: int) -> Steps[None]:
         data = moments.encode()
         self.saves.add(inner_key(self.name, self.progress.incarnation, moments.step, digest(data)), log_n)
         yield Sleep(10 * PAUSE_S)
-        yield from super()._upload_moments(moments, log_n)
+        yield from super()._upload_moments(moments, log_n, steps)
 
 
 class LeavesAtOnce(SimulatedLearner):

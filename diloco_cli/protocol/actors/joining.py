@@ -14,8 +14,10 @@ from diloco_cli.errors import FencedError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
 from diloco_cli.protocol.log.claims import claim_incarnation, next_offer
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import (
     delta_key,
+    heartbeat_key,
     max_fragment_bytes,
     number_of,
     offer_key,
@@ -44,8 +46,8 @@ REMEMBERED = 16  # the newest saves; an older one is hardly worth going back to
 
 @dataclass(frozen=True)
 class Joined:
-    """What a new incarnation starts from: the log's state, where its data begins, the key of its newest saved moments,
-    and the newest commit when these were found.
+    """What a new incarnation starts from: the log's state, where its data begins, its saved moments as in `Saves`, the
+    newest last, and its predecessor's last heartbeat.
 
     The data begins after everything that a predecessor published: no sample is merged twice, and samples that the
     predecessor drew and did not publish are skipped. Saved moments that an offer from before a rollback names are not
@@ -55,8 +57,8 @@ class Joined:
     incarnation: int
     state: RunState
     data_start: int
-    inner: str | None
-    inner_n: int
+    saves: tuple[tuple[int, str], ...]
+    heartbeat: LearnerHeartbeat | None
 
 
 def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
@@ -82,9 +84,22 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         if number_of(place.incarnation) > 1:  # an earlier process may have gone on for long
             head = yield from read_log(run, seen)
     offers = [newest[number] for number in sorted(newest)]
-    inner = next((o.inner for o in reversed(offers) if o.inner and o.base >= head.moments_floor), None)
+    heartbeat = yield from _last_heartbeat(keyring, learner)
+    saves = [(head.n, o.inner) for o in offers if o.inner and o.base >= head.moments_floor][-1:]
+    if heartbeat is not None and heartbeat.moments:  # the newest, if its process made no offer after it
+        saves.append((heartbeat.moments_n, heartbeat.moments))
+    found = [(key[1:], save) for save in saves if (key := read_inner_key(save[1])) is not None and key[0] == learner]
     data_start = max([head.learner(learner).data_end, *(offer.data_end for offer in offers)])
-    return Joined(place.incarnation, state, data_start, inner, head.n)
+    return Joined(place.incarnation, state, data_start, tuple(save for _, save in sorted(found)), heartbeat)
+
+
+def _last_heartbeat(keyring: Unsigned, learner: str) -> Steps[LearnerHeartbeat | None]:
+    key = heartbeat_key(learner)
+    data = genuine(keyring, learner_signer(learner), key, (yield Get(key, MAX_HEARTBEAT_BYTES)))
+    try:
+        return None if data is None else decode(LearnerHeartbeat, data, key)
+    except RecordError:
+        return None
 
 
 def _newest_offers(
@@ -136,7 +151,8 @@ def fetch_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None
 
 
 def fetch_moments(key: str | None, max_bytes: int) -> Steps[bytes | None]:
-    """Saved moments, if their digest is that in their key. Such keys come from offers, which are not trusted."""
+    """Saved moments, if their digest is that in their key. Such keys come from offers and heartbeats, which are not
+    trusted."""
     if key is None or read_inner_key(key) is None:
         return None
     data: bytes | None = yield Get(key, max_bytes)
@@ -157,8 +173,13 @@ class Saves:
 
     @property
     def newest(self) -> str | None:
-        """The save that offers name. A save that a rollback has undone does not count."""
-        return next((key for n, key in reversed(self._saves) if self._counts(n)), None)
+        """The save that offers and heartbeats name. A save that a rollback has undone does not count."""
+        return self.last[1]
+
+    @property
+    def last(self) -> tuple[int, str | None]:
+        """The same, behind its commit."""
+        return next((save for save in reversed(self._saves) if self._counts(save[0])), (0, None))
 
     def _counts(self, n: int) -> bool:
         return all(n <= to or n >= at for to, at in self._rollbacks)
@@ -169,6 +190,6 @@ class Saves:
         self._rollbacks = rollbacks
         return self.newest
 
-    def forget(self) -> None:
-        """Forget all saves: the newest one could not be restored."""
-        self._saves = ()
+    def forget(self, key: str) -> None:
+        """It could not be restored."""
+        self._saves = tuple(save for save in self._saves if save[1] != key)

@@ -33,7 +33,7 @@ from diloco_cli.protocol.log.keys import heartbeat_key, inner_key, key_of, max_m
 from diloco_cli.protocol.log.mending import Mender, patient_log
 from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, Offer, ProcessClaim, RunFormat, Timings
-from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunState, moved
+from diloco_cli.protocol.log.state import LEARNER, LearnerState, RunPhase, RunState, moved
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.pacing import expected_slot_s, fence_check_every_s, next_request_s
 from diloco_cli.protocol.rules.quorum import moving_average
@@ -427,6 +427,8 @@ class Follower:
             "loss": learner.loss if learner.loss is not None and isfinite(learner.loss) else None,
             "note": learner.note,
             "tokens_per_s": 0.0,
+            "moments": learner.saves.last[1],
+            "moments_n": learner.saves.last[0],
             **self._heartbeat_facts(),
         }
         return LearnerHeartbeat(**facts)
@@ -469,7 +471,7 @@ class Learner:
         self.loss: float | None = None
         self.note = ""
         self.moments_lost = False
-        self.steps_at_loss = self.saved_at = 0
+        self.steps_at_loss = self.saved_at = self.uploaded_at = 0  # in own steps
         self.arrived: dict[int, FetchedVersion] = {}
         self.delivered: deque[tuple[int, float | None, float]] = deque()
         self.joined: Joined
@@ -489,7 +491,7 @@ class Learner:
                 yield from self._timed("save", self.save())
             else:
                 yield from self._timed("wait", self.wait_at_the_bound())
-        if self.leaves():
+        if self.state.phase != RunPhase.FINISHED:
             yield from self.drain()
         self.follower.leaves = True
         self.go(LearnerState.DONE)
@@ -546,12 +548,18 @@ class Learner:
         if not late or not self.training.reset():
             return
         self.saves.go_back(self.state.rollbacks)  # a rollback may have come since the offers were read
-        if joined.inner is not None:
-            self.saves.add(joined.inner, joined.inner_n)
-        data = yield from fetch_moments(self.saves.newest, max_moments_bytes(self.run.layout))
-        if data is None or not self.training.restore(data):
-            self.saves.forget()
-            self.moments_lost = True
+        for n, key in joined.saves:
+            self.saves.add(key, n)
+        self.moments_lost = not (yield from self._restore_newest())
+
+    def _restore_newest(self) -> Steps[bool]:
+        """Whether saved moments were restored: the newest ones that can be had."""
+        while (key := self.saves.newest) is not None:
+            data = yield from fetch_moments(key, max_moments_bytes(self.run.layout))
+            if data is not None and self.training.restore(data):
+                return True
+            self.saves.forget(key)
+        return False
 
     # -- hear, adopt --------------------------------------------------------------------------------------------
 
@@ -612,12 +620,9 @@ class Learner:
         """Follow a rollback: all fragments arrive anew; the moments are the newest saved ones that it has not undone,
         or fresh ones, and then the learning rate warms up anew. The data position goes on."""
         self.arrived = {}
-        key = self.saves.go_back(state.rollbacks)
-        data = yield from fetch_moments(key, max_moments_bytes(self.run.layout))
-        if data is None or not self.training.restore(data):
-            self.saves.forget()
-            if self.training.reset():
-                self.moments_lost, self.steps_at_loss = True, self.progress.steps
+        self.saves.go_back(state.rollbacks)
+        if not (yield from self._restore_newest()) and self.training.reset():
+            self.moments_lost, self.steps_at_loss = True, self.progress.steps
         self.observer.rolled_back(self, state.rolled_back_to)
 
     def _go_back(self, fragments: Iterable[int], reason: str) -> None:
@@ -697,33 +702,48 @@ class Learner:
     # -- save, leave --------------------------------------------------------------------------------------------
 
     def save(self) -> Steps[None]:
-        """Save the inner optimizer's moments once in `save_every` rounds of own steps (0: never), beside the training;
-        later offers name them."""
-        progress = self.progress
-        every = self.run.settings.train.inner.save_every * progress.island.local_steps
-        if every > 0 and progress.steps // every > self.saved_at // every:
-            self.saved_at = progress.steps
-            moments = self.training.save()
-            if moments is not None:
-                self.background("moments", self._upload_moments(moments, progress.log_n))
+        """Save the inner optimizer's moments once in `save_every` rounds of own steps (0: never), beside the
+        training; later offers name them."""
+        every = self.save_every * self.progress.island.local_steps
+        if every > 0 and self.progress.steps // every > self.saved_at // every:
+            self._save()
         yield from ()
 
-    def _upload_moments(self, moments: Moments, log_n: int) -> Steps[None]:
+    @property
+    def save_every(self) -> int:
+        return self.run.settings.train.inner.save_every
+
+    def _save(self) -> None:
+        self.saved_at = steps = self.progress.steps
+        moments = self.training.save()
+        if moments is None:
+            self.uploaded_at = steps
+        else:
+            self.background("moments", self._upload_moments(moments, self.progress.log_n, steps))
+
+    def _upload_moments(self, moments: Moments, log_n: int, steps: int) -> Steps[None]:
         data = moments.encode()
         key = inner_key(self.name, self.progress.incarnation, moments.step, digest(data))
         yield Create(key, data)
         self.saves.add(key, log_n)
+        self.uploaded_at = steps
 
     def drain(self) -> Steps[None]:
-        """Leave in order: offer the progress that no offer holds yet, and wait until the outcome of every offer is
-        known, there is no time left, or the run is over. Nothing is adopted any more."""
+        """Leave in order, while there is time: save the moments, and unless the run is stopped offer the progress that
+        is in no merge, again where an offer was not merged. A version is adopted only where no offer can be made
+        before."""
         if not self.may_drain():
             return
         self.go(LearnerState.DRAINING)
-        yield from self._offer_everything()
-        while self.progress.awaits_outcomes() and self.may_drain() and not is_over(self.state, self.joined.state.n):
+        if self.save_every > 0 and self.progress.steps > self.saved_at:
+            self._save()
+        while self.uploaded_at < self.saved_at or self._may_offer_more():
+            if self._may_offer_more():
+                yield from self._offer_everything()
             yield Sleep(PAUSE_S)
-            mail = self.follower.take()
-            if mail is not None:
-                self.state = mail.state
-                self.progress.heard(mail.state)
+            yield from self.hear()
+            if not self.may_drain():
+                return
+
+    def _may_offer_more(self) -> bool:
+        return self.progress.is_unmerged() and not is_over(self.state, self.joined.state.n)

@@ -170,6 +170,10 @@ class Progress:
         """Whether the outcome of any own offer is not known yet."""
         return any(book.waits is not None for book in self.books)
 
+    def is_unmerged(self) -> bool:
+        """Whether there is progress that is in no merge and may still come into one."""
+        return self.awaits_outcomes() or (self.quarantined is None and any(book.steps > 0 for book in self.books))
+
     def _drafts(self, slots: Iterable[int], now_s: float) -> list[OfferDraft]:
         drafts = [draft for draft in map(self._draft, slots) if draft is not None]
         for draft in drafts:
@@ -266,6 +270,12 @@ class Progress:
         book = self.books[fragment]
         book.data_start, book.steps, book.sent = self.position, 0, None
 
+    def begin_at(self, position: int) -> None:
+        """The data goes on there, and all books start anew."""
+        self.position = position
+        for fragment in range(len(self.books)):
+            self._start_anew(fragment)
+
     # -- hearing from the log -----------------------------------------------------------------------------------
 
     def heard(self, state: RunState, own_step_s: float = 0.0) -> bool:
@@ -352,8 +362,7 @@ class Progress:
         self.quarantined = quarantined
         if readmitted:
             self.steps_since_commit = 0
-            for fragment in range(len(self.books)):
-                self._start_anew(fragment)
+            self.begin_at(self.position)
         return readmitted
 
     def _step_aside(self, known: LearnerRecord) -> bool:
@@ -363,10 +372,7 @@ class Progress:
         overtaken = known.data_end > self.position
         if not overtaken and all(last.data_end <= self.books[n].data_start for n, last in late.items()):
             return False
-        if overtaken:
-            self.position = known.data_end
-        for fragment in range(len(self.books)):
-            self._start_anew(fragment)
+        self.begin_at(max(self.position, known.data_end))
         return True
 
     # -- adopting -----------------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ def of_syncer(keyring: Unsigned, data: bytes | None) -> bytes | None:
 class LearnerHeartbeat:
     """What a learner states. Rates are per second of its own clock; byte counts are since its first incarnation.
     `last_step_s`: seconds since its last step ended, or since it began. `data_percent`: of its steps' time, what those
-    after the first waited for data; None where the loop that reads them is its user's own."""
+    after the first waited for data; None where the loop that reads them is its user's own. `moments`: its newest saved
+    ones, as of commit `moments_n`, so that a successor finds those that no offer names."""
 
     state: str
     incarnation: int
@@ -75,6 +76,8 @@ class LearnerHeartbeat:
     writes: int = 0  # requests that write or list, for which stores charge most
     last_step_s: float = 0.0
     data_percent: float | None = None
+    moments: str | None = None
+    moments_n: int = 0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from diloco_cli.errors import FencedError, TerminatedError
 from diloco_cli.protocol.actors.learner import LOOKS_FOR_ROLLBACK, PAUSE_S, Fragments, Phase, Stopwatch
-from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import commit_key, delta_key, heartbeat_key, incarnation_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation
 from diloco_cli.protocol.log.records import MergedOffer, Offer, Outcome, Timings, decode
@@ -188,14 +189,38 @@ def test_a_rollback_while_the_first_versions_are_fetched_decides_whether_saved_m
     log.append("refuse")
     log.append("refuse")
     log.hide(version)
+    log.store.delete(heartbeat_key("l0"))
     newcomer = Living(log, nonce="b", begins=False)
     newcomer.until(lambda: newcomer.learner.follower.trouble)
-    assert (newcomer.learner.joined.inner, newcomer.learner.joined.inner_n) == (before.offers()[1].inner, 3)
+    assert newcomer.learner.joined.saves == ((3, before.offers()[1].inner),)
     log.append("refuse")
     log.roll_back(70, to=to)
     newcomer.until(lambda: newcomer.seen.begun)
     assert newcomer.learner.saves.newest == (before.offers()[1].inner if kept else None)
     assert newcomer.learner.moments_lost is not kept
+
+
+@pytest.mark.parametrize("newest", ["there", "gone", "another's"])
+def test_of_moments_that_no_offer_names_the_last_heartbeat_tells(newest: str) -> None:
+    """Saved after step 4, named in an offer, and again later. What the heartbeat names may not be had."""
+    log = WrittenLog(SAVING)
+    before = Living(log)
+    before.until(lambda: before.learner.saves.newest is not None and before.offers())
+    log.merge(90, took(before.offers()[0]))
+    before.until(lambda: before.learner.uploaded_at >= 8 and len(before.offers()) == 2)
+    named, unnamed = before.offers()[1].inner, before.learner.saves.newest
+    assert named and unnamed and named != unnamed
+    step = int(unnamed.rsplit("/")[-1].split("-")[0])
+    if newest == "another's":
+        unnamed = unnamed.replace("/l0/", "/l1/")
+        log.store.create(unnamed, b"%d" % step)
+    said = replace(before.learner.follower.heartbeat(), moments=unnamed)
+    log.store.put(heartbeat_key("l0"), sealed(log.run.keyring, "l0", heartbeat_key("l0"), said))
+    if newest == "gone":
+        log.store.delete(unnamed)
+    successor = Living(log, nonce="b")
+    assert successor.training.moments == (step if newest == "there" else 4) and not successor.learner.moments_lost
+    assert successor.learner.saves.newest == (unnamed if newest == "there" else named)
 
 
 @pytest.mark.parametrize(("keeps_moments", "lost"), [(True, True), (False, False)])
@@ -250,7 +275,7 @@ def test_moments_that_cannot_be_had_after_a_rollback_are_named_in_no_offer_any_m
 def leaving(**options: Any) -> tuple[Living, list[bool]]:
     """It leaves once the list is not empty."""
     left: list[bool] = []
-    living = Living(WrittenLog(make_run(fragments=2)), leaves=lambda: bool(left), **options)
+    living = Living(WrittenLog(make_run(fragments=2, mixing="rebase")), leaves=lambda: bool(left), **options)
     living.until(lambda: living.training.steps == 3)
     left.append(True)
     return living, left
@@ -262,18 +287,36 @@ def test_a_learner_that_may_not_drain_leaves_at_once() -> None:
     assert [offer.slot for offer in living.offers()] == [0]
 
 
-def test_a_learner_that_drains_offers_all_that_it_has_and_stays_until_every_outcome_is_known() -> None:
+def test_a_learner_that_drains_offers_until_all_that_it_has_is_merged_and_names_what_it_saved_first() -> None:
+    """An offer of one fragment is on its way when it is told to leave; the other's is not merged at once."""
     living, _ = leaving(may_drain=lambda: True)
     living.until(lambda: len(living.offers()) == 2 and living.learner.doing == "DRAINING")
     living.world.run_for(20.0)
     assert not living.actor.ended
-    first, second = living.offers()
+    (first, second), steps = living.offers(), living.training.steps
     living.log.merge(90, took(first))
+    living.until(lambda: len(living.offers()) == 3)
+    rest = living.offers()[2]
+    assert (rest.fragment, rest.data_start, rest.steps) == (first.fragment, first.data_end, steps - first.steps)
+    assert rest.inner == living.learner.saves.newest is not None, "before its first save it has saved"
+    living.log.append("skip", slot=second.slot)
+    living.until(lambda: len(living.offers()) == 4)
+    again = living.offers()[3]
+    assert (again.fragment, again.data_start, again.steps) == (second.fragment, second.data_start, steps)
+    living.log.merge(80, took(rest))
     living.world.run_for(20.0)
     assert not living.actor.ended, "one outcome is still to come"
-    living.log.merge(80, took(second))
+    living.log.merge(70, took(again))
     living.until(lambda: living.actor.ended)
-    assert living.training.values[0] > 90, "nothing is adopted any more"
+
+
+def test_a_learner_whose_run_is_stopped_saves_its_moments_and_offers_nothing() -> None:
+    living = Living(WrittenLog(REBASE), may_drain=lambda: True)
+    living.until(lambda: living.training.steps == 2)
+    living.log.append("stop")
+    living.until(lambda: living.actor.ended)
+    assert living.store.get(living.learner.saves.newest or "") == b"%d" % living.training.steps
+    assert living.offers() == []
 
 
 def test_a_drain_ends_with_its_time_or_with_the_run() -> None:
@@ -419,7 +462,7 @@ def test_while_it_drains_it_looks_every_second_however_long_slots_seem() -> None
     for _ in range(2):
         living.learner.watch.took("step", 50.0)
     living.world.run_for(3.0)
-    living.log.merge(90, applied("l1"))
+    living.log.merge(90, took(living.offers()[0]))
     merged_s = living.world.now_s
     living.until(lambda: living.actor.ended)
     assert living.world.now_s - merged_s < 2.0
