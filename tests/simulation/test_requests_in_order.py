@@ -82,6 +82,7 @@ def test_what_was_asked_of_a_stopped_run_and_left_open_is_settled_when_it_goes_o
     """A command that asked for a rollback of a stopped run died before it could carry that out."""
     fleet = unserved("stop")
     done(fleet, command(fleet))
+    fleet.finish()  # who leaves saves the moments first
     number = asked(fleet, "rollback", to=3).result
     assert operated.resumed(fleet)
     fleet.restart = True

@@ -55,7 +55,7 @@ def test_a_process_with_a_new_key_goes_on_behind_a_predecessor_that_listings_do_
     assert lived(UNHEARD_PREDECESSOR, with_thieves(UNHEARD_PREDECESSOR)).violation is None
 
 
-UNLISTED = 91142  # certificates that listings show long after faults have ceased, or not before the run is over
+UNLISTED = 91436  # certificates that listings show long after faults have ceased, or not before the run is over
 
 
 def test_the_end_of_a_run_owes_no_outcome_to_offers_below_a_key_that_listings_do_not_show_yet() -> None:

@@ -124,11 +124,11 @@ def test_what_a_syncer_measures_gives_the_same_slot() -> None:
     ],
 )
 def test_the_products_syncer_merges_at_the_pace_of_the_model(case: Syncing, limit: Limit | None) -> None:
-    """Within 12 %: at every slot where it holds that, and as often as the model says where it does not, up to 18 times
+    """Within 15 %: at every slot where it holds that, and as often as the model says where it does not, up to 18 times
     as slow as the slots."""
     spent = shortest_slot(case.work, case.machine, case.slot_s)
     assert (spent.limit if spent.seconds > case.slot_s else None) == limit
-    assert served_every(case) == pytest.approx(max(case.slot_s, spent.seconds), rel=0.12)
+    assert served_every(case) == pytest.approx(max(case.slot_s, spent.seconds), rel=0.15)
 
 
 @pytest.mark.long
