@@ -13,7 +13,7 @@ from diloco_cli.config.settings import Link
 from diloco_cli.digests import digest
 from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
 from diloco_cli.protocol.actors.learner import Learner, Moments, Observer, Phase, Progression, Stepped, Values
-from diloco_cli.protocol.actors.merging import Merged
+from diloco_cli.protocol.actors.merging import Merged, Weighed
 from diloco_cli.protocol.log.keys import read_delta_key, read_inner_key, read_version_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation, Sleep, Steps
 from diloco_cli.protocol.log.records import (
@@ -63,9 +63,9 @@ class TraceArithmetic:
     def read_delta(self, offer: Offer, payload: bytes, decoded_base: bytes | None) -> Any | str:
         return self._refuse(offer) or UsualDelta(payload, sqrt(offer.steps))
 
-    def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged:
+    def merge(self, slot: int, deltas: list[Weighed]) -> Merged:
         fragment = fragment_of_slot(slot, self._num_fragments)
-        inputs = b";".join(b"%s*%r" % (delta.payload, weight) for delta, weight, _ in deltas)
+        inputs = b";".join(b"%s*%r" % (delta.payload, weight) for delta, weight, _, _ in deltas)
         merged = self._version(fragment, self._current[fragment] + inputs)
         return replace(merged, cosines=(1.0,) * len(deltas))
 

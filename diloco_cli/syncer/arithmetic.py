@@ -29,14 +29,22 @@ from diloco_cli.digests import digest
 from diloco_cli.errors import DataCheckError, RefusedError, TryAgainError, UsageError
 from diloco_cli.layout import Fragment
 from diloco_cli.methods import OUTER_OPTIMIZERS
-from diloco_cli.protocol.actors.merging import Merged, Refused
+from diloco_cli.protocol.actors.merging import Merged, Refused, Weighed
 from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import Values
-from diloco_cli.tensors.buffers import BUFFERS, WeightsFormat, are_finite, buffers_spec, merge_buffers, vector_of
+from diloco_cli.tensors.buffers import (
+    BUFFERS,
+    BuffersOffer,
+    WeightsFormat,
+    are_finite,
+    buffers_spec,
+    merge_buffers,
+    vector_of,
+)
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.flat import bare_tensors, buffers_behind, flatten, layout_like, unflatten
 from diloco_cli.tensors.merge import (
@@ -241,11 +249,11 @@ class TorchArithmetic:
     def _kept(self, data: bytes) -> bytes | memoryview:
         return data if self.spool is None else self.spool.keep(data)
 
-    def merge(self, slot: int, deltas: list[tuple[DeltaSource, float, float]]) -> Merged | Refused:
+    def merge(self, slot: int, deltas: list[Weighed]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
         form, layout, current = self._formats[fragment], self.run.layout.fragments[fragment], self._current[fragment]
-        sources = [replace(source, scale=scale) for source, _, scale in deltas]
-        weights = [weight for _, weight, _ in deltas]
+        sources = [replace(source, scale=scale) for source, _, scale, _ in deltas]
+        weights = [weight for _, weight, _, _ in deltas]
         merging = Merging(rule_of(layout, self.sync), form.cut, sources, weights)
         blank = Blank(version_spec(layout, self.outer))
         finite = apply_merge(self.run.settings.outer, merging, current.tensors, blank.tensors)
@@ -254,8 +262,8 @@ class TorchArithmetic:
         if not finite:
             return Refused(dict.fromkeys(range(len(deltas)), "non_finite"))  # finite deltas can overflow together
         if layout.buffers:
-            packed = [source.buffers for source in sources if source.buffers is not None]
-            merge_buffers(layout, packed, weights, blank.tensors[BUFFERS])
+            offers = [BuffersOffer(one.buffers, weight, scale, tokens) for one, weight, scale, tokens in deltas]
+            merge_buffers(layout, current.tensors[BUFFERS], offers, blank.tensors[BUFFERS])
         return replace(self._version(fragment, blank), cosines=merging.cosines())
 
     def _version(self, fragment: int, blank: Blank) -> Merged:

@@ -1,16 +1,23 @@
 """How the buffers that training changes are exchanged: as they are, not as deltas, beside a fragment's parameters.
 
 Running statistics are no parameters: no gradient moves them, so no outer step, clip or codec may. A payload and a
-version hold their bytes in their own types, so that a counter is exact. Merged they become, by their type,
+version hold their bytes in their own types, so that a counter is exact. Merged they become, by their kind,
 
-    floating point    the mean, by the weights of the deltas beside them
-    integers          the maximum: a counter goes on from the island that has counted furthest
-    others            those of the heaviest delta
+    floating point         the mean, by the weights of the deltas beside them
+    one integer            the maximum: a counter goes on from the island that has counted furthest
+    more integers, bool    those of the heaviest delta
+
+What moves parameters is bounded, so this is too. Beside a delta that is clipped they do not count. A mean leaves out
+who moves a buffer more than `APART` times as far as is usual among at least three who move it; between fewer nobody can
+tell. A counter rises by no more than the tokens that are believed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import median_low
 
 import torch
 
@@ -20,6 +27,17 @@ from diloco_cli.tensors.flat import pack_buffers, unpack_buffers
 from diloco_cli.tensors.payload import Blank, Spec, views
 
 BUFFERS = "buffers"  # as payloads and versions name them
+APART = 10.0  # chance and unequal rounds stay far below it
+
+
+@dataclass(frozen=True)
+class BuffersOffer:
+    """The [buffer_bytes] bytes beside a delta, its weight and scale, and how many of its tokens are believed."""
+
+    packed: torch.Tensor
+    weight: float
+    scale: float
+    believed: int
 
 
 def buffers_spec(fragment: Fragment) -> Spec:
@@ -37,23 +55,35 @@ def are_finite(fragment: Fragment, packed: torch.Tensor) -> bool:
 
 
 def merge_buffers(
-    fragment: Fragment, packed: Sequence[torch.Tensor], weights: Sequence[float], into: torch.Tensor
+    fragment: Fragment, current: torch.Tensor, offers: Sequence[BuffersOffer], into: torch.Tensor
 ) -> None:
-    """From the [buffer_bytes] bytes of each delta into those of the next version. The weights' sum must be positive."""
-    total, heaviest = sum(weights), weights.index(max(weights))
-    each = [{slot.name: values for slot, values in unpack_buffers(fragment, one)} for one in packed]
-    used = [index for index, weight in enumerate(weights) if weight > 0]
-    merged = {}
-    for name, chosen in each[heaviest].items():
-        if chosen.is_floating_point():
-            base = chosen.double()  # what all agree on stays as it is, to the bit
-            moves = [(each[index][name].double() - base) * (weights[index] / total) for index in used]
-            merged[name] = (base + torch.stack(moves).sum(dim=0)).to(chosen.dtype)
-        elif chosen.dtype == torch.bool:
-            merged[name] = chosen
+    """From the [buffer_bytes] bytes of the `current` version and of the offers into those of the next version."""
+    counted = [offer for offer in offers if offer.weight > 0 and offer.scale >= 1]
+    each = [{slot.name: values for slot, values in unpack_buffers(fragment, offer.packed)} for offer in counted]
+    weights, merged = [offer.weight for offer in counted], {}
+    for slot, before in unpack_buffers(fragment, current):
+        found = [one[slot.name] for one in each]
+        if not found:
+            merged[slot.name] = before
+        elif before.is_floating_point():
+            merged[slot.name] = _mean(before, found, weights)
+        elif before.dim() or before.dtype == torch.bool:
+            merged[slot.name] = found[weights.index(max(weights))]
         else:
-            merged[name] = torch.stack([each[index][name] for index in used]).amax(dim=0)
+            most = [int(before) + offer.believed for offer in counted]
+            merged[slot.name] = torch.tensor(max(map(min, most, map(int, found))), dtype=before.dtype)
     pack_buffers(fragment, into, merged)
+
+
+def _mean(before: torch.Tensor, found: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    moves = [float(torch.linalg.vector_norm(one.double() - before.double())) for one in found]
+    movers = [move for move in moves if move > 0]
+    bound = APART * median_low(movers) if len(movers) > 2 else inf
+    fit = [index for index, move in enumerate(moves) if move <= bound]
+    total, heaviest = sum(weights[index] for index in fit), max(fit, key=lambda index: weights[index])
+    base = found[heaviest].double()  # what all agree on stays as it is, to the bit
+    steps = [(found[index].double() - base) * (weights[index] / total) for index in fit]
+    return (base + torch.stack(steps).sum(dim=0)).to(before.dtype)
 
 
 class WeightsFormat:

@@ -52,7 +52,7 @@ def prepared(size: int, learners: int) -> tuple[TorchArithmetic, list[bytes]]:
 
 def merged(arithmetic: TorchArithmetic, payloads: list[bytes]) -> Merged:
     sources = [arithmetic.read_delta(offer(payload), payload, None) for payload in payloads]
-    found = arithmetic.merge(0, [(source, 1.0 + i % 3, 1.0) for i, source in enumerate(sources)])  # type: ignore[misc]
+    found = arithmetic.merge(0, [(source, 1.0 + i % 3, 1.0, 1) for i, source in enumerate(sources)])  # type: ignore[misc]
     assert isinstance(found, Merged), found
     return found
 

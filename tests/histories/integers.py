@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from diloco_cli.digests import digest
-from diloco_cli.protocol.actors.merging import Merged, Refused
+from diloco_cli.protocol.actors.merging import Merged, Refused, Weighed
 from diloco_cli.protocol.log.records import Offer, RunFormat, fragment_of_slot
 
 NOT_FINITE = "nan"  # what a poisoned payload says in place of its number
@@ -123,18 +123,18 @@ class IntegerArithmetic:
             delta += numbers(self.current[offer.fragment], "state")[0] - numbers(decoded_base, "weights")[0]
         return Delta(delta, offer, norm, int(text))
 
-    def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
+    def merge(self, slot: int, deltas: list[Weighed]) -> Merged | Refused:
         fragment = fragment_of_slot(slot, self.run.num_fragments)
-        late = {place: self.unfit(delta.offer) for place, (delta, _, _) in enumerate(deltas)}
+        late = {place: self.unfit(delta.offer) for place, (delta, *_) in enumerate(deltas)}
         unfit = {place: reason for place, reason in late.items() if reason is not None}
         if unfit:
             return Refused(unfit)
         parameter, momentum = numbers(self.current[fragment], "state")
-        weighed = [(scaled(int(delta), scale), weight) for delta, weight, scale in deltas]
+        weighed = [(scaled(int(delta), scale), weight) for delta, weight, scale, _ in deltas]
         merged = self._version(fragment, *outer_step(parameter, momentum, weighed))
         return replace(
             merged,
-            cosines=cosines([delta.made for delta, _, _ in deltas], [delta for delta, _ in weighed]),
+            cosines=cosines([delta.made for delta, *_ in deltas], [delta for delta, _ in weighed]),
         )
 
     def settled(self, fragment: int) -> Merged:

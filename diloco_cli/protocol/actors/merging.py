@@ -66,6 +66,10 @@ class LoadedDelta(Protocol):
     def norm(self) -> float: ...
 
 
+Weighed = tuple[Any, float, float, int]
+"""A delta, its weight, its scale, and how many of its tokens are believed."""
+
+
 class Arithmetic(Protocol):
     """The numerical work. Deterministic: the same inputs in the same order give the same bytes."""
 
@@ -84,9 +88,8 @@ class Arithmetic(Protocol):
         """A delta ready to merge, re-anchored if the base's weights are given; or the reason of its refusal."""
         ...
 
-    def merge(self, slot: int, deltas: list[tuple[Any, float, float]]) -> Merged | Refused:
-        """The next version of this slot's fragment from (delta, weight, scale) each; or those that only the merge shows
-        to be unfit."""
+    def merge(self, slot: int, deltas: list[Weighed]) -> Merged | Refused:
+        """The next version of this slot's fragment; or those deltas that only the merge shows to be unfit."""
         ...
 
     def settled(self, fragment: int) -> Merged:

@@ -640,7 +640,9 @@ class Syncer:
         fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
         slot, version, before = self.state.slot, self.state.n + 1, self.state
         offers = candidates.offers
-        merged = self.arithmetic.merge(slot, [(one.delta, one.weight, one.scale) for one in candidates.fit])
+        merged = self.arithmetic.merge(
+            slot, [(one.delta, one.weight, one.scale, one.believed) for one in candidates.fit]
+        )
         if isinstance(merged, Refused):  # the next turn decides anew on the offers that are left
             for place, why in merged.reasons.items():
                 self.inbox.drop(offers[place], why)

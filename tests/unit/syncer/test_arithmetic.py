@@ -19,11 +19,12 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.digests import digest
 from diloco_cli.errors import UsageError
+from diloco_cli.layout import ParameterFact, with_buffers
 from diloco_cli.protocol.actors.merging import Merged, Refused
 from diloco_cli.protocol.log.records import Offer, RunFormat
-from diloco_cli.syncer.arithmetic import SMALLEST_BYTES, Spool, TorchArithmetic
-from diloco_cli.tensors.merge import DeltaSource
-from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.syncer.arithmetic import SMALLEST_BYTES, Spool, TorchArithmetic, version_spec
+from diloco_cli.tensors.merge import DeltaSource, delta_formats
+from diloco_cli.tensors.payload import to_bytes, views
 from tests.benchmarks import durable
 from tests.numerics.harness import make_run
 
@@ -69,7 +70,7 @@ def decoded(source: DeltaSource) -> torch.Tensor:
 
 
 def merged(arithmetic: TorchArithmetic, *deltas: tuple[DeltaSource, float], scale: float = 1.0) -> Merged:
-    found = arithmetic.merge(0, [(source, weight, scale) for source, weight in deltas])
+    found = arithmetic.merge(0, [(source, weight, scale, 1) for source, weight in deltas])
     assert isinstance(found, Merged), found
     return found
 
@@ -128,7 +129,9 @@ def test_finite_deltas_that_overflow_the_parameters_are_all_refused(arithmetic: 
     state = to_bytes({"parameters": torch.full((SIZE,), -3e38)})
     arithmetic.restore(0, "huge", state)
     huge = read(arithmetic, [3e38] * SIZE)
-    assert arithmetic.merge(0, [(huge, 1.0, 1.0), (huge, 1.0, 1.0)]) == Refused({0: "non_finite", 1: "non_finite"})
+    assert arithmetic.merge(0, [(huge, 1.0, 1.0, 1), (huge, 1.0, 1.0, 1)]) == Refused(
+        {0: "non_finite", 1: "non_finite"}
+    )
 
 
 def test_re_anchoring_keeps_the_low_bits_of_a_small_delta(arithmetic: TorchArithmetic) -> None:
@@ -168,7 +171,7 @@ def test_a_restored_version_goes_on_like_the_one_in_memory(run: RunFormat, arith
     assert not other.holds(0, digest(version.state))
     other.restore(0, digest(version.state), version.state)
     assert other.holds(0, digest(version.state))
-    deltas = [(read(arithmetic, [1.0, 2.0, 3.0, 4.0, 5.0]), 2.0, 1.0)]
+    deltas = [(read(arithmetic, [1.0, 2.0, 3.0, 4.0, 5.0]), 2.0, 1.0, 1)]
     assert other.merge(0, deltas) == arithmetic.merge(0, deltas)
 
 
@@ -190,7 +193,7 @@ def test_a_delta_with_other_norms_than_it_claims_is_named_and_the_rest_can_be_me
     arithmetic: TorchArithmetic, norms: list[float]
 ) -> None:
     liar, honest = read(arithmetic, A, norms), read(arithmetic, B, NORMS_OF_B)
-    assert arithmetic.merge(0, [(honest, 1.0, 1.0), (liar, 1.0, 1.0)]) == Refused({1: "bad_norms"})
+    assert arithmetic.merge(0, [(honest, 1.0, 1.0, 1), (liar, 1.0, 1.0, 1)]) == Refused({1: "bad_norms"})
     assert merged(arithmetic, (honest, 1.0)).state == merged(arithmetic, (read(arithmetic, B), 1.0)).state
 
 
@@ -199,7 +202,7 @@ def test_values_that_are_not_finite_do_not_hide_behind_norms_that_are(
     arithmetic: TorchArithmetic, poison: float
 ) -> None:
     liar, honest = read(arithmetic, [poison, *A[1:]], NORMS_OF_A), read(arithmetic, B, NORMS_OF_B)
-    assert arithmetic.merge(0, [(liar, 1.0, 1.0), (honest, 1.0, 1.0)]) == Refused({0: "non_finite"})
+    assert arithmetic.merge(0, [(liar, 1.0, 1.0, 1), (honest, 1.0, 1.0, 1)]) == Refused({0: "non_finite"})
 
 
 @pytest.mark.parametrize(
@@ -215,7 +218,7 @@ def test_norms_are_checked_where_their_squares_leave_float32(arithmetic: TorchAr
     values, norms = [value * scale for value in A], [norm * scale for norm in NORMS_OF_A]
     merged(arithmetic, (read(arithmetic, values, norms), 1.0))
     liar = read(arithmetic, values, [norms[0], 2 * norms[1]])
-    assert arithmetic.merge(0, [(liar, 1.0, 1.0)]) == Refused({0: "bad_norms"})
+    assert arithmetic.merge(0, [(liar, 1.0, 1.0, 1)]) == Refused({0: "bad_norms"})
 
 
 # -- scales -----------------------------------------------------------------------------------------------------
@@ -223,8 +226,20 @@ def test_norms_are_checked_where_their_squares_leave_float32(arithmetic: TorchAr
 
 def test_a_delta_at_a_scale_is_the_shorter_delta(arithmetic: TorchArithmetic) -> None:
     by_hand = merged(arithmetic, (read(arithmetic, A), 1.0), (read(arithmetic, [value / 4 for value in B]), 1.0))
-    scaled = arithmetic.merge(0, [(read(arithmetic, A), 1.0, 1.0), (read(arithmetic, B), 1.0, 0.25)])
+    scaled = arithmetic.merge(0, [(read(arithmetic, A), 1.0, 1.0, 1), (read(arithmetic, B), 1.0, 0.25, 1)])
     assert scaled == by_hand, "scaling by a power of two is exact"
+
+
+@pytest.mark.parametrize(("scale", "believed", "seen"), [(1.0, 8, 28), (1.0, 2**40, 50), (0.5, 8, 20)])
+def test_buffers_count_as_far_as_their_delta_does(run: RunFormat, scale: float, believed: int, seen: int) -> None:
+    layout = with_buffers(run.layout, [ParameterFact("seen", (), False, "int64")])
+    arithmetic, spec = TorchArithmetic(replace(run, layout=layout)), version_spec(layout.fragments[0], "sgd")
+    before, after = (torch.tensor([count]).view(torch.uint8) for count in (20, 50))
+    arithmetic.restore(0, "first", to_bytes({"parameters": torch.zeros(SIZE), "buffers": before}))
+    form = delta_formats(layout, run.settings.sync)[0]
+    delta = arithmetic.read_delta(offer(), form.encode(torch.ones(SIZE), after), None)
+    found = arithmetic.merge(0, [(delta, 1.0, scale, believed)])
+    assert isinstance(found, Merged) and views(found.state, spec)["buffers"].view(torch.int64) == seen
 
 
 SPOOLED = 1 << 20  # parameters: 1.1 MB of int8 payload each, with scales and norms

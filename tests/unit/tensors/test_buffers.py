@@ -7,7 +7,7 @@ import torch
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import BUFFER_BYTES, Fragment, ParameterFact, TensorSlot, make_layout, with_buffers
-from diloco_cli.tensors.buffers import WeightsFormat, are_finite, merge_buffers
+from diloco_cli.tensors.buffers import APART, BuffersOffer, WeightsFormat, are_finite, merge_buffers
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.flat import buffers_behind, flatten, pack_buffers, unflatten, unpack_buffers
 from diloco_cli.tensors.merge import DeltaFormat, difference
@@ -40,11 +40,22 @@ def packed(fragment: Fragment, values: Tensors) -> torch.Tensor:
     return buffers_behind(fragment, flatten(fragment, values))
 
 
-def merged(each: list[Tensors], weights: list[float]) -> Tensors:
+def merged(
+    each: list[Tensors], weights: list[float], before: Tensors | None = None, scale: float = 1.0, believed: int = 100
+) -> Tensors:
+    """`scale`: of the last one's delta."""
     fragment = fragment_of(each[0])
-    into = torch.zeros(fragment.buffer_bytes, dtype=torch.uint8)
-    merge_buffers(fragment, [packed(fragment, one) for one in each], weights, into)
+    into, current = torch.zeros(fragment.buffer_bytes, dtype=torch.uint8), packed(fragment, before or each[0])
+    scales = [1.0] * (len(each) - 1) + [scale]
+    shares = zip(each, weights, scales, strict=True)
+    offers = [BuffersOffer(packed(fragment, one), weight, share, believed) for one, weight, share in shares]
+    merge_buffers(fragment, current, offers, into)
     return {slot.name: values for slot, values in unpack_buffers(fragment, into)}
+
+
+def alone(*each: float | torch.Tensor) -> list[Tensors]:
+    """Models with one buffer."""
+    return [{"p": torch.zeros(1), "b": torch.as_tensor(one)} for one in each]
 
 
 @pytest.mark.parametrize("name", ["fp32", "bf16", "int8", "int4"])
@@ -80,13 +91,41 @@ def test_each_is_merged_as_its_kind_asks() -> None:
             tolerance = torch.finfo(values.dtype).eps
             torch.testing.assert_close(found[name].double(), expected, rtol=tolerance, atol=0.0)
         else:
-            assert torch.equal(found[name], values[1] if values.dtype == torch.bool else values.amax(dim=0))
+            assert torch.equal(found[name], values[1])
+    assert merged(alone(3, 5, 4), weights)["b"] == 5
+    assert merged(alone(False, True, False), weights)["b"]
+    orders = alone(*(torch.tensor(order) for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2])))
+    assert merged(orders, weights)["b"].tolist() == [3, 2, 1, 0], "a permutation is one"
 
 
 def test_what_all_agree_on_stays_as_it_is_and_one_without_weight_says_nothing() -> None:
     mine, other = tensors(1), tensors(2)
     assert all(torch.equal(value, mine[name]) for name, value in merged([mine] * 3, [0.3, 3.0, 7.1]).items())
     assert all(torch.equal(value, mine[name]) for name, value in merged([mine, other], [1.0, 0.0]).items())
+
+
+@pytest.mark.parametrize("wrong", [1e38, -1e3, APART * 1.4])
+def test_who_moves_a_buffer_much_further_than_the_others_is_left_out(wrong: float) -> None:
+    honest, before = [1.0, 1.25, 0.75], alone(0.0)[0]
+    assert merged(alone(*honest, wrong), [1.0] * 4, before)["b"] == 1.0
+    assert merged(alone(*honest, 1.0 + APART / 2), [1.0] * 4, before)["b"] == 1.0 + APART / 8, "chance goes in"
+    still = [0.0, 0.0, 0.0]
+    assert merged(alone(*still, 8.0), [1.0] * 4, before)["b"] == 2.0, "what others have no data for goes in"
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8])
+def test_a_counter_rises_by_no_more_than_the_believed_tokens(kind: torch.dtype) -> None:
+    before, most = torch.tensor(20, dtype=kind), torch.tensor(torch.iinfo(kind).max, dtype=kind)
+    counters, start = alone(before + 8, most), alone(before)[0]
+    assert merged(counters, [1.0, 1.0], start, believed=32)["b"] == 52
+    assert merged(counters, [1.0, 1.0], start, believed=0)["b"] == 20
+    assert merged(counters, [1.0, 1.0], start, believed=2**63)["b"] == most
+
+
+def test_beside_a_clipped_delta_they_do_not_count() -> None:
+    mine, wrong, before = tensors(1), tensors(2), tensors(3)
+    assert all(torch.equal(v, mine[name]) for name, v in merged([mine, wrong], [1.0, 9.0], before, 0.9).items())
+    assert all(torch.equal(v, before[name]) for name, v in merged([wrong], [9.0], before, 0.9).items())
 
 
 def test_a_value_that_is_not_finite_is_seen() -> None:
