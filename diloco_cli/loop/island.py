@@ -127,6 +127,7 @@ class LoopExchange:
         self._train.close()  # at the step that is wanted: there will be none
         perform(self.learner.drain(), self._store, self._clock)
         self.learner.go(LearnerState.DONE)
+        self.learner.note = "its loop has ended"
 
     def fail(self, error: BaseException) -> None:
         """The last heartbeat will state what ended the loop. One that its user stops has not failed."""

@@ -19,9 +19,11 @@ from diloco_cli.observe.facts import Local, LocalUnit, RunFacts, moment
 from diloco_cli.observe.unit_states import (
     BAD,
     GOOD,
+    LEFT,
     LOST,
     LOST_S,
     QUARANTINED,
+    STARTS_WITHIN_S,
     STEPS,
     STUCK,
     SUSPECT,
@@ -46,7 +48,6 @@ from diloco_cli.units import format_count, format_duration
 
 STALLS_AFTER = 1.8  # times the expected time between two merges
 WRITTEN_S, SILENT_S = 8.0, 25.0
-STARTS_WITHIN_S = 60.0  # processes start, and load what they need, beside the time of the first slot
 SLOW_BELOW = 0.8
 BLOCKED_PERCENT = 20.0
 DATA_PERCENT = 5.0
@@ -57,9 +58,9 @@ REFUSALS_TOLD = 2  # reasons
 NOT_KNOWN = "why is not known from the bucket"
 NOT_GENUINE = "its heartbeats and offers are not signed by it, or with a key that is revoked: diloco key request"
 SUPERVISED = frozenset({"started", "restarted", "adopted", "ended", "gave_up"})  # events of a supervisor on a unit
-MISSING = frozenset({LOST, QUARANTINED, LearnerState.DONE, LearnerState.FAILED, STUCK})
-SILENCE = frozenset({LOST, LearnerState.DONE, LearnerState.FAILED, LearnerState.FENCED, LearnerState.STARTING})
-SYNCER_GONE = (None, LOST, STUCK, LearnerState.RECOVERING, LearnerState.FAILED, SyncerState.DONE)
+MISSING = frozenset({LOST, LEFT, QUARANTINED, LearnerState.FAILED, STUCK})
+SILENCE = frozenset({LOST, LEFT, LearnerState.FAILED, LearnerState.FENCED, LearnerState.STARTING})
+SYNCER_GONE = (None, LOST, STUCK, LearnerState.RECOVERING, LearnerState.FAILED, LEFT)
 
 
 class State(StrEnum):
@@ -161,8 +162,9 @@ class Look:
 
     @property
     def retrying(self) -> str:
-        """The syncer's failing call to its store."""
-        return self.facts.syncer.heartbeat.retrying if self.facts.syncer is not None else ""
+        """The syncer's failing call to its store. What one that has gone said last is past."""
+        heard = None if self.syncer in SYNCER_GONE else self.facts.syncer
+        return "" if heard is None else heard.heartbeat.retrying
 
     @property
     def learner_ages(self) -> dict[str, float]:
@@ -200,8 +202,9 @@ class Look:
         if state not in MISSING:
             late = heard is None and self.facts.seconds_since_launch() > STARTS_WITHIN_S
             return "not heard yet" if late else self._unmerged(island)
-        if heard is None or state == LearnerState.DONE:
-            return "it has left"
+        if heard is None or state == LEFT:
+            why = "" if heard is None else heard.heartbeat.note
+            return f"it has left: {why}" if why else "it has left"
         if state == LearnerState.FAILED:
             return "it has ended with an error"
         if state == STUCK:
@@ -421,7 +424,7 @@ def _is_silent(look: Look) -> bool:
 def _left(look: Look) -> list[str]:
     """The units that have left in good order."""
     states = {**look.learners, **({"syncer": look.syncer} if look.syncer else {})}
-    return [name for name, state in states.items() if state == LearnerState.DONE]
+    return [name for name, state in states.items() if state == LEFT]
 
 
 def _all_left(look: Look) -> bool:
@@ -457,8 +460,8 @@ def _awaited(look: Look) -> str:
 
 
 def _failing_learners(look: Look) -> str:
-    learners = look.facts.learners
-    retrying = {name: heard.heartbeat.retrying for name, heard in learners.items() if heard.heartbeat.retrying}
+    heard = {name: said for name, said in look.facts.learners.items() if look.learners[name] not in SILENCE}
+    retrying = {name: said.heartbeat.retrying for name, said in heard.items() if said.heartbeat.retrying}
     return "; ".join(f"{name}: {text}" for name, text in retrying.items()) or look.local.store
 
 
@@ -478,7 +481,7 @@ def _syncers_end(look: Look) -> str:
         who = "no syncer has been heard yet"
     else:
         last = facts.syncer.heartbeat
-        gone = "has left" if look.syncer == SyncerState.DONE else f"was heard {facts.syncer.age_s:.0f} s ago"
+        gone = "has left" if look.syncer == LEFT else f"was heard {facts.syncer.age_s:.0f} s ago"
         state = "the syncer is silent" if look.syncer == SUSPECT else "no syncer serves"
         who = _clauses(f"{state}: {last.unit} on {last.host} {gone}", look.local.store)
     return f"{who}; {', '.join(waiting)} will take over" if waiting else who
@@ -503,7 +506,7 @@ def _brings_back(look: Look) -> str:
         return f"diloco readmit {name} {look.facts.url}"
     if here is not None and here.is_held:
         return f"diloco chaos revive {name} --run {look.facts.run.name}"
-    if state in (LOST, LearnerState.DONE) and (here is None or here.dead):
+    if state in (LOST, LEFT) and (here is None or here.dead):
         run = look.facts.run
         regions = {island.name: island.region for island in run.islands}
         if here is None and any(regions[other] == regions[name] for other in regions.keys() - look.missing.keys()):

@@ -14,7 +14,7 @@ from diloco_cli.events.event import EVENT_KINDS, Event
 from diloco_cli.observe.facts import Heard, Local, RunFacts, moment
 from diloco_cli.observe.fields import Fields, UnitColumn, made
 from diloco_cli.observe.situation import MERGES, Look, State, Verdict, pace_of_syncer, verdict_of
-from diloco_cli.observe.unit_states import LOST_S, SUSPECT_S, aged, syncer_lost_after_s
+from diloco_cli.observe.unit_states import LEFT, LOST_S, SUSPECT_S, aged, syncer_lost_after_s
 from diloco_cli.protocol.actors.collection import NOT_KNOWN, kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.metrics import LastDelta, MergeNote
@@ -126,7 +126,7 @@ class OneLearner:
         mirrors = () if self.facts.syncer is None else self.facts.syncer.heartbeat.mirrors
         unheard = next((f"not heard: {mirror.unheard[name]}" for mirror in mirrors if name in mirror.unheard), "")
         said = unheard or self.heartbeat.retrying or self.heartbeat.note
-        return said or (self.look.missing.get(name, "") if self.look.learners[name] != LearnerState.DONE else "")
+        return said or (self.look.missing.get(name, "") if self.look.learners[name] != LEFT else "")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ STUCK_AFTER = 5.0  # times the time of a step
 FIRST_STEP_S, COMPILED_STEP_S = 60.0, 900.0  # that the first one may take in any case
 SUSPECT, LOST, STUCK, QUARANTINED, UPLOADING = "SUSPECT", "LOST", "STUCK", "QUARANTINED", "UPLOADING"
 UNKNOWN = "UNKNOWN"
-LEFT = (LearnerState.DONE, LearnerState.FAILED)
+LEFT = "LEFT"
+STARTS_WITHIN_S = 60.0  # processes start, and load what they need, beside the time of the first slot
 STEPS = (LearnerState.TRAINING, UPLOADING)
 LATELY_S = 10.0
 ENDED = {LearnerState.DRAINING, LearnerState.FENCED, LearnerState.DONE, LearnerState.FAILED, SyncerState.DONE}
@@ -46,7 +47,8 @@ UNIT_STATES: dict[str, Word] = {
     STUCK: Word("a learner is heard and its step does not end, or a unit is paused on this machine", BAD),
     LearnerState.DRAINING: Word("a learner was told to leave, and awaits the outcome of its offers", WARNING),
     LearnerState.FENCED: Word("a newer process has this one's place", WARNING),
-    LearnerState.DONE: Word("a unit has left in good order", GOOD),
+    LEFT: Word("a unit has left in good order, and the run is not over: `diloco resume`", WARNING),
+    LearnerState.DONE: Word("a unit has left in good order, and the run is over", GOOD),
     LearnerState.FAILED: Word("a unit has ended with an error", BAD),
     QUARANTINED: Word("a learner's offers are refused until `diloco readmit`", WARNING),
     SyncerState.READING: Word("a syncer reads the log", WARNING),
@@ -86,14 +88,24 @@ def learner_state(facts: RunFacts, name: str, local: Local = Local()) -> str:
         return QUARANTINED
     if name in facts.unread:
         return UNKNOWN
+    if running and heard is not None and comes_back(facts, heard.age_s):
+        heard = None
     said = LearnerState.STARTING if heard is None else heard.heartbeat.state
     if facts.state.phase == RunPhase.FINISHED and said != LearnerState.FAILED:
         return LearnerState.DONE if heard is not None else said
     if running and (here := state_here(local.units.get(name), heard, said)):
         return here
-    if heard is None or said in LEFT:
+    if heard is None or said == LearnerState.FAILED:
         return said
+    if said == LearnerState.DONE:
+        return LEFT
     return STUCK if is_stuck(facts, name, heard) else aged(said, heard.age_s, lost_after_s(facts))
+
+
+def comes_back(facts: RunFacts, heard_s: float) -> bool:
+    """Whether a learner was last heard before the newest resume, and that was lately: what it said then is past."""
+    resumed = facts.state.metrics.resumed_at
+    return bool(resumed) and facts.seconds_since(resumed) < min(heard_s, STARTS_WITHIN_S)
 
 
 def is_stuck(facts: RunFacts, name: str, heard: Heard[LearnerHeartbeat]) -> bool:
@@ -115,7 +127,9 @@ def syncer_state(facts: RunFacts, local: Local = Local()) -> str | None:
     if facts.syncer is None:
         return state_here(local.units.get("syncer"), None, "") or None
     said = facts.syncer.heartbeat.state
-    if said == SyncerState.DONE or facts.state.phase != RunPhase.RUNNING:
+    if said == SyncerState.DONE and facts.state.phase != RunPhase.FINISHED:
+        return LEFT
+    if facts.state.phase != RunPhase.RUNNING:
         return said
     here = state_here(syncer_here(facts, local), facts.syncer, said)
     return here or aged(said, facts.syncer.age_s, syncer_lost_after_s(facts))
@@ -134,8 +148,11 @@ def state_here(
 ) -> str:
     """By the unit's process on this machine; "" if that tells nothing. Where no supervisor lives, a dead process's unit
     may go on elsewhere: then it is heard."""
-    if unit is None or said in (LearnerState.DONE, LearnerState.FENCED):
+    if unit is None:
         return ""
+    if said in (LearnerState.DONE, LearnerState.FENCED):
+        again = unit.condition == "running" and heard is not None and heard.age_s > unit.running_s
+        return LearnerState.STARTING if again else ""
     if unit.condition == "paused":
         return STUCK
     if unit.restarts(None if heard is None else heard.age_s):

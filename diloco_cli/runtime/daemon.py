@@ -433,7 +433,7 @@ class StopSignal:
 
     def error(self) -> TerminatedError:
         """Its exit status says by which signal."""
-        return InterruptedRunError("stopped by Ctrl-C") if self.by_hand else TerminatedError("stopped by a signal")
+        return InterruptedRunError("stopped by Ctrl-C") if self.by_hand else TerminatedError("told to leave by SIGTERM")
 
     @property
     def by_hand(self) -> bool:

@@ -58,7 +58,7 @@ def test_an_island_joins_trains_and_leaves_and_a_full_disk_loses_nothing(
     said, complaints = spot.communicate(timeout=40)
     assert spot.returncode == 143 and "asks to join" in said, complaints
     gone = learner(playground.json("status", "quickstart"), "spot")
-    assert gone["state"] == "DONE" and gone["tokens"] > 0
+    assert (gone["state"], gone["note"]) == ("LEFT", "told to leave by SIGTERM") and gone["tokens"] > 0
     full = playground.run(*words, "second", "--join")
     assert full.returncode == 2 and "the data has 3 shards" in full.stderr, full.stderr
     unknown = playground.run(*words, "third")

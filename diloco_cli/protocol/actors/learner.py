@@ -494,6 +494,7 @@ class Learner:
         if self.state.phase != RunPhase.FINISHED:
             yield from self.drain()
         self.follower.leaves = True
+        self.note = "the run was stopped" if self.state.phase == RunPhase.STOPPED else ""
         self.go(LearnerState.DONE)
         return self.state
 
@@ -503,10 +504,12 @@ class Learner:
 
     def ended_by(self, error: BaseException) -> None:
         """The state for the last heartbeat, by the error that ended `train` or a thread beside it."""
-        if isinstance(error, FencedError):
-            self.go(LearnerState.FENCED)
+        if isinstance(error, TerminatedError):
+            said = self.note if self.doing is LearnerState.DONE else ""
+            self.go(LearnerState.DONE)
+            self.note = said or str(error)
         else:
-            self.go(LearnerState.DONE if isinstance(error, TerminatedError) else LearnerState.FAILED)
+            self.go(LearnerState.FENCED if isinstance(error, FencedError) else LearnerState.FAILED)
 
     def _is_over(self) -> bool:
         return self.leaves() or is_over(self.state, self.joined.state.n)

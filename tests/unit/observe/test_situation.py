@@ -29,8 +29,9 @@ from tests.unit.observe.test_status import HEARTBEAT, MERGES, RUN, STATE, SYNCER
 LOST_AGE_S = LOST_S + 1
 
 
-def learner_says(spoken: RunFacts, name: str, state: str, age_s: float = 1.0) -> RunFacts:
-    return replace(spoken, learners={**spoken.learners, name: Heard(replace(HEARTBEAT, state=state), age_s)})
+def learner_says(spoken: RunFacts, name: str, state: str, age_s: float = 1.0, note: str = "") -> RunFacts:
+    heard = Heard(replace(HEARTBEAT, state=state, note=note), age_s)
+    return replace(spoken, learners={**spoken.learners, name: heard})
 
 
 def syncer_says(spoken: RunFacts, age_s: float = 1.0, **changes: Any) -> RunFacts:
@@ -46,8 +47,8 @@ def verdict_of(spoken: RunFacts, local: Local = Local()) -> Verdict:
     return verdict_at(Look(spoken, local))
 
 
-def both_say(spoken: RunFacts, state: str, age_s: float = 1.0) -> RunFacts:
-    return learner_says(learner_says(spoken, "iowa", state, age_s), "rhine", state, age_s)
+def both_say(spoken: RunFacts, state: str, age_s: float = 1.0, note: str = "") -> RunFacts:
+    return learner_says(learner_says(spoken, "iowa", state, age_s, note), "rhine", state, age_s, note)
 
 
 def noted(state: RunState, *notes: Note) -> RunState:
@@ -87,6 +88,12 @@ NEW = structs.replace(STATE, merges=0, metrics=structs.replace(STATE.metrics, re
 YOUNG = replace(facts(NEW), now_s=facts().now_s - 40.0)
 RESUMED = (Note(at(91), "stop", "syncer", "stopped"), Note(at(99), "epoch_start", "syncer", "epoch 3 starts"))
 STOPPED = noted(structs.replace(STATE, phase="STOPPED"), Note(at(95), "stop", "syncer", "stopped: diloco stop"))
+ANEW = both_say(facts(measured(resumed_at=at(78))), LearnerState.DONE, 200.0, "the run was stopped")
+GUEST = replace(RUN.islands[0], name="guest")
+FAILING_GUEST = replace(
+    facts(structs.replace(STATE, members=(GUEST,))),
+    learners={**facts().learners, "guest": Heard(replace(HEARTBEAT, state="DONE", retrying="put fails: 503"), 500.0)},
+)
 KEPT_OUT = LearnerRecord(quarantined=7)
 STANDS = facts(last_step_s=9.0, mean_tokens_per_s=1e6)
 FAILED = both_say(facts(), LearnerState.FAILED, 9.0)
@@ -101,6 +108,11 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
     (facts(), NOBODY, State.MERGING, "2 of 2", NONE),
     (learner_says(facts(), "rhine", LearnerState.DONE), NOBODY, State.DEGRADED,
      "merges go on without 1 of 2 planned islands: rhine (it has left)", f"{RESUME} --region eu"),
+    (learner_says(facts(), "rhine", LearnerState.DONE, note="stopped by Ctrl-C"), NOBODY, State.DEGRADED,
+     "rhine (it has left: stopped by Ctrl-C)", f"{RESUME} --region eu"),
+    (ANEW, NOBODY, State.MERGING, "2 of 2", NONE),  # a merge of what was offered before the stop
+    (later(ANEW, 20.0), NOBODY, State.MERGING, "2 of 2", NONE),
+    (later(ANEW, 39.0), NOBODY, State.STALLED, "no learner is left: iowa (it has left: the run was stopped)", ""),
     (facts(rhine=LOST_AGE_S), NOBODY, State.DEGRADED, "rhine (not heard for 26 s; why is not known",
      f"{RESUME} --region eu"),
     (learner_says(both_say(facts(), LearnerState.DONE), "rhine", LearnerState.FAILED), NOBODY, State.STALLED,
@@ -116,6 +128,7 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      "the syncer's store fails: put fails: 503", DOCTOR),
     (later(facts(retrying="put fails: 503"), 100.0), NOBODY, State.STALLED,
      "the learners' store fails: iowa: put fails: 503", DOCTOR),
+    (later(FAILING_GUEST, 100.0), NOBODY, State.STALLED, "2 of 2; why is not known", ""),  # it has left
     (facts(structs.replace(STATE, learners={"rhine": KEPT_OUT})), NOBODY, State.DEGRADED,
      "its offers are refused since commit 7", f"diloco readmit rhine {URL}"),
     (facts(structs.replace(STATE, learners={"iowa": KEPT_OUT, "rhine": KEPT_OUT})), NOBODY, State.STALLED,
@@ -159,6 +172,10 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
     (facts(), Local({"rhine": AGAIN}), State.MERGING, "", ""),  # it is heard again
     (facts(rhine=9.0), Local({"rhine": AGAIN}), State.DEGRADED, "it is being restarted, after 4 starts: k", ""),
     (facts(rhine=9.0), Local({"rhine": replace(AGAIN, running_s=60.0)}), State.MERGING, "", ""),  # that end is past
+    (learner_says(facts(), "rhine", LearnerState.DONE, 9.0), Local({"rhine": here(condition="running", running_s=5.0)}),
+     State.MERGING, "", ""),  # it has come back since
+    (learner_says(facts(), "rhine", LearnerState.DONE), Local({"rhine": here(condition="running", running_s=5.0)}),
+     State.DEGRADED, "it has left", ""),
     (on_this_machine(9.0), Local({"syncer": replace(AGAIN, kind="syncer", running_s=60.0)}), State.MERGING,
      "the syncer is silent: syncer on", NONE),
     (later(facts(syncer=LOST_AGE_S), 100.0), Local(store="iowa: put fails: disk is read-only"), State.STALLED,
@@ -224,7 +241,7 @@ def test_ages_do_not_depend_on_the_clock_of_the_syncers_machine(hours: int) -> N
 def test_every_state_has_its_words() -> None:
     assert set(RUN_STATES) == set(State)
     said = {*LearnerState, *SyncerState, *StandbyState, "UPLOADING", "QUARANTINED", "SUSPECT", "LOST", "STUCK"}
-    assert set(UNIT_STATES) == said | {"UNKNOWN"}
+    assert set(UNIT_STATES) == said | {"UNKNOWN", "LEFT"}
 
 
 def test_what_a_slow_store_did_not_show_is_said_and_not_taken_for_silence() -> None:

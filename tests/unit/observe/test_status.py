@@ -104,11 +104,17 @@ def test_a_syncer_that_is_silent_now_and_then_is_not_lost_each_time():
     assert [syncer_state(replace(facts(), syncer=Heard(said, s))) for s in (100.0, 130.0)] == ["SUSPECT", "LOST"]
 
 
-def test_who_left_is_done_or_failed_however_long_ago():
-    for said in ("DONE", "FAILED"):
-        left = facts(iowa=1e6)
-        left.learners["iowa"] = Heard(replace(HEARTBEAT, state=said), 1e6)
-        assert status_of(left).learners[0].state == said
+def test_who_left_has_left_or_failed_however_long_ago():
+    for phase, said, state in (
+        ("RUNNING", "DONE", "LEFT"), ("STOPPED", "DONE", "LEFT"), ("FINISHED", "DONE", "DONE"),
+        ("RUNNING", "FAILED", "FAILED"), ("FINISHED", "FAILED", "FAILED"),
+    ):  # fmt: skip
+        left = facts(structs.replace(STATE, phase=phase), iowa=1e6)
+        left.learners["iowa"] = Heard(replace(HEARTBEAT, state=said, note="by Ctrl-C"), 1e6)
+        left = replace(left, syncer=Heard(replace(SYNCER, state=said), 1e6))
+        learner = status_of(left).learners[0]
+        assert (learner.state, learner.note) == (state, "by Ctrl-C")
+        assert said == "FAILED" or syncer_state(left) == state
     finished = facts(structs.replace(STATE, phase="FINISHED"), iowa=1e6)
     assert status_of(finished).learners[0].state == "DONE"
 

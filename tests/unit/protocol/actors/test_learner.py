@@ -331,13 +331,15 @@ def test_a_drain_ends_with_its_time_or_with_the_run() -> None:
     living.until(lambda: living.actor.ended)
 
 
-@pytest.mark.parametrize("kind", ["finish", "stop"])
-def test_it_ends_with_the_run(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "why"), [("finish", ""), ("stop", "the run was stopped")])
+def test_it_ends_with_the_run_and_says_why(kind: str, why: str) -> None:
     living = Living(WrittenLog(REBASE))
     living.until(lambda: living.training.steps == 2)
     living.log.append(kind)
     living.until(lambda: living.actor.ended)
-    assert living.actor.result == living.log.state
+    assert living.actor.result == living.log.state and living.learner.note == why
+    living.learner.ended_by(TerminatedError("SIGTERM"))
+    assert living.learner.note == (why or "SIGTERM")
 
 
 def test_a_learner_whose_place_is_taken_is_fenced() -> None:
@@ -374,8 +376,10 @@ def test_a_heartbeat_says_what_it_does() -> None:
 def test_what_ends_a_learner_is_its_last_state(error: BaseException, state: str, before: str) -> None:
     learner = Living(WrittenLog(make_run()), begins=False).learner
     learner.doing = LearnerState(before)
+    learner.note = "waits for a merge"
     learner.ended_by(error)
     assert learner.doing == state
+    assert learner.note == (str(error) if state == "DONE" else "waits for a merge")
 
 
 RUN = make_run(fragments=2)
