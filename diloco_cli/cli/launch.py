@@ -24,6 +24,7 @@ from diloco_cli.cli.output import ProgressLine, progress, talk
 from diloco_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from diloco_cli.cli.preflight import Tried
     from diloco_cli.config.settings import RunSettings
     from diloco_cli.launch.plan_files import Resolved
     from diloco_cli.plan.plan import Plan
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.store.port import Store
     from diloco_cli.tasks.weights import Values
-    from diloco_cli.training.trial import Carried
 
 
 ANSWERS_WITHIN_S = 20.0
@@ -89,11 +89,11 @@ def launch(
         refuse_supervised(join_url(plan.inventory.store.url, plan.run.name))
         replace(checks, prepare=lambda: _prepare(plan, shown)).pass_or_raise(talk)
         shown.text = "reading the model"
-        values = _values_of(plan, create_only)
-        known, is_new = _created(found, region, values, checks.carried, named, shown)
+        values = _values_of(plan, create_only, checks.tried)
+        known, is_new = _created(found, region, values, checks.tried, named, shown)
         opened = open_known_run(known)
         if values is not None:
-            _begin(opened, plan.run, checks.is_tried, values, shown)
+            _begin(opened, plan.run, bool(checks.tried), values, shown)
     consented(opened.format, opened.url, named, stores_of(opened.format), code=False)
     if create_only:
         _say_created(opened, is_new, as_json)
@@ -113,7 +113,7 @@ def _resolved(file: Path, overrides: list[str]) -> Resolved:
     return found
 
 
-def _values_of(plan: Plan, begins: bool) -> Values | None:
+def _values_of(plan: Plan, begins: bool, tried: list[Tried]) -> Values | None:
     """Those with which the run begins, where they are brought, or where this command `begins` the run anyway."""
     from diloco_cli.config.huggingface import check_weights
     from diloco_cli.tasks.huggingface import folder_of
@@ -125,7 +125,7 @@ def _values_of(plan: Plan, begins: bool) -> Values | None:
         check_weights(model, folder)
     if model.huggingface and model.brought is None:
         talk(f"{model.huggingface}: its architecture, with random weights")
-    values = brought_values(plan.run)
+    values = tried[0].values if tried else brought_values(plan.run)
     return seeded_values(plan.run) if values is None and begins else values
 
 
@@ -176,7 +176,7 @@ def _created(
     found: Resolved,
     region: str | None,
     values: Values | None,
-    carried: list[Carried],
+    tried: list[Tried],
     named: NamedHere,
     shown: ProgressLine,
 ) -> tuple[KnownRun, bool]:
@@ -210,7 +210,7 @@ def _created(
     fewer = layout_warning(fresh.layout, plan.run.sync)
     if fewer is not None and len(fresh.layout.fragments) != plan.schedule.fragments:  # otherwise the plan has said it
         talk(f"warning: {fewer}")
-    fresh = with_buffers_of(fresh, values, carried[0].buffers if carried else ())
+    fresh = with_buffers_of(fresh, values, tried[0].buffers if tried else ())
     _check_streams(fresh)
     shown.text = f"proving that the bucket is fit: {url}"
     home = _trusted_store(url)

@@ -33,7 +33,7 @@ from diloco_cli.store.wrappers import Deadline
 from diloco_cli.units import format_count, format_size
 
 if TYPE_CHECKING:
-    from diloco_cli.training.trial import Carried
+    from diloco_cli.tasks.weights import Values
 
 TEMPLATE_BUCKET = "my-bucket"
 WEBHOOK_S = 3.0
@@ -41,10 +41,18 @@ MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more takes 
 
 
 @dataclass(frozen=True)
+class Tried:
+    """What the first step finds of the model: the buffers that are exchanged, and the values that the run brings."""
+
+    buffers: frozenset[str]
+    values: Values | None
+
+
+@dataclass(frozen=True)
 class Preflight:
     """What is to be launched. `folder`: of its run file. `starts`: whether its units are to start here.
     `prepare`: makes its data ready, which takes time and space; None: that is not wanted. `loads`: whether code is
-    loaded that planning does without. `carried`: what the first step finds of the model."""
+    loaded that planning does without. `tried`: holds what the first step finds, if it was made."""
 
     plan: Plan
     folder: Path
@@ -54,13 +62,7 @@ class Preflight:
     webhook: str | None = None
     prepare: Callable[[], None] | None = None
     loads: bool = True
-    carried: list[Carried] = field(default_factory=list)
-
-    @property
-    def is_tried(self) -> bool:
-        """Whether the model and its data are a user's own, at hand, and small enough for this command."""
-        is_here = all(island.infra == "local" for island in self.plan.inventory.islands)
-        return is_here and is_worth_a_try(self.plan.run, self.plan.model.parameters)
+    tried: list[Tried] = field(default_factory=list)
 
     @property
     def here(self) -> list[IslandSettings]:
@@ -160,16 +162,38 @@ def _prepared(it: Preflight) -> None:
 
 
 def _first_step(it: Preflight) -> str | None:
-    """Of a learner; nothing is said of presets, which are known to work."""
-    run = it.plan.run
-    if not it.is_tried or (run.data.text and it.prepare is None) or not (it.loads or run.model.entrypoint):
+    """Of a learner, on this machine's processor; nothing is said of presets, which are known to work."""
+    run, facts = it.plan.run, it.plan.model
+    loads = it.loads or run.model.entrypoint
+    if not (loads and is_worth_a_try(run, facts.parameters)) or (run.data.text and it.prepare is None):
         return None
     from diloco_cli.runtime.consent import search_last
     from diloco_cli.training.trial import check_task
 
     search_last(it.folder)
-    it.carried.append(check_task(run, min(island.batch_tokens for island in it.plan.islands)))
-    return it.carried[-1].text
+    try:
+        changed = check_task(run, min(island.batch_tokens for island in it.plan.islands))
+    except DilocoError as error:
+        of_the_model = error.where == "model" and error.__cause__ is None  # else its code, data or packages failed
+        if of_the_model or all(island.infra == "local" for island in it.plan.inventory.islands):
+            raise
+        what = "of its buffers only the running statistics of torch's own modules are exchanged"
+        return f"warning: the model cannot be tried on this machine: {error.message}; so {what}"
+    return _carried(it, changed)
+
+
+def _carried(it: Preflight, changed: frozenset[str]) -> str:
+    from diloco_cli.launch.new_run import exchanged_buffers
+    from diloco_cli.tasks.build import build_model_on_meta
+    from diloco_cli.tasks.weights import brought_values
+    from diloco_cli.training.carried import carried_text
+
+    run, values = it.plan.run, brought_values(it.plan.run)
+    ranked, model = [island.name for island in it.plan.islands if island.ranks > 1], build_model_on_meta(run)
+    it.tried.append(
+        Tried(frozenset(fact.name for fact in exchanged_buffers(run, model, ranked, values, changed)), values)
+    )
+    return carried_text(model, it.tried[-1].buffers)
 
 
 CHECKS: tuple[tuple[Callable[[Preflight], str | None], bool], ...] = (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
+
+from torch.nn import Module
 
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
@@ -14,7 +16,7 @@ from diloco_cli.config.hardware import find_device, in_catalogue
 from diloco_cli.config.run_file import overlap_problem
 from diloco_cli.config.settings import Inventory, LocalMachine, RunSettings
 from diloco_cli.errors import NotFoundError, UsageError
-from diloco_cli.layout import Layout, make_layout, with_buffers
+from diloco_cli.layout import Layout, ParameterFact, make_layout, with_buffers
 from diloco_cli.plan.candidates import busy_cores, share_of_cores
 from diloco_cli.plan.plan import Plan, plan_to_json
 from diloco_cli.protocol.log.commit_log import parse_format, with_keys
@@ -53,21 +55,28 @@ def layout_of(settings: RunSettings, values: Values | None = None) -> Layout:
 
 
 def with_buffers_of(run: RunFormat, values: Values | None, changed: Collection[str] = ()) -> RunFormat:
-    """With the buffers that are part of its model: those that a trial saw `changed`, running statistics in any case,
-    and those that its first `values` bring. Raises UsageError if they cannot be: each rank would have its own."""
+    """With the buffers that are part of its model."""
     if not run.settings.model.is_built:
         return run
-    model = build_model_on_meta(run.settings)
-    brought = values or {} if run.settings.model.brought else {}
-    facts = buffer_facts(model, {*changed, *running_statistics(model), *brought})
     ranked = [island.name for island in run.islands if island.ranks > 1]
+    facts = exchanged_buffers(run.settings, build_model_on_meta(run.settings), ranked, values, changed)
+    return replace(run, layout=with_buffers(run.layout, facts))
+
+
+def exchanged_buffers(
+    settings: RunSettings, model: Module, ranked: Sequence[str], values: Values | None, changed: Collection[str]
+) -> list[ParameterFact]:
+    """Those that are exchanged: what a trial saw `changed`, running statistics in any case, and what the run's first
+    `values` bring. Raises UsageError if there are any and islands are `ranked`: each rank would have its own."""
+    brought = values or {} if settings.model.brought else {}
+    facts = buffer_facts(model, {*changed, *running_statistics(model), *brought})
     if facts and ranked:
         raise UsageError(
             f"the buffer {facts[0].name} is part of the model, and each rank of {ranked[0]} would have its own",
             where="model",
             hint="use LayerNorm, GroupNorm or track_running_stats=False; or ranks: 1 in inventory.yaml",
         )
-    return replace(run, layout=with_buffers(run.layout, facts))
+    return facts
 
 
 def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:

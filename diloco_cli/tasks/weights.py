@@ -30,14 +30,17 @@ EMBEDDING = re.compile(r"emb|position|(^|\.)w[tp]e\.", re.I)
 
 
 def brought_values(run: RunSettings) -> Values | None:
-    """Every trained parameter by its bare name, and the buffers that the file brings; None if the run begins with what
-    its model's own code makes. Raises UsageError for files that are missing, damaged, or another model's."""
+    """Every trained parameter by its bare name, and the buffers that are not what every machine's own code makes; None
+    if the run begins with what its code makes. Raises UsageError for files that are missing, damaged, or another
+    model's."""
     if run.model.weights == "pretrained":
         values: Values = huggingface.pretrained(run.model)
     elif run.model.initial is not None:
         model = build_model_on_meta(run) if run.model.is_built else None
-        facts = None if model is None else parameter_facts(model)
-        values = read_values(find_file(run.model.initial), facts, {} if model is None else persistent_buffers(model))
+        facts, buffers = (None, {}) if model is None else (parameter_facts(model), persistent_buffers(model))
+        values = read_values(find_file(run.model.initial), facts, buffers)
+        own = bare_tensors(build_model(run)) if values.keys() & buffers.keys() else {}
+        values = {k: v for k, v in values.items() if k not in buffers or not torch.equal(v, own[k])}
     else:
         return None
     for name, value in values.items():

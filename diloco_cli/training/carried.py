@@ -71,16 +71,16 @@ def refuse_shared_memory(model: nn.Module) -> None:
         )
 
 
-def carried_text(model: nn.Module, changed: Collection[str]) -> str:
-    """`carried: 12,345 parameters in 8 tensors (1 tied), 2 buffers that training changes; ...`."""
+def carried_text(model: nn.Module, carried: Collection[str]) -> str:
+    """`carried: 12,345 parameters in 8 tensors (1 tied), 2 buffers (such as norm.running_mean); ...`."""
     every = list(model.named_parameters(remove_duplicate=False))
     unique = bare_parameters(model).values()
     trained = [p for p in unique if p.requires_grad]
-    frozen, buffers = len(unique) - len(trained), len(list(model.buffers())) - len(changed)
+    frozen, buffers = len(unique) - len(trained), len(list(model.buffers())) - len(carried)
     tied = len(every) - len(unique)
     text = f"carried: {sum(p.numel() for p in trained):,} parameters in {len(trained)} tensors"
     text += f" ({tied} tied)" if tied else ""
-    text += f", {len(changed)} buffers that training changes (such as {min(changed)})" if changed else ""
+    text += f", {len(carried)} buffers (such as {min(carried)})" if carried else ""
     return f"{text}; as the model's code makes them, not exchanged: {frozen} frozen tensors, {buffers} buffers"
 
 

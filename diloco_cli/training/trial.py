@@ -7,7 +7,6 @@ that no exchange would carry, is reported by `launch`, with what was expected, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -29,7 +28,6 @@ from diloco_cli.tensors.flat import (
 )
 from diloco_cli.training.carried import (
     State,
-    carried_text,
     changed_in,
     refuse_changed,
     refuse_shared_memory,
@@ -41,16 +39,9 @@ EXAMPLES = 2  # enough for a model that normalises over its batch
 BATCH = "batch(shard, num_shards, position, batch_tokens)"
 
 
-@dataclass(frozen=True)
-class Carried:
-    """What of a model a run carries, in words; `buffers`: those that training changes."""
-
-    text: str
-    buffers: frozenset[str]
-
-
-def check_task(run: RunSettings, batch_tokens: int) -> Carried:
-    """Build both, and make two steps. Raises UsageError with the reason if anything fails, or would not be carried."""
+def check_task(run: RunSettings, batch_tokens: int) -> frozenset[str]:
+    """Build both, and make two steps. The buffers that these change. Raises UsageError with the reason if anything
+    fails, or would not be carried."""
     model, data = build_model(run), build_data(run)
     parameter_facts(model)  # refuses what no vector of a layout can hold
     batch = _drawn(data, batch_tokens)
@@ -70,7 +61,7 @@ def check_task(run: RunSettings, batch_tokens: int) -> Carried:
         held_out = _first_held_out(data)
         _require_finite(losses_of(_tried(model, held_out, "held-out data"))[0], "the first held-out loss", held_out)
     refuse_shared_memory(model)
-    return Carried(carried_text(model, buffers), buffers)
+    return buffers
 
 
 class _Two:

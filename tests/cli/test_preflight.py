@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
 from diloco_cli.cli.preflight import Preflight, is_worth_a_try, planned_epochs, refuse_stores
 from diloco_cli.config.codec import replace
@@ -142,6 +144,80 @@ def test_the_models_first_step_fails_in_a_plan_as_in_a_launch(
     edit(tmp_path / "own" / "model.py", "targets.flatten())", 'targets.flatten(), reduction="none")')
     done = diloco(*words)
     assert done.returncode == 2 and "must return the mean loss" in done.stderr, done.stderr
+
+
+class Odd(nn.Module):
+    """A buffer that training changes, one that it does not, and one of torch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(8, 8), nn.BatchNorm1d(8)
+        self.register_buffer("seen", torch.zeros(2))
+        self.register_buffer("mask", torch.ones(2))
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1
+        return nn.functional.cross_entropy(self.norm(self.table(tokens).flatten(0, 1)), targets.flatten())
+
+
+class Detached(Odd):
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens, targets).detach()
+
+
+class Absent:
+    """Its files are on the islands' machines."""
+
+    def batch(self, *at: int) -> Any:
+        raise FileNotFoundError("/scratch/tokens.bin")
+
+    held_out = batch
+
+
+class Here(Absent):
+    def batch(self, *at: int) -> Any:
+        return torch.ones(4, 8).long(), torch.ones(4, 8).long()
+
+    def held_out(self, num_sequences: int) -> Any:
+        yield self.batch()
+
+
+def odd(folder: Path, infra: str, model: str = "Odd", data: str = "Here", **settings: Any) -> Preflight:
+    """The quickstart with a model of its own, on such machines."""
+    plan = read_plan(copied("quickstart", folder / "q") / "run.yaml")
+    islands = tuple(replace(island, infra=infra) for island in plan.inventory.islands)
+    named = {"model": ModelSettings(None, entrypoint=f"{__name__}:{model}", **settings)}
+    run = replace(plan.run, **named, data=DataSettings(entrypoint=f"{__name__}:{data}"))
+    return Preflight(replace(plan, run=run, inventory=replace(plan.inventory, islands=islands)), folder)
+
+
+@pytest.mark.parametrize("infra", ["local", "ssh"])
+def test_a_model_is_tried_where_its_code_is_whatever_machines_train_it(tmp_path: Path, infra: str) -> None:
+    said, checks = list[str](), odd(tmp_path, infra)
+    checks.pass_or_raise(said.append)
+    statistics = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+    assert checks.tried[0].buffers == {"seen", *statistics}
+    assert ", 4 buffers (such as norm.num_batches_tracked); " in said[-1] and said[-1].endswith(" 1 buffers")
+    with pytest.raises(UsageError, match="the loss has no gradient"):
+        odd(tmp_path / "b", infra, model="Detached").pass_or_raise(said.append)
+
+
+def test_what_only_other_machines_have_is_no_error_of_theirs(tmp_path: Path) -> None:
+    said, checks = list[str](), odd(tmp_path, "ssh", data="Absent")
+    checks.pass_or_raise(said.append)
+    assert re.match("warning: the model cannot be tried on this machine: .*/scratch/tokens.bin; so of its", said[-1])
+    assert not checks.tried
+    with pytest.raises(UsageError, match="/scratch/tokens"):
+        odd(tmp_path / "b", "local", data="Absent").pass_or_raise(said.append)
+
+
+@pytest.mark.parametrize(("mask", "carried"), [(1.0, 4), (2.0, 5)])
+def test_what_is_said_to_be_carried_counts_what_weights_bring(tmp_path: Path, mask: float, carried: int) -> None:
+    said, state = list[str](), Odd().state_dict() | {"mask": torch.full((2,), mask)}
+    save_file(state, tmp_path / "a.safetensors")
+    odd(tmp_path, "local", initial=str(tmp_path / "a.safetensors")).pass_or_raise(said.append)
+    assert f", {carried} buffers (such as " in said[-1]
 
 
 def test_shards_in_a_bucket_that_does_not_answer_are_a_warning_of_plan_and_an_error_of_launch(

@@ -39,7 +39,7 @@ def the_run(codec: str, mixing: str) -> RunFormat:
     train = replace(run.settings.train, batch_tokens=ROWS, tokens=3 * ROUNDS * sync.every * ROWS)
     settings = replace(run.settings, train=train)
     islands = tuple(replace(island, batch_tokens=ROWS) for island in run.islands)
-    return with_buffers_of(replace(run, settings=settings, islands=islands), None, check_task(settings, ROWS).buffers)
+    return with_buffers_of(replace(run, settings=settings, islands=islands), None, check_task(settings, ROWS))
 
 
 def lived(run: RunFormat) -> MemoryStore:

@@ -273,12 +273,13 @@ class NormAlone(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(3)
 
 
-def test_a_file_may_bring_buffers_in_their_own_types(tmp_path: Path) -> None:
+def test_a_file_may_bring_buffers_in_their_own_types_that_are_not_as_the_code_makes_them(tmp_path: Path) -> None:
     state = NormAlone().state_dict() | {"norm.num_batches_tracked": torch.tensor(2**40)}
     run = replace(PRESET, model=ModelSettings(entrypoint=f"{__name__}:NormAlone", initial=str(tmp_path / "a")))
     save_file(state, tmp_path / "a")
     found = brought_values(run)
-    assert found.keys() == state.keys() and found["norm.num_batches_tracked"] == torch.tensor(2**40)
+    assert found.keys() == state.keys() - {"norm.running_mean", "norm.running_var"}
+    assert found["norm.num_batches_tracked"] == torch.tensor(2**40)
     save_file({name: state[name] for name in ("norm.weight", "norm.bias")}, tmp_path / "a")
     assert brought_values(run).keys() == {"norm.weight", "norm.bias"}
     save_file(state | {"norm.running_mean": torch.ones(4)}, tmp_path / "a")

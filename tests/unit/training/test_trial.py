@@ -252,7 +252,7 @@ RUN = RunSettings(
 def test_an_odd_module_is_carried_exactly(name: str) -> None:
     ODD.append(name)
     found, buffers = check_task(RUN, batch_tokens=8), [f"body.{at}" for at in BUFFERS.get(name, (None, []))[1]]
-    assert sorted(found.buffers) == buffers and found.text.startswith("carried: ")
+    assert sorted(found) == buffers
     torch.manual_seed(1)
     one = build().train()
     for position in range(3):
@@ -260,7 +260,7 @@ def test_an_odd_module_is_carried_exactly(name: str) -> None:
     torch.manual_seed(2)
     other = build()
     layout = make_layout(parameter_facts(one), SyncSettings(fragments=3))
-    layout = with_buffers(layout, buffer_facts(one, found.buffers))
+    layout = with_buffers(layout, buffer_facts(one, found))
     for fragment in layout.fragments:
         unflatten(fragment, flatten(fragment, bare_tensors(one)), bare_tensors(other))
     assert shapes_of(layout).keys() == bare_parameters(one).keys() - frozen_in(one) | set(buffers)
@@ -276,14 +276,6 @@ def test_what_is_not_carried_is_refused_by_its_name(name: str) -> None:
     ODD.append(name)
     with pytest.raises(UsageError, match=REFUSED[name][1]):
         check_task(RUN, batch_tokens=8)
-
-
-def test_what_is_carried_is_said() -> None:
-    ODD.append("tied")
-    assert check_task(RUN, batch_tokens=8).text == (
-        "carried: 352 parameters in 6 tensors (1 tied); as the model's code makes them, not exchanged: 0 frozen "
-        "tensors, 0 buffers"
-    )
 
 
 # -- what keeps the contract, and what does not ----------------------------------------------------------------------
