@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from diloco_cli.clock import sleep_s, utc_now_text, wall_s
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text, wall_s
 from diloco_cli.config.codec import from_plain
 from diloco_cli.digests import digest
 from diloco_cli.errors import NoSpaceError, NotFoundError, RefusedError, UsageError, escaped
@@ -145,10 +145,14 @@ def living_supervisor(url: str) -> Identity | None:
     return identity if identity is not None and is_alive(identity) else None
 
 
-def refuse_supervised(url: str) -> None:
-    """Raises RefusedError while a supervisor of the run lives on this machine, so that a command can say so early."""
-    if living_supervisor(url) is not None:
-        raise _second_supervisor(url)
+def refuse_supervised(url: str, patience_s: float = 0.0) -> None:
+    """Raises RefusedError while a supervisor of the run lives on this machine, so that a command can say so early.
+    `patience_s`: how long one may take that is ending."""
+    until_s = monotonic_s() + patience_s
+    while living_supervisor(url) is not None:
+        if monotonic_s() >= until_s:
+            raise _second_supervisor(url)
+        sleep_s(FOLLOW_EVERY_S)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 
@@ -31,6 +30,7 @@ from diloco_cli.runtime.registry import (
     noted_at,
     printable,
     read_unit,
+    refuse_supervised,
     release,
     remember_run,
     run_directory,
@@ -97,7 +97,7 @@ def test_a_hold_stays_until_it_is_released():
     assert not is_held("nano", "iowa")
 
 
-def test_a_second_living_supervisor_is_refused_and_a_killed_one_leaves_the_place():
+def test_a_second_living_supervisor_is_refused_and_a_killed_one_leaves_the_place(monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", LOCKER], stdout=subprocess.PIPE, env=environment_with())
     try:
         assert child.stdout.readline() == b"locked\n"
@@ -105,8 +105,12 @@ def test_a_second_living_supervisor_is_refused_and_a_killed_one_leaves_the_place
         with pytest.raises(RefusedError, match=f"process {child.pid}") as refused, supervisor_lock("nano"):
             pass
         assert "diloco stop" in refused.value.hint
+        with pytest.raises(RefusedError):
+            refuse_supervised("nano")
+        monkeypatch.setattr("diloco_cli.runtime.registry.sleep_s", lambda _: (child.kill(), child.wait()))
+        refuse_supervised("nano", patience_s=600.0)
     finally:
-        child.send_signal(signal.SIGKILL)
+        child.kill()
         child.wait()
         child.stdout.close()
     assert living_supervisor("nano") is None
