@@ -193,12 +193,12 @@ def _perform_on(side: Side, operation: Operation, clock: Clock) -> Any:
 
 def _tried_once(call: Callable[[], Any]) -> Undeleted | None:
     try:
-        call()
+        answer: Undeleted | None = call()
     except StoreForbiddenError:
         return Undeleted.REFUSED
     except (StoreError, NoSpaceError):  # a full service may be unable to note even that
         return Undeleted.FAILED
-    return None
+    return answer
 
 
 def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
@@ -211,8 +211,8 @@ def _perform_one(operation: Operation, store: Store, clock: Clock) -> Any:
             return store.put(key, data)
         case List(prefix, after, limit):
             return store.list(prefix, after, limit)
-        case Mend(key, data, damaged):
-            return store.put(key, data) if damaged else (store.create(key, data) and None)
+        case Mend():
+            return operation.answer(store)
         case Delete(key):
             return store.delete(key)
         case Now():

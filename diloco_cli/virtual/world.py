@@ -373,8 +373,8 @@ class World:
                 return store.put(key, data)
             case List(prefix, after, limit):
                 return store.list(prefix, after, limit)
-            case Mend(key, data, damaged):
-                return store.put(key, data) if damaged else (store.create(key, data) and None)
+            case Mend():
+                return operation.answer(store)
             case Delete(key):
                 self.writes.append((actor.name, actor.operations - 1, key))
                 return store.delete(key)

@@ -112,10 +112,10 @@ class Client:
 
     def _mended(self, operation: Operation) -> Steps[Undeleted | None]:
         try:
-            yield operation
+            answer: Undeleted | None = yield operation
         except (StoreError, NoSpaceError):
             return Undeleted.FAILED
-        return None
+        return answer
 
     def _put(self, operation: Operation) -> Steps[None]:
         """One try only: a hint that cannot be written must not delay the work."""

@@ -438,7 +438,7 @@ class Syncer:
         self.wants = error.wants if isinstance(error, GapError) else (error.where or "",)
         self.reason = str(error)
         yield from self.send_heartbeat((yield Now()), force=True)
-        yield from self.mender.mend(self.state, self.wants)  # it may have stood by, and read them
+        yield from self.mender.mend(self.state, wanted=self.wants)  # it may have stood by, and read them
 
     # -- becoming the syncer ------------------------------------------------------------------------------------
 

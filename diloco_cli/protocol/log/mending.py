@@ -4,22 +4,27 @@ A syncer that begins looks behind the log's end before it writes: a commit there
 missing must not be taken for the end (`whole_log`). While it waits, its heartbeat says which records it cannot read.
 
 Who holds a record puts it back: one that is missing by a create, so that nothing is ever replaced by it; over a damaged
-one, which no process can read, the same bytes (`mended`). A syncer looks at what it holds again and again; others at
-what it wants, and while the log stands still, when there may be no syncer, at what all need (`Mender`).
+one, which no process can read, the same bytes. A syncer looks at what it holds again and again; others at what it
+wants, and while the log stands still, when there may be no syncer, at what all need (`Mender`).
+
+The folder of a living run may be moved or removed, and another run begun in its place. So FORMAT.json is looked at
+first, and alone: nothing is put back unless the bucket is this run's, by FORMAT.json or by most of the newest commits.
+What is missing is put back only where most of these are there, or where a syncer wants it: else the run was removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from diloco_cli.errors import DilocoError, FencedError
-from diloco_cli.protocol.log.commit_log import RESTORE_HINT, is_whole, parse_format, patiently, read_log
+from diloco_cli.protocol.log.commit_log import RESTORE_HINT, parse_format, patiently, read_log
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, SyncerHeartbeat, of_syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY, SYNCER, commit_key, heartbeat_key, read_commit_key
-from diloco_cli.protocol.log.operations import Get, List, Mend, Now, Steps, Undeleted, together
+from diloco_cli.protocol.log.operations import Get, List, Mend, Now, Steps, Undeleted, together, together_got
 from diloco_cli.protocol.log.records import (
     COMMITS_KEPT,
     LOOKS,
@@ -43,6 +48,12 @@ MOST_OF_TIME = 0.01  # of its time
 STILL_S = 20.0  # without a commit, or two slots, after which those who only read look at what all need
 MOST_WANTED = 16
 LOOKS_BACK_EVERY_S = 300.0  # at the oldest commit, which no process of a run deletes
+LOG_SHOWN_BY = 8  # commits
+REMOVED = (
+    "and few of the newest commits are there: somebody seems to have moved or removed the run, so nothing is put back;"
+    " if nobody has, the bucket's owner puts back earlier versions, or a region's copies"
+)
+MOVED_HINT = "the run of this process was moved or removed; where it lies now it goes on by: diloco resume URL"
 VANISHED = (
     "is gone, and no process of this run deletes commits: look for a rule of the bucket that deletes what is old"
     " (lifecycle, expiration), and end it"
@@ -58,9 +69,10 @@ class GapError(RecordError):
 
 def patient_log(run: RunFormat, known: RunState | None = None) -> Steps[RunState]:
     """`read_log` for a daemon. It may have read before what it cannot read now: then it puts that back itself."""
+    mender = Mender(run)
 
     def asks(error: DilocoError) -> Steps[None]:
-        yield from Mender(run).mend(known or RunState(), [error.where or ""])
+        yield from mender.mend(known or RunState(), wanted=[error.where or ""])
 
     return (yield from patiently(partial(read_log, run, known), asks))
 
@@ -70,15 +82,15 @@ def whole_log(run: RunFormat) -> Steps[RunState]:
     while True:
         state = yield from read_log(run)
         later = yield from _later_commit(run, state)
-        if later is None:
+        said = (yield from heard_from_syncer(run, state)) if later is None else None
+        if later is None and (said is None or said.n <= state.n):
             return state
         if (yield from read_signed(run.keyring, LOG, commit_key(state.n + 1))) is None:
-            raise _gap(state.n + 1, later)
+            raise _gap(state.n + 1, later, -1 if said is None else said.n)
 
 
 def _later_commit(run: RunFormat, state: RunState) -> Steps[int | None]:
-    """A commit behind the one that comes next, by the bucket or by the word of the syncer before. The nearest are asked
-    for, because a listing may lag."""
+    """A commit in the bucket behind the one that comes next. The nearest are asked for, because a listing may lag."""
     keyring, nearest = run.keyring.without(state.revoked), range(state.n + 2, state.n + 2 + ASKED_FOR)
     listed: list[str] = yield List("commit/", commit_key(nearest[-1]), LISTED)
     numbers: list[int] = [*nearest, *(number for number in map(read_commit_key, listed) if number is not None)]
@@ -86,8 +98,7 @@ def _later_commit(run: RunFormat, state: RunState) -> Steps[int | None]:
     for number, data in zip(numbers, read, strict=True):
         if data is not None and keyring.authenticates(LOG, commit_key(number), data) and _is_commit(number, data):
             return number
-    said = yield from heard_from_syncer(run, state)
-    return said.n if said is not None and said.n > state.n else None
+    return None
 
 
 def _is_commit(number: int, data: bytes) -> bool:
@@ -106,56 +117,53 @@ def heard_from_syncer(run: RunFormat, state: RunState) -> Steps[SyncerHeartbeat 
         return None
 
 
-def _gap(missing: int, later: int) -> GapError:
+def _gap(missing: int, later: int | None, said: int) -> GapError:
+    """`later`: a commit that lies behind it in the bucket; if there is none, the syncer before has `said` one."""
+    hint = f"a living learner or standby that has read it puts it back within a minute: end none; else {RESTORE_HINT}"
+    if later is None:
+        later = said
+        hint += (
+            "; or, if the log was put back from an older copy and what came after it is lost for good: end its syncers"
+            f" and standbys, remove {heartbeat_key(SYNCER)}, which alone tells of these commits, and start again"
+        )
     until = f" to {later - 1}" if later - 1 > missing else ""
     what = f"missing, and commit {later} was written after it: {missing}{until} must be put back before the run goes on"
-    hint = f"a living learner or standby that has read it puts it back within a minute: end none; else {RESTORE_HINT}"
     error = GapError(what, where=commit_key(missing), hint=hint)
     error.wants = tuple(map(commit_key, range(missing, min(later, missing + MOST_WANTED))))
     return error
 
 
-def mended(run: RunFormat, state: RunState, key: str) -> Steps[str]:
-    """Put a record that this process holds back if it is missing or damaged in the bucket. What was done, for people;
-    empty if it is sound, or is not held, or if no commit is left: then somebody has removed the whole run. Raises
-    FencedError if another run was begun in its place."""
-    mine, there = run.kept.get(key), None
+def _harm(run: RunFormat, state: RunState, key: str, mine: bytes) -> Steps[tuple[str, bytes | None]]:
+    """What is wrong with a record that this process holds: "missing", "damaged", or "". And its bytes there."""
+    there: bytes | None = None
     for _ in range(LOOKS):  # the damage may be in the read
         there = yield Get(key, MAX_RECORD_BYTES)
-        if mine is None or there == mine or (there is not None and _is_sound(run, state, key, there)):
-            return ""
-    assert mine is not None
-    if key == FORMAT_KEY and there is not None and _is_another_run(run, there):
-        raise FencedError("another run was begun in the place of this one", where=key)
-    if there is None and not (yield List("commit/", limit=1)):
-        return ""
-    how = "was missing" if there is None else "was damaged"
-    answer: Undeleted | None = yield Mend(key, mine, there is not None)
-    done = "put back" if answer is None else f"cannot be put back by this process: the store has {answer.value} it"
-    return f"{key} {how}: {done}"
-
-
-def _is_another_run(run: RunFormat, data: bytes) -> bool:
-    """Not asked by signed runs: whoever may write into the bucket could end their processes so."""
-    try:
-        return run.signing is None and parse_format(data, FORMAT_KEY).run_id != run.run_id
-    except DilocoError:
-        return False
+        if there == mine or (there is not None and _is_sound(run, state, key, there)):
+            return "", there
+    return ("missing" if there is None else "damaged"), there
 
 
 def _is_sound(run: RunFormat, state: RunState, key: str, data: bytes) -> bool:
     """Whether these other bytes than one's own may stay. FORMAT.json is what commit 0 names. A commit is sound if its
     writer has signed it, or its checksum fits; only the log's successor could judge between two such."""
     if key == FORMAT_KEY:
-        return record_digest(data) == state.format if state.format else is_whole(data, key)
+        named, other = state.format, _format_in(data)
+        return record_digest(data) == named if named else other is not None and other.run_id == run.run_id
     number = read_commit_key(key)
     return number is not None and run.keyring.authenticates(LOG, key, data) and _is_commit(number, data)
 
 
+def _format_in(data: bytes | None) -> RunFormat | None:
+    try:
+        return None if data is None else parse_format(data, FORMAT_KEY)
+    except DilocoError:
+        return None
+
+
 @dataclass
 class Mender:
-    """Looks whether the records that this process holds are in the bucket. `tell`: takes what it has put back. `wants`:
-    of the newest commits, those that it neither holds nor can read."""
+    """Looks whether the records that this process holds are in the bucket. `tell`: takes what it has put back, or why
+    nothing. `wants`: of the newest commits, those that it neither holds nor can read."""
 
     run: RunFormat
     tell: Callable[[str], None] = lambda text: None
@@ -165,7 +173,8 @@ class Mender:
     _turn: int = 0
     _n: int = -1
     _still_since_s: float = 0.0
-    _told: str = ""
+    _formless_since_s: float = inf
+    _told: set[str] = field(default_factory=set)
 
     def serve(self, state: RunState, now_s: float) -> Steps[None]:
         """The syncer's look: at the format, at the newest commits, and at older ones in turn, or all of them. What it
@@ -206,16 +215,65 @@ class Mender:
         slots_s = [island.local_steps * island.step_s / self.run.num_fragments for island in self.run.islands]
         slots_s += [] if state.window is None else [state.window.slot_s]
         is_still = now_s >= self._still_since_s + max(STILL_S, 2 * max(slots_s))
-        yield from self.mend(state, [*wanted, *([FORMAT_KEY, commit_key(state.n)] if is_still else ())])
+        yield from self.mend(state, [FORMAT_KEY, commit_key(state.n)] if is_still else (), wanted)
 
-    def mend(self, state: RunState, keys: Sequence[str]) -> Steps[None]:
-        held = [key for key in dict.fromkeys(keys) if key in self.run.kept]
-        for said in (yield from together([mended(self.run, state, key) for key in held])):
-            if said:
-                self._say(said)
+    def mend(self, state: RunState, keys: Sequence[str] = (), wanted: Sequence[str] = ()) -> Steps[None]:
+        """Put back what this process holds of these records, and before them FORMAT.json. `wanted`: by one who cannot
+        read them. Raises FencedError if another run was begun in the place of this one."""
+        if not (keys or wanted) or FORMAT_KEY not in self.run.kept or not (yield from self._is_here(state)):
+            return
+        asked = {key: self.run.kept.get(key) for key in (*wanted, *keys) if key != FORMAT_KEY}
+        held = {key: mine for key, mine in asked.items() if mine is not None}
+        found = yield from together([_harm(self.run, state, key, mine) for key, mine in held.items()])
+        harms = {key: harm for key, (harm, _) in zip(held, found, strict=True) if harm}
+        vanished = [key for key, harm in harms.items() if harm == "missing" and key not in wanted]
+        if vanished and not (yield from self._has_log()):
+            self._say(f"commits are missing, {REMOVED}")
+            harms = {key: harm for key, harm in harms.items() if key not in vanished}
+        yield from together([self._put_back(key, held[key], harm) for key, harm in harms.items()])
+
+    def _is_here(self, state: RunState) -> Steps[bool]:
+        """Whether the bucket is this run's. A FORMAT.json that is missing may be the first object that goes of many: it
+        is put back if it was missing at a look before, too; if commit 0 has gone as well, minutes before."""
+        mine, own = self.run.kept[FORMAT_KEY], self.run.signing
+        harm, there = yield from _harm(self.run, state, FORMAT_KEY, mine)
+        now_s: float = yield Now()
+        self._formless_since_s = min(self._formless_since_s, now_s) if harm == "missing" else inf
+        if not harm:
+            return True
+        if (yield from self._has_log()):
+            if harm == "missing":
+                oldest: bytes | None = yield Get(commit_key(0), MAX_RECORD_BYTES)
+                if now_s < self._formless_since_s + (LOOKS_BACK_EVERY_S if oldest is None else LOOKS_EVERY_S):
+                    return False
+            return (yield from self._put_back(FORMAT_KEY, mine, harm))
+        other = _format_in(there)
+        if other is not None and other.run_id != self.run.run_id:
+            if own is None or (other.signing is not None and other.signing.operator == own.operator):
+                raise FencedError("another run was begun in the place of this one", where=FORMAT_KEY, hint=MOVED_HINT)
+            harm = "another run's, not signed by this one's operator"  # else whoever may write could end the processes
+        if len(self.run.kept) > 1:  # commits, too
+            self._say(f"{FORMAT_KEY} is {harm}, {REMOVED}")
+        return False
+
+    def _has_log(self) -> Steps[bool]:
+        """Whether most of the newest commits that this process holds lie in the bucket. One of several shows nothing:
+        this process may just have written it, into whatever lies there now."""
+        newest = sorted(item for item in list(self.run.kept.items()) if item[0] != FORMAT_KEY)[-LOG_SHOWN_BY:]
+        read = yield from together_got([key for key, _ in newest], MAX_RECORD_BYTES)
+        there = sum(data == mine for data, (_, mine) in zip(read, newest, strict=True))
+        return 2 * there > len(newest)
+
+    def _put_back(self, key: str, mine: bytes, harm: str) -> Steps[bool]:
+        answer: Undeleted | None = yield Mend(key, mine, harm == "damaged")
+        if answer is None:
+            self.tell(f"{key} was {harm}: put back")
+        else:
+            self._say(f"{key} was {harm}: cannot be put back by this process: the store has {answer.value} it")
+        return answer is None
 
     def _say(self, text: str) -> None:
         """What this process may not do, or can do nothing about, once."""
-        if text != self._told:
-            self._told = text
+        if text not in self._told:
+            self._told.add(text)
             self.tell(text)

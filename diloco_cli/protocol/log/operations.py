@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from diloco_cli.errors import StoreError
-from diloco_cli.store.port import HOLDER_BYTES, MAX_CONNECTIONS
+from diloco_cli.store.port import HOLDER_BYTES, MAX_CONNECTIONS, Created, Store
 
 Result = TypeVar("Result")
 
@@ -75,6 +75,13 @@ class Mend(Struct, frozen=True):
     key: str
     data: bytes
     damaged: bool
+
+    def answer(self, store: Store) -> Undeleted | None:
+        """What a store answers: where another process was faster with other bytes, nothing was put back."""
+        if not self.damaged:
+            return None if isinstance(store.create(self.key, self.data), Created) else Undeleted.FAILED
+        store.put(self.key, self.data)
+        return None
 
 
 class Delete(Struct, frozen=True):

@@ -16,6 +16,7 @@ from diloco_cli.protocol.log.operations import (
     Create,
     Delete,
     Get,
+    Mend,
     Now,
     Operation,
     Sleep,
@@ -226,6 +227,17 @@ def test_a_deletion_that_is_tried_once_says_how_it_went(error: DilocoError | Non
 
     clock = SystemClock(monotonic_s, sleep_s, lambda: None)
     assert perform(deleting(), MemoryStore(), clock, tries_once=Undeletable()) is answer
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_what_another_process_has_put_there_meanwhile_was_not_put_back(once: bool) -> None:
+    def mending(data: bytes) -> Steps[Undeleted | None]:
+        said: Undeleted | None = yield Mend("k", data, damaged=False)
+        return said
+
+    store, clock = MemoryStore(), SystemClock(monotonic_s, sleep_s, lambda: None)
+    answers = [perform(mending(data), store, clock, tries_once=store if once else None) for data in (b"1", b"1", b"2")]
+    assert answers == [None, None, Undeleted.FAILED] and store.get("k") == b"1"
 
 
 CALL_S, BYTES_S, WORK_S = 0.04, 0.3, 0.2

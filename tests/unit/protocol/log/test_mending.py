@@ -12,34 +12,84 @@ from diloco_cli.errors import FencedError
 from diloco_cli.protocol.log.commit_log import fold, read_format, read_log, write_snapshot
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import FORMAT_KEY, HEAD_HINT_KEY, SYNCER, commit_key, heartbeat_key
-from diloco_cli.protocol.log.mending import GapError, Mender, mended, whole_log
+from diloco_cli.protocol.log.mending import LOOKS_EVERY_S, GapError, Mender, patient_log, whole_log
 from diloco_cli.protocol.log.operations import Steps
-from diloco_cli.protocol.log.records import COMMITS_KEPT, RecordError, RunFormat, encode, record_digest
+from diloco_cli.protocol.log.records import COMMITS_KEPT, RecordError, RunFormat, encode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.daemon import SystemClock, perform
-from diloco_cli.signing import LOG, OPERATOR, UNSIGNED, Checksummed, Unsigned
+from diloco_cli.signing import LOG, OPERATOR, Checksummed, Keyring, Secret, Signing, Unsigned
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import StoreForbiddenError
 from tests.unit.protocol.records import commit, genesis, make_run
 
 CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+SECRET = Secret("the operator of this run and of others", "key")
 
 
-def log_of(commits: int, keyring: Unsigned | None = None, named: bool = True) -> tuple[RunFormat, MemoryStore]:
+def signed(run_id: str, operator: Secret = SECRET) -> Keyring:
+    """The operator's keys, and those of a syncer."""
+    syncer = Secret(operator.certified(run_id, {"syncer/syncer": "1" * 64}), "key")
+    grants = operator.keyring(run_id).grants | syncer.keyring(run_id).grants
+    return Keyring(run_id, operator.operator, grants)
+
+
+KEYRINGS = {"checksums": Checksummed("id"), "signed": signed("id")}
+kinds_of_run = pytest.mark.parametrize("kind", KEYRINGS)
+kinds_of_look = pytest.mark.parametrize("look", ["serve", "follow"])
+
+
+def log_of(commits: int, keyring: Unsigned | None = None, **fields: Any) -> tuple[RunFormat, MemoryStore]:
     """A run as its syncer has it, and its bucket."""
     keyring = keyring or Checksummed("id")
-    run = replace(make_run(), checksums=keyring is not UNSIGNED, keyring=keyring)
+    signing = Signing(keyring.operator) if isinstance(keyring, Keyring) else None
+    run = replace(make_run(), checksums=isinstance(keyring, Checksummed), signing=signing, keyring=keyring, **fields)
     bucket, state = MemoryStore(), RunState()
     run.keep(FORMAT_KEY, keyring.sign(OPERATOR, FORMAT_KEY, encode(run)))
     bucket.create(FORMAT_KEY, run.kept[FORMAT_KEY])
     for n in range(commits):
-        begins = {"outputs": genesis().outputs, "format": run.format_digest if named else ""}
-        fields: dict[str, Any] = {"slot": state.slot} if n else begins
-        data = keyring.sign(LOG, commit_key(n), encode(commit(state, "skip" if n else "epoch_start", **fields)))
+        begins = {"outputs": genesis().outputs, "format": run.format_digest}
+        given: dict[str, Any] = {"slot": state.slot} if n else begins
+        data = keyring.sign(LOG, commit_key(n), encode(commit(state, "skip" if n else "epoch_start", **given)))
         bucket.create(commit_key(n), data)
         state = fold(run, state, data)
         run.keep(commit_key(n), data)
     return run, bucket
+
+
+class Looker:
+    """One that looks at the bucket of its run every ten seconds, as a syncer (`serve`) or as others (`follow`)."""
+
+    def __init__(self, run: RunFormat, bucket: MemoryStore, look: str = "serve") -> None:
+        self.run, self.bucket, self.told, self.now_s = run, bucket, list[str](), 0.0
+        self.state: RunState = done(read_log(run), bucket)
+        self.mender = Mender(run, self.told.append)
+        self._look = self.mender.serve if look == "serve" else self.mender.follow
+
+    def looks(self, times: int = 7) -> list[str]:
+        """What it has told in the end."""
+        clock = SystemClock(lambda: self.now_s, lambda seconds: None, lambda: None)
+        for _ in range(times):
+            self.now_s += LOOKS_EVERY_S
+            perform(self._look(self.state, self.now_s), self.bucket, clock, tries_once=self.bucket)
+        return self.told
+
+
+def all_of(bucket: MemoryStore) -> dict[str, bytes | None]:
+    return {key: bucket.get(key) for key in bucket.list("", limit=10_000)}
+
+
+def asks(run: RunFormat, bucket: MemoryStore, wants: tuple[str, ...]) -> None:
+    key = heartbeat_key(SYNCER)
+    bucket.put(key, sealed(run.keyring, LOG, key, SyncerHeartbeat("READING", 0, -1, "host", wants=wants)))
+
+
+def moved_away(bucket: MemoryStore, instead: MemoryStore | None = None) -> dict[str, bytes | None]:
+    """Removes all that lies there; another run's objects take its place."""
+    for key in all_of(bucket):
+        bucket.delete(key)
+    for key, data in all_of(instead or MemoryStore()).items():
+        bucket.create(key, data or b"")
+    return all_of(bucket)
 
 
 def done(steps: Steps[Any], bucket: MemoryStore) -> Any:
@@ -61,11 +111,11 @@ def test_missing_commits_are_not_the_end(missing: range) -> None:
     error = caught.value
     assert error.where == commit_key(missing[0]) and f"commit {missing[-1] + 1} was written after it" in str(error)
     assert error.wants == tuple(map(commit_key, missing))[:16]
-    assert "learner or standby" in (error.hint or "")
-    for key in error.wants:
-        done(mended(run, RunState(), key), bucket)
-    rest = [commit_key(n) for n in missing[16:]]
-    assert all(bucket.get(key) == run.kept[key] for key in map(commit_key, missing) if key not in rest)
+    assert "learner or standby" in (error.hint or "") and "older copy" not in (error.hint or "")
+    asks(run, bucket, error.wants)
+    told = Looker(run, bucket, "follow").looks(1)
+    assert told == [f"{key} was missing: put back" for key in error.wants]
+    assert all(bucket.get(key) == run.kept[key] for key in error.wants)
 
 
 def test_what_a_stranger_has_left_behind_the_end_is_no_gap() -> None:
@@ -80,8 +130,12 @@ def test_the_syncer_before_has_said_how_far_the_log_went() -> None:
     run, bucket = log_of(5)
     key = heartbeat_key(SYNCER)
     bucket.put(key, sealed(run.keyring, LOG, key, SyncerHeartbeat("SERVING", 1, 7, "host")))
-    with pytest.raises(GapError, match="commit 7 was written after it: 5 to 6 must be put back"):
+    with pytest.raises(GapError, match="commit 7 was written after it: 5 to 6 must be put back") as caught:
         done(whole_log(opened(bucket)), bucket)
+    assert "if the log was put back from an older copy" in (caught.value.hint or "")
+    assert f"remove {key}, which alone tells of these commits" in (caught.value.hint or "")
+    bucket.delete(key)
+    assert done(whole_log(opened(bucket)), bucket).n == 4
 
 
 HARMS: dict[str, Callable[[bytes], bytes | None]] = {
@@ -93,34 +147,46 @@ HARMS: dict[str, Callable[[bytes], bytes | None]] = {
 
 
 @pytest.mark.parametrize("how", HARMS)
-@pytest.mark.parametrize("key", [FORMAT_KEY, commit_key(0), commit_key(9)])
-def test_who_holds_a_record_puts_back_the_same_bytes(key: str, how: str) -> None:
-    run, bucket = log_of(10)
-    state, before = done(read_log(run), bucket), bucket.get(key) or b""
-    assert done(mended(run, state, key), bucket) == ""
+@pytest.mark.parametrize(
+    ("look", "key"),
+    [
+        *(("serve", key) for key in (FORMAT_KEY, commit_key(0), commit_key(9))),
+        *(("follow", key) for key in (FORMAT_KEY, commit_key(9))),
+    ],
+)
+@kinds_of_run
+def test_who_holds_a_record_puts_back_the_same_bytes(kind: str, look: str, key: str, how: str) -> None:
+    """Each time, and tells it each time."""
+    run, bucket = log_of(10, KEYRINGS[kind])
+    process, before = Looker(run, bucket, look), bucket.get(key) or b""
+    assert process.looks() == []
     harmed = HARMS[how](before)
-    bucket.delete(key) if harmed is None else bucket.put(key, harmed)
-    assert f"was {'missing' if harmed is None else 'damaged'}: put back" in done(mended(run, state, key), bucket)
-    assert bucket.get(key) == before
+    for times in (1, 2):
+        bucket.delete(key) if harmed is None else bucket.put(key, harmed)
+        assert process.looks() == times * [f"{key} was {'missing' if harmed is None else 'damaged'}: put back"]
+        assert bucket.get(key) == before
 
 
 def test_a_sound_record_of_another_process_is_never_replaced() -> None:
     run, bucket = log_of(10)
+    process = Looker(run, bucket)
     other = run.keyring.sign(LOG, commit_key(9), encode(commit(RunState(n=8, digest="other"), "skip", slot=0)))
     bucket.put(commit_key(9), other)
-    assert done(mended(run, RunState(), commit_key(9)), bucket) == "" and bucket.get(commit_key(9)) == other
+    assert process.looks() == [] and bucket.get(commit_key(9)) == other
 
 
-def test_a_process_that_may_not_write_there_says_so_and_goes_on() -> None:
+def test_a_process_that_may_not_write_there_says_so_once_for_each_record_and_goes_on() -> None:
     run, bucket = log_of(10)
-    bucket.delete(commit_key(4))
+    process = Looker(run, bucket)
 
     def refuse(key: str, data: bytes) -> Any:
         raise StoreForbiddenError("403")
 
     bucket.create = refuse  # type: ignore[method-assign]
-    said = perform(mended(run, RunState(), commit_key(4)), bucket, CLOCK, tries_once=bucket)
-    assert said == f"{commit_key(4)} was missing: cannot be put back by this process: the store has refused it"
+    for n in (4, 6):
+        bucket.delete(commit_key(n))
+    text = "was missing: cannot be put back by this process: the store has refused it"
+    assert sorted(process.looks(30)) == [f"{commit_key(4)} {text}", f"{commit_key(6)} {text}"]
 
 
 def test_a_process_holds_the_format_and_the_newest_commits() -> None:
@@ -131,31 +197,138 @@ def test_a_process_holds_the_format_and_the_newest_commits() -> None:
     assert all(bucket.get(key) == data for key, data in run.kept.items())
 
 
-@pytest.mark.parametrize("keyring", [UNSIGNED, Checksummed("id")], ids=["plain", "checksums"])
-def test_another_format_in_the_place_of_the_runs_own_is_refused_and_put_back(keyring: Unsigned) -> None:
-    """In a run that nobody signs, everybody can write a format that seems sound."""
-    run, bucket = log_of(10, keyring)
-    other = keyring.sign(OPERATOR, FORMAT_KEY, encode(replace(run, software="another")))
-    bucket.put(FORMAT_KEY, other)
-    with pytest.raises(RecordError, match=r"FORMAT.json: not the one that this run began with, which commit 0 names"):
-        done(read_log(opened(bucket)), bucket)
-    state = done(read_log(run), bucket)
-    assert state.format == record_digest(run.kept[FORMAT_KEY])
-    assert "put back" in done(mended(run, state, FORMAT_KEY), bucket)
-    assert done(read_log(opened(bucket)), bucket) == state
+@kinds_of_run
+def test_another_format_in_the_place_of_the_runs_own_is_refused_and_put_back(kind: str) -> None:
+    """This run's, or an earlier or later one's: the newest commits show that the bucket is this run's."""
+    run, bucket = log_of(10, KEYRINGS[kind])
+    process = Looker(run, bucket)
+    same = replace(run, software="another")
+    formats = [run.keyring.sign(OPERATOR, FORMAT_KEY, encode(same))]
+    formats += [other_run(kind, commits=0, created_at=time)[1].get(FORMAT_KEY) or b"" for time in ("1999", "2999")]
+    for times, data in enumerate(formats, 1):
+        bucket.put(FORMAT_KEY, data)
+        if times == 1:
+            with pytest.raises(RecordError, match=r"FORMAT.json: not the one that this run began with"):
+                done(read_log(opened(bucket)), bucket)
+        assert process.looks(1) == times * [f"{FORMAT_KEY} was damaged: put back"]
+        assert done(read_log(opened(bucket)), bucket) == process.state
 
 
-def test_a_run_that_was_removed_stays_removed_and_another_one_in_its_place_ends_its_processes() -> None:
-    run, bucket = log_of(10)
-    state = done(read_log(run), bucket)
-    keys = [FORMAT_KEY, *map(commit_key, range(10))]
-    for key in keys:
-        bucket.delete(key)
-    assert not any(done(mended(run, state, key), bucket) for key in keys)
-    keyring = Checksummed("new")
-    bucket.create(FORMAT_KEY, keyring.sign(OPERATOR, FORMAT_KEY, encode(replace(run, run_id="new"))))
+def other_run(kind: str, commits: int = 20, operator: Secret = SECRET, **fields: Any) -> tuple[RunFormat, MemoryStore]:
+    keyring = signed("new", operator) if kind == "signed" else Checksummed("new")
+    return log_of(commits, keyring, run_id="new", **fields)
+
+
+@kinds_of_look
+@kinds_of_run
+def test_a_run_that_was_removed_stays_removed(kind: str, look: str) -> None:
+    run, bucket = log_of(10, KEYRINGS[kind])
+    process = Looker(run, bucket, look)
+    process.looks()
+    moved_away(bucket)
+    told = process.looks(40)
+    assert all_of(bucket) == {} and len(told) == (2 if look == "serve" else 1)
+    assert f"{FORMAT_KEY} is missing, and few of the newest commits are there" in told[0]
+
+
+@pytest.mark.parametrize("created_at", ["1999", "2999"])
+@pytest.mark.parametrize("commits", [0, 5, 20])
+@kinds_of_look
+@kinds_of_run
+def test_another_run_in_the_place_of_this_one_ends_its_processes_and_stays_as_it_is(
+    kind: str, look: str, commits: int, created_at: str
+) -> None:
+    run, bucket = log_of(10, KEYRINGS[kind])
+    process = Looker(run, bucket, look)
+    process.looks(1)
+    there = moved_away(bucket, other_run(kind, commits, created_at=created_at)[1])
     with pytest.raises(FencedError, match="another run was begun in the place of this one"):
-        done(mended(run, state, FORMAT_KEY), bucket)
+        process.looks()
+    assert all_of(bucket) == there
+
+
+@kinds_of_run
+def test_a_commit_that_was_on_its_way_does_not_make_another_run_this_one(kind: str) -> None:
+    run, bucket = log_of(10, KEYRINGS[kind])
+    process = Looker(run, bucket)
+    other = other_run(kind, commits=5)[1]
+    other.create(commit_key(9), run.kept[commit_key(9)])
+    there = moved_away(bucket, other)
+    with pytest.raises(FencedError):
+        process.looks(1)
+    assert all_of(bucket) == there
+
+
+def test_who_reads_the_log_of_another_run_finds_out_at_once() -> None:
+    run, bucket = log_of(3)
+    state = done(read_log(run), bucket)
+    there = moved_away(bucket, other_run("checksums")[1])
+    passed: list[float] = []
+    with pytest.raises(FencedError):
+        perform(patient_log(run, state), bucket, SystemClock(lambda: sum(passed), passed.append, lambda: None))
+    assert passed == []
+    assert all_of(bucket) == there
+
+
+STRANGER = Secret("another operator, who may write here, too", "key")
+
+
+@pytest.mark.parametrize("there", ["unsigned", "another operator's", "of later software"])
+@kinds_of_look
+def test_what_may_be_another_run_neither_ends_a_signed_one_nor_is_replaced(look: str, there: str) -> None:
+    run, bucket = log_of(10, KEYRINGS["signed"])
+    process = Looker(run, bucket, look)
+    instead = other_run("checksums" if there == "unsigned" else "signed", operator=STRANGER)[1]
+    if there == "of later software":
+        instead.put(FORMAT_KEY, b'{"schema":1000}')
+    before = moved_away(bucket, instead)
+    (told,) = process.looks(40)[:1]
+    what = "damaged" if there == "of later software" else "another run's, not signed by this one's operator"
+    assert f"{FORMAT_KEY} is {what}, and few of the newest commits are there" in told
+    assert all_of(bucket) == before
+
+
+@kinds_of_look
+@kinds_of_run
+def test_a_format_that_is_the_first_to_go_is_not_put_back(kind: str, look: str) -> None:
+    """As where a bucket is emptied, in the order of its keys. A rule that deletes what is old leaves the newest."""
+    run, bucket = log_of(30, KEYRINGS[kind])
+    process = Looker(run, bucket, look)
+    process.looks()
+    bucket.delete(FORMAT_KEY)
+    assert process.looks(1) == [] and bucket.get(FORMAT_KEY) is None
+    for n in range(20):
+        bucket.delete(commit_key(n))
+    process.looks(25)
+    assert bucket.get(FORMAT_KEY) is None
+    for n in range(20, 30):
+        bucket.delete(commit_key(n))
+    process.looks(40)
+    assert bucket.list("", limit=1) == []
+
+
+def test_a_format_that_went_with_the_oldest_commits_comes_back_while_the_newest_are_there() -> None:
+    run, bucket = log_of(30)
+    process, mine = Looker(run, bucket, "follow"), bucket.get(FORMAT_KEY)
+    for key in (FORMAT_KEY, *map(commit_key, range(20))):
+        bucket.delete(key)
+    assert process.looks(40) == [f"{FORMAT_KEY} was missing: put back"] and bucket.get(FORMAT_KEY) == mine
+
+
+@kinds_of_look
+@kinds_of_run
+def test_commits_do_not_come_back_where_most_are_gone_unless_a_syncer_wants_them(kind: str, look: str) -> None:
+    run, bucket = log_of(10, KEYRINGS[kind])
+    process = Looker(run, bucket, look)
+    process.looks(1)
+    for n in range(10):
+        bucket.delete(commit_key(n))
+    assert "commits are missing, and few of the newest commits are there" in process.looks(20)[0]
+    assert bucket.list("commit/", limit=1) == []
+    if look == "follow":
+        asks(run, bucket, (commit_key(8),))
+        process.looks(1)
+        assert bucket.list("commit/") == [commit_key(8)]
 
 
 def test_a_syncer_tells_of_what_vanishes_behind_it_once() -> None:
