@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from math import isfinite
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -81,6 +82,16 @@ def _refuse_unknown(data: Any, known: Any, path: str) -> None:
     elif isinstance(data, list) and isinstance(known, list):
         for index, (value, read) in enumerate(zip(data, known, strict=True)):
             _refuse_unknown(value, read, f"{path}[{index}]")
+
+
+def changed_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """`("sync.every", 40, 80)` of plain settings, in the order of names; None: it is not there."""
+    for key in sorted(old.keys() | new.keys()):
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from changed_keys(before, after, f"{prefix}{key}.")
+        elif before != after:
+            yield f"{prefix}{key}", before, after
 
 
 def parse_object(data: bytes | str, max_bytes: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
-from diloco_cli.config.codec import replace, to_plain
+from diloco_cli.config.codec import changed_keys, replace, to_plain
 from diloco_cli.config.hardware import find_device, in_catalogue
 from diloco_cli.config.run_file import overlap_problem
 from diloco_cli.config.settings import Inventory, LocalMachine, RunSettings
@@ -260,12 +260,6 @@ def _tensors(layout: Layout) -> set[tuple[str, tuple[int, ...], str]]:
     return {(slot.name, slot.shape, slot.dtype) for fragment in layout.fragments for slot in fragment.tensors}
 
 
-def _changed(old: dict[str, object], new: dict[str, object], prefix: str) -> list[str]:
-    found = []
-    for key in sorted(old.keys() | new.keys()):
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            found += _changed(before, after, f"{prefix}{key}.")
-        elif before != after and f"{prefix}{key}" != "inventory":
-            found.append(f"{prefix}{key} ({before} there, {after} here)")
-    return found
+def _changed(old: dict[str, Any], new: dict[str, Any], prefix: str) -> list[str]:
+    found = changed_keys(old, new, prefix)
+    return [f"{key} ({before} there, {after} here)" for key, before, after in found if key != "inventory"]

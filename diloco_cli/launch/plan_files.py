@@ -5,6 +5,7 @@ launched; once one of these inputs has changed, a plan is made anew, and that is
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text, wall_s
-from diloco_cli.config.codec import replace
+from diloco_cli.config.codec import changed_keys, replace, to_plain
 from diloco_cli.config.fields import Origins
 from diloco_cli.config.huggingface import CONFIG, Config, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
@@ -22,8 +23,9 @@ from diloco_cli.config.models import ModelFacts, facts_from_parameters
 from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins, refuse_together
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, StoreSettings
 from diloco_cli.digests import short_digest
-from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.errors import InfeasibleError, NotFoundError, UsageError
 from diloco_cli.paths import templates_directory
+from diloco_cli.plan.islands import SEARCHED
 from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import (
     Goal,
@@ -42,6 +44,7 @@ from diloco_cli.store.port import MAX_CONNECTIONS
 from diloco_cli.units import parse_time
 
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
+RUN_NAME, PLAN_KEPT = "run.yaml", "plan.json"
 PRESET_SEQUENCE = 128  # of preset data under a model of one's own
 
 
@@ -80,41 +83,70 @@ def resolve(
 ) -> Resolved:
     """The plan of a run file: the one that is kept beside it, if it was made of the same inputs, else (or `anew`) made
     now, with the settings searched that nobody gave. A plan file is taken as it is. `inventory` takes precedence over
-    the run file's own; without a run file the template is planned."""
+    the run file's own; without a run file the template is planned. What `overrides` make is kept nowhere."""
     if file is not None and not anew and _is_plan(file):
-        return _explicit(file, overrides)
-    kept_at = None if file is None else file.with_name("plan.json" if file.stem == "run" else f"{file.stem}.plan.json")
+        return _explicit(file, overrides, tell)
+    beside = None if file is None else _plan_beside(file)
     if file is None:
         file = templates_directory() / "run.yaml"
         tell(f"no run file given: planning for the template {file} (choose one with -f RUN)")
         if inventory is None:
             raise UsageError("no inventory given", hint="diloco plan INVENTORY, or first: diloco init")
-    run, islands, facts, origins, is_launched = _read(file, overrides, inventory, tell)
-    place = kept_at if is_launched else None
-    inputs = {
-        "settings": digest_of([run, pins_of(origins)]),
-        "inventory": digest_of(islands),
-        "model": digest_of(facts),
-        "diloco": __version__,
-    }
-    kept, made, how = _kept(place)
-    changed = [name for name, value in inputs.items() if made is not None and made.inputs.get(name) != value]
-    if kept is not None and not anew:
+    found = _read(file, overrides, inventory, tell)
+    beside = beside if found.is_launched else None
+    kept, made, how = _kept(beside)
+    changed = [] if made is None else found.changed_since(made)
+    is_ours = kept is not None and (kept.run.name, kept.run.inventory) == (found.run.name, found.run.inventory)
+    if kept is not None and is_ours and not anew:
         goal = kept.goal
-    plan = kept if kept is not None and not changed and not anew else make_plan(run, islands, facts, goal, origins)
+    if kept is not None and not changed and not anew:
+        plan = kept
+    else:
+        plan = found.planned(goal, beside if is_ours and not anew else None)
     is_kept = made is not None and not changed and plan == kept
-    if made is not None:
-        since = f"made now: {', '.join(changed)} changed since {_moment(made)}" if changed else how
-        how = f"as planned {_moment(made)}" if is_kept else since
-    return Resolved(plan, how, origins, inputs, place, is_kept)
+    if is_kept and made is not None:
+        how = f"as planned {_moment(made)}"
+    elif overrides:
+        how, beside = "made now with --set, so it is not kept", None
+    elif made is not None and changed:
+        how = f"made now: {', '.join(changed)} changed since {_moment(made)}"
+    return Resolved(plan, how, found.origins, found.digests, beside, is_kept)
 
 
-def _explicit(file: Path, overrides: Sequence[str]) -> Resolved:
+def _plan_beside(file: Path) -> Path:
+    """`plan.json` of run.yaml, else `NAME.plan.json` of the file's whole name."""
+    return file.with_name(PLAN_KEPT if file.name == RUN_NAME else f"{file.name}.{PLAN_KEPT}")
+
+
+def _explicit(file: Path, overrides: Sequence[str], tell: Callable[[str], None]) -> Resolved:
+    """Raises UsageError for a plan that was kept beside a run file which has other inputs now."""
     if overrides:
         raise UsageError("--set needs a run file; a plan is launched exactly as it is", hint="diloco plan --set ...")
     body = read_body(file)
-    made = made_of(body)
-    return Resolved(plan_of_body(body, str(file)), f"of {file}{f', as planned {_moment(made)}' if made else ''}")
+    plan, made = plan_of_body(body, str(file)), made_of(body)
+    beside = file.with_name(RUN_NAME if file.name == PLAN_KEPT else file.name.removesuffix(f".{PLAN_KEPT}"))
+    if made is not None and beside != file and beside.is_file():
+        today = _read(beside, (), None, tell)
+        changed = today.changed_since(made)
+        if changed:
+            details = settings_changes(plan.run, today.run, today.origins)
+            named = f"{', '.join(changed)} changed since {_moment(made)}" + (
+                f": {', '.join(details)}" if details else ""
+            )
+            raise UsageError(
+                f"this plan was not made of what lies beside it now: {named}",
+                where=str(file),
+                hint=f"diloco plan -f {shlex.quote(str(beside))}; to keep such a plan for later: -o FILE",
+            )
+    return Resolved(plan, f"of {file}{f', as planned {_moment(made)}' if made else ''}")
+
+
+def settings_changes(began: RunSettings, now: RunSettings, origins: Origins) -> list[str]:
+    """`sync.every 40 -> 80`: what a run file says `now`, of settings that were planned or launched. What it leaves open
+    was filled in there: searched, or read of the model and its data."""
+    free = {"inventory", *(f"sync.{key}" for key in SEARCHED)} - origins.keys()
+    found = changed_keys(to_plain(began), to_plain(now))
+    return [f"{key} {before} -> {after}" for key, before, after in found if key not in free and after is not None]
 
 
 def _kept(place: Path | None) -> tuple[Plan | None, Made | None, str]:
@@ -159,13 +191,41 @@ def read_plan(file: Path, overrides: Sequence[str] = ()) -> Plan:
     return resolve(file, overrides).plan
 
 
-def _read(
-    file: Path,
-    overrides: Sequence[str],
-    given: Path | None,
-    tell: Callable[[str], None],
-) -> tuple[RunSettings, Inventory, ModelFacts, Origins, bool]:
-    """Also: whether `launch` would read this inventory."""
+@dataclass(frozen=True)
+class _Inputs:
+    """What a plan is made of. `is_launched`: whether `launch` would read this inventory."""
+
+    file: Path
+    run: RunSettings
+    inventory: Inventory
+    facts: ModelFacts
+    origins: Origins
+    is_launched: bool
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        return {
+            "settings": digest_of([self.run, sorted(pins_of(self.origins))]),
+            "inventory": digest_of(self.inventory),
+            "model": digest_of(self.facts),
+            "diloco": __version__,
+        }
+
+    def changed_since(self, made: Made) -> list[str]:
+        return [name for name, value in self.digests.items() if made.inputs.get(name) != value]
+
+    def planned(self, goal: Goal | None, kept_in: Path | None) -> Plan:
+        """`kept_in`: the file that the goal was read from."""
+        try:
+            return make_plan(self.run, self.inventory, self.facts, goal, self.origins)
+        except (InfeasibleError, UsageError) as error:
+            if kept_in is not None and goal not in (None, Goal()):
+                error.message += f" (the goal is that of {kept_in}, as planned before)"
+                error.hint = f"diloco plan -f {shlex.quote(str(self.file))} forgets that goal; or with another one"
+            raise
+
+
+def _read(file: Path, overrides: Sequence[str], given: Path | None, tell: Callable[[str], None]) -> _Inputs:
     run, origins = load_run_with_origins(file, overrides)
     own = inventory_path_of(run, file)
     inventory_path = given or own
@@ -175,7 +235,8 @@ def _read(
     inventory, facts = load_inventory(inventory_path), facts_of(run, file.parent)
     inventory = replace(inventory, store=as_used_here(inventory.store, tell))
     refuse_together(run, origins, inventory, facts.num_tensors, str(file), facts.sequence)
-    return run, inventory, facts, origins, own is not None and (given is None or given.resolve() == own.resolve())
+    is_launched = own is not None and (given is None or given.resolve() == own.resolve())
+    return _Inputs(file, run, inventory, facts, origins, is_launched)
 
 
 def as_used_here(store: StoreSettings, tell: Callable[[str], None] = lambda line: None) -> StoreSettings:

@@ -29,11 +29,12 @@ def data_of(done: CompletedProcess[str]) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of them, with the facts of a base whose training is to be continued."""
+    """All of them, with a base whose training is to be continued."""
     folder = tmp_path_factory.mktemp("one-plan") / "examples"
     shutil.copytree(ROOT / "examples", folder, ignore=NOT_COPIED)
     base = shutil.copytree(folder / "hugging-face" / "tiny-llama", folder / "continue-pretrained" / "base")
-    (base / "model.safetensors").touch()
+    transformers = pytest.importorskip("transformers")
+    transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(base)).save_pretrained(base)
     return folder
 
 

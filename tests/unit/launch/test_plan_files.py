@@ -9,6 +9,7 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import StoreSettings
+from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.launch.plan_files import Resolved, as_used_here, keep, read_plan, resolve
 from diloco_cli.plan.link import machine_of
 from diloco_cli.plan.plan import Goal, save_plan
@@ -102,6 +103,14 @@ def test_goals_last_until_plan_says_others(files: Path) -> None:
     kept(resolve(files, goal=cheap, anew=True))
     edit(files, "500B", "400B")
     assert resolve(files).plan.goal == cheap and ", for cost within limits, made now" in resolve(files).told()
+    edit(files, "name: ", "name: other-")
+    assert resolve(files).plan.goal == Goal(), "another project's goal is not this one's"
+    edit(files, "name: other-", "name: ")
+    edit(files, "400B", "900T")
+    with pytest.raises(InfeasibleError, match=r"the goal is that of .*plan\.json") as caught:
+        resolve(files)
+    assert caught.value.hint and f"diloco plan -f {files} forgets that goal" in caught.value.hint
+    edit(files, "900T", "400B")
     assert resolve(files, anew=True).plan.goal == Goal()
 
 
@@ -134,4 +143,44 @@ def test_a_plan_with_another_inventory_is_not_the_runs(files: Path) -> None:
     assert resolve(files, inventory=files.with_name("b.yaml")).place is None
     assert resolve(files, inventory=files.with_name("machines.yaml")).place == files.with_name("plan.json")
     other = files.rename(files.with_name("other.yaml"))
-    assert resolve(other).place == files.with_name("other.plan.json")
+    assert resolve(other).place == files.with_name("other.yaml.plan.json")
+
+
+def test_two_run_files_of_one_stem_have_a_plan_each(files: Path) -> None:
+    other = files.with_name("run.yml")
+    shutil.copy(files, other)
+    edit(other, "500B", "400B")
+    kept(resolve(files))
+    kept(resolve(other))
+    assert resolve(files).is_kept and resolve(other).is_kept
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "a.yaml", "run.yml"])
+def test_a_kept_plan_is_launched_only_while_its_run_file_says_the_same(files: Path, name: str) -> None:
+    file = files.rename(files.with_name(name))
+    edit(file, "train:", "sync: {every: 40}\ntrain:")
+    made = resolve(file)
+    kept(made)
+    assert made.place and resolve(made.place).digest == made.digest
+    edit(file, "train:", "# a line above\ntrain:")
+    assert resolve(made.place).digest == made.digest
+    edit(file, "every: 40", "every: 80")
+    with pytest.raises(UsageError, match=r"settings changed since .*: sync.every 40 -> 80$") as e:
+        resolve(made.place)
+    assert e.value.hint and e.value.hint.startswith(f"diloco plan -f {file}")
+    edit(file, "every: 80", "every: 40")
+    edit(files.with_name("machines.yaml"), "gs://my-bucket", "gs://other")
+    with pytest.raises(UsageError, match=r"beside it now: inventory changed since [\d:]+$"):
+        resolve(made.place)
+    file.unlink()
+    assert resolve(made.place).digest == made.digest, "what a plan was made of need not be there"
+
+
+def test_what_set_made_is_kept_nowhere(files: Path) -> None:
+    mine = resolve(files, goal=Goal("cost"), anew=True)
+    kept(mine)
+    for anew in (True, False):
+        other = resolve(files, ["train.tokens=400B"], goal=Goal(), anew=anew)
+        assert other.digest != mine.digest and "made now with --set, so it is not kept" in other.told()
+        assert keep(other, print) is False
+    assert resolve(files).digest == mine.digest
