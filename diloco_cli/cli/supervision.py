@@ -18,7 +18,6 @@ from diloco_cli.cli.hooks import HookCaller, Hooks
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.status import Watcher
 from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
@@ -30,7 +29,7 @@ from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of, trust_of
-from diloco_cli.runtime.processes import TOKEN_VARIABLE
+from diloco_cli.runtime.processes import is_started_by_diloco
 from diloco_cli.runtime.registry import SUPERVISOR, log_path, note_line, read_unit
 from diloco_cli.runtime.restart import place_data
 from diloco_cli.runtime.supervisor import (
@@ -59,11 +58,6 @@ UNKNOWN = "not by diloco: by a person, or by the kernel for want of memory"
 Show = Callable[[SupervisionEvent], None]
 
 
-def is_detached() -> bool:
-    """Whether this process was started in the background: then what it says goes to the supervisor's log anyhow."""
-    return environment_value(TOKEN_VARIABLE) is not None
-
-
 @contextmanager
 def telling(opened: OpenRun, units: list[UnitSpec], show: Show) -> Iterator[Show]:
     """What takes the events of a supervision of these units. Where one of them serves the run, the home bucket is
@@ -82,7 +76,7 @@ class Teller:
 
     def __init__(self, run_url: str, url: str, units: list[str], show: Show) -> None:
         self._url, self._units, self._show = run_url, units, show
-        self._log = None if is_detached() else log_path(run_url, SUPERVISOR)
+        self._log = None if is_started_by_diloco() else log_path(run_url, SUPERVISOR)
         self._writer = EventWriter(open_store(url))
 
     def tell(self, event: SupervisionEvent) -> None:
@@ -350,7 +344,7 @@ class ProgressDisplay:
 
     def _print(self, line: str) -> None:
         if self._live is None:
-            talk(f"{utc_now_text()} {line}" if is_detached() else line)
+            talk(f"{utc_now_text()} {line}" if is_started_by_diloco() else line)
         else:
             self._live.console.print(line, markup=False)
 

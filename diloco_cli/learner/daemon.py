@@ -24,6 +24,7 @@ from diloco_cli.events.cause import note_position
 from diloco_cli.learner.group import MEET_S, as_resized, at_ranks, device_here, join_group, part_of, threads_of
 from diloco_cli.learner.parent import RankBeats, RankPlace, own_beats
 from diloco_cli.methods import INNER_OPTIMIZERS
+from diloco_cli.protocol.actors.joining import refuse_beside_living
 from diloco_cli.protocol.actors.learner import Learner, Observer, Phase
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
@@ -32,6 +33,7 @@ from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
 from diloco_cli.runtime.daemon import Connections, Lanes, StopSignal, SystemClock, own_claim, perform, say
+from diloco_cli.runtime.processes import is_started_by_diloco
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.signing import LOG, learner_signer
 from diloco_cli.store.open import open_store
@@ -124,6 +126,8 @@ def run_learner(
         )
     refuse_own_loop(run, island, url)
     refuse_another_regions_bucket(run, island, url)
+    if not is_started_by_diloco():
+        perform(refuse_beside_living(run, name), store, clock)
     torch.set_num_threads(threads_of(run, island, place))
     meter = MeteredStore(behind_its_link(bare, island))
     store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))

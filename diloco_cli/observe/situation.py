@@ -115,7 +115,9 @@ class Look:
         self.unserved = self.syncer in SYNCER_GONE and not waits and not comes_back
         self.missing = {i.name: why for i in facts.run.islands if (why := self._absence(i))}
         restarts = all(state == LearnerState.RECOVERING for state in self.learners.values())
-        self.left = all(name in self.missing for name in self.learners) and not restarts
+        planned = {island.name for island in facts.run.islands}
+        guests = [state for name, state in self.learners.items() if name not in planned and state not in SILENCE]
+        self.left = len(self.missing) == len(planned) and not guests and not restarts
 
     @property
     def may_be_restarted(self) -> bool:
@@ -454,7 +456,8 @@ def _told_to_leave(look: Look) -> list[str]:
 
 
 def _awaited(look: Look) -> str:
-    waits = [name for name, state in look.learners.items() if state == LearnerState.STARTING]
+    planned = [island.name for island in look.facts.run.islands]
+    waits = [name for name in planned if look.learners[name] == LearnerState.STARTING]
     waits += ["syncer"] if look.syncer is None else []
     return f"waits for: {', '.join(waits)}" if waits else _clauses("the first merge is to come", look.stated)
 

@@ -9,14 +9,15 @@ from functools import cached_property
 
 from diloco_cli.config.hardware import data_class_of
 from diloco_cli.errors import escaped
-from diloco_cli.events.bucket import newest, unhealed_errors
+from diloco_cli.events.bucket import EVALUATOR, newest, unhealed_errors
 from diloco_cli.events.event import EVENT_KINDS, Event
 from diloco_cli.observe.facts import Heard, Local, RunFacts, moment
 from diloco_cli.observe.fields import Fields, UnitColumn, made
-from diloco_cli.observe.situation import MERGES, Look, State, Verdict, pace_of_syncer, verdict_of
+from diloco_cli.observe.situation import MERGES, SILENCE, Look, State, Verdict, pace_of_syncer, verdict_of
 from diloco_cli.observe.unit_states import LEFT, LOST_S, SUSPECT_S, aged, syncer_lost_after_s
 from diloco_cli.protocol.actors.collection import NOT_KNOWN, kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
+from diloco_cli.protocol.log.keys import SYNCER
 from diloco_cli.protocol.log.metrics import LastDelta, MergeNote
 from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunPhase, RunState
@@ -29,7 +30,7 @@ from diloco_cli.units import format_count, format_size
 DOUBTED = 0.05  # of a learner's stated tokens: less is chance
 FAR = 2.0  # times its planned speed, or a part of it as small
 MOST_GOODPUT = 1.05  # of islands that train as planned
-FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long is no longer shown
+FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long, or a guest's error, is no longer shown
 RECENT_SHOWN = 12
 QUIET = frozenset(kind.name for kind in EVENT_KINDS if kind.quiet)  # `diloco events` shows them
 GB = 1e9
@@ -125,8 +126,10 @@ class OneLearner:
             return f"its offers are refused since commit {quarantined}: diloco readmit"
         mirrors = () if self.facts.syncer is None else self.facts.syncer.heartbeat.mirrors
         unheard = next((f"not heard: {mirror.unheard[name]}" for mirror in mirrors if name in mirror.unheard), "")
-        said = unheard or self.heartbeat.retrying or self.heartbeat.note
-        return said or (self.look.missing.get(name, "") if self.look.learners[name] != LEFT else "")
+        said, state = unheard or self.heartbeat.retrying or self.heartbeat.note, self.look.learners[name]
+        if not said and state in SILENCE and self.facts.run.island(name) is None:
+            return f"it joined, and nothing waits for it; to keep it out: diloco quarantine {name}"
+        return said or (self.look.missing.get(name, "") if state != LEFT else "")
 
 
 @dataclass(frozen=True)
@@ -257,6 +260,14 @@ class OneRun:
         """Standbys do not count."""
         ages = list(self.look.learner_ages.values())
         return min(ages if self.facts.syncer is None else [*ages, self.facts.syncer.age_s], default=None)
+
+    def is_concerned(self, event: Event) -> bool:
+        """Whether the run is to be told of this error. A name that was mistyped or refused, or that joined and is not
+        heard any more, is no part of it for good."""
+        heard = self.facts.learners.get(event.unit)
+        planned = self.facts.run.island(event.unit) is not None or event.unit in (SYNCER, EVALUATOR)
+        since_s = self.facts.now_s - moment(event.time).timestamp()
+        return planned or since_s <= FORGOTTEN_S or (heard is not None and heard.age_s <= FORGOTTEN_S)
 
     @property
     def eta_s(self) -> float | None:
@@ -605,6 +616,7 @@ class Status:
         lambda it: [
             UnitError(event.unit, event.time, event.text)
             for event in unhealed_errors(it.facts.events, it.state.metrics.loss is not None)
+            if it.is_concerned(event)
         ],
         "The last errors of units that have not been well since.",
     )

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from diloco_cli.environment import environment_value
 from diloco_cli.errors import RefusedError, TryAgainError
 
 TOKEN_VARIABLE = "DILOCO_UNIT_TOKEN"
@@ -23,6 +24,11 @@ DEAD_STATES = frozenset({ZOMBIE, "X"})
 MAX_ANCESTORS = 1024
 PROC = Path("/proc")
 _PSUTIL_STATES = {"zombie": ZOMBIE, "dead": "X", "stopped": STOPPED, "sleeping": "S", "running": "R"}
+
+
+def is_started_by_diloco() -> bool:
+    """Whether this process is a unit of a supervisor, or a supervisor in the background: it has a log."""
+    return environment_value(TOKEN_VARIABLE) is not None
 
 
 @dataclass(frozen=True)

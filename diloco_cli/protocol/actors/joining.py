@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import FencedError
+from diloco_cli.errors import FencedError, RefusedError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
 from diloco_cli.protocol.log.claims import claim_incarnation, next_offer
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
@@ -25,7 +25,7 @@ from diloco_cli.protocol.log.keys import (
     weights_key,
 )
 from diloco_cli.protocol.log.mending import patient_log
-from diloco_cli.protocol.log.operations import Create, Get, Sleep, Steps, together
+from diloco_cli.protocol.log.operations import Create, Get, Now, Sleep, Steps, together
 from diloco_cli.protocol.log.records import (
     FragmentVersion,
     Offer,
@@ -36,10 +36,12 @@ from diloco_cli.protocol.log.records import (
     decode,
     encode,
 )
-from diloco_cli.protocol.log.state import LearnerRecord, RunState
+from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunState
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
 
 WAIT_FOR_GENESIS_S = 0.1
+HEARD_WITHIN_S, LOOK_AGAIN_S = 8.0, 0.5  # a living learner writes a heartbeat every 3 s
+OVER = (LearnerState.DONE, LearnerState.FAILED, LearnerState.FENCED)
 MAX_PREDECESSORS = 16
 REMEMBERED = 16  # the newest saves; an older one is hardly worth going back to
 
@@ -91,6 +93,24 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
     found = [(key[1:], save) for save in saves if (key := read_inner_key(save[1])) is not None and key[0] == learner]
     data_start = max([head.learner(learner).data_end, *(offer.data_end for offer in offers)])
     return Joined(place.incarnation, state, data_start, tuple(save for _, save in sorted(found)), heartbeat)
+
+
+def refuse_beside_living(run: RunFormat, learner: str) -> Steps[None]:
+    """A process that a person starts takes nobody's place without a word. One that lives writes another heartbeat while
+    this waits; one that has ended, or has said that it leaves, is not waited for. Raises RefusedError."""
+    heard = before = yield from _last_heartbeat(run.keyring, learner)
+    until_s = (yield Now()) + HEARD_WITHIN_S
+    while heard is not None and heard.state not in OVER and heard == before:
+        if (yield Now()) >= until_s:
+            return
+        yield Sleep(LOOK_AGAIN_S)
+        heard = yield from _last_heartbeat(run.keyring, learner)
+    if heard is not None and heard.state not in OVER:
+        raise RefusedError(
+            f"{learner} takes part already: {heard.process}, {heard.state}",
+            where=run.name,
+            hint="end that process first; or take part as one more: --join with a --name of your own",
+        )
 
 
 def _last_heartbeat(keyring: Unsigned, learner: str) -> Steps[LearnerHeartbeat | None]:

@@ -429,6 +429,7 @@ class Follower:
             "tokens_per_s": 0.0,
             "moments": learner.saves.last[1],
             "moments_n": learner.saves.last[0],
+            "process": f"process {learner.claim.pid} on {learner.claim.host}",
             **self._heartbeat_facts(),
         }
         return LearnerHeartbeat(**facts)

@@ -56,7 +56,7 @@ class LearnerHeartbeat:
     """What a learner states. Rates are per second of its own clock; byte counts are since its first incarnation.
     `last_step_s`: seconds since its last step ended, or since it began. `data_percent`: of its steps' time, what those
     after the first waited for data; None where the loop that reads them is its user's own. `moments`: its newest saved
-    ones, as of commit `moments_n`, so that a successor finds those that no offer names."""
+    ones, as of commit `moments_n`, so that a successor finds those that no offer names. `process`: where it lives."""
 
     state: str
     incarnation: int
@@ -78,6 +78,7 @@ class LearnerHeartbeat:
     data_percent: float | None = None
     moments: str | None = None
     moments_n: int = 0
+    process: str = ""
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,12 @@ def on_this_machine(age_s: float = 1.0) -> RunFacts:
     return syncer_says(facts(), age_s, host=os.uname().nodename)
 
 
+def with_lost_guest(spoken: RunFacts, **heartbeat: Any) -> RunFacts:
+    guest = Heard(replace(HEARTBEAT, **heartbeat), 500.0)
+    state = structs.replace(spoken.state, members=(replace(RUN.islands[0], name="guest"),))
+    return replace(spoken, state=state, learners={**spoken.learners, "guest": guest})
+
+
 def written(spoken: RunFacts, *events: tuple[str, str]) -> RunFacts:
     return replace(spoken, written=[Event(at(second), *event, "") for second, event in enumerate(events)])
 
@@ -89,11 +95,7 @@ YOUNG = replace(facts(NEW), now_s=facts().now_s - 40.0)
 RESUMED = (Note(at(91), "stop", "syncer", "stopped"), Note(at(99), "epoch_start", "syncer", "epoch 3 starts"))
 STOPPED = noted(structs.replace(STATE, phase="STOPPED"), Note(at(95), "stop", "syncer", "stopped: diloco stop"))
 ANEW = both_say(facts(measured(resumed_at=at(78))), LearnerState.DONE, 200.0, "the run was stopped")
-GUEST = replace(RUN.islands[0], name="guest")
-FAILING_GUEST = replace(
-    facts(structs.replace(STATE, members=(GUEST,))),
-    learners={**facts().learners, "guest": Heard(replace(HEARTBEAT, state="DONE", retrying="put fails: 503"), 500.0)},
-)
+FAILING_GUEST = with_lost_guest(facts(), state="DONE", retrying="put fails: 503")
 KEPT_OUT = LearnerRecord(quarantined=7)
 STANDS = facts(last_step_s=9.0, mean_tokens_per_s=1e6)
 FAILED = both_say(facts(), LearnerState.FAILED, 9.0)
@@ -111,6 +113,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
     (learner_says(facts(), "rhine", LearnerState.DONE, note="stopped by Ctrl-C"), NOBODY, State.DEGRADED,
      "rhine (it has left: stopped by Ctrl-C)", f"{RESUME} --region eu"),
     (ANEW, NOBODY, State.MERGING, "2 of 2", NONE),  # a merge of what was offered before the stop
+    (with_lost_guest(both_say(facts(), LearnerState.DONE)), NOBODY, State.STALLED, "no learner is left: iowa", ""),
+    (with_lost_guest(replace(YOUNG, learners={})), NOBODY, State.STARTING, "waits for: iowa, rhine", ""),
     (later(ANEW, 20.0), NOBODY, State.MERGING, "2 of 2", NONE),
     (later(ANEW, 39.0), NOBODY, State.STALLED, "no learner is left: iowa (it has left: the run was stopped)", ""),
     (facts(rhine=LOST_AGE_S), NOBODY, State.DEGRADED, "rhine (not heard for 26 s; why is not known",

@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.config.settings import RunSettings, TrainSettings
+from diloco_cli.events.event import Event
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe.facts import Heard, RunFacts, store_time
 from diloco_cli.observe.screen import plain_line, status_text
@@ -117,6 +118,19 @@ def test_who_left_has_left_or_failed_however_long_ago():
         assert said == "FAILED" or syncer_state(left) == state
     finished = facts(structs.replace(STATE, phase="FINISHED"), iowa=1e6)
     assert status_of(finished).learners[0].state == "DONE"
+
+
+def test_who_joined_and_is_gone_or_was_never_let_in_is_no_headline() -> None:
+    guest = replace(RUN.islands[0], name="guest")
+    grown = structs.replace(STATE, members=(guest,))
+    errors = [Event(at(95), "error", name, "a bug") for name in ("iowa", "guest", "hmoe")]
+    for guest_s, later_s, told in (
+        (1.0, 0.0, {"iowa", "guest", "hmoe"}), (1.0, 700.0, {"iowa", "guest"}), (700.0, 700.0, {"iowa"}),
+    ):  # fmt: skip
+        seen = replace(facts(grown), now_s=NOW_S + later_s, written=errors)
+        status = status_of(replace(seen, learners={**seen.learners, "guest": Heard(HEARTBEAT, guest_s)}))
+        assert {error.unit for error in status.errors} == told
+        assert ("diloco quarantine guest" in status.learners[2].note) == (guest_s > LOST_S)
 
 
 def test_what_the_syncer_waited_for_is_not_told_of_a_run_that_is_over() -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from diloco_cli.errors import DataCheckError, FencedError, StoreError, TerminatedError
+from diloco_cli.errors import DataCheckError, FencedError, RefusedError, StoreError, TerminatedError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.events.cause import Cause
 from diloco_cli.protocol.log.state import IllegalStateError
@@ -185,6 +185,7 @@ def test_without_a_supervisor_the_bucket_is_told_once_in_a_while() -> None:
     for _ in range(3):
         end(ValueError("x"), url=url)
     end(ValueError("y"), "rhine", url)
+    end(RefusedError("it takes part already"), "ohio", url)  # its person was told
     assert sorted(told(url)) == [("iowa", "error"), ("rhine", "error")]
 
 
