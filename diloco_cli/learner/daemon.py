@@ -28,7 +28,7 @@ from diloco_cli.protocol.actors.joining import refuse_beside_living
 from diloco_cli.protocol.actors.learner import Learner, Observer, Phase
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
-from diloco_cli.protocol.log.keys import heartbeat_key, number_of
+from diloco_cli.protocol.log.keys import FORMAT_KEY, heartbeat_key, number_of
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.consent import NamedHere, check_operator, consented, signing_secret, stores_of
@@ -131,6 +131,7 @@ def run_learner(
     torch.set_num_threads(threads_of(run, island, place))
     meter = MeteredStore(behind_its_link(bare, island))
     store, news = background_store(meter, stop.wait, stop.is_due, _log_of(name))
+    store.mark = (FORMAT_KEY, run.kept[FORMAT_KEY])
     with _hosted_syncer(run.home_of(str(parse_url(url))), name) if hosts else nullcontext():
         try:
             _learn(run, island, store, meter, device, stop, news, place, beats)

@@ -46,7 +46,7 @@ from diloco_cli.loop.data import SavedLoader, ShardSampler, StatefulLoader, enco
 from diloco_cli.protocol.actors.learner import Learner, Moments, Progression, Stepped
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
-from diloco_cli.protocol.log.keys import number_of
+from diloco_cli.protocol.log.keys import FORMAT_KEY, number_of
 from diloco_cli.protocol.log.operations import Operation, Steps
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import LearnerState
@@ -79,6 +79,7 @@ class LoopExchange:
         self._stop = stop = StopSignal()
         meter = MeteredStore(behind_its_link(bare, island))
         self._store, news = background_store(meter, stop.wait, stop.is_due, self._warn)
+        self._store.mark = (FORMAT_KEY, run.kept[FORMAT_KEY])
         facts = Facts(island.name, self._tell, bare.url)
         clock = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
         self._lanes = lanes = Lanes(self._store, clock, meter)

@@ -143,7 +143,12 @@ class RetryingStore(StoreWrapper):
 
     `on_retry` is called before each pause, and every `tell_every_s` of a long one; `on_answer` when a call that had
     failed has its answer at last.
+
+    `mark`: an object by which this client knows its bucket, if it has seen one. A folder that was gone may have been
+    moved, and another made in its place: nothing is created there before the mark is seen again.
     """
+
+    mark: tuple[str, bytes] | None = None
 
     def __init__(
         self,
@@ -170,6 +175,7 @@ class RetryingStore(StoreWrapper):
         self._on_retry, self._on_answer, self._tell_every_s = on_retry, on_answer, tell_every_s
         self._lock = threading.Lock()
         self._failing: dict[int, Retrying] = {}
+        self._was_gone = False
         self.pauses = 0  # so far, of all calls
 
     @property
@@ -197,6 +203,8 @@ class RetryingStore(StoreWrapper):
         try:
             while True:
                 try:
+                    if self._was_gone and verb == "create":
+                        self._look_for_mark()
                     answer = call()
                     break
                 except (StoreError, NoSpaceError) as error:
@@ -209,10 +217,18 @@ class RetryingStore(StoreWrapper):
         self._patience.answered(answer)
         return answer
 
+    def _look_for_mark(self) -> None:
+        if self.mark is not None:
+            key, data = self.mark
+            if self._store.get(key, len(data)) != data:
+                raise StoreGoneError(f"it was gone, and {key} there now is not what it was before", where=self.url)
+        self._was_gone = False
+
     def _repeated(self, verb: str, error: DilocoError, before: Retrying | None, started_s: float) -> Retrying:
         """Wait for the next try of a call that has failed. Raises the error if there is to be none."""
         attempts = 1 if before is None else before.attempts + 1
         pause_s = self._patience.pause_s(attempts, error)
+        self._was_gone = self._was_gone or kind_of(error) == "gone"
         if self._stop() or pause_s > self._remaining_s(started_s):
             raise self._given_up(error, self._monotonic() - started_s)
         since_s = clock.wall_s() if before is None else before.since_s

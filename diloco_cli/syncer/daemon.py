@@ -48,6 +48,7 @@ from diloco_cli.protocol.log.heartbeats import (
     of_syncer,
 )
 from diloco_cli.protocol.log.keys import (
+    FORMAT_KEY,
     SYNCER,
     commit_key,
     heartbeat_key,
@@ -150,6 +151,7 @@ def _serve_once(
     home = _Home(url, stop)
     run = perform(read_format(url, signing_secret(), (LOG,)), home.store, home.clock)
     run = replace(run, kept={**(held or {}), **run.kept})
+    home.store.mark = (FORMAT_KEY, run.kept[FORMAT_KEY])
     begins = home.store.get(commit_key(0), MAX_RECORD_BYTES) is None  # only the first syncer builds the model
     run = consented(run, url, here, stores_of(run), code=begins)
     home.fit(run)

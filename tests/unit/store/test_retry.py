@@ -14,6 +14,8 @@ from diloco_cli.errors import DilocoError, NoSpaceError
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import (
     BadKeyError,
+    Created,
+    Exists,
     StoreBrokenError,
     StoreForbiddenError,
     StoreGoneError,
@@ -189,6 +191,11 @@ class VanishingStore(MemoryStore):
             raise StoreGoneError("no such bucket")
         return None if self.gone else super().get(key, max_bytes)
 
+    def create(self, key: str, data: bytes) -> Created | Exists:
+        if self.gone:
+            raise StoreGoneError("no such bucket")
+        return super().create(key, data)
+
     def put(self, key: str, data: bytes) -> None:
         if self.gone:
             raise StoreGoneError("no such bucket")
@@ -244,6 +251,35 @@ def test_a_bucket_that_came_back_has_ten_minutes_again_and_finding_nothing_is_no
     time.sleep(20.0)
     with pytest.raises(StoreGoneError):
         retrying.put("k", b"")
+
+
+@pytest.mark.parametrize("waits", ["create", "get"])
+@pytest.mark.parametrize("another", [b"another's", None])
+def test_nothing_is_created_in_what_came_instead_of_a_bucket_that_was_gone(waits: str, another: bytes | None) -> None:
+    """Neither by the call that has waited for its return, nor by a later one."""
+    time, store = VirtualClock(), VanishingStore()
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        store.gone = False
+
+    retrying = RetryingStore(store, sleep=sleep, monotonic=time.monotonic, jitter=lambda: 0.5)
+    retrying.mark = ("mark", b"mine")
+    retrying.put("mark", b"mine")
+    store.delete("mark")
+    retrying.create("before", b"")
+    if another is not None:
+        store.put("mark", another)
+    store.gone = True
+    if waits == "get":
+        retrying.get("k")
+    with pytest.raises(StoreGoneError, match="mark there now is not what it was before"):
+        retrying.create("k", b"")
+    assert store.get("k") is None
+    store.put("mark", b"mine")
+    retrying.create("k", b"")
+    store.delete("mark")
+    retrying.create("later", b"")
 
 
 class Listener:
