@@ -106,7 +106,7 @@ def _without_a_model(it: Preflight) -> None:
 
 
 def _stores(it: Preflight) -> None:
-    refuse_stores(it.plan.inventory)
+    refuse_stores(it.plan.inventory, it.folder)
 
 
 def _hooks(it: Preflight) -> str | None:
@@ -290,8 +290,9 @@ def refuse_without_a_model(plan: Plan) -> None:
         )
 
 
-def refuse_stores(inventory: Inventory) -> None:
-    """Raises UsageError for buckets that this version cannot launch on, and for the one that templates name."""
+def refuse_stores(inventory: Inventory, project: Path) -> None:
+    """Raises UsageError for buckets that this version cannot launch on, for the one that templates name, and for a
+    folder outside of the `project` that would be made with what it lies in: a disk that is not mounted, for example."""
     stores = {f"regions.{name}.store: ": region.store for name, region in inventory.regions.items()}
     for place, url in {"": inventory.store.url, **stores}.items():
         if url is not None and url.split("/")[2] == TEMPLATE_BUCKET:
@@ -301,3 +302,9 @@ def refuse_stores(inventory: Inventory) -> None:
             )
         if url is not None and not parse_url(url).kind.is_shared:
             raise UsageError(f"{place}{url} lives in one process; learners could not meet there", hint=examples())
+        there = Path(parse_url(url).place).parent.resolve() if url is not None and url.startswith("file:") else project
+        if not there.exists() and not there.is_relative_to(project.resolve()):
+            raise UsageError(
+                f"{place}{url}: {there} does not exist, perhaps because a disk or share is not mounted",
+                hint=f"mount it; or, if it is to be a folder of this machine: mkdir -p {there}",
+            )

@@ -19,6 +19,7 @@ import asyncio
 import io
 import json
 import re
+import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -306,6 +307,7 @@ def discard_parts(url: StoreUrl) -> Discarded:
 def start_client() -> Any:
     """A new file system of gcsfs; it belongs to the process that made it."""
     set_environment_default("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it probes each bucket over gRPC
+    _ask_no_metadata_elsewhere()
     import aiohttp
     from gcsfs.core import GCSFileSystem
 
@@ -327,6 +329,16 @@ def start_client() -> Any:
             total=None, sock_connect=transfers.CONNECT_TIMEOUT_S, sock_read=transfers.SILENCE_TIMEOUT_S
         ),
     )
+
+
+def _ask_no_metadata_elsewhere() -> None:
+    """Without credentials google.auth asks the metadata server of a machine in Google's cloud for some; elsewhere that
+    takes ten seconds, in which a command gives up and says that the store gave no answer."""
+    host, _, _ = (environment_value("GCE_METADATA_HOST") or "metadata.google.internal").partition(":")
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        set_environment_default("NO_GCE_CHECK", "true")
 
 
 def check_credentials() -> None:

@@ -144,7 +144,7 @@ def test_templates_for_other_hardware_have_nothing_to_warn_of_and_name_no_bucket
     diloco("init", tmp_path, "--for", place)
     assert diloco("plan", "-f", tmp_path / "run.yaml").startswith("feasible: all 2 islands take part")
     with pytest.raises(UsageError, match="is the template's: write your own bucket"):
-        refuse_stores(read_plan(tmp_path / "run.yaml", []).inventory)
+        refuse_stores(read_plan(tmp_path / "run.yaml", []).inventory, tmp_path)
 
 
 def test_without_any_inventory_plan_says_how_to_get_one(diloco):

@@ -16,7 +16,14 @@ from torch import nn
 
 from diloco_cli.cli.preflight import Preflight, is_worth_a_try, planned_epochs, refuse_stores
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import DataSettings, Inventory, ModelSettings, RunSettings, StoreSettings
+from diloco_cli.config.settings import (
+    DataSettings,
+    Inventory,
+    ModelSettings,
+    RegionSettings,
+    RunSettings,
+    StoreSettings,
+)
 from diloco_cli.corpus.indexing import index_shards
 from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
 from diloco_cli.launch.plan_files import read_plan
@@ -28,9 +35,26 @@ from tests.cli.conftest import Diloco, copied, edit
 
 @pytest.mark.parametrize("bucket", ["my-bucket-of-models", "my-bucket2", "my-buckets"])
 def test_a_bucket_whose_name_begins_like_the_templates_is_ones_own(bucket: str) -> None:
-    refuse_stores(Inventory(StoreSettings(f"gs://{bucket}/runs")))
+    refuse_stores(Inventory(StoreSettings(f"gs://{bucket}/runs")), Path())
     with pytest.raises(UsageError, match="the template's"):
-        refuse_stores(Inventory(StoreSettings("gs://my-bucket/runs")))
+        refuse_stores(Inventory(StoreSettings("gs://my-bucket/runs")), Path())
+
+
+def test_a_bucket_on_a_disk_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
+    project, disk = tmp_path / "project", tmp_path / "disk"
+    for place in (project / "new/bucket", project / "bucket", tmp_path / "bucket"):
+        refuse_stores(Inventory(StoreSettings(place.as_uri())), project)
+    unmounted = Inventory(StoreSettings((disk / "runs").as_uri()))
+    with pytest.raises(UsageError, match=f"{disk} does not exist") as refused:
+        refuse_stores(unmounted, project)
+    assert f"mkdir -p {disk}" in (refused.value.hint or "")
+    region = Inventory(
+        StoreSettings((project / "bucket").as_uri()), regions={"eu": RegionSettings(unmounted.store.url)}
+    )
+    with pytest.raises(UsageError, match=r"regions\.eu\.store: "):
+        refuse_stores(region, project)
+    disk.mkdir()
+    refuse_stores(unmounted, project)
 
 
 @pytest.mark.parametrize("vocabulary", [256, 1999, 2000])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,22 @@ def test_an_emulator_that_is_not_on_this_machine_needs_tls(gs: FakeGCS, monkeypa
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://storage.example.com")
     with pytest.raises(StoreForbiddenError, match="loopback"):
         GCSStore("bucket").get("k")
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_elsewhere_the_metadata_server_of_googles_cloud_is_not_waited_for(
+    gs: FakeGCS, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    def resolve(host: str, port: object) -> None:
+        assert host == "metadata.google.internal"
+        if not is_there:
+            raise OSError(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setenv("NO_GCE_CHECK", "")  # is undone at the end
+    monkeypatch.delenv("NO_GCE_CHECK")
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    gcs.start_client()
+    assert os.environ.get("NO_GCE_CHECK") == (None if is_there else "true")
 
 
 @pytest.mark.parametrize("text", [None, "", '{"type": "x"', "[]", "\x00"])
