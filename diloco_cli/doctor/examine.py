@@ -432,21 +432,36 @@ def _seconds_until(holds: Callable[[], bool], patience_s: float) -> float | None
 
 
 def retention(place: Place, written_gb_per_day: float | None) -> Finding:
-    """How long the bucket keeps deleted objects. To read that takes a permission that a run does not need: without it
-    the check is skipped. `written_gb_per_day`: what a run would write there."""
-    key, store = "retention/object", place.open_again()
-    if not isinstance(store, BucketStore):
-        return passed("what is deleted is gone")
+    """How long the bucket keeps deleted objects. `written_gb_per_day`: what a run would write there."""
+    key = "retention/object"
     place.noted(key)
+    found = _setting(place, lambda store: store.retention(f"{place.prefix}/{key}"), "it keeps what is deleted")
+    return found if isinstance(found, Finding) else retention_finding(found, written_gb_per_day)
+
+
+def expiry(place: Place) -> Finding:
+    """Whether rules of the bucket delete what is there: a run needs its log until it is over."""
+    found = _setting(place, lambda store: store.expiry(), "its rules delete what is old")
+    if isinstance(found, Finding):
+        return found
+    if not found:
+        return passed("no rule of the bucket deletes what is there")
+    hint = "end it, or keep the runs' prefix out of it: a run needs its log and its newest versions until it is over"
+    return warned(f"a rule of the bucket (lifecycle) deletes what is there: {found}", hint)
+
+
+def _setting(place: Place, ask: Callable[[BucketStore], T | None], what: str) -> T | Finding:
+    """To read a bucket's settings takes a permission that a run does not need: without it a check is skipped."""
+    store = place.open_again()
+    if not isinstance(store, BucketStore):
+        return passed("what is deleted is gone, and nothing else")
     try:
-        found = call_within(place.box, lambda: store.retention(f"{place.prefix}/{key}"), place.url)
+        found = call_within(place.box, lambda: ask(store), place.url)
     except StoreForbiddenError:
         return skipped("these credentials may not read the bucket's settings")
     except StoreError as error:
         return skipped(f"the bucket does not tell: {error}")
-    if found is None:
-        return skipped("the service does not tell whether it keeps what is deleted")
-    return retention_finding(found, written_gb_per_day)
+    return skipped(f"the service does not tell whether {what}") if found is None else found
 
 
 def retention_finding(retention: Retention, written_gb_per_day: float | None) -> Finding:
@@ -625,6 +640,7 @@ class _Examiner:
         }
         if kind.retention:
             examiners[kind.retention] = lambda place: retention(place, written_gb_per_day)
+            examiners["expiry"] = expiry
         for name, examiner in examiners.items():
             if self.usable:
                 self._check(name, examiner)

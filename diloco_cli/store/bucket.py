@@ -154,6 +154,11 @@ class BucketStore(ABC):
         """None if the service does not tell. May write the key. Raises StoreError."""
         return None
 
+    def expiry(self) -> str | None:
+        """The rules by which the bucket deletes what is there, as text; None if the service does not tell. Raises
+        StoreError."""
+        return None
+
     @abstractmethod
     async def _upload(self, key: str, data: bytes, exclusive: bool) -> None:
         """ConditionFailedError if `exclusive` and there is an object already. Bounds its own time."""

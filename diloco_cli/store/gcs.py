@@ -72,6 +72,7 @@ IN_PARTS_FROM_BYTES = 32 << 20
 _READ_BUFFER_BYTES = 1 << 20
 """A smaller one makes aiohttp stop and start the connection all the time."""
 _CONTENT_RANGE = re.compile(r"bytes \d+-\d+/(\d+)")
+_OF_OLD_VERSIONS = {"numNewerVersions", "daysSinceNoncurrentTime", "noncurrentTimeBefore"}
 _KIND, _PAGE = "application/octet-stream", "text/html"
 _DOES_NOT_COMPOSE = (ObjectAbsentError, StoreForbiddenError, StoreBrokenError)
 
@@ -146,6 +147,18 @@ class GCSStore(BucketStore):
             return Retention(None, f"gcloud storage buckets update gs://{self._bucket} --no-versioning")
         kept_s = float((about.get("softDeletePolicy") or {}).get("retentionDurationSeconds", 0))
         return Retention(kept_s, KINDS["gs"].keeps_nothing.format(place=self._bucket))
+
+    def expiry(self) -> str:
+        """Of the rules that concern these keys: one may be for others, or only for versions that were replaced."""
+        found = []
+        for rule in (self._about_bucket("b/{}", fields="lifecycle(rule)").get("lifecycle") or {}).get("rule") or ():
+            limits = rule.get("condition") or {}
+            given = limits.get("matchesPrefix") or [""]
+            is_here = any(self._prefix.startswith(prefix) or prefix.startswith(self._prefix) for prefix in given)
+            is_of_newest = limits.get("isLive") is not False and not _OF_OLD_VERSIONS & limits.keys()
+            if (rule.get("action") or {}).get("type") == "Delete" and is_here and is_of_newest:
+                found.append(", ".join(f"{name}: {value}" for name, value in limits.items()))
+        return "; ".join(found)
 
     def _about_bucket(self, path: str, **parts: Any) -> dict[str, Any]:
         """The parsed answer to a question about the bucket."""

@@ -11,7 +11,7 @@ import pytest
 from gcsfs.retry import validate_response
 
 from diloco_cli import clock
-from diloco_cli.doctor.examine import Place, retention
+from diloco_cli.doctor.examine import Place, expiry, retention
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import gcs, transfers
@@ -236,8 +236,33 @@ def test_soft_delete_and_versioning_of_a_bucket_are_read(gs: FakeGCS) -> None:
     del gs.settings["bucket"]
 
 
+@pytest.mark.parametrize(
+    ("action", "condition", "found"),
+    [
+        ("Delete", {"age": 30}, "age: 30"),
+        ("Delete", {"age": 30, "matchesPrefix": ["runs/", "x"]}, "age: 30, matchesPrefix: ['runs/', 'x']"),
+        ("Delete", {"createdBefore": "2027-01-01", "matchesPrefix": ["runs/one/event/"]}, "createdBefore"),
+        ("Delete", {"age": 30, "matchesPrefix": ["others/"]}, ""),
+        ("Delete", {"age": 30, "isLive": False}, ""),
+        ("Delete", {"numNewerVersions": 3}, ""),
+        ("SetStorageClass", {"age": 30}, ""),
+    ],
+)
+def test_rules_of_a_bucket_that_delete_a_runs_objects_are_read(
+    gs: FakeGCS, action: str, condition: dict[str, object], found: str
+) -> None:
+    store = GCSStore("bucket", "runs/one")
+    assert store.expiry() == ""
+    gs.settings["bucket"] = {"lifecycle": {"rule": [{"action": {"type": action}, "condition": condition}]}}
+    assert found in store.expiry() and bool(store.expiry()) == bool(found)
+    place = Place(lambda: GCSStore("bucket", "runs/one"), "gs://bucket/runs/one", Deadline(20))
+    assert expiry(place).level == ("warn" if found else "pass") and found in expiry(place).detail
+    del gs.settings["bucket"]
+
+
 def test_settings_that_may_not_be_read_are_no_fault(gs: FakeGCS) -> None:
-    gs.inject("403", "GET")
     place = Place(lambda: GCSStore("bucket"), "gs://bucket", Deadline(20))
-    found = retention(place, None)
-    assert (found.level, "may not read" in found.detail) == ("skip", True)
+    for ask in (lambda: retention(place, None), lambda: expiry(place)):
+        gs.inject("403", "GET")
+        found = ask()
+        assert (found.level, "may not read" in found.detail) == ("skip", True)
