@@ -133,12 +133,15 @@ def find_run(text: str | None, acts: bool = False, say: Callable[[str], None] | 
     from diloco_cli.cli.output import talk
     from diloco_cli.config.run_file import load_run
     from diloco_cli.runtime.registry import known_at, run_of_name
-    from diloco_cli.store.url import normalise_store_url
+    from diloco_cli.store.url import examples, normalise_store_url, parse_url
 
     if text is None:
         return _run_of_this_folder(acts, say or talk)
     if "://" in text or _holds_a_run(text):
-        return known_at(normalise_store_url(text, Path()))
+        url = normalise_store_url(text, Path())
+        if not parse_url(url).kind.is_shared:
+            raise UsageError(f"{url} lives in one process: no command can see a run there", hint=examples())
+        return known_at(url)
     if is_run_file(text):
         return _run_of_file(Path(text))
     if os.sep in text:

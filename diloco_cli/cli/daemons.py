@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.arguments import AllowCode, AllowStore, complete_devices, named_here
+from diloco_cli.cli.arguments import AllowCode, AllowStore, complete_devices, find_run, named_here
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import DEVICE_VARIABLE, set_environment
 from diloco_cli.errors import UsageError
@@ -53,7 +53,7 @@ def learner(
     if not join and (region is not None or batch_tokens is not None):
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
-    here, drain_s = named_here(allow_code, allow_store), parse_duration(drain)
+    here, drain_s, run = named_here(allow_code, allow_store), parse_duration(drain), find_run(run).url
     with telling_why(run, name):
         place = place_here()
         node = _node(run, name, place, ranks, nodes, node_rank, rendezvous)
@@ -112,7 +112,7 @@ def syncer(
     """Run the syncer: merges offers and writes the commit log of the run at URL."""
     if (url is None) == (run is None):
         raise UsageError("which run? give its URL once", hint="diloco syncer gs://my-bucket/runs/my-run")
-    place, here = url or run or "", named_here(allow_code, allow_store)
+    place, here = find_run(url or run).url, named_here(allow_code, allow_store)
     if evaluator_device is not None:
         set_environment(DEVICE_VARIABLE, evaluator_device)
     from diloco_cli.protocol.log.keys import SYNCER
@@ -138,7 +138,7 @@ def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | 
 
     state = rebuilt_state(run, store, version)
     if state is None:
-        raise lost(run, version)
+        raise lost(store.url, version)
     return state
 
 

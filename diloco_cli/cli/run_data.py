@@ -133,7 +133,7 @@ def mirror_error(found: MirrorCheck) -> DataCheckError | StoreError:
     if found.unreachable:
         return StoreError(f"region {found.region} could not be compared: {found.unreachable}", where=found.url)
     return DataCheckError(
-        f"region {found.region} does not follow the home bucket: {_first(found.mismatches)}",
+        f"region {found.region} does not follow the home bucket: {_first(found.mismatches, found.unlisted)}",
         where=found.url,
         hint="find out who wrote them; then delete those objects in the region's bucket and start the syncer again",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
@@ -17,13 +18,14 @@ from diloco_cli.protocol.log.keys import (
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, MergedOffer, RegionStore, RunFormat, decode
 from diloco_cli.store.port import Store
 
-PAGE = 1000
+PAGE = MOST_LISTED = 1000
 
 
 @dataclass
 class MirrorCheck:
     """The check of one region. `commits`: how many equal home's; `behind`: how many more home has; `unreachable`: why
-    nothing could be compared. To be behind is no error; other bytes are."""
+    nothing could be compared. To be behind is no error; other bytes are: `mismatches` has the first MOST_LISTED,
+    `unlisted` counts the others."""
 
     region: str
     url: str
@@ -32,6 +34,13 @@ class MirrorCheck:
     objects: int = 0
     mismatches: list[str] = field(default_factory=list)
     unreachable: str = ""
+    unlisted: int = 0
+
+    def differs(self, what: str) -> None:
+        if len(self.mismatches) < MOST_LISTED:
+            self.mismatches.append(what)
+        else:
+            self.unlisted += 1
 
     @property
     def ok(self) -> bool:
@@ -56,7 +65,7 @@ def check_mirror(run: RunFormat, region: RegionStore, home: Store, there: Store)
 def _same(found: MirrorCheck, home: Store, there: Store, key: str) -> None:
     found.objects += 1
     if there.get(key, MAX_RECORD_BYTES) != home.get(key, MAX_RECORD_BYTES):
-        found.mismatches.append(_other(key))
+        found.differs(_other(key))
 
 
 def _same_offer(found: MirrorCheck, run: RunFormat, home: Store, there: Store, item: MergedOffer) -> bool:
@@ -67,7 +76,7 @@ def _same_offer(found: MirrorCheck, run: RunFormat, home: Store, there: Store, i
     if mine != theirs:
         if mine is None or theirs is None:
             return False
-        found.mismatches.append(_other(key))
+        found.differs(_other(key))
     return True
 
 
@@ -77,7 +86,7 @@ def _other(key: str) -> str:
 
 def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store) -> None:
     bound = {island.name for island in run.all_islands if island.region == found.region}
-    floor, lacking = 0, list[tuple[int, str]]()
+    lacking = list[tuple[int, str]]()
     while (data := home.get(commit_key(found.commits + found.behind), MAX_RECORD_BYTES)) is not None:
         key = commit_key(found.commits + found.behind)
         copy = None if found.behind else there.get(key, MAX_RECORD_BYTES)
@@ -87,18 +96,18 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
             found.commits += 1
             found.objects += 1
             if copy != data:
-                found.mismatches.append(_other(key))
+                found.differs(_other(key))
         commit = decode(Commit, data, key)
-        floor = commit.floor if isinstance(commit, CollectionFloor) else floor
+        if isinstance(commit, CollectionFloor):
+            lacking = [(n, key) for n, key in lacking if n > commit.floor]  # each bucket collects what is behind it
         for item in commit.inputs:
             if item.learner in bound and not _same_offer(found, run, home, there, item):
                 lacking.append((commit.n, offer_key(item.learner, item.incarnation, item.seq)))
-    found.mismatches += [_other(key) for n, key in lacking if n > floor]  # each bucket collects what is behind it
-    for key in _listed(there, "commit/"):
-        if key < commit_key(found.commits):
-            continue
+    for _, key in lacking:
+        found.differs(_other(key))
+    for key in _listed(there, "commit/", commit_key(found.commits - 1) if found.commits else ""):
         if home.get(key, MAX_RECORD_BYTES) != there.get(key, MAX_RECORD_BYTES):  # unless equal bytes have come by now
-            found.mismatches.append(f"{key}: beyond what follows the home log")
+            found.differs(f"{key}: beyond what follows the home log")
 
 
 def _check_versions(found: MirrorCheck, run: RunFormat, there: Store) -> None:
@@ -108,11 +117,10 @@ def _check_versions(found: MirrorCheck, run: RunFormat, there: Store) -> None:
         data = there.get(key, max_bytes)
         found.objects += 1
         if version is None or data is None or digest(data) != version[3]:
-            found.mismatches.append(f"{key}: not the bytes that its name says")
+            found.differs(f"{key}: not the bytes that its name says")
 
 
-def _listed(store: Store, prefix: str) -> list[str]:
-    keys: list[str] = []
-    while page := store.list(prefix, keys[-1] if keys else "", PAGE):
-        keys += page
-    return keys
+def _listed(store: Store, prefix: str, after: str = "") -> Iterator[str]:
+    while page := store.list(prefix, after, PAGE):
+        yield from page
+        after = page[-1]

@@ -373,9 +373,9 @@ def rebuilt_state(run: RunFormat, store: Store, wanted: FragmentVersion) -> byte
     return state
 
 
-def lost(run: RunFormat, wanted: FragmentVersion) -> DataCheckError:
+def lost(url: str, wanted: FragmentVersion) -> DataCheckError:
     """The error where a state cannot be made anew, with the way out: to the commit before it."""
-    back = f"diloco rollback {run.name} --to {wanted.version - 1}; then: diloco resume {run.name}"
+    back = f"diloco rollback {url} --to {wanted.version - 1}; then: diloco resume {url}"
     return DataCheckError(
         f"the committed state of fragment {wanted.fragment} is lost or damaged, and the log does not give it anew",
         where=state_key(wanted.fragment, wanted.version, wanted.epoch, wanted.state_digest),

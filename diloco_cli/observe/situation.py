@@ -493,7 +493,7 @@ def _syncers_end(look: Look) -> str:
 def _brings_syncer_back(look: Look) -> str:
     here = look.here
     if here is not None and here.is_held:
-        return f"diloco chaos revive syncer --run {look.facts.run.name}"
+        return f"diloco chaos revive syncer --run {look.facts.url}"
     if look.local.store:
         return _said(DOCTOR, look)
     if not look.unserved:
@@ -508,7 +508,7 @@ def _brings_back(look: Look) -> str:
     if state == QUARANTINED:
         return f"diloco readmit {name} {look.facts.url}"
     if here is not None and here.is_held:
-        return f"diloco chaos revive {name} --run {look.facts.run.name}"
+        return f"diloco chaos revive {name} --run {look.facts.url}"
     if state in (LOST, LEFT) and (here is None or here.dead):
         run = look.facts.run
         regions = {island.name: island.region for island in run.islands}

@@ -286,7 +286,8 @@ def run_of_name(name: str) -> KnownRun:
     if not found:
         others = ", ".join(run.name for run in runs[:5]) or "none"
         message = f"run {name!r} is not known to this machine; known: {others}"
-        raise NotFoundError(message, where=str(_runs_directory()), hint=LAUNCH_HINT)
+        hint = f"{LAUNCH_HINT}; a run of another machine is named by its URL"
+        raise NotFoundError(message, where=str(_runs_directory()), hint=hint)
     return found[0]
 
 

@@ -515,7 +515,7 @@ class Supervisor:
             if not unit.held:
                 self._move(unit, UnitEvent.RELEASED, "released", "no longer held")
         elif unit.state in {UnitState.STARTING, UnitState.BACKOFF} and unit.held:
-            hint = f"held down; `diloco chaos revive {unit.spec.name}` brings it back"
+            hint = f"held down; `diloco chaos revive {unit.spec.name} --run {self._url}` brings it back"
             self._move(unit, UnitEvent.HOLD, "held", hint)
         elif unit.state is UnitState.BACKOFF and monotonic_s() >= unit.restart_at_s:
             unit.go(UnitEvent.DUE, unit.reason)

@@ -181,7 +181,7 @@ def _serve_once(
         with discarding_leftovers([url, *run.region_urls]):
             state = perform(serving(syncer), home.store, home.clock, tries_once=home.meter, spending=spending)
         if state.phase == RunPhase.STOPPED and not syncer.epoch:
-            say(f"{utc_now_text()} run {run.name} is stopped; to go on with it: diloco resume {run.name}")
+            say(f"{utc_now_text()} run {run.name} is stopped; to go on with it: diloco resume {url}")
         over = True
     except TerminatedError:
         _say_goodbye(syncer, home.meter)

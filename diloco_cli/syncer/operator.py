@@ -89,7 +89,7 @@ class Operator:
             if not patient and state.epoch > before.epoch:
                 what = f"not revoked: another process begins an epoch each time, the last is {state.epoch}"
                 raise TryAgainError(what, hint="take that machine's credentials for the bucket away, then do it again")
-            raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {self.run.name}")
+            raise TryAgainError("the request waits for the next syncer", hint=f"diloco resume {self.store.url}")
         refused = self._refusal(range(before.n + 1, state.n + 1), number, ANSWERED_BY[kind])
         if refused is not None:
             raise UsageError(refused, where=self.run.name)
@@ -105,7 +105,7 @@ class Operator:
         self.tell("no syncer answers: committing the stop from here")
         state = self._answer_here(number)
         if state.phase == RunPhase.RUNNING:
-            hint = f"diloco status {self.run.name}"
+            hint = f"diloco status {self.store.url}"
             raise TryAgainError("the run has not begun, or its syncer is busy", hint=hint)
         return state
 
@@ -121,7 +121,7 @@ class Operator:
         if not self.run.keyring.holds(OPERATOR) and state.phase == RunPhase.STOPPED:
             if not self._perform(is_at_rest(self.run, state)):
                 return False
-            hint = f"where the operator's key is: diloco resume {self.run.name}"
+            hint = f"where the operator's key is: diloco resume {self.store.url}"
             raise UsageError(f"run {self.run.name} is stopped, and only its operator resumes it", hint=hint)
         return self._perform(withdraw_stop(self.run, state, nonce(), utc_now_text()))
 

@@ -87,6 +87,23 @@ def test_a_name_of_several_runs_is_refused_and_they_are_listed(projects: Path, c
     assert url_of(projects, "a") in done.stderr and url_of(projects, "b") in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("learner", "--run", "nosuch", "--name", "a"), 4, "run 'nosuch' is not known to this machine; known: same"),
+        (("syncer", "nosuch"), 4, "run 'nosuch' is not known to this machine"),
+        (("syncer", "same"), 2, "2 runs of this machine are called same"),
+        (("learner", "--run", "memory://x", "--name", "a"), 2, "memory://x lives in one process"),
+        (("status", "memory://x"), 2, "memory://x lives in one process: no command can see a run there"),
+    ],
+)
+def test_daemons_name_a_run_as_other_commands_do(
+    projects: Path, call: Call, words: tuple[str, ...], status: int, said: str
+) -> None:
+    done = call("c", *words)
+    assert done.returncode == status and said in done.stderr
+
+
 def test_the_runs_of_this_folder_come_first(projects: Path, call: Call) -> None:
     for folder, other in ("ab", "ba"):
         rows = json.loads(call(folder, "runs", "--json").stdout)["data"]["runs"]

@@ -220,11 +220,11 @@ def test_a_lost_state_is_rebuilt_from_the_deltas(finished: Bucket, store: Memory
 
 
 def test_a_lost_state_names_the_commit_to_go_back_to(finished: Bucket, store: MemoryStore) -> None:
-    run, last = finished[0], merges(store)[-1]
-    error = lost(run, last.outputs[0])
+    last = merges(store)[-1]
+    error = lost("gs://b/toy", last.outputs[0])
     assert error.exit_status == 11 and f"fragment {last.outputs[0].fragment} is lost or damaged" in error.message
-    assert f"diloco rollback {run.name} --to {last.n - 1}; then: diloco resume {run.name}" in (error.hint or "")
-    assert "restore that object" in (lost(run, commits(store)[0].outputs[0]).hint or "")
+    assert f"diloco rollback gs://b/toy --to {last.n - 1}; then: diloco resume gs://b/toy" in (error.hint or "")
+    assert "restore that object" in (lost("gs://b/toy", commits(store)[0].outputs[0]).hint or "")
 
 
 def test_a_state_whose_delta_is_damaged_too_is_not_rebuilt(finished: Bucket, store: MemoryStore) -> None:

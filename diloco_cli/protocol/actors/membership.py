@@ -143,7 +143,7 @@ def _ask(run: RunFormat, epoch: int, island: Island, nonce: str, time: str) -> S
 def refuse_unless_running(run: RunFormat, state: RunState) -> None:
     """An island that wants to join does not wait for a run that may never go on. Raises UsageError."""
     if state.phase != RunPhase.RUNNING:
-        raise UsageError(f"run {run.name} is {state.phase}: no island can join it", hint=f"diloco status {run.name}")
+        raise UsageError(f"run {run.name} is {state.phase}: no island can join it", hint="diloco status URL says why")
 
 
 PAGE = 1000

@@ -189,7 +189,7 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
     (both_say(facts(), LearnerState.FAILED), Local({"iowa": GIVEN_UP, "rhine": replace(AGAIN, running_s=0.5)}),
      State.STALLED, "", ""),
     (facts(), Local({"rhine": here(condition="paused", by_chaos=True)}), State.DEGRADED,
-     "its process 7 is paused by a signal (chaos)", "diloco chaos revive rhine --run nano"),
+     "its process 7 is paused by a signal (chaos)", f"diloco chaos revive rhine --run {URL}"),
     (facts(rhine=LOST_AGE_S), Local({"rhine": here(condition="running")}), State.DEGRADED,
      "not heard for 26 s, though its process 7 lives: it hangs", LOGS_OF_RHINE),
     (on_this_machine(9.0), Local({"syncer": here("syncer", supervised=False)}), State.STALLED,

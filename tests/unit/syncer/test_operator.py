@@ -117,8 +117,10 @@ def test_a_stop_is_committed_from_here_if_nobody_does(running: OperatedRun) -> N
 
 
 def test_a_run_without_a_first_version_cannot_be_stopped_by_anybody_but_its_syncer() -> None:
-    with pytest.raises(TryAgainError, match="has not begun"):
-        OperatedRun(MemoryStore()).operator.stop(RunState(), "enough")
+    store = MemoryStore()
+    with pytest.raises(TryAgainError, match="has not begun") as refused:
+        OperatedRun(store).operator.stop(RunState(), "enough")
+    assert refused.value.hint == f"diloco status {store.url}", "its name may be unknown to this machine"
 
 
 def test_a_stop_that_nobody_carried_out_is_withdrawn_before_the_run_goes_on(running: OperatedRun) -> None:

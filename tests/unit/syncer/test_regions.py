@@ -13,6 +13,7 @@ from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.events.bucket import EventReader, EventWriter, write_batch
 from diloco_cli.events.event import FreshEvent
 from diloco_cli.layout import ParameterFact, balanced_layout
+from diloco_cli.observe import mirror_check
 from diloco_cli.observe.mirror_check import check_mirror
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
@@ -88,7 +89,7 @@ def test_a_stopped_mirror_says_so_and_writes_nothing_more() -> None:
     assert there.list("commit/")[-1] == commit_key(3) and there.get(commit_key(3)) == b"{}"
 
 
-def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind() -> None:
+def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     run, home, far, head = ended_run()
     region = run.regions[0]
     found = check_mirror(run, region, home, far)
@@ -108,6 +109,11 @@ def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind() -> 
         spoiled.put(key, b"{}")
         found = check_mirror(run, region, home, spoiled)
         assert [line.partition(":")[0] for line in found.mismatches] == [key] and not found.ok
+    monkeypatch.setattr(mirror_check, "MOST_LISTED", 3)
+    for other in far.list("weights/"):
+        spoiled.put(other, b"{}")
+    found = check_mirror(run, region, home, spoiled)
+    assert (len(found.mismatches), found.unlisted) == (3, 1 + len(far.list("weights/")) - 3)
 
 
 def test_only_what_a_regions_bucket_has_may_be_read_at_home() -> None:
