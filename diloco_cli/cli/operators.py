@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from diloco_cli.cli.arguments import (
+    RUN_FILE,
     AllowCode,
     AllowStore,
     DetachOption,
@@ -31,7 +35,7 @@ from diloco_cli.cli.arguments import (
     operator_of,
 )
 from diloco_cli.cli.output import print_json, progress, talk
-from diloco_cli.errors import RefusedError, StoreError, TryAgainError, UsageError
+from diloco_cli.errors import DilocoError, RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.units import format_duration, format_size
 
 if TYPE_CHECKING:
@@ -124,6 +128,7 @@ def resume(
 
     hooks = hooks_of(on_event, webhook)
     opened = open_run(run, at_home=False, acts=True)
+    _say_unused(opened, Path(run) if run is not None and is_run_file(run) else RUN_FILE)
     ends = living_supervisor(opened.url) is not None and head_of(opened).phase == "STOPPED"
     if ends:
         talk(f"run {opened.name} was just stopped: waiting at most {ENDS_WITHIN_S:.0f} s for what ends here")
@@ -131,6 +136,26 @@ def resume(
     remember_run(opened.url, (opened.format.home_of(opened.url), *opened.format.region_urls))
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
     sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks))
+
+
+def _say_unused(opened: OpenRun, file: Path) -> None:
+    """What the run's file says now and the run does not use, as its settings never change; of another file nothing."""
+    from diloco_cli.config.run_file import load_run_with_origins
+    from diloco_cli.launch.plan_files import settings_changes
+    from diloco_cli.report.numbers import read_launch_plan
+
+    changed = []
+    with suppress(DilocoError):
+        if file.is_file() and find_run(str(file)).url == opened.url:
+            changed = settings_changes(opened.format.settings, *load_run_with_origins(file))
+    planned = read_launch_plan(opened.store) if changed else None
+    by_hand = [key for key, place in (planned.origins if planned else {}).items() if place.startswith("--set")]
+    unused = [one for one in changed if not any(re.match(rf"{re.escape(key)}[ ._]", one) for key in by_hand)]
+    if unused:
+        talk(
+            f"{file} was changed since this run began: {', '.join(unused)} is not used; the run goes on with its own"
+            f" settings. To begin anew with these: diloco launch {shlex.quote(str(file))} --set name={opened.name}-2"
+        )
 
 
 def rollback(

@@ -144,7 +144,7 @@ def _explicit(file: Path, overrides: Sequence[str], tell: Callable[[str], None])
 def settings_changes(began: RunSettings, now: RunSettings, origins: Origins) -> list[str]:
     """`sync.every 40 -> 80`: what a run file says `now`, of settings that were planned or launched. What it leaves open
     was filled in there: searched, or read of the model and its data."""
-    free = {"inventory", *(f"sync.{key}" for key in SEARCHED)} - origins.keys()
+    free = {"inventory", "model.revision"} | {f"sync.{key}" for key in SEARCHED} - origins.keys()
     found = changed_keys(to_plain(began), to_plain(now))
     return [f"{key} {before} -> {after}" for key, before, after in found if key not in free and after is not None]
 

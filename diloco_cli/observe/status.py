@@ -4,6 +4,7 @@ have the same numbers. JSON, its schema, the table of units and the exported met
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -30,6 +31,7 @@ from diloco_cli.units import format_count, format_size
 DOUBTED = 0.05  # of a learner's stated tokens: less is chance
 FAR = 2.0  # times its planned speed, or a part of it as small
 MOST_GOODPUT = 1.05  # of islands that train as planned
+SETTLED_ROUNDS = 3  # of merges, after which a goodput says something
 FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long, or a guest's error, is no longer shown
 RECENT_SHOWN = 12
 QUIET = frozenset(kind.name for kind in EVENT_KINDS if kind.quiet)  # `diloco events` shows them
@@ -624,7 +626,7 @@ class Status:
         lambda it: made(GarbageStatus, OneGarbage(it.facts, it.syncer.said)) if it.syncer else None,
         "What the syncer has still to delete; null: not known.",
     )
-    doubts: str = of_run(lambda it: doubts(it.look), "What does not fit the plan: speeds, and a goodput beyond it.")
+    doubts: str = of_run(lambda it: doubts(it.look), "What does not fit the plan, and why goodput is low.")
 
 
 def status_of(facts: RunFacts, local: Local = Local()) -> Status:
@@ -684,7 +686,8 @@ def doubts(look: Look) -> str:
     for island in facts.run.islands:
         heard, planned = facts.learners.get(island.name), planned_rate(facts.run, island.name)
         proven = facts.state.learner(island.name).proven
-        trains = heard is not None and look.learners[island.name] == LearnerState.TRAINING
+        is_over = facts.state.phase == RunPhase.FINISHED
+        trains = heard is not None and (is_over or look.learners[island.name] == LearnerState.TRAINING)
         mean = heard.heartbeat.mean_tokens_per_s if heard is not None and trains else 0.0
         if planned and proven >= FAR * planned:
             told.append(f"{island.name} has shown {proven / planned:.2g} times its planned speed")
@@ -693,7 +696,23 @@ def doubts(look: Look) -> str:
     share = goodput(facts)
     if share is not None and share > MOST_GOODPUT and not facts.state.members:
         told.insert(0, f"goodput {100 * share:.0f}%: more counts than the planned islands train undisturbed")
+    elif share is not None and share <= 1 / FAR and facts.state.merges > SETTLED_ROUNDS * facts.run.num_fragments:
+        told.extend(_idle(facts))
     return "; ".join(told)
+
+
+def _idle(facts: RunFacts) -> Iterator[str]:
+    """Why little was merged, of islands that trained as fast as planned while they did."""
+    wall_s = wall_seconds(facts)
+    for island in facts.run.islands:
+        heard, known = facts.learners.get(island.name), facts.state.learner(island.name)
+        mean = 0.0 if heard is None else heard.heartbeat.mean_tokens_per_s
+        tokens = known.token_parameters / facts.run.layout.num_parameters
+        worked = tokens / mean / wall_s if mean else 0.0
+        if not known.merges:
+            yield f"{island.name} has merged nothing"
+        elif 0 < worked <= 1 / FAR:
+            yield f"{island.name} merged the work of {100 * worked:.0f}% of the time: it came late or stood still"
 
 
 def global_step(run: RunFormat, slot: int) -> int:

@@ -100,6 +100,7 @@ class Summary:
     syncer: SyncerSummary = of_summary(lambda it: SyncerSummary(it.state.epoch), "How many syncers served.")
     mirrors: list[MirrorStatus] = of_summary(lambda it: it.status.mirrors, "The buckets of regions.")
     divergence: str = of_summary(lambda it: it.status.divergence, "What people should know of the loss.")
+    doubts: str = of_summary(lambda it: it.status.doubts, "What does not fit the plan, and why goodput is low.")
     hint: str = of_summary(lambda it: it.status.hint, "One command that helps.")
 
 
@@ -136,6 +137,7 @@ def summary_text(summary: Summary, width: int | None = None) -> str:
         f"  merges         {summary.merges} ({summary.participants_mean or 0:.2f} participants on average, "
         f"participation {100 * (summary.participation or 0):.0f}%)",
         f"  goodput        {goodput} of the planned tokens/s",
+        *([f"                 {escaped(summary.doubts)}"] if summary.doubts else []),
         f"  bytes moved    {format_size(summary.up_bytes)} up, {format_size(summary.down_bytes)} down over the links;"
         f" data-parallel: {format_size(summary.data_parallel_bytes)}"
         f" ({summary.data_parallel_bytes / max(1, moved):.0f}x)",

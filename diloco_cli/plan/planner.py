@@ -332,7 +332,11 @@ def _why(
         of = f"{len(islands)} of {total} islands" if missing else f"all {total} islands"
         return f"{of} take part; without {some_of([island.name for island in absent])}"
     everyone = "the island takes part" if total == 1 else f"all {total} islands take part"
-    return f"{everyone}; {len(warnings)} to look at" if warnings else f"{everyone}, every link carries its round"
+    if warnings:
+        return f"{everyone}; {len(warnings)} to look at"
+    known = sum(None not in (island.up_mbps_available, island.down_mbps_available) for island in islands)
+    which = "every link" if known == total else "every link that is given"
+    return f"{everyone}, {which} carries its round" if known else f"{everyone}; no link is given: taken as fast enough"
 
 
 def _not_launched(fleet: Fleet, inventory: Inventory) -> str:

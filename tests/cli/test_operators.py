@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from diloco_cli.cli import operators
+from diloco_cli.cli.arguments import open_run
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.actors import collection, syncer
 from diloco_cli.protocol.log.commit_log import append, read_log
@@ -20,7 +22,7 @@ from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.store.local import LocalStore
 from diloco_cli.store.port import Created, Exists
 from diloco_cli.syncer.operator import Operator
-from tests.cli.conftest import Diloco
+from tests.cli.conftest import Diloco, edit
 from tests.simulation.operated import run_that_keeps, started
 
 CLOCK = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
@@ -60,6 +62,30 @@ def test_a_run_without_a_commit_gives_nothing_to_verify(bucket: tuple[LocalStore
     assert done.returncode == 75 and answer["ok"] is False and answer["error"]["code"] == "try_again"
     assert "nothing to verify: run toy has no commit yet" in answer["error"]["message"]
     assert "diloco status toy" in answer["error"]["hint"]
+
+
+def test_what_a_run_file_has_changed_since_is_said_to_be_not_used(
+    diloco: Diloco, quickstart: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = str(quickstart.parent / "home")
+    launched = diloco("launch", "q/run.yaml", "--create-only", "--set", "train.tokens=3M", DILOCO_HOME=home)
+    assert launched.returncode == 0, launched.stderr
+    monkeypatch.setenv("DILOCO_HOME", home)
+    monkeypatch.chdir(quickstart)
+
+    def said() -> str:
+        operators._say_unused(open_run("run.yaml"), Path("run.yaml"))
+        return capsys.readouterr().err
+
+    assert said() == "", "what launch was told by --set is no change, nor is what was searched"
+    edit(quickstart / "run.yaml", "every: 40", "every: 80")
+    assert said().startswith(
+        "run.yaml was changed since this run began: sync.every 40 -> 80 is not used; the run goes on with its own "
+        "settings. To begin anew with these: diloco launch run.yaml --set name=quickstart-2"
+    )
+    edit(quickstart / "run.yaml", "name: quickstart", "name: another")
+    operators._say_unused(open_run(f"file://{quickstart}/bucket/quickstart"), Path("run.yaml"))
+    assert capsys.readouterr().err == "", "another run's file"
 
 
 def head(store: LocalStore) -> RunState:

@@ -174,12 +174,16 @@ def test_a_live_screen_says_why_its_status_is_old() -> None:
     assert console.export_text().startswith("status: no answer within 9 s")
 
 
+DOUBTS = "iowa merged the work of 12% of the time: it came late or stood still; rhine has merged nothing; ohio too"
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_summary_of_a_run_fits_the_terminal(width: int) -> None:
     learner = LearnerSummary("home-office-workstation", "europe-west4", 9_640_000_000, 0.45, 400, 12)
     made = Summary(
         "nano-1b", "file:///a/long/path/to/the/bucket/of/a/run/nano-1b", "FINISHED", 1915, 1900, 41_200, 10**11, 2.44,
-        86_400.0, 0.961, 0.93, 2.8, 10**11, 10**11, 10**9, 10**9, 10**15, [learner], SyncerSummary(3), [EU], "", "",
+        86_400.0, 0.961, 0.93, 2.8, 10**11, 10**11, 10**9, 10**9, 10**15, [learner], SyncerSummary(3), [EU], "",
+        DOUBTS, "",
     )  # fmt: skip
     lines = summary_text(made, width).splitlines()
     assert max(map(len, lines)) <= width

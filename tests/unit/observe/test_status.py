@@ -423,6 +423,25 @@ def test_an_island_far_from_its_planned_speed_is_a_warning(known, mean, said):
     assert status.doubts == said and (f"plan: {said}" in status_text(status)) == bool(said)
 
 
+@pytest.mark.parametrize(
+    ("merged", "mean", "said"),
+    [
+        (1000, 100.0, "iowa merged the work of 10% of the time: it came late or stood still; rhine has merged nothing"),
+        (1000, 10.0, "iowa trains at 0.1 of its planned speed; rhine has merged nothing"),
+        (9900, 100.0, ""),
+    ],
+)
+def test_a_low_goodput_has_its_reasons(merged, mean, said):
+    """`mean`: of iowa's tokens/s while it trains."""
+    iowa = LearnerRecord(token_parameters=merged * LAYOUT.num_parameters, merges=90)
+    learners = {"iowa": iowa} if said else {"iowa": iowa, "rhine": iowa}
+    state = structs.replace(worked(**learners), merges=90)
+    run = replace(RUN, islands=tuple(replace(island, batch_tokens=100, step_s=1.0) for island in RUN.islands))
+    assert status_of(replace(facts(state, mean_tokens_per_s=mean), run=run)).doubts == said
+    young = facts(structs.replace(state, merges=1), mean_tokens_per_s=mean)
+    assert "merged" not in status_of(replace(young, run=run)).doubts
+
+
 def test_more_than_the_planned_islands_train_is_an_alarm():
     many = structs.replace(STATE, token_parameters=30_000 * LAYOUT.num_parameters)
     assert status_of(facts(many)).doubts == "goodput 150%: more counts than the planned islands train undisturbed"

@@ -42,6 +42,20 @@ def test_the_ways_out_that_change_settings_do_let_the_island_in():
         assert plan(fleet(), shorter).excluded
 
 
+@pytest.mark.parametrize(
+    ("links", "says"),
+    [
+        ((None, None), "no link is given: taken as fast enough"),
+        ((None, 1e9), "every link that is given carries its round"),
+        ((1e9, 1e9), "every link carries its round"),
+    ],
+)
+def test_the_headline_speaks_of_links_that_are_given(links: tuple[float | None, ...], says: str) -> None:
+    islands = [island(name, link=Link(up_bps=bps, down_bps=bps)) for name, bps in zip("ab", links, strict=True)]
+    made = plan(fleet(*islands))
+    assert made.verdict == "feasible" and made.why.endswith(says)
+
+
 def test_a_way_out_is_no_round_longer_than_any_published() -> None:
     slow = replace(HOME, link=Link(up_bps=2e6, down_bps=300e6))
     (left,) = plan(fleet(IOWA, SPOT, OLD, slow)).excluded
