@@ -82,6 +82,9 @@ DryRunOption = typer.Option(False, "-n", "--dry-run", help="Only say what would 
 JsonOption = typer.Option(False, "--json", help="One JSON object.")
 EndJsonOption = typer.Option(False, "--json", help="One JSON object at the end.")
 RegionOption = typer.Option(None, "--region", help="Start only this region's islands.")
+SyncerOption = typer.Option(
+    None, "--syncer", metavar="here", help="Start the syncer on this machine, also where islands are jobs of a cluster."
+)
 DetachOption = typer.Option(False, "--detach", help="Supervise in the background.")
 OnEvent = typer.Option(
     None, "--on-event", metavar="CMD", help="Run this when the run stalls, fails or finishes: JSON on stdin."
@@ -124,6 +127,13 @@ class OpenRun:
         from diloco_cli.observe.facts import read_local
 
         return read_local(self.url, self.format)
+
+
+def is_here(syncer: str | None) -> bool:
+    """Of `--syncer`."""
+    if syncer not in (None, "here"):
+        raise UsageError(f"--syncer {syncer}: must be here", hint="without it, jobs of a cluster have syncers there")
+    return syncer is not None
 
 
 def find_run(text: str | None, acts: bool = False, say: Callable[[str], None] | None = None) -> KnownRun:

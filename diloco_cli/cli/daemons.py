@@ -98,6 +98,7 @@ def syncer(
     standby: bool = typer.Option(False, "--standby", help="Wait, and take over once no syncer serves the run."),
     name: str | None = typer.Option(None, "--name", help="With --standby: its name in `status`; default: standby."),
     instead_of: int | None = typer.Option(None, "--instead-of", hidden=True, help="Pid of its dead predecessor here."),
+    alike: bool = typer.Option(False, "--alike", hidden=True, help="Serve if no syncer does: all units are standbys."),
     hosted: bool = typer.Option(False, "--hosted", hidden=True, help="Leave when stdin closes, work at low priority."),
     evaluator_device: str | None = typer.Option(
         None,
@@ -119,8 +120,8 @@ def syncer(
     from diloco_cli.runtime.restart import telling_why
 
     if not standby:
-        if name is not None or hosted or instead_of is not None:
-            raise UsageError("--name, --hosted and --instead-of belong to a standby", hint="add --standby")
+        if name is not None or hosted or alike or instead_of is not None:
+            raise UsageError("--name, --hosted, --alike and --instead-of belong to a standby", hint="add --standby")
         from diloco_cli.syncer.daemon import run_syncer
 
         with telling_why(place, SYNCER):
@@ -130,7 +131,7 @@ def syncer(
 
     called = checked_name(name or "standby", "name of a standby")
     with telling_why(place, called):
-        sys.exit(run_standby(place, called, instead_of, hosted, _rebuilt, here))
+        sys.exit(run_standby(place, called, instead_of, hosted, _rebuilt, here, alike))
 
 
 def _rebuilt(run: RunFormat, store: Store, version: FragmentVersion) -> bytes | None:

@@ -16,8 +16,10 @@ from diloco_cli.cli.arguments import (
     OnEvent,
     OpenRun,
     RegionOption,
+    SyncerOption,
     Webhook,
     foreground_store,
+    is_here,
     open_known_run,
 )
 from diloco_cli.cli.output import ProgressLine, progress, talk
@@ -26,6 +28,7 @@ from diloco_cli.errors import UsageError
 if TYPE_CHECKING:
     from diloco_cli.cli.preflight import Tried
     from diloco_cli.config.settings import RunSettings
+    from diloco_cli.engines.port import JobSpec
     from diloco_cli.launch.plan_files import Resolved
     from diloco_cli.plan.plan import Plan
     from diloco_cli.protocol.log.records import RunFormat
@@ -44,7 +47,7 @@ def launch(
         None, metavar="RUN|PLAN", help="A run file (default: this folder's run.yaml), or a plan from `diloco plan -o`."
     ),
     region: str | None = RegionOption,
-    backend: str = typer.Option("local", "--backend", help="Where islands start: local."),
+    syncer: str | None = SyncerOption,
     detach: bool = DetachOption,
     create_only: bool = typer.Option(
         False,
@@ -57,16 +60,12 @@ def launch(
     webhook: str | None = Webhook,
     as_json: bool = EndJsonOption,
 ) -> None:
-    """Start a run: learners of every region and the syncer; watch, restart what dies. Ctrl-C stops the run if all of it
-    is here; else it ends what runs here, and the run goes on."""
+    """Start a run: learners of every region and the syncer, here or as jobs, as the inventory's `infra` says; watch,
+    restart what dies. Ctrl-C stops the run if all of it is here; else it ends what runs here, and the run goes on."""
     if file is None and not RUN_FILE.is_file():
         raise UsageError("this folder has no run.yaml", hint="diloco init writes one; or name a run file")
     file = file or RUN_FILE
-    if backend != "local":
-        raise UsageError(
-            f"unknown backend {backend!r}; allowed: local",
-            hint="start islands elsewhere with: diloco learner --run URL --name NAME",
-        )
+    syncer_here = is_here(syncer)
     from diloco_cli.cli.preflight import Preflight
 
     found = _resolved(file, overrides)
@@ -74,7 +73,7 @@ def launch(
     checks = Preflight(plan, file.parent, region, not create_only, on_event, webhook)
     if dry_run:
         checks.pass_or_raise(talk)
-        _say_plan(found, region, as_json)
+        _say_plan(found, region, as_json, file.parent, syncer_here)
         return
     from diloco_cli.cli.hooks import hooks_of
     from diloco_cli.cli.supervision import go_on
@@ -98,7 +97,7 @@ def launch(
     if create_only:
         _say_created(opened, is_new, as_json)
         return
-    sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks))
+    sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks, syncer_here))
 
 
 def _resolved(file: Path, overrides: list[str]) -> Resolved:
@@ -185,13 +184,13 @@ def _created(
     from diloco_cli.launch.new_run import (
         create_in_region,
         create_run,
-        islands_of,
         make_format,
         refuse_another_run,
         shares_here,
         signed,
         with_buffers_of,
     )
+    from diloco_cli.launch.planned import islands_of
     from diloco_cli.layout import layout_warning
     from diloco_cli.runtime.consent import consented, signing_secret, stores_of
     from diloco_cli.runtime.registry import remember_run
@@ -269,7 +268,7 @@ def _trusted_store(url: str) -> Store:
     return store
 
 
-def _say_plan(found: Resolved, region: str | None, as_json: bool) -> None:
+def _say_plan(found: Resolved, region: str | None, as_json: bool, folder: Path, syncer_here: bool) -> None:
     plan = found.plan
     if as_json:
         from diloco_cli.cli.plan import print_plan
@@ -285,8 +284,25 @@ def _say_plan(found: Resolved, region: str | None, as_json: bool) -> None:
             work += f", {micro:,} at once" if micro and micro < island.batch_tokens else ""
             work += f", {island.ranks} ranks ({island.sharding})" if island.ranks > 1 else ""
             print(f"  learner {island.name} ({where}): {island.tokens_per_s:,.0f} tokens/s, {work}")
-    syncer = plan.run.syncer
-    words = [] if syncer.on_learners else ["syncer"]
-    words += [f"{syncer.standbys} standby{'s' if syncer.standbys > 1 else ''}"] if syncer.standbys else []
+    syncer, specs = plan.run.syncer, _specs(plan, region, folder, syncer_here)
+    jobs = [spec.unit for spec in specs if spec.unit not in {island.name for island in plan.islands}]
+    words = [] if syncer.on_learners or jobs else ["syncer"]
+    words += [f"{syncer.standbys} standby{'s' if syncer.standbys > 1 else ''}"] if syncer.standbys and not jobs else []
+    words += [f"the jobs {' and '.join(jobs)}"] if jobs else []
     words += ["a standby in every learner's process"] if syncer.on_learners else []
     print(f"  {', '.join(words)}; bucket {plan.inventory.store.url}/{plan.run.name}")
+    for spec in specs:
+        from diloco_cli.cli.jobs import ENGINE
+
+        print(f"\n{ENGINE.render(spec)}", end="")
+
+
+def _specs(plan: Plan, region: str | None, folder: Path, syncer_here: bool) -> list[JobSpec]:
+    """Of the jobs that would be submitted."""
+    from diloco_cli.runtime.units import is_submitted
+
+    if not any(is_submitted(island.infra) for island in plan.inventory.islands):
+        return []
+    from diloco_cli.cli.jobs import planned_jobs
+
+    return planned_jobs(plan, region, folder, syncer_here)

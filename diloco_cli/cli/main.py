@@ -122,6 +122,9 @@ DAEMONS = {
     "syncer": Listed(
         "The syncer: merges offers and writes the log.", ("diloco syncer gs://my-bucket/runs/my-run",), module="daemons"
     ),
+    "unit": Listed(
+        "One of them, kept alive inside a job.", ("diloco unit iowa --run gs://my-bucket/runs/my-run",), module="unit"
+    ),
 }
 GROUPS = {
     "Begin": BEGIN,

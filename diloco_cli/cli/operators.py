@@ -23,12 +23,14 @@ from diloco_cli.cli.arguments import (
     OpenRun,
     RegionOption,
     RunArgument,
+    SyncerOption,
     TimeoutOption,
     Webhook,
     YesOption,
     complete_units,
     find_run,
     head_of,
+    is_here,
     is_run_file,
     named_here,
     open_run,
@@ -75,6 +77,7 @@ def stop(
     as_json: bool = JsonOption,
 ) -> None:
     """Stop a run cleanly, on all machines; `diloco resume` goes on with it. Without its bucket: end what runs here."""
+    from diloco_cli.cli.jobs import end_jobs
     from diloco_cli.store.port import StoreGoneError
 
     try:
@@ -89,6 +92,8 @@ def stop(
         talk(f"run {opened.name} is {state.phase} already")
         if state.phase == "STOPPED" and operator_of(opened).keep_stopped(state):
             talk("a resume that nobody had carried out yet is withdrawn")
+    if cancelled := end_jobs(opened):
+        talk(f"jobs that were cancelled: {', '.join(cancelled)}")
     if as_json:
         print_json("stop", {"run": opened.name, "state": state.phase, "commit": state.n})
     elif state.phase == "STOPPED":
@@ -114,6 +119,7 @@ def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) 
 def resume(
     run: str | None = RunArgument,
     region: str | None = RegionOption,
+    syncer: str | None = SyncerOption,
     detach: bool = DetachOption,
     as_json: bool = EndJsonOption,
     on_event: str | None = OnEvent,
@@ -121,12 +127,13 @@ def resume(
     allow_code: list[str] = AllowCode,
     allow_store: list[str] = AllowStore,
 ) -> None:
-    """Go on with a run from its bucket alone; living units are adopted. Ctrl-C ends what runs here; the run goes on."""
+    """Go on with a run from its bucket alone; living units are adopted, missing jobs submitted. Ctrl-C ends what runs
+    here; the run goes on."""
     from diloco_cli.cli.hooks import hooks_of
     from diloco_cli.cli.supervision import go_on
     from diloco_cli.runtime.registry import living_supervisor, refuse_supervised, remember_run
 
-    hooks = hooks_of(on_event, webhook)
+    hooks, syncer_here = hooks_of(on_event, webhook), is_here(syncer)
     opened = open_run(run, at_home=False, acts=True)
     _say_unused(opened, Path(run) if run is not None and is_run_file(run) else RUN_FILE)
     ends = living_supervisor(opened.url) is not None and head_of(opened).phase == "STOPPED"
@@ -135,7 +142,7 @@ def resume(
     refuse_supervised(opened.url, ENDS_WITHIN_S if ends else 0.0)
     remember_run(opened.url, (opened.format.home_of(opened.url), *opened.format.region_urls))
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
-    sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks))
+    sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks, syncer_here))
 
 
 def _say_unused(opened: OpenRun, file: Path) -> None:

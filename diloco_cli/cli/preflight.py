@@ -26,6 +26,7 @@ from diloco_cli.errors import DilocoError, InfeasibleError, StoreError, UsageErr
 from diloco_cli.launch.plan_files import config_of
 from diloco_cli.plan.candidates import not_launched
 from diloco_cli.plan.plan import Plan
+from diloco_cli.runtime.units import is_submitted
 from diloco_cli.store.open import check_credentials
 from diloco_cli.store.port import StoreGoneError
 from diloco_cli.store.url import examples, parse_url
@@ -145,7 +146,7 @@ def _devices(it: Preflight) -> None:
         name = island.accelerators.name
         if find_device(name, it.plan.inventory.devices).backend == CPU:
             continue  # torch is asked for accelerators alone: its import takes seconds
-        from diloco_cli.launch.new_run import device_name
+        from diloco_cli.launch.planned import device_name
         from diloco_cli.training.devices import choose_device, refuse_few
 
         try:
@@ -154,6 +155,14 @@ def _devices(it: Preflight) -> None:
         except UsageError as error:
             hint = "launch on the machine that has it; for islands of other machines: `infra: ssh` and `hosts:`"
             raise UsageError(f"{island.name}: {error.message}", where=f"islands.{island.name}", hint=hint) from None
+
+
+def _jobs(it: Preflight) -> None:
+    """Whether the cluster would take them, before anything is created."""
+    if it.starts and any(is_submitted(island.infra) for island in it.plan.inventory.islands):
+        from diloco_cli.cli.jobs import check_jobs, planned_jobs
+
+        check_jobs(planned_jobs(it.plan, it.region, it.folder))
 
 
 def _prepared(it: Preflight) -> None:
@@ -205,6 +214,7 @@ CHECKS: tuple[tuple[Callable[[Preflight], str | None], bool], ...] = (
     (_hooks, True),
     (_data, False),
     (_devices, True),
+    (_jobs, True),
     (_prepared, False),
     (_first_step, False),
 )
@@ -281,7 +291,7 @@ def refuse_unfit(plan: Plan) -> None:
 
 def refuse_without_a_model(plan: Plan) -> None:
     """Raises UsageError if islands are to be started here, and nothing builds their model."""
-    here = [island.name for island in plan.inventory.islands if island.infra == "local"]
+    here = [i.name for i in plan.inventory.islands if i.infra == "local" or is_submitted(i.infra)]
     if here and not plan.run.model.is_built:
         raise UsageError(
             f"model: nothing says how to build what {', '.join(here)} would train",

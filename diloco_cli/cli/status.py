@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -195,15 +196,23 @@ def status(
         current = None if every_s is None else _watched(run, box, every_s, as_json)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_STATUS) from None
+    trouble = ""
     if current is None:
-        current, _ = read_status(open_run(run, box))
+        from diloco_cli.cli.jobs import asked
+
+        opened = open_run(run, box)
+        current, _ = read_status(opened)
+        jobs, trouble = asked(opened)
+        current = replace(current, jobs=jobs)
     error = None
     if exit_code and current.state in TROUBLE:
         error = DegradedError(f"run {current.run} is {current.state}: {current.reason}", hint=current.hint or None)
     if watch is None and as_json:
-        print_json("status", to_plain(current), warnings=warnings_of(current), error=error)
+        print_json("status", to_plain(current), warnings=[*warnings_of(current), *filter(None, [trouble])], error=error)
     elif watch is None:
         _print(current)
+        if trouble:
+            talk(trouble)
     if error is not None:
         if not as_json:
             report_error(error)
@@ -251,6 +260,7 @@ def warnings_of(current: Status) -> list[str]:
 
 
 def _print(current: Status) -> None:
+    from diloco_cli.cli.jobs import job_lines
     from diloco_cli.observe.screen import status_lines, status_text, styled
 
     if sys.stdout.isatty():
@@ -258,6 +268,8 @@ def _print(current: Status) -> None:
         screen.print(styled(status_lines(current, screen.width)), crop=False, overflow="ignore")
     else:
         print(status_text(current))
+    for line in job_lines(current.jobs):
+        print(line)
     for warning in clock_warnings(current):
         talk(f"warning: {warning}")
 

@@ -15,10 +15,12 @@ from typing import Any
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, head_of, operator_of
 from diloco_cli.cli.hooks import HookCaller, Hooks
+from diloco_cli.cli.jobs import JobWatch, job_lines, submit_missing
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.status import Watcher
-from diloco_cli.clock import monotonic_s, utc_now_text
-from diloco_cli.errors import DilocoError
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.engines.port import Job
+from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
 from diloco_cli.observe.facts import RunFacts
@@ -33,6 +35,7 @@ from diloco_cli.runtime.processes import is_started_by_diloco
 from diloco_cli.runtime.registry import SUPERVISOR, log_path, note_line, read_unit
 from diloco_cli.runtime.restart import place_data
 from diloco_cli.runtime.supervisor import (
+    ENDINGS,
     StopPolicy,
     SupervisionEvent,
     SupervisionResult,
@@ -48,8 +51,10 @@ from diloco_cli.runtime.units import (
     starts_elsewhere,
     syncer_may_start,
     units_here,
+    units_of,
 )
 from diloco_cli.store.open import open_store
+from diloco_cli.store.port import StoreUnavailableError
 from diloco_cli.store.retry import gone_after_s
 from diloco_cli.store.wrappers import Deadline
 from diloco_cli.units import format_duration
@@ -130,6 +135,7 @@ def with_killer(event: SupervisionEvent, url: str) -> SupervisionEvent:
 LINE_EVERY_S = 5.0
 LOOKS_FOR_BUCKET_S = 20.0  # without a commit
 SCREEN_EVERY_S = 1.0
+JOBS_EVERY_S = 10.0
 LINES_ABOVE = 4  # of what was said before the live screen
 QUIET_EVENTS = frozenset({"started", "done"})
 
@@ -142,27 +148,37 @@ def go_on(
     command: str,
     here: NamedHere,
     hooks: Hooks = Hooks(),
+    syncer_here: bool = False,
 ) -> int:
-    """Start (or adopt) what runs here, and watch it, or leave that to a background process. `here`: what this machine
-    consents to; it is remembered for its units. `hooks`: what to call when the run stalls, fails or finishes."""
+    """Start (or adopt) what runs here, submit what has no job, and watch, or leave that to a background process.
+    `here`: what this machine consents to; it is remembered for its units. `hooks`: what to call when the run stalls,
+    fails or finishes."""
     state = head_of(opened)
     if state.phase == "FINISHED":
         talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
         print_summary(opened, command, as_json)
         return 0
-    units = units_here(opened.format, opened.url, region, lambda text: talk(f"warning: {text}"))
+    units = units_here(opened.format, opened.url, region, lambda text: talk(f"warning: {text}"), syncer_here)
+    planned = [unit for unit in units_of(opened.format, opened.url, region, syncer_here) if unit.is_submitted]
     needs_code = state.n < 0 or any(unit.kind == "learner" for unit in units)
     consented(opened.format, opened.url, here, stores_of(opened.format), code=needs_code)
     talk(f"run {opened.name} is {trust_of(opened.format)}")
     for line in starts_elsewhere(opened.format, opened.url, region):
         talk(line)
     stopped = state.phase == "STOPPED"
-    if (stopped or syncer_may_start(opened.format, units)) and operator_of(opened).withdraw_stop(state):
+    if (stopped or syncer_may_start(opened.format, [*units, *(unit.spec for unit in planned)])) and operator_of(
+        opened
+    ).withdraw_stop(state):
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     units = _beside_others(opened, state, units)
+    jobs = submit_missing(opened, planned, here.folder) if planned else []
+    for line in job_lines(jobs):
+        talk(line)
+    if not units:
+        return _submitted(opened, jobs, detach, as_json, command, hooks)
     if detach:
-        return _detached(opened, region, as_json, command, hooks)
+        return _detached(opened, region, as_json, command, hooks, syncer_here)
     return supervise_run(opened, units, region, command, as_json, hooks)
 
 
@@ -204,8 +220,46 @@ def _serves_elsewhere(url: str, facts: RunFacts) -> str:
     return "" if is_ours else said.host
 
 
-def _detached(opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks) -> int:
-    chosen = () if region is None else (f"--region={region}",)
+def _submitted(
+    opened: OpenRun, jobs: list[Job], detach: bool, as_json: bool, command: str, hooks: Hooks
+) -> int:  # fmt: skip
+    """Nothing of the run is here: watch until it is over, unless that is not wanted. Ctrl-C ends the watching alone."""
+    word = opened.word
+    go_on = f"the jobs go on without this command. Watch: diloco status {word} --watch; stop: diloco stop {word}"
+    if not detach:
+        calling = HookCaller(hooks, opened.name, opened.url, talk)
+        try:
+            with calling, ProgressDisplay(opened, calling) as display:
+                _watch_jobs(FollowedLog(opened), JobWatch(opened, jobs, display.say))
+            print_summary(opened, command, as_json)
+            return 0
+        except KeyboardInterrupt:
+            talk(go_on)
+            return INTERRUPTED_STATUS
+    if as_json:
+        print_json(command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": None})
+    else:
+        print(f"run {opened.name}: {go_on}")
+    return 0
+
+
+def _watch_jobs(log: FollowedLog, jobs: JobWatch) -> None:
+    looked_s = monotonic_s()
+    while True:
+        with suppress(StoreUnavailableError):  # the display tells
+            if log.phase() in ENDINGS:
+                return
+        sleep_s(LINE_EVERY_S / 2)
+        if monotonic_s() - looked_s >= JOBS_EVERY_S:
+            looked_s = monotonic_s()
+            jobs.look()
+
+
+def _detached(
+    opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks, syncer_here: bool
+) -> int:  # fmt: skip
+    chosen = [] if region is None else [f"--region={region}"]
+    chosen += ["--syncer=here"] if syncer_here else []
     identity = start_detached(opened.url, diloco_command("resume", opened.url, *chosen), hooks.environment())
     if as_json:
         print_json(
@@ -233,7 +287,7 @@ def supervise_run(
             run_state=log.phase,
             on_event=tell,
             whole_run=whole,
-            stop=_stop_policy(opened.format, units),
+            stop=stop_policy(opened.format, units),
             gone_after_s=gone_after_s(),
         )
         if outcome.reason == "finished":
@@ -267,7 +321,7 @@ class FollowedLog:
         return {island.name for island in self._known.with_members(self._opened.format).all_islands}
 
 
-def _stop_policy(run: RunFormat, units: list[UnitSpec]) -> StopPolicy:
+def stop_policy(run: RunFormat, units: list[UnitSpec]) -> StopPolicy:
     """A syncer may need a while for its regions once the run is over."""
     usual = StopPolicy()
     if not run.regions or all(unit.kind != "syncer" for unit in units):
@@ -340,9 +394,9 @@ class ProgressDisplay:
     def tell(self, event: SupervisionEvent) -> None:
         """One line about a unit."""
         if self._live is None or event.kind not in QUIET_EVENTS:
-            self._print(line_of(event))
+            self.say(line_of(event))
 
-    def _print(self, line: str) -> None:
+    def say(self, line: str) -> None:
         if self._live is None:
             talk(f"{utc_now_text()} {line}" if is_started_by_diloco() else line)
         else:
@@ -365,7 +419,7 @@ class ProgressDisplay:
                 if self._live is not None and last is not None:
                     self._draw(last, f"this is {format_duration(monotonic_s() - seen_s)} old: {error}")
                 elif str(error) != told:
-                    self._print(f"status: {error}")
+                    self.say(f"status: {error}")
                 told = str(error)
                 continue
             last, seen_s, told = status, monotonic_s(), ""

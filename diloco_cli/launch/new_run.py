@@ -12,10 +12,10 @@ from torch.nn import Module
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import changed_keys, replace, to_plain
-from diloco_cli.config.hardware import find_device, in_catalogue
 from diloco_cli.config.run_file import overlap_problem
 from diloco_cli.config.settings import Inventory, LocalMachine, RunSettings
 from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.launch.planned import region_fields
 from diloco_cli.layout import Layout, ParameterFact, make_layout, with_buffers
 from diloco_cli.plan.candidates import busy_cores, share_of_cores
 from diloco_cli.plan.plan import Plan, plan_to_json
@@ -26,7 +26,6 @@ from diloco_cli.randomness import nonce
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import OPERATOR, Checksummed, Secret
 from diloco_cli.store.port import Created, Store, StoreForbiddenError
-from diloco_cli.store.url import join_url
 from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.tasks.weights import Values, carried, facts_of_values
 from diloco_cli.tensors.flat import buffer_facts, parameter_facts, running_statistics
@@ -79,38 +78,6 @@ def exchanged_buffers(
     return facts
 
 
-def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
-    """The islands that were planned, by name; `shares`: how much of its planned speed each has."""
-    listed = {island.name: island for island in plan.inventory.islands}
-    return tuple(
-        Island(
-            name=planned.name,
-            region=planned.region,
-            batch_tokens=planned.batch_tokens,
-            local_steps=planned.local_steps,
-            tokens_per_s=planned.tokens_per_s * shares[planned.name],
-            step_s=planned.step_s / shares[planned.name],
-            accelerator=device_name(listed[planned.name].accelerators.name, plan.inventory),
-            num_accelerators=planned.devices,
-            infra=listed[planned.name].infra,
-            slowdown=listed[planned.name].slowdown,
-            link=listed[planned.name].link,
-            micro_batch_tokens=planned.micro_batch_tokens,
-            nodes=planned.nodes,
-            ranks=planned.ranks,
-            sharding=planned.sharding,
-        )
-        for planned in sorted(plan.islands, key=lambda planned: planned.name)
-    )
-
-
-def device_name(name: str, inventory: Inventory) -> str:
-    """As every learner knows the device: it does not have the inventory, which may describe devices of its own."""
-    if in_catalogue(name) is not None:
-        return name
-    return find_device(name, inventory.devices).backend or name
-
-
 def make_format(
     settings: RunSettings,
     inventory: Inventory,
@@ -141,21 +108,6 @@ def make_format(
         keyring=Checksummed(run_id),
         **region_fields(inventory, url, settings.name),
     )
-
-
-def region_fields(inventory: Inventory, url: str, name: str) -> dict[str, Any]:
-    """The fields of a run's FORMAT at `url` about regions; none if no region has a bucket of its own."""
-    home = inventory.store
-    own = {region: given for region, given in inventory.regions.items() if given.store not in (None, home.url)}
-    if not own:
-        return {}
-    of_home = inventory.regions.get(home.region or "")
-    stores = [RegionStore(n, join_url(given.store or "", name), given.egress_per_gb or 0.0) for n, given in own.items()]
-    return {
-        "regions": tuple(sorted(stores, key=lambda store: store.name)),
-        "home_url": url,
-        "home_egress_per_gb": (of_home and of_home.egress_per_gb) or 0.0,
-    }
 
 
 def signed(fresh: RunFormat, secret: Secret | None) -> RunFormat:

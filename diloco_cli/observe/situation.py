@@ -44,6 +44,7 @@ from diloco_cli.protocol.log.records import Island
 from diloco_cli.protocol.log.state import LearnerState, RunPhase, SyncerState
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine, shortest_slot
 from diloco_cli.protocol.rules.divergence import concern
+from diloco_cli.runtime.units import is_submitted
 from diloco_cli.units import format_count, format_duration
 
 STALLS_AFTER = 1.8  # times the expected time between two merges
@@ -161,6 +162,11 @@ class Look:
     def stalls(self) -> bool:
         """Also before a merge is overdue, where none can come: no syncer serves, or no learner is left."""
         return self.overdue or self.unserved or self.left
+
+    @property
+    def submits(self) -> bool:
+        """Whether islands are jobs: `diloco resume` submits those that have none, and takes no other's place."""
+        return any(is_submitted(island.infra, island) for island in self.facts.run.islands)
 
     @property
     def retrying(self) -> str:
@@ -498,7 +504,8 @@ def _brings_syncer_back(look: Look) -> str:
         return _said(DOCTOR, look)
     if not look.unserved:
         return ""
-    return f"diloco {'syncer --standby' if here is None or here.supervised else 'resume'} {look.facts.url}"
+    stands_by = (here is None or here.supervised) and not look.submits
+    return f"diloco {'syncer --standby' if stands_by else 'resume'} {look.facts.url}"
 
 
 def _brings_back(look: Look) -> str:
@@ -512,7 +519,8 @@ def _brings_back(look: Look) -> str:
     if state in (LOST, LEFT) and (here is None or here.dead):
         run = look.facts.run
         regions = {island.name: island.region for island in run.islands}
-        if here is None and any(regions[other] == regions[name] for other in regions.keys() - look.missing.keys()):
+        others = [regions[other] for other in regions.keys() - look.missing.keys()]
+        if here is None and regions[name] in others and not look.submits:
             url = run.url_for(regions[name], run.home_of(look.facts.url))  # a resume would take the others' places
             return f"diloco learner --run {url} --name {name}"
         elsewhere = len(set(regions.values())) > 1 and not set(regions) <= set(look.local.units)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from diloco_cli.config.hardware import data_class_of
+from diloco_cli.engines.port import Job
 from diloco_cli.errors import escaped
 from diloco_cli.events.bucket import EVALUATOR, newest, unhealed_errors
 from diloco_cli.events.event import EVENT_KINDS, Event
@@ -614,6 +615,7 @@ class Status:
     since_s: float | None = of_run(lambda it: it.verdict.since_s, "For how long it is in its state, if that is known.")
     hint: str = of_run(lambda it: it.verdict.hint, "One command that helps.")
     limit: str = of_run(lambda it: it.verdict.limit, "What limits the pace.")
+    jobs: list[Job] = of_run(lambda it: [], "Of its units that are jobs of a cluster, where `status` asks it.")
     errors: list[UnitError] = of_run(
         lambda it: [
             UnitError(event.unit, event.time, event.text)

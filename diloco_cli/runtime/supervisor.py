@@ -187,12 +187,11 @@ def drain_text(why: str, learners: Collection[str], syncers: Collection[str]) ->
     return f"{why}: {', '.join(steps) or 'nothing lives here'}; the run itself goes on. {AGAIN.capitalize()}"
 
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class SignalCount:
     """Counts signals to stop. An ignored signal stays ignored (`nohup`). Only the main thread can count signals. A
     SIGHUP counts as the first one only: a terminal that closes may send several, and a second signal kills."""
+
+    signals: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.count = 0
@@ -201,7 +200,7 @@ class SignalCount:
 
     def __enter__(self) -> SignalCount:
         if threading.current_thread() is threading.main_thread():
-            for signum in STOP_SIGNALS:
+            for signum in self.signals:
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._previous[signum] = signal.signal(signum, self._hear)
         return self

@@ -149,17 +149,20 @@ def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
     return UnitSpec(name, "learner", command, thread_environment(threads))
 
 
-def syncer_units(run_url: str, settings: SyncerSettings) -> list[UnitSpec]:
+def syncer_units(run_url: str, settings: SyncerSettings, alike: bool = False) -> list[UnitSpec]:
     """The syncer, unless the learners' processes host it, and its standbys. If there are any, a syncer that died comes
-    back as a standby."""
+    back as a standby. `alike`: instead of them two or more, of which whoever finds no syncer serves, so that an engine
+    may take each of them and bring it back."""
     command, threads = diloco_command("syncer", f"--run={run_url}"), thread_environment(1)
 
     def standby(name: str) -> tuple[str, ...]:
-        return (*command, "--standby", f"--name={name}")
+        return (*command, "--standby", f"--name={name}", *(["--alike"] if alike else []))
 
     names = [f"standby-{i + 1}" for i in range(settings.standbys)]
+    if alike and not settings.on_learners:
+        names = [f"{SYNCER}-{i}" for i in range(1 + max(1, settings.standbys))]
     standbys = [UnitSpec(name, "syncer", standby(name), threads, later=standby(name)) for name in names]
-    if settings.on_learners:
+    if settings.on_learners or alike:
         return standbys
     return [UnitSpec(SYNCER, "syncer", command, threads, later=standby(SYNCER) if standbys else ()), *standbys]
 
@@ -184,32 +187,83 @@ def thread_environment(threads: int) -> dict[str, str]:
     return dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
-def units_here(
-    run: RunFormat, url: str, region: str | None, warn: Callable[[str], None]
-) -> list[UnitSpec]:  # fmt: skip
-    """The learners of `region` (or of all regions) whose islands are local, and the syncers in the home region."""
+LOCAL = "local"
+ENGINES = frozenset({"slurm"})  # to which `launch` submits
+
+
+@dataclass(frozen=True)
+class RunUnit:
+    """One process that the run consists of, with what starts it: `infra` as in an inventory. `island`: of a learner;
+    `url`: of the bucket that it works with."""
+
+    spec: UnitSpec
+    infra: str
+    url: str
+    island: Island | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def is_submitted(self) -> bool:
+        return is_submitted(self.infra, self.island)
+
+    def signers(self, run: RunFormat) -> tuple[str, ...]:
+        """As whom it signs."""
+        return (syncer_signer(self.name),) if self.island is None else signers_on(run, self.name)
+
+
+def is_submitted(infra: str, island: Island | None = None) -> bool:
+    """Whether `launch` submits it to an engine. An island of several nodes is started there by hand."""
+    return infra.partition("/")[0] in ENGINES and (island is None or island.nodes == 1)
+
+
+def units_of(run: RunFormat, url: str, region: str | None = None, syncer_here: bool = False) -> list[RunUnit]:
+    """What the run, or its `region`, consists of, but for what its owners start by hand (`starts_elsewhere`). Where
+    islands are jobs, so are the syncers, unless `syncer_here`: a machine that submits may be switched off."""
     regions = sorted({island.region for island in run.islands} | {syncer_region(run)})
     if region is not None and region not in regions:
         raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
-    islands = [i for i in run.islands if i.infra == "local" and region in (None, i.region)]
-    home = run.home_of(url)
-    secret = signing_secret()
-    serves = region in (None, syncer_region(run))
-    learners = [learner_signer(island.name) for island in islands]
-    given = secret is None or not secret.is_operators
-    require_keys(run, secret, (*learners, *([LOG] if serves else [])) if given else (), url)
-    units = []
-    for island, device in zip(islands, devices_of(islands, warn), strict=True):
-        threads = threads_of(island, run.settings.train.threads)
-        unit = learner_unit(island.name, run.url_for(island.region, home), threads=threads)
-        own = {**device, **keys_of(run, signers_on(run, island.name), secret)}
-        units.append(replace(unit, environment={**unit.environment, **own}))
-    if serves:
-        for unit in syncer_units(home, run.settings.syncer):
-            own = keys_of(run, (syncer_signer(unit.name),), secret)
-            units.append(replace(unit, environment={**unit.environment, **own}))
-    if not units:
+    home, found = run.home_of(url), []
+    for island in run.islands:
+        if region in (None, island.region) and (island.infra == LOCAL or is_submitted(island.infra, island)):
+            place, threads = run.url_for(island.region, home), threads_of(island, run.settings.train.threads)
+            found.append(RunUnit(learner_unit(island.name, place, threads=threads), island.infra, place, island))
+    if region in (None, syncer_region(run)):
+        places = [LOCAL] if syncer_here else _syncers_infra(run)
+        specs = syncer_units(home, run.settings.syncer, alike=places != [LOCAL])
+        found += [RunUnit(spec, places[i % len(places)], home) for i, spec in enumerate(specs)]
+    return found
+
+
+def _syncers_infra(run: RunFormat) -> list[str]:
+    """Those of all islands that are jobs, in the syncer's region first: one syncer in each, so that an engine that
+    takes a whole partition away takes one syncer alone."""
+    jobs = [island for island in run.islands if is_submitted(island.infra, island)]
+    jobs.sort(key=lambda island: island.region != syncer_region(run))
+    return list(dict.fromkeys(island.infra for island in jobs)) or [LOCAL]
+
+
+def units_here(
+    run: RunFormat, url: str, region: str | None, warn: Callable[[str], None], syncer_here: bool = False
+) -> list[UnitSpec]:  # fmt: skip
+    """Those of `region` (or of all regions) that start on this machine: the learners of local islands, and the syncers,
+    unless they are jobs."""
+    planned = units_of(run, url, region, syncer_here)
+    here = [unit for unit in planned if unit.infra == LOCAL]
+    if not planned:
         raise UsageError(f"no island of region {region} runs on this machine (infra: local)")
+    secret = signing_secret()
+    signers = [LOG if unit.island is None else learner_signer(unit.name) for unit in here]
+    given = secret is None or not secret.is_operators
+    require_keys(run, secret, tuple(dict.fromkeys(signers)) if given else (), url)
+    islands = [unit.island for unit in here if unit.island is not None]
+    devices = dict(zip([island.name for island in islands], devices_of(islands, warn), strict=True))
+    units = []
+    for unit in here:
+        own = {**devices.get(unit.name, {}), **keys_of(run, unit.signers(run), secret)}
+        units.append(replace(unit.spec, environment={**unit.spec.environment, **own}))
     return units
 
 
@@ -217,7 +271,8 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
     """What a person has to start on other machines, with its command: one line each."""
     home = run.home_of(url)
     for island in run.islands:
-        if island.infra != "local" and region in (None, island.region):
+        by_hand = island.infra != LOCAL and not is_submitted(island.infra, island)
+        if by_hand and region in (None, island.region):
             yield from _begins(run, island, run.url_for(island.region, home))
     syncers = None if run.settings.syncer.on_learners else syncer_region(run)
     regions = {island.region for island in run.islands} | ({syncers} if syncers else set())
@@ -229,16 +284,20 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
 
 
 def starts_everywhere(run: RunFormat, url: str) -> Iterator[str]:
-    """The same of a run of which nothing runs yet: its syncer, unless learners host it, and all its islands."""
-    home = run.home_of(url)
-    if not run.settings.syncer.on_learners:
+    """The same of a run of which nothing runs yet: its jobs, its syncer, unless learners host it, and its islands."""
+    home, units = run.home_of(url), units_of(run, url)
+    jobs = [unit.name for unit in units if unit.is_submitted]
+    if jobs:
+        yield f"the jobs {', '.join(jobs)}, where they are submitted: diloco resume {home}"
+    if any(unit.infra == LOCAL and unit.island is None for unit in units) and not run.settings.syncer.on_learners:
         words = _consent(run, home, stores=True)
         yield f"the syncer, anywhere: diloco syncer --run {home}{words if run.regions else ''}"
         if words and not run.regions and run.settings.model.is_built:
             yield f"  with{words} where the model's code and its data are: then it has evaluations"
         yield from _key_of(run, home, "syncer", "NAME")
     for island in run.islands:
-        yield from _begins(run, island, run.url_for(island.region, home))
+        if island.name not in jobs:
+            yield from _begins(run, island, run.url_for(island.region, home))
 
 
 def _begins(run: RunFormat, island: Island, url: str) -> Iterator[str]:
@@ -267,9 +326,13 @@ def _started(run: RunFormat, island: Island, url: str) -> Iterator[str]:
 
 
 def _consent(run: RunFormat, url: str, *, stores: bool) -> str:
+    return "".join(f" {word}" for word in consent_words(run, url, stores=stores))
+
+
+def consent_words(run: RunFormat, url: str, *, stores: bool) -> tuple[str, ...]:
     """The words by which another machine consents to what the run's format names, if the process there needs any."""
     needed = code_of(run.settings) or data_elsewhere(run, url) or (stores and run.regions)
-    return f" --allow-code {format_digest(run)}" if needed else ""
+    return ("--allow-code", format_digest(run)) if needed else ()
 
 
 def syncer_may_start(run: RunFormat, units: list[UnitSpec]) -> bool:

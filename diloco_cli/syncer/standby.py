@@ -31,12 +31,19 @@ STDIN = 0
 
 
 def run_standby(
-    url: str, name: str, instead_of: int | None, hosted: bool, rebuild: Rebuild, here: NamedHere = NamedHere()
+    url: str,
+    name: str,
+    instead_of: int | None,
+    hosted: bool,
+    rebuild: Rebuild,
+    here: NamedHere = NamedHere(),
+    alike: bool = False,
 ) -> int:
     """Exit status: 0 when the run is over. Raises what a syncer raises once it has taken over.
 
     `name`: the standby's; `instead_of`: the pid of its dead predecessor on this host; `hosted`: by a learner's
-    process; it then runs at low priority, and ends when that process ends. `here`: what this machine consents to.
+    process; it then runs at low priority, and ends when that process ends. `here`: what this machine consents to;
+    `alike`: see `Standby`.
     """
     stop = StopSignal()
     stop.hear_signals()
@@ -45,7 +52,7 @@ def run_standby(
         threading.Thread(target=_leave_with_host, args=(stop,), name="host", daemon=True).start()
     claim = own_claim()
     held: dict[str, bytes] = {}
-    reason = _wait(url, name, instead_of, claim, stop, here, held)
+    reason = _wait(url, name, instead_of, claim, stop, here, held, alike)
     if reason is None:
         say(f"{utc_now_text()} {name}: the run is over")
         return 0
@@ -63,6 +70,7 @@ def _wait(
     stop: StopSignal,
     here: NamedHere,
     held: dict[str, bytes],
+    alike: bool,
 ) -> str | None:
     """`held`: gets the records that it has read."""
     meter, store, _, clock = opened(url, stop, f"{name}: ")
@@ -89,7 +97,7 @@ def _wait(
         begins = store.get(commit_key(0), MAX_RECORD_BYTES) is None
         consented(run, url, here, stores_of(run), code=begins)  # or what it needs would be refused at the takeover
         say(f"{utc_now_text()} {name}: stands by for run {run.name}")
-        waiting = Standby(run, claim, name, jitter(), instead_of, facts, tell)
+        waiting = Standby(run, claim, name, jitter(), instead_of, facts, tell, alike)
         return perform(waiting.wait(), store, clock, tries_once=meter)
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retries of a failing store: that is no failure of this standby

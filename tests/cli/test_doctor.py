@@ -85,7 +85,7 @@ def test_a_new_run_is_not_launched_where_creates_are_not_exclusive(
     server.ignores_conditions = True
     with pytest.raises(StoreError, match="lost exclusive creates") as refused:
         launch(
-            quickstart / "run.yaml", region=None, backend="local", detach=False, dry_run=False, overrides=[],
+            quickstart / "run.yaml", region=None, syncer=None, detach=False, dry_run=False, overrides=[],
             as_json=False, on_event=None, webhook=None,
         )  # fmt: skip
     assert refused.value.exit_status == 6

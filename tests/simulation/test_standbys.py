@@ -17,9 +17,10 @@ from diloco_cli.protocol.actors.standby import FIRST_SYNCER_S, PROMPT_S, SPREAD,
 from diloco_cli.protocol.actors.syncer import HEARTBEAT_EVERY_S, NoEvaluator, Syncer
 from diloco_cli.protocol.log.operations import Create, Sleep, Steps
 from diloco_cli.protocol.log.records import ProcessClaim, RunFormat
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.state import RunState, SyncerState
+from diloco_cli.syncer.daemon import begin
 from diloco_cli.virtual.world import Actor, Fault, World
-from tests.histories.integers import IntegerArithmetic
+from tests.histories.integers import IntegerArithmetic, first_version, state_bytes, weights_bytes
 from tests.simulation.operated import asked, command, done, resumed, state_of
 from tests.simulation.sweeps import check
 from tests.simulation.toy import ToyFleet, make_run
@@ -44,6 +45,14 @@ class StandbyFleet(ToyFleet):
         self.takeovers: list[tuple[float, str, str]] = []
         self.revive, self.loading_s = True, 0.0
         self.claims: dict[int, ProcessClaim] = {}
+        self.serving: dict[str, Syncer] = {}  # those that have taken over
+
+    def leave(self, name: str) -> None:
+        """This syncer says its goodbye, and ends."""
+        (actor,), syncer = self.living(name), self.serving[name]
+        self.world.kill(actor)
+        syncer.doing = SyncerState.DONE
+        self.world.start("goodbye", syncer.send_heartbeat(self.world.now_s, force=True))
 
     def claim(self) -> ProcessClaim:
         self._claim = replace(super().claim(), pid=next(self._pids))
@@ -58,9 +67,9 @@ class StandbyFleet(ToyFleet):
         keys = self.world.store.list("epoch/", limit=100_000)
         return dict(json.loads(self.world.store.get(keys[-1]) or b"")) if keys else {"nonce": ""}
 
-    def standby(self, name: str, dead_pid: int | None = None, delay_s: float = 0.0) -> Actor:
+    def standby(self, name: str, dead_pid: int | None = None, delay_s: float = 0.0, alike: bool = False) -> Actor:
         claim = self.claim()
-        waiting = Standby(self.run, claim, name, self._random.random(), dead_pid)
+        waiting = Standby(self.run, claim, name, self._random.random(), dead_pid, alike=alike)
 
         def steps() -> Steps[RunState | None]:
             reason = yield from waiting.wait()
@@ -70,6 +79,7 @@ class StandbyFleet(ToyFleet):
             yield Sleep(self.loading_s)
             arithmetic = IntegerArithmetic(self.run, self._refuse, self._unfit)
             syncer = Syncer(self.run, claim, arithmetic, NoEvaluator(), lambda: "then", self.nonce, because=reason)
+            self.serving[name] = syncer
             return (yield from syncer.serve())
 
         actor = self.world.start(name, steps(), delay_s)
@@ -204,6 +214,33 @@ def test_whoever_replaces_the_dead_one_that_served_does_not_wait() -> None:
     fleet.finish()
     ((taken_s, name, reason),) = fleet.takeovers
     assert name == "syncer" and taken_s - died_s < 0.5 and "is dead" in reason
+    assert check(fleet).kinds.count("finish") == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_of_syncers_alike_one_serves_at_once_and_one_that_leaves_is_followed_at_once(begun: bool) -> None:
+    """As units that an engine takes and brings back. `begun`: the run was created with its first commit."""
+    fleet = StandbyFleet(with_standbys(make_run(merges=30)))
+    fleet.revive = False
+    if begun:
+        first = [first_version(fragment) for fragment in range(fleet.run.num_fragments)]
+        versions = [(state_bytes(*version), weights_bytes(version[0])) for version in first]
+        done(fleet, fleet.world.start("launch", begin(fleet.run, versions, fleet.claim(), lambda: "then", fleet.nonce)))
+    began_s = fleet.world.now_s
+    for name in SYNCERS[:2]:
+        fleet.standby(name, alike=True)
+    fleet.start_learners()
+    fleet.until_commits(8)
+    ((taken_s, served, _),) = fleet.takeovers
+    assert taken_s - began_s <= PROMPT_S
+    fleet.leave(served)
+    left_s = fleet.world.now_s
+    fleet.world.run_for(PROMPT_S + LOOKS_S)
+    fleet.standby(served, alike=True)  # requeued: the other one goes on serving
+    fleet.finish()
+    _, (taken_s, follows, reason) = fleet.takeovers
+    assert taken_s - left_s <= PROMPT_S + LOOKS_S and follows != served and "has left" in reason
+    assert fleet.errors() == []
     assert check(fleet).kinds.count("finish") == 1
 
 

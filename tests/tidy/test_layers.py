@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"tensors", "protocol", "faults"},
     {"events", "corpus"},
     {"runtime", "virtual", "plan", "tasks"},
-    {"training", "launch", "chaos", "forecast"},
+    {"training", "launch", "chaos", "forecast", "engines"},
     {"learner", "syncer"},
     {"loop"},
     {"integrations"},

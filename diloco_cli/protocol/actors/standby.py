@@ -94,8 +94,8 @@ class Silence:
 @dataclass
 class Standby:
     """One standby process. `instead_of`: the pid of its predecessor on this host, which the supervisor knows to be
-    dead; if that predecessor served, the standby takes over at once. `facts`: further fields of its heartbeat; `tell`:
-    takes which records it has put back."""
+    dead; if that predecessor served, the standby takes over at once. `alike`: the run has no syncer unit beside its
+    standbys. `facts`: further fields of its heartbeat; `tell`: takes which records it has put back."""
 
     run: RunFormat
     claim: ProcessClaim
@@ -104,6 +104,7 @@ class Standby:
     instead_of: int | None = None
     facts: Callable[[], dict[str, Any]] = dict
     tell: Callable[[str], None] = lambda text: None
+    alike: bool = False
     doing: StandbyState = field(default=StandbyState.STANDING_BY, init=False)
     _next_heartbeat_s: float = field(default=0.0, init=False)
 
@@ -114,7 +115,7 @@ class Standby:
         silence, mender = Silence(min(POLL_S, usual_s / 5)), Mender(self.run, self.tell)
         state: RunState = yield from patient_log(self.run)
         began_at, rested = state.n, False
-        unserved = yield from self._begins(state)
+        unserved, follows = (yield from self._begins(state)), self.alone
         dead = yield from self._predecessor_served(state)
         while not is_over(state, began_at):
             refuse_revoked(self.run, state, LOG)
@@ -122,18 +123,20 @@ class Standby:
                 rested, state = True, (yield from self._rest(state, silence.poll_s))
                 continue
             if state.phase == RunPhase.STOPPED and rested:
-                unserved, rested = self.run.settings.syncer.on_learners, False
+                unserved, rested = self.alone, False
             found: bytes | None = yield Get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)
             heartbeat = of_syncer(self.run.keyring.without(state.revoked), found)
             now_s: float = yield Now()
             unserved = not silence.look(state.n, heartbeat, now_s) and unserved
             limit_s = patience_s(gone_after_s(self.run, usual_s, heartbeat), self.jitter, state.fruitless)
-            if unserved:
+            follows = follows or (heartbeat is not None and not has_left(heartbeat))
+            left = follows and state.phase == RunPhase.RUNNING and has_left(heartbeat, state.epoch)
+            if unserved or left:
                 limit_s = PROMPT_S * self.jitter
             elif state.phase == RunPhase.STOPPED or (state.n < 0 and heartbeat is None):
                 limit_s += FIRST_SYNCER_S
             if dead or silence.silent_s >= limit_s:
-                reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead)}"
+                reason = f"{self.name} takes over, {_reason(state, silence.silent_s, unserved, dead, left)}"
                 self.doing = moved(STANDBY, self.doing, StandbyState.CLAIMING)
                 yield from self._announce(heartbeat, reason, state.n)
                 return reason
@@ -150,13 +153,17 @@ class Standby:
         yield Sleep(poll_s)
         return (yield from read_log(self.run, state))
 
+    @property
+    def alone(self) -> bool:
+        """Whether no unit of another kind begins to serve."""
+        return self.alike or self.run.settings.syncer.on_learners
+
     def _begins(self, state: RunState) -> Steps[bool]:
-        """Whether nobody has served the run yet, or since it was stopped and resumed, and it has no syncer unit of its
-        own (`on_learners`): then a standby begins to serve."""
-        if not self.run.settings.syncer.on_learners:
+        """Whether nobody has served the run yet, or since it was stopped and resumed, and a standby is to begin."""
+        if not self.alone:
             return False
         if state.n >= 0:
-            return state.phase == RunPhase.STOPPED
+            return state.phase == RunPhase.STOPPED or not state.served
         claimed = yield Get(epoch_key(1), MAX_RECORD_BYTES)
         return claimed is None
 
@@ -206,9 +213,11 @@ class Standby:
         yield self._put(standby_heartbeat_key(self.name), facts)
 
 
-def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool) -> str:
+def _reason(state: RunState, silent_s: float, unserved: bool, dead: bool, left: bool) -> str:
     if dead:
         return "its predecessor, which served, is dead"
+    if left:
+        return f"epoch {state.epoch} has left"
     if unserved:
         return "no syncer served the run"
     who = f"epoch {state.epoch}" if state.epoch else "the first syncer"
@@ -227,9 +236,10 @@ def _plain(heartbeat: bytes | None) -> dict[str, Any]:
         return {}
 
 
-def has_left(heartbeat: bytes | None) -> bool:
-    """Whether it is the last one of a syncer that has ended in good order."""
-    return bool(_plain(heartbeat).get("state") == SyncerState.DONE)
+def has_left(heartbeat: bytes | None, epoch: int = 0) -> bool:
+    """Whether it is the last one of a syncer that has ended in good order, and no epoch since has begun by `epoch`."""
+    is_last = _plain(heartbeat).get("state") == SyncerState.DONE
+    return is_last and counts_of(heartbeat).get("epoch", 0) >= epoch
 
 
 def slowest_s(heartbeat: bytes | None) -> float:

@@ -12,7 +12,7 @@ import pytest
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import DataSettings, ModelSettings, SyncerSettings
 from diloco_cli.errors import UsageError
-from diloco_cli.protocol.log.records import RegionStore
+from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.runtime.restart import RestartPolicy
 from diloco_cli.runtime.units import (
     Child,
@@ -26,6 +26,7 @@ from diloco_cli.runtime.units import (
     syncer_units,
     threads_of,
     units_here,
+    units_of,
 )
 from diloco_cli.signing import Signing
 from tests.cli.bucket import IOWA, NANO, RHINE
@@ -176,6 +177,34 @@ def test_another_machine_is_told_to_consent_to_data_that_are_not_beside_the_run(
     assert ("--allow-code blake3-" in other) == consents
 
 
+def planned(run: RunFormat, **given: object) -> dict[str, str]:
+    return {unit.name: unit.infra for unit in units_of(run, "file:///b", **given)}  # type: ignore[arg-type]
+
+
+def test_where_islands_are_jobs_the_syncers_are_too_each_with_an_engine_of_its_own_that_may_take_it() -> None:
+    jobs = replace(NANO, home_region="us", islands=(replace(IOWA, infra="slurm/us"), replace(RHINE, infra="slurm/eu")))
+    learners = {"iowa": "slurm/us", "rhine": "slurm/eu"}
+    assert planned(jobs) == {**learners, "syncer-0": "slurm/us", "syncer-1": "slurm/eu"}
+    assert planned(jobs, region="eu") == {"rhine": "slurm/eu"}, "the home region has the syncers"
+    assert planned(jobs, syncer_here=True) == {**learners, "syncer": "local"}
+    mixed = replace(jobs, islands=(IOWA, jobs.islands[1]))
+    assert planned(mixed) == {"iowa": "local", "rhine": "slurm/eu", "syncer-0": "slurm/eu", "syncer-1": "slurm/eu"}
+    assert [unit.name for unit in units_here(mixed, "file:///b", None, str)] == ["iowa"]
+    assert planned(NANO) == {"iowa": "local", "rhine": "local", "syncer": "local"}
+    hosted = replace(jobs, settings=replace(jobs.settings, syncer=SyncerSettings(on_learners=True)))
+    assert planned(hosted) == learners
+    assert not [*starts_elsewhere(jobs, "gs://b/nano", None)], "nothing is left to a person"
+    nodes = replace(jobs, islands=(replace(jobs.islands[0], nodes=2, ranks=2), RHINE))
+    assert planned(nodes) == {"rhine": "local", "syncer": "local"} and [*starts_elsewhere(nodes, "gs://b/nano", None)]
+
+
+def test_syncers_alike_stand_by_and_come_back_as_what_they_were() -> None:
+    units = syncer_units(URL, SyncerSettings(standbys=2), alike=True)
+    assert [unit.name for unit in units] == ["syncer-0", "syncer-1", "syncer-2"]
+    assert all(unit.command[-3:] == ("--standby", f"--name={unit.name}", "--alike") for unit in units)
+    assert restarted(units[0], 4711).command == (*units[0].command, "--instead-of=4711")
+
+
 def test_an_island_with_a_loop_of_its_owners_is_joined_in_a_script() -> None:
     run = replace(NANO, islands=(IOWA, replace(RHINE, infra="loop/addressed")))
     assert names_here(None, islands=run.islands) == ["iowa", "syncer"]
@@ -189,6 +218,14 @@ def test_of_a_run_that_was_created_alone_everything_has_to_be_started() -> None:
         f"the syncer, anywhere: diloco syncer --run {url}",
         f"iowa (local): start it there: diloco learner --run {url} --name iowa",
         f'rhine (loop/addressed): in its own script: join("{url}", name="rhine", ...)',
+    ]
+
+
+def test_jobs_of_a_run_that_was_created_alone_are_submitted_and_what_is_none_is_started() -> None:
+    run = replace(NANO, islands=(IOWA, replace(RHINE, infra="slurm/eu")))
+    assert [*starts_everywhere(run, "gs://b/nano")] == [
+        "the jobs rhine, syncer-0, syncer-1, where they are submitted: diloco resume gs://b/nano",
+        "iowa (local): start it there: diloco learner --run gs://b/nano --name iowa",
     ]
 
 

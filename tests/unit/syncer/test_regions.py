@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from diloco_cli.cli.supervision import _stop_policy
+from diloco_cli.cli.supervision import stop_policy
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import from_plain, to_plain
 from diloco_cli.events.bucket import EventReader, EventWriter, write_batch
@@ -57,8 +57,8 @@ def test_a_runs_end_waits_for_a_region_that_lacks_a_large_version(parameters: in
     assert ends_within_s(run) == pytest.approx(within_s, abs=0.1)
     learner, syncer = UnitSpec("iowa", "learner", ()), UnitSpec("syncer", "syncer", ())
     here = [learner, syncer]
-    assert _stop_policy(run, here).finish_s == ends_within_s(run), "the supervisor gives its syncer as long"
-    assert _stop_policy(run, [learner]) == _stop_policy(replace(run, regions=()), here) == StopPolicy()
+    assert stop_policy(run, here).finish_s == ends_within_s(run), "the supervisor gives its syncer as long"
+    assert stop_policy(run, [learner]) == stop_policy(replace(run, regions=()), here) == StopPolicy()
 
 
 def test_an_empty_region_is_filled_and_what_crossed_is_counted_on() -> None:

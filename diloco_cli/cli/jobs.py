@@ -1,0 +1,181 @@
+"""The units of a run that are jobs of an engine: `launch` and `resume` submit what is missing, and watch; `stop` ends
+what is left; `status` shows the engine's word for them. Nothing here holds a job: it goes on when the command ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diloco_cli.cli.arguments import OpenRun
+from diloco_cli.cli.output import talk
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.engines.port import Engine, Job, JobSpec, JobState
+from diloco_cli.engines.slurm import Slurm
+from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.paths import make_directory, write_whole
+from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.runtime.consent import signing_secret
+from diloco_cli.runtime.registry import this_folder
+from diloco_cli.runtime.units import RunUnit, consent_words, diloco_command, keys_of, units_of
+from diloco_cli.signing import KEY_VARIABLE
+from diloco_cli.store.url import join_url
+
+if TYPE_CHECKING:
+    from diloco_cli.plan.plan import Plan
+
+ASKED_WITHIN_S = 2.0  # by a command that does not need the answer
+SYNCER_CORES = 2  # it merges, and its evaluator computes beside it
+DRAIN_S, LOOKS_EVERY_S = 20.0, 1.0
+WAITS = (JobState.QUEUED, JobState.HELD)
+ENGINE: Engine = Slurm()
+
+
+def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tuple[str, ...] | None = None) -> JobSpec:
+    """`folder`: where modules are looked for, and where the folder of its logs lies. All nodes have to see it."""
+    logs = folder / f"{run.name}-jobs"
+    stores = unit.island is None or run.settings.syncer.on_learners
+    words = consent_words(run, unit.url, stores=stores) if consent is None else consent
+    cores, gpus = SYNCER_CORES, 0
+    if unit.island is not None:
+        on_cpu = unit.island.accelerator.lower() == "cpu"
+        gpus = 0 if on_cpu else unit.island.num_accelerators
+        cores = max(unit.island.num_accelerators, run.settings.train.threads) if on_cpu else unit.island.ranks
+    return JobSpec(
+        run=home,
+        run_name=run.name,
+        unit=unit.name,
+        place=unit.infra.partition("/")[2],
+        command=diloco_command("unit", unit.name, f"--run={unit.url}", *words),
+        folder=folder,
+        log=logs / f"{unit.name}.log",
+        cores=cores,
+        gpus=gpus,
+        key=None if run.signing is None else logs / f"{unit.name}.key",
+    )
+
+
+def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | None) -> list[Job]:
+    """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind."""
+    run = opened.format
+    home = run.home_of(opened.url)
+    try:
+        known = {job.unit: job for job in ENGINE.jobs(home, run.name)}
+    except DilocoError as error:
+        error.hint = f"nothing was submitted; once it answers: diloco resume {opened.word}"
+        raise
+    missing = [unit for unit in planned if unit.name not in known or not known[unit.name].lives]
+    specs = {unit.name: job_spec(run, home, unit, (folder or Path(this_folder())).absolute()) for unit in missing}
+    check_jobs(specs.values())
+    done: list[Job] = []
+    try:
+        for unit in missing:
+            _make_ready(run, unit, specs[unit.name])
+            done.append(ENGINE.submit(specs[unit.name]))
+    except BaseException:
+        with suppress(DilocoError):
+            ENGINE.cancel(done)
+        raise
+    ENGINE.hasten([job for job in known.values() if job.lives])
+    if done:
+        talk(f"submitted {len(done)} jobs; their logs: {specs[done[0].unit].log.parent}/UNIT.log")
+        with suppress(DilocoError):
+            known |= {job.unit: job for job in ENGINE.jobs(home, run.name)}
+    return [known[unit.name] for unit in planned if unit.name in known]
+
+
+def _make_ready(run: RunFormat, unit: RunUnit, spec: JobSpec) -> None:
+    """The folder of its log, without which Slurm fails a job without a word, and its key."""
+    try:
+        make_directory(spec.log.parent)
+        if spec.key is not None:
+            own = keys_of(run, unit.signers(run), signing_secret()).get(KEY_VARIABLE)
+            if own is None:
+                raise UsageError(f"run {run.name} is signed: submit its jobs with the operator's key", where=unit.name)
+            write_whole(spec.key, own.encode())
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(spec.log.parent)) from None
+
+
+def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool = False) -> list[JobSpec]:
+    """What `launch` would submit. The digest by which a job consents to code is known once the run is created."""
+    from diloco_cli.launch.planned import planned_format
+
+    url = join_url(plan.inventory.store.url, plan.run.name)
+    run, found = planned_format(plan, url), []
+    for unit in units_of(run, url, region, syncer_here):
+        if unit.is_submitted:
+            consent = ("--allow-code", "DIGEST") if consent_words(run, unit.url, stores=True) else ()
+            found.append(job_spec(run, url, unit, folder.absolute(), consent))
+    return found
+
+
+def check_jobs(specs: Iterable[JobSpec]) -> None:
+    """Each shape once. Raises UsageError for jobs that the engine would refuse, or never start."""
+    shapes = {(spec.place, spec.cores, spec.gpus): spec for spec in specs}
+    for spec in shapes.values():
+        ENGINE.check(spec)
+
+
+def job_lines(jobs: Iterable[Job]) -> list[str]:
+    rows = [("UNIT", "ENGINE", "JOB", "STATE", "WHERE, WHY")]
+    for job in jobs:
+        rows.append((job.unit, job.engine, job.id or "-", job.state, ", ".join(filter(None, (job.node, job.why)))))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join((*map(str.ljust, row[:4], widths), row[4])).rstrip() for row in rows]
+    return lines if len(rows) > 1 else []
+
+
+def asked(opened: OpenRun) -> tuple[list[Job], str]:
+    """What the engine says of the run's jobs, and of learners that have none; or why it was not asked."""
+    units = [unit for unit in units_of(opened.format, opened.url) if unit.is_submitted]
+    if not units:
+        return [], ""
+    try:
+        found = ENGINE.jobs(opened.format.home_of(opened.url), opened.format.name, ASKED_WITHIN_S)
+    except DilocoError as error:
+        return [], f"jobs: not asked: {error}"
+    known = {job.unit for job in found}
+    without = [unit.name for unit in units if unit.island is not None and unit.name not in known]
+    return [*found, *(Job(name, ENGINE.name, "", JobState.GONE, "slurm has no job of it") for name in without)], ""
+
+
+class JobWatch:
+    """Says what has changed since the look before. An engine that does not answer holds nothing up."""
+
+    def __init__(self, opened: OpenRun, jobs: Iterable[Job], tell: Callable[[str], None]) -> None:
+        self._opened, self._tell, self._trouble = opened, tell, ""
+        self._known = {job.unit: job for job in jobs}
+
+    def look(self) -> None:
+        jobs, trouble = asked(self._opened)
+        if trouble and trouble != self._trouble:
+            self._tell(trouble)
+        self._trouble = trouble
+        ENGINE.hasten(jobs)
+        for job in jobs:
+            if self._known.get(job.unit) != job:
+                self._tell(
+                    f"{job.unit}: job {job.id or '-'} {job.state}: {', '.join(filter(None, (job.node, job.why)))}"
+                )
+            self._known[job.unit] = job
+
+
+def end_jobs(opened: OpenRun, drain_s: float = DRAIN_S) -> list[str]:
+    """After a stop: those that wait are cancelled, those that run get `drain_s` to see it and end, then are cancelled.
+    Returns the units whose jobs were cancelled."""
+    until_s, cancelled = monotonic_s() + drain_s, dict[str, Job]()
+    while True:
+        jobs, trouble = asked(opened)
+        if trouble:
+            talk(f"{trouble}; jobs that run end by themselves, those that wait once they start")
+            return sorted(cancelled)
+        living = [job for job in jobs if job.lives and job.id not in {known.id for known in cancelled.values()}]
+        late = monotonic_s() >= until_s
+        ended = [job for job in living if job.state in WAITS or (late and job.state is not JobState.LEAVING)]
+        ENGINE.cancel(ended)
+        cancelled |= {job.unit: job for job in ended}
+        if late or len(ended) == len(living):
+            return sorted(cancelled)
+        sleep_s(LOOKS_EVERY_S)

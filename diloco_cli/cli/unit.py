@@ -1,0 +1,117 @@
+"""`diloco unit`: what a job runs. The supervisor of one unit, inside the job: a crash is treated alike everywhere, and
+an engine need only bring back what it took away itself. How it ends: engines/port.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+
+import typer
+
+from diloco_cli.cli.arguments import AllowCode, AllowStore, OpenRun, head_of, named_here, open_run
+from diloco_cli.cli.output import talk
+from diloco_cli.environment import environment_value, set_environment
+from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.runtime.consent import NamedHere
+from diloco_cli.runtime.supervisor import SignalCount, supervise
+from diloco_cli.runtime.units import RunUnit, UnitSpec, units_of
+
+AGAIN_STATUS = 75
+LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
+
+
+class Notices(SignalCount):
+    """As `SignalCount`; an engine tells a job to leave as often as it likes, and kills it once its grace is over.
+    SIGUSR2: the job's time will be up soon."""
+
+    signals = (*SignalCount.signals, signal.SIGUSR2)
+
+    def _hear(self, signum: int, frame: FrameType | None) -> None:
+        if self.count == 0:
+            super()._hear(signum, frame)
+
+
+def unit(
+    name: str = typer.Argument(..., metavar="NAME", help="Of an island, or of a syncer that is a job."),
+    run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix."),
+    allow_code: list[str] = AllowCode,
+    allow_store: list[str] = AllowStore,
+) -> None:
+    """Keep one unit of a run alive inside a job, until the run is over or the job has to leave."""
+    here = named_here(allow_code, allow_store)
+    with TemporaryDirectory(prefix=f"diloco-{name.replace(os.sep, '-')}-") as folder:
+        in_job = environment_value("DILOCO_HOME") is None
+        if in_job:  # on the node: a home that nodes share would mix the processes and locks of all of them up
+            set_environment("XDG_STATE_HOME", folder)
+        from diloco_cli.protocol.actors.requests import is_at_rest
+
+        opened = open_run(run, at_home=False)
+        chosen = _chosen(opened, name)
+        state = head_of(opened)
+        if state.phase == "FINISHED" or opened.perform(is_at_rest(opened.format, state)):
+            talk(f"run {opened.name} is {state.phase}")
+            return
+        if in_job:
+            _log_to_stdout(opened.url, name)
+        heard = Notices()
+        status = _keep_alive(opened, chosen.spec, here, heard)
+    if heard.first == signal.SIGUSR2:
+        status = AGAIN_STATUS
+        _queue_again()
+    sys.exit(status)
+
+
+def _keep_alive(opened: OpenRun, spec: UnitSpec, here: NamedHere, heard: SignalCount) -> int:
+    """The exit status of a supervision of this unit."""
+    from diloco_cli.cli.supervision import FollowedLog, line_of, stop_policy, telling
+    from diloco_cli.clock import utc_now_text
+    from diloco_cli.runtime.consent import consented, stores_of
+    from diloco_cli.store.retry import gone_after_s
+
+    consented(opened.format, opened.url, here, stores_of(opened.format), code=spec.kind == "learner")
+    with telling(opened, [spec], lambda event: talk(f"{utc_now_text()} {line_of(event)}")) as tell:
+        outcome = supervise(
+            opened.url,
+            [spec],
+            run_state=FollowedLog(opened).phase,
+            on_event=tell,
+            signals=heard,
+            state_every_s=LOOKS_EVERY_S,
+            stop=stop_policy(opened.format, [spec]),
+            gone_after_s=gone_after_s(),
+        )
+    return outcome.exit_status
+
+
+def _chosen(opened: OpenRun, name: str) -> RunUnit:
+    url = opened.format.home_of(opened.url)
+    units = {found.name: found for here in (False, True) for found in units_of(opened.format, url, None, here)}
+    if name not in units:
+        raise UsageError(f"run {opened.name} has no unit {name!a}; it has: {', '.join(units)}", where=opened.url)
+    return units[name]
+
+
+def _log_to_stdout(url: str, name: str) -> None:
+    """What the unit prints goes where this process's own words go: into the job's log, which stays when the node's
+    folder goes. It is bounded there, too."""
+    from diloco_cli.runtime.registry import log_path
+
+    path = log_path(url, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = Path(f"/proc/{os.getpid()}/fd/{sys.stdout.fileno()}")
+    if own.exists():
+        path.symlink_to(own)
+
+
+def _queue_again() -> None:
+    from diloco_cli.engines.slurm import queue_again
+
+    talk("the time of this job is up: back into the queue")
+    try:
+        queue_again()
+    except DilocoError as error:
+        talk(f"{error}; to bring it back: diloco resume, where it was submitted")

@@ -1,0 +1,109 @@
+"""What `diloco` asks of an engine, which queues and runs jobs: one job is one unit of a run. An engine is told what to
+run; whether and where is its own decision. All calls are bounded in time, and none imports an engine's client.
+
+A unit in a job is kept alive by `diloco unit`, so an engine need only bring back what it took away itself. How that
+command ends:
+
+    0    the run is over, or stopped
+    9    another process has the unit's place
+    75   the job's time is up: it is in the queue again
+    143  it was asked to leave
+    else it cannot go on, and a restart by the engine would not heal it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+
+class JobState(StrEnum):
+    QUEUED = "QUEUED"
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    LEAVING = "LEAVING"
+    HELD = "HELD"  # until a person releases it
+    ENDED = "ENDED"  # by itself, or cancelled
+    FAILED = "FAILED"
+    GONE = "GONE"  # the engine knows no job of the unit
+
+
+OVER = frozenset({JobState.ENDED, JobState.FAILED, JobState.GONE})
+
+
+@dataclass(frozen=True)
+class Job:
+    """`why`: the engine's word for the state, and what that means."""
+
+    unit: str
+    engine: str
+    id: str
+    state: JobState
+    why: str = ""
+    node: str = ""
+
+    @property
+    def lives(self) -> bool:
+        return self.state not in OVER
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A unit as a job. `run`: the run's URL at home, by which its jobs are found; `place`: where in the engine;
+    `folder`: the working directory; `cores`, `gpus`: of its node; `key`: the file that holds its signing key."""
+
+    run: str
+    run_name: str
+    unit: str
+    place: str
+    command: tuple[str, ...]
+    folder: Path
+    log: Path
+    cores: int = 1
+    gpus: int = 0
+    key: Path | None = None
+
+    @property
+    def name(self) -> str:
+        return f"diloco-{self.run_name}-{self.unit}"
+
+
+class Engine(Protocol):
+    name: str
+
+    def render(self, spec: JobSpec) -> str:
+        """The text that `submit` hands over. The same spec gives the same bytes."""
+        ...
+
+    def check(self, spec: JobSpec) -> None:
+        """Raises UsageError, in the engine's own words, if it would refuse the job or could never start it."""
+        ...
+
+    def submit(self, spec: JobSpec) -> Job:
+        """At most one job of a name runs, however often it is submitted."""
+        ...
+
+    def jobs(self, run: str, run_name: str, within_s: float = 15.0) -> list[Job]:
+        """One of each unit that the engine knows. Raises TryAgainError where it does not answer in time."""
+        ...
+
+    def cancel(self, jobs: Collection[Job]) -> None:
+        """They are told to leave, and are ended once the site's grace is over."""
+        ...
+
+    def hasten(self, jobs: Collection[Job]) -> None:
+        """Lift what holds them back after a requeue, where the engine lets its user."""
+        ...
+
+
+def of_each_unit(jobs: Sequence[Job]) -> list[Job]:
+    """The job that counts for each unit: one that runs before one that waits, one that lives before one that does not,
+    then the newest, which comes last."""
+    ranks = {JobState.RUNNING: 3, JobState.LEAVING: 2, JobState.STARTING: 2}
+    found: dict[str, Job] = {}
+    for job in sorted(jobs, key=lambda job: ranks.get(job.state, int(job.lives))):
+        found[job.unit] = job
+    return sorted(found.values(), key=lambda job: job.unit)

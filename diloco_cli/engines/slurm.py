@@ -1,0 +1,175 @@
+"""Slurm: sbatch, squeue, scancel, scontrol; no accounting, and no JSON, whose fields change with every release.
+
+What a site needs beyond this (account, time limit, quality of service) sbatch reads from the user's SBATCH_ACCOUNT,
+SBATCH_TIMELIMIT, SBATCH_QOS and so on: they count more than the script.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection
+from contextlib import suppress
+
+from diloco_cli.engines.port import Job, JobSpec, JobState, of_each_unit
+from diloco_cli.engines.tool import run_tool, tool_directory
+from diloco_cli.environment import environment_value
+from diloco_cli.errors import DilocoError, TryAgainError, UsageError
+from diloco_cli.signing import KEY_FILE_VARIABLE
+
+SUBMITS_WITHIN_S = 30.0
+ANSWERS_WITHIN_S = 15.0
+NOTICE_S = 60  # before the job's time is up
+PLACE = re.compile(r"[A-Za-z0-9_.,@+-]{1,200}")
+JOB_VARIABLE = "SLURM_JOB_ID"
+COLUMNS = "%i|%j|%T|%r|%N|%k"
+STATES = {
+    "PENDING": JobState.QUEUED,
+    "REQUEUED": JobState.QUEUED,
+    "REQUEUE_FED": JobState.QUEUED,
+    "CONFIGURING": JobState.STARTING,
+    "RUNNING": JobState.RUNNING,
+    "COMPLETING": JobState.LEAVING,
+    "STAGE_OUT": JobState.LEAVING,
+    "SIGNALING": JobState.LEAVING,
+    "REQUEUE_HOLD": JobState.HELD,
+    "SPECIAL_EXIT": JobState.HELD,
+    "SUSPENDED": JobState.HELD,
+    "STOPPED": JobState.HELD,
+    "COMPLETED": JobState.ENDED,
+    "CANCELLED": JobState.ENDED,
+    "PREEMPTED": JobState.ENDED,
+    "FAILED": JobState.FAILED,
+    "TIMEOUT": JobState.FAILED,
+    "DEADLINE": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "BOOT_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+}
+HELD = re.compile(r"JobHeld|[Hh]eld\b|JobRequeueHold")
+MEANINGS = {
+    "Resources": "waits for free nodes",
+    "Priority": "others are before it",
+    "BeginTime": "Slurm holds a job back for two minutes after a requeue",
+    "Dependency": "another job of its name has not ended",
+    "PartitionConfig": "asks for more than the partition has: it would wait for ever",
+    "BadConstraints": "no node is like this: it would wait for ever",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is down",
+    "PartitionTimeLimit": "asks for more time than the partition allows",
+    "ReqNodeNotAvail": "its nodes are down or reserved",
+    "JobHeldUser": "held: scontrol release",
+    "JobHeldAdmin": "held by an administrator",
+    "JobLaunchFailure": "it could not be started, or its process was killed",
+    "NonZeroExitCode": "its log says why",
+}
+
+
+def render(spec: JobSpec, tools: str) -> str:
+    """The batch script. `tools`: the directory of Slurm's commands. Raises UsageError for words that could not stand in
+    it: they may come from a bucket."""
+    options = {
+        "job-name": spec.name,
+        "partition": spec.place,
+        "comment": mark(spec.run),
+        "chdir": str(spec.folder),
+        "output": str(spec.log).replace("%", "%%"),
+        "open-mode": "append",
+        "ntasks": "1",
+        "cpus-per-task": str(spec.cores),
+        **({"gpus-per-node": str(spec.gpus)} if spec.gpus else {}),
+        "requeue": "",
+        "dependency": "singleton",
+        "signal": f"B:USR2@{NOTICE_S}",
+        "export": "NIL",
+    }
+    if not PLACE.fullmatch(spec.place):
+        raise UsageError(f"{spec.place!a} is no partition", where=spec.unit, hint="infra: slurm/PARTITION")
+    if bad := [word for word in (*options.values(), *spec.command, tools) if not word.isprintable()]:
+        raise UsageError(f"control characters cannot stand in a batch script: {bad[0]!a}", where=spec.unit)
+    asked = [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options.items()]
+    key = [] if spec.key is None else [f"export {KEY_FILE_VARIABLE}={shlex.quote(str(spec.key))}"]
+    # `exec`: signals of Slurm reach the unit itself
+    lines = ["#!/bin/bash", *asked, f'export HOME=~ PATH={shlex.quote(tools)}:"$PATH"', *key]
+    return "\n".join([*lines, f"exec {shlex.join(spec.command)}", ""])
+
+
+def mark(run: str) -> str:
+    """The comment by which jobs of the run at this URL are known."""
+    return f"diloco {run}"
+
+
+def read_queue(text: str, run: str, run_name: str) -> list[Job]:
+    """The jobs of the run at this URL in what squeue printed, by unit. Lines of another form are warnings of a site."""
+    prefix, found = f"diloco-{run_name}-", []
+    for line in text.splitlines():
+        columns = line.strip().split("|", 5)
+        if len(columns) == 6 and columns[1].startswith(prefix) and columns[5] == mark(run):
+            number, name, state, reason, node, _ = columns
+            found.append(_job(number, name.removeprefix(prefix), state, reason, node))
+    return of_each_unit(sorted(found, key=lambda job: int(re.sub(r"\D.*", "", job.id) or 0)))
+
+
+def _job(number: str, unit: str, state: str, reason: str, node: str) -> Job:
+    """A state that is not known here counts as one in which the job lives: nothing is submitted twice for it."""
+    known = STATES.get(state, JobState.STARTING)
+    if known is JobState.QUEUED and HELD.search(reason):
+        known = JobState.HELD
+    said = "" if reason in ("None", "(null)") else reason
+    word = said if known is JobState.QUEUED and said else " ".join(filter(None, (_odd(state), said)))
+    meaning = next((text for name, text in MEANINGS.items() if said.startswith(name)), "")
+    return Job(
+        unit, "slurm", number, known, f"{word}: {meaning}" if meaning else word, "" if node == "(null)" else node
+    )
+
+
+def _odd(state: str) -> str:
+    """Slurm's word where ours does not say as much."""
+    return "" if state in ("PENDING", "RUNNING", "FAILED", "COMPLETED") else state
+
+
+class Slurm:
+    name = "slurm"
+
+    def render(self, spec: JobSpec) -> str:
+        return render(spec, str(tool_directory("sbatch")))
+
+    def check(self, spec: JobSpec) -> None:
+        self._sbatch(spec, "--test-only")
+
+    def submit(self, spec: JobSpec) -> Job:
+        number = self._sbatch(spec, "--parsable").strip().splitlines()[-1].partition(";")[0]
+        return Job(spec.unit, self.name, number, JobState.QUEUED, "submitted")
+
+    def _sbatch(self, spec: JobSpec, option: str) -> str:
+        try:
+            words = ("sbatch", option)
+            return run_tool(words, self.render(spec), within_s=SUBMITS_WITHIN_S, refusal=UsageError)
+        except UsageError as error:
+            error.where = error.where or f"{spec.unit} (slurm/{spec.place})"
+            error.hint = error.hint or "what the cluster has: sinfo; what is submitted: diloco launch -n"
+            raise
+
+    def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:
+        words = ("squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", COLUMNS)
+        return read_queue(run_tool(words, within_s=within_s, refusal=TryAgainError), run, run_name)
+
+    def cancel(self, jobs: Collection[Job]) -> None:
+        if jobs:
+            run_tool(("scancel", *(job.id for job in jobs)), within_s=SUBMITS_WITHIN_S, refusal=TryAgainError)
+
+    def hasten(self, jobs: Collection[Job]) -> None:
+        """Lift what holds a requeued job back. Where a site does not let its user, the job waits its two minutes."""
+        for job in jobs:
+            if job.why.startswith("BeginTime"):
+                with suppress(DilocoError):
+                    words = ("scontrol", "update", f"jobid={job.id}", "StartTime=now")
+                    run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=TryAgainError)
+
+
+def queue_again() -> None:
+    """From inside a job: it goes back into the queue, and is ended here. Raises TryAgainError if Slurm refuses."""
+    number = environment_value(JOB_VARIABLE)
+    if number is not None:
+        run_tool(("scontrol", "requeue", number), within_s=ANSWERS_WITHIN_S, refusal=TryAgainError)

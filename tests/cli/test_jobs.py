@@ -1,0 +1,163 @@
+"""What is submitted, what is taken back, what is cancelled: by a Slurm that is played."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from diloco_cli.cli import jobs
+from diloco_cli.cli.jobs import asked, end_jobs, job_lines, job_spec, submit_missing
+from diloco_cli.config.codec import replace
+from diloco_cli.config.settings import ModelSettings
+from diloco_cli.engines import slurm
+from diloco_cli.engines.port import Job, JobState
+from diloco_cli.errors import TryAgainError, UsageError
+from diloco_cli.protocol.log.records import RegionStore, RunFormat
+from diloco_cli.runtime.units import units_of
+from diloco_cli.signing import Secret
+from tests.cli.bucket import IOWA, NANO, RHINE
+
+URL = "gs://b/runs/nano"
+RUN = replace(NANO, home_region="us", islands=(replace(IOWA, infra="slurm/us"), replace(RHINE, infra="slurm/eu")))
+NAMES = ["iowa", "rhine", "syncer-0", "syncer-1"]
+ID = {"iowa": "71", "rhine": "72", "syncer-0": "73", "syncer-1": "74"}
+
+
+class PlayedSlurm:
+    """`queue`: [state, reason] by unit; `refuses`: the unit whose job is refused, at which of sbatch's options."""
+
+    def __init__(self) -> None:
+        self.queue: dict[str, list[str]] = {}
+        self.calls: list[tuple[str, ...]] = []
+        self.refuses: tuple[str, str] = ("", "")
+        self.answers = True
+        self.ends = False  # jobs see the stop, and end
+
+    def run(self, words: Sequence[str], given: str = "", *, within_s: float, refusal: type[Exception]) -> str:
+        if not self.answers:
+            raise TryAgainError(f"{words[0]} did not answer within {within_s:g} s")
+        if words[0] == "squeue":
+            lines = [f"{ID[u]}|diloco-nano-{u}|{s}|{r}||diloco {URL}" for u, (s, r) in self.queue.items()]
+            if self.ends:
+                self.queue = {u: ["COMPLETED" if s == "RUNNING" else s, r] for u, (s, r) in self.queue.items()}
+            return "\n".join(lines)
+        unit = (re.findall(r"^#SBATCH --job-name=diloco-nano-(\S+)", given, re.M) or [""])[0]
+        if self.refuses == (unit, words[1]):
+            raise refusal("sbatch: no such thing")
+        self.calls.append((*words, unit) if unit else tuple(words))
+        if words[1] == "--parsable":
+            self.queue[unit] = ["PENDING", "None"]
+        return f"{ID.get(unit, '')}\n"
+
+    def submitted(self) -> list[str]:
+        return [call[-1] for call in self.calls if call[1] == "--parsable"]
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> PlayedSlurm:
+    found = PlayedSlurm()
+    monkeypatch.setattr(slurm, "run_tool", found.run)
+    monkeypatch.setattr(slurm, "tool_directory", lambda name: Path("/opt/slurm/bin"))
+    monkeypatch.setattr(jobs, "LOOKS_EVERY_S", 0.0)
+    return found
+
+
+def opened(run: RunFormat = RUN) -> Any:
+    return SimpleNamespace(format=run, url=URL, name=run.name, word="nano")
+
+
+def submit(folder: Path, run: RunFormat = RUN) -> list[str]:
+    return [job.unit for job in submit_missing(opened(run), units_of(run, URL), folder)]
+
+
+def test_each_unit_without_a_job_that_lives_is_submitted_once(played: PlayedSlurm, tmp_path: Path) -> None:
+    assert submit(tmp_path) == played.submitted() == NAMES
+    assert (tmp_path / "nano-jobs").is_dir(), "without it, Slurm fails the jobs without a word"
+    assert submit(tmp_path) == NAMES and played.submitted() == NAMES
+    played.queue |= {"rhine": ["CANCELLED", "None"], "iowa": ["PENDING", "BeginTime"]}
+    assert submit(tmp_path) == NAMES and played.submitted() == [*NAMES, "rhine"]
+    assert [call[1] for call in played.calls if call[0] == "scontrol"] == ["update"], "the requeued one waits no more"
+
+
+@pytest.mark.parametrize("option", ["--test-only", "--parsable"])
+def test_where_one_is_refused_none_is_left_behind(played: PlayedSlurm, tmp_path: Path, option: str) -> None:
+    played.refuses = ("rhine", option)
+    with pytest.raises(UsageError, match=r"^rhine \(slurm/eu\): sbatch: no such thing$"):
+        submit(tmp_path)
+    cancelled = [call for call in played.calls if call[0] == "scancel"]
+    assert played.submitted() == (["iowa"] if option == "--parsable" else [])
+    assert cancelled == ([("scancel", "71")] if option == "--parsable" else [])
+
+
+def test_a_silent_engine_is_told_and_nothing_is_submitted(played: PlayedSlurm, tmp_path: Path) -> None:
+    played.answers = False
+    with pytest.raises(TryAgainError) as error:
+        submit(tmp_path)
+    assert error.value.hint == "nothing was submitted; once it answers: diloco resume nano"
+    assert asked(opened()) == ([], "jobs: not asked: squeue did not answer within 2 s")
+
+
+def test_learners_without_a_job_are_gone(played: PlayedSlurm) -> None:
+    played.queue = {"iowa": ["RUNNING", "None"], "syncer-1": ["PENDING", "Resources"]}
+    found, trouble = asked(opened())
+    assert [(job.unit, job.state) for job in found] == [("iowa", "RUNNING"), ("syncer-1", "QUEUED"), ("rhine", "GONE")]
+    assert trouble == "" and asked(opened(NANO)) == ([], ""), "a run without jobs asks nobody"
+    assert job_lines(found)[1:] == [
+        "iowa      slurm   71   RUNNING",
+        "syncer-1  slurm   74   QUEUED   Resources: waits for free nodes",
+        "rhine     slurm   -    GONE     slurm has no job of it",
+    ]
+
+
+@pytest.mark.parametrize(("ends", "drain_s", "cancelled"), [(True, 60.0, ["rhine"]), (False, 0.0, ["iowa", "rhine"])])
+def test_after_a_stop_what_waits_is_cancelled_and_what_runs_may_end(
+    played: PlayedSlurm, ends: bool, drain_s: float, cancelled: list[str]
+) -> None:
+    played.queue = {"iowa": ["RUNNING", "None"], "rhine": ["PENDING", "None"], "syncer-0": ["COMPLETING", "None"]}
+    played.ends = ends
+    assert end_jobs(opened(), drain_s) == cancelled
+
+
+def spec(run: RunFormat, name: str, **given: Any) -> Any:
+    unit = next(unit for unit in units_of(run, URL) if unit.name == name)
+    return job_spec(run, URL, unit, Path("/f"), **given)
+
+
+def test_a_job_has_the_devices_of_its_island_and_works_with_the_bucket_of_its_region() -> None:
+    gpus = replace(RUN.islands[1], accelerator="H100-SXM", num_accelerators=8, ranks=8)
+    cores = replace(RUN.islands[0], num_accelerators=4)
+    run = replace(RUN, islands=(cores, gpus), regions=(RegionStore("eu", "s3://eu/nano"),), home_url=URL)
+    assert [(s.cores, s.gpus, s.place) for s in (spec(run, "iowa"), spec(run, "rhine"))] == [(4, 0, "us"), (8, 8, "eu")]
+    assert spec(run, "rhine").run == URL and "--run=s3://eu/nano" in spec(run, "rhine").command
+    assert "--allow-code" not in spec(run, "rhine").command and "--allow-code" in spec(run, "syncer-0").command
+    own = replace(RUN, settings=replace(RUN.settings, model=ModelSettings(entrypoint="a:b")))
+    assert spec(own, "iowa").command[-2] == "--allow-code" and spec(own, "iowa").command[-1].startswith("blake3-")
+    assert spec(RUN, "iowa").log == Path("/f/nano-jobs/iowa.log") and spec(RUN, "iowa").key is None
+
+
+def test_a_job_of_a_signed_run_gets_a_key_of_its_own(
+    played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = Secret("o" * 32, "here")
+    run = replace(RUN, signing=secret.signing())
+    monkeypatch.setattr(jobs, "signing_secret", lambda: secret)
+    submit(tmp_path, run)
+    keys = sorted((tmp_path / "nano-jobs").glob("*.key"))
+    assert [path.stem for path in keys] == NAMES and {path.stat().st_mode & 0o777 for path in keys} == {0o600}
+    texts = [path.read_text() for path in keys]
+    assert len(set(texts)) == len(NAMES) and not any("o" * 32 in text for text in texts)
+    assert Secret(texts[0], "there").operator == secret.operator and not Secret(texts[0], "there").is_operators
+    monkeypatch.setattr(jobs, "signing_secret", lambda: None)
+    played.queue.clear()
+    with pytest.raises(UsageError, match="submit its jobs with the operator's key"):
+        submit(tmp_path, run)
+
+
+def test_what_changes_is_said_once() -> None:
+    job = Job("iowa", "slurm", "7", JobState.RUNNING, "", "n1")
+    assert job_lines([]) == [] and job_lines([job])[1] == "iowa  slurm   7    RUNNING  n1"

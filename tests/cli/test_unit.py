@@ -1,0 +1,88 @@
+"""The contract of `diloco unit` with an engine: how it ends, and what it does before."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco_cli.cli import unit as in_job
+from diloco_cli.cli.unit import Notices, unit
+from diloco_cli.config.codec import replace
+from diloco_cli.engines import slurm
+from diloco_cli.environment import environment_value
+from diloco_cli.errors import TryAgainError, UsageError
+from diloco_cli.runtime.registry import log_path
+from diloco_cli.runtime.supervisor import Reason, SupervisionResult
+from tests.cli.bucket import NANO, make_bucket
+
+RUN = replace(NANO, islands=(replace(NANO.islands[0], infra="slurm/us"), NANO.islands[1]))
+
+
+@pytest.mark.parametrize(
+    ("reason", "signum", "status"),
+    [
+        ("finished", None, 0),
+        ("stopped", None, 0),
+        ("fenced", None, 9),
+        ("left", signal.SIGTERM, 143),
+        ("left", signal.SIGUSR2, 75),
+    ],
+)
+@pytest.mark.parametrize("refused", [False, True])
+def test_how_it_ends(
+    reason: Reason,
+    signum: signal.Signals | None,
+    status: int,
+    refused: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    again: list[str] = []
+    state = environment_value("XDG_STATE_HOME") or ""
+    monkeypatch.delenv("DILOCO_HOME", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    url = make_bucket(tmp_path / "nano", RUN)
+
+    def supervised(at: str, units: list[Any], *, signals: Notices, **others: Any) -> SupervisionResult:
+        assert (at, [one.name for one in units]) == (url, ["iowa"]) and f"--run={url}" in units[0].command
+        assert log_path(url, "iowa").is_symlink() and environment_value("XDG_STATE_HOME") != state
+        if signum is not None:
+            signals._hear(signum, None)
+            signals._hear(signum, None)  # an engine tells as often as it likes
+            assert signals.count == 1
+        return SupervisionResult(reason, signum)
+
+    def queue_again() -> None:
+        again.append("now")
+        if refused:
+            raise TryAgainError("scontrol: no")
+
+    monkeypatch.setattr(in_job, "supervise", supervised)
+    monkeypatch.setattr(slurm, "queue_again", queue_again)
+    with pytest.raises(SystemExit) as ended:
+        unit("iowa", url, [], [])
+    assert ended.value.code == status and len(again) == (status == 75)
+
+
+def test_a_run_has_certain_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    with pytest.raises(UsageError, match=r"no unit 'mars'; it has: iowa, rhine, syncer-0, syncer-1, syncer$"):
+        unit("mars", make_bucket(tmp_path / "nano", RUN), [], [])
+
+
+def test_once_the_run_is_over_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(in_job, "supervise", None)
+    url = make_bucket(tmp_path / "nano", RUN)
+    for phase in ("FINISHED", "STOPPED"):
+        monkeypatch.setattr(in_job, "head_of", lambda opened, phase=phase: replace(in_job_state(), phase=phase))
+        assert unit("iowa", url, [], []) is None
+
+
+def in_job_state() -> Any:
+    from tests.unit.observe.test_status import STATE
+
+    return STATE

@@ -1,0 +1,129 @@
+"""A run in two partitions of a real Slurm, from one launch, as a plain user: what a cluster does to jobs, one after the
+other. At every look at most one job of a name runs (`Cluster.living`)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.end_to_end.slurm import Cluster, cluster, eventually, why_not
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
+INVENTORY = """\
+version: 1
+store: {url: bucket, region: us}
+islands:
+  - {name: iowa, region: us, infra: slurm/us, accelerators: cpu:1, emulate: {slowdown: 3}}
+  - {name: rhine, region: eu, infra: slurm/eu, accelerators: cpu:1, emulate: {slowdown: 3}}
+"""
+SETTINGS = (
+    "model.preset=gpt-pico", "train.batch_tokens=256", "train.tokens=800k", "sync.every=16", "train.inner.save_every=2",
+    "evaluation.every=1000",
+)  # fmt: skip
+NAMES = ["iowa", "rhine", "syncer-0", "syncer-1"]
+WORDS = {"PENDING": "QUEUED", "COMPLETING": "LEAVING", "CONFIGURING": "STARTING"}
+OVER = ("ENDED", "GONE")
+WITHIN_S = 300.0
+
+
+class Jobs:
+    def __init__(self, place: Cluster) -> None:
+        self.place = place
+
+    def diloco(self, *words: str) -> str:
+        return self.place.ask(sys.executable, "-P", "-m", "diloco_cli", *words)
+
+    def status(self) -> dict[str, Any]:
+        """`status`; what it says of jobs is what the cluster said before or after."""
+        for _ in range(10):
+            before = self.jobs()
+            data: dict[str, Any] = json.loads(self.diloco("status", "quickstart", "--json"))["data"]
+            told = {job["unit"]: (job["id"], job["state"]) for job in data["jobs"] if job["state"] not in OVER}
+            for now in (before, self.jobs()):
+                if told == {unit: (number, WORDS.get(state, state)) for unit, (number, state, _) in now.items()}:
+                    return data
+        raise AssertionError(f"status says {told}, the cluster {now}")
+
+    def jobs(self) -> dict[str, tuple[str, str, str]]:
+        mine = "diloco-quickstart-"
+        return {name.removeprefix(mine): job for name, job in self.place.living().items() if name.startswith(mine)}
+
+    def run(self, *names: str) -> None:
+        eventually(lambda: [self.jobs().get(name, "  ")[1] for name in names] == ["RUNNING"] * len(names), WITHIN_S)
+
+    def learner(self, name: str) -> dict[str, Any]:
+        return next(one for one in self.status()["learners"] if one["name"] == name)
+
+    def trains(self, name: str, incarnation: int) -> None:
+        """It steps again."""
+        eventually(
+            lambda: self.learner(name)["incarnation"] >= incarnation and self.learner(name)["step"] > 0, WITHIN_S
+        )
+
+    def kill_learner(self, name: str) -> None:
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            mine = any(word.startswith("--run=") and str(self.place.base) in word for word in words)
+            if mine and "learner" in words and f"--name={name}" in words:
+                process.kill()
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    with cluster() as place:
+        shutil.copy(EXAMPLE / "run.yaml", place.folder)
+        (place.folder / "inventory.yaml").write_text(INVENTORY)
+        place.own(place.folder)
+        yield Jobs(place)
+
+
+def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
+    words = [word for setting in SETTINGS for word in ("--set", setting)]
+    script = jobs.diloco("launch", *words, "-n")
+    assert script.count("#SBATCH --dependency=singleton") == len(NAMES) and not jobs.jobs()
+    jobs.diloco("launch", *words, "--detach")
+    assert sorted(jobs.jobs()) == NAMES
+
+    jobs.trains("iowa", 1)
+    jobs.kill_learner("iowa")  # its supervisor in the job starts it again
+    jobs.trains("iowa", 2)
+
+    served = jobs.status()["syncer"]
+    number, _, node = jobs.jobs()[served["unit"]]
+    learner = {"us0": "iowa", "eu0": "rhine"}[node]
+    urgent = jobs.place.ask(
+        "sbatch", "--parsable", "-p", "urgent", "-w", node, "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"
+    )
+    eventually(lambda: jobs.status()["syncer"]["epoch"] > served["epoch"], WITHIN_S)
+    assert jobs.status()["syncer"]["unit"] != served["unit"], "the other one follows"
+    assert jobs.jobs()[served["unit"]][:2] == (number, "PENDING"), "it comes back by itself"
+    jobs.place.ask("scancel", urgent.strip())
+    jobs.diloco("resume", "--detach")
+    jobs.run(*NAMES)
+    jobs.trains(learner, 2)
+
+    before = jobs.learner("rhine")["incarnation"]
+    jobs.place.ask("scancel", jobs.jobs()["rhine"][0])
+    eventually(lambda: "rhine" not in jobs.jobs(), WITHIN_S)
+    assert jobs.status()["hint"].startswith("diloco resume ")
+    jobs.diloco("resume", "--detach")
+    jobs.diloco("resume", "--detach")
+    jobs.trains("rhine", before + 1)
+
+    before = jobs.learner("iowa")["incarnation"]
+    jobs.place.ask("scontrol", "requeue", jobs.jobs()["iowa"][0])
+    eventually(lambda: jobs.jobs()["iowa"][1] == "PENDING", WITHIN_S)
+    jobs.diloco("resume", "--detach")
+    jobs.trains("iowa", before + 1)
+
+    eventually(lambda: jobs.status()["state"] == "FINISHED", WITHIN_S)
+    eventually(lambda: not jobs.jobs(), WITHIN_S)
+    assert json.loads(jobs.diloco("verify", "quickstart", "--json"))["data"]["ok"]

@@ -1,0 +1,120 @@
+"""Batch scripts byte by byte, and what squeue's lines mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.config.codec import replace
+from diloco_cli.engines.port import JobSpec, JobState
+from diloco_cli.engines.slurm import STATES, read_queue, render
+from diloco_cli.errors import UsageError
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN = "gs://b/runs/nano"
+IOWA = JobSpec(
+    run=RUN,
+    run_name="nano",
+    unit="iowa",
+    place="h100",
+    command=("/env/bin/python", "-P", "-m", "diloco_cli", "unit", "iowa", f"--run={RUN}"),
+    folder=Path("/shared/my run"),
+    log=Path("/shared/my run/nano-jobs/100%.log"),
+    cores=8,
+    gpus=8,
+    key=Path("/shared/my run/nano-jobs/iowa.key"),
+)
+SYNCER = replace(IOWA, unit="syncer-0", place="cpu", folder=Path("/s"), log=Path("/s/l"), cores=2, gpus=0, key=None)
+
+
+@pytest.mark.parametrize("spec", [IOWA, SYNCER], ids=lambda spec: spec.unit)
+def test_a_script_is_the_same_bytes_each_time(spec: JobSpec) -> None:
+    """After a change of `render`: look at the new text, and write it there."""
+    assert render(spec, "/opt/slurm/bin") == (GOLDEN / f"{spec.unit}.sbatch").read_text()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        {"place": "h100\nrm -rf ~"},
+        {"place": "h100 --uid=root"},
+        {"run": "gs://b/runs/nano\nrm -rf ~"},
+        {"command": ("true", "a\nrm -rf ~")},
+        {"folder": Path("/a\r#SBATCH --x")},
+        {"unit": "a\n"},
+    ],
+)
+def test_nothing_that_a_bucket_says_becomes_a_line_of_a_script(harm: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=r"no partition|control characters"):
+        render(replace(IOWA, **harm), "/usr/bin")
+
+
+def test_a_shell_takes_every_word_as_it_is() -> None:
+    script = render(replace(SYNCER, command=("true", "$(rm -rf ~)", "a'b")), "/opt/slurm's/bin")
+    assert script.endswith("""exec true '$(rm -rf ~)' 'a'"'"'b'\n""") and """PATH='/opt/slurm'"'"'s/bin':""" in script
+
+
+def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa", node: str = "n1") -> str:
+    return f"{number}|diloco-nano-{name}|{state}|{reason}|{node}|diloco {RUN}"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "means", "why"),
+    [
+        ("PENDING", "Resources", "QUEUED", "Resources: waits for free nodes"),
+        ("PENDING", "None", "QUEUED", ""),
+        ("PENDING", "BeginTime", "QUEUED", "BeginTime: Slurm holds a job back for two minutes after a requeue"),
+        ("PENDING", "QOSMaxJobsPerUserLimit", "QUEUED", "QOSMaxJobsPerUserLimit"),
+        (
+            "PENDING",
+            "PartitionConfig",
+            "QUEUED",
+            "PartitionConfig: asks for more than the partition has: it would wait",
+        ),
+        (
+            "PENDING",
+            "ReqNodeNotAvail, UnavailableNodes:n1",
+            "QUEUED",
+            "ReqNodeNotAvail, UnavailableNodes:n1: its nodes",
+        ),
+        ("PENDING", "JobHeldUser", "HELD", "JobHeldUser: held: scontrol release"),
+        ("PENDING", "launch failed requeued held", "HELD", "launch failed requeued held"),
+        ("CONFIGURING", "None", "STARTING", "CONFIGURING"),
+        ("RUNNING", "None", "RUNNING", ""),
+        ("COMPLETING", "None", "LEAVING", "COMPLETING"),
+        ("COMPLETED", "None", "ENDED", ""),
+        ("CANCELLED", "None", "ENDED", "CANCELLED"),
+        ("FAILED", "NonZeroExitCode", "FAILED", "NonZeroExitCode: its log says why"),
+        ("TIMEOUT", "TimeLimit", "FAILED", "TIMEOUT TimeLimit"),
+        ("A_WORD_OF_LATER", "None", "STARTING", "A_WORD_OF_LATER"),
+    ],
+)
+def test_what_a_line_of_the_queue_means(state: str, reason: str, means: str, why: str) -> None:
+    (job,) = read_queue(line(state, reason), RUN, "nano")
+    assert (job.unit, job.id, job.node, job.state) == ("iowa", "7", "n1", means)
+    assert job.why == why or (len(why) > 40 and job.why.startswith(why))
+    assert job.lives == (STATES.get(state, JobState.STARTING) not in (JobState.ENDED, JobState.FAILED))
+
+
+def test_only_the_runs_own_jobs_count_whatever_else_is_printed() -> None:
+    text = "\n".join(
+        [
+            "squeue: warning: maintenance tonight|at ten",
+            line("RUNNING", number="8"),
+            line("RUNNING", name="ohio").replace(RUN, "gs://other/runs/nano"),
+            line("RUNNING", name="x").replace("nano-x", "other-x"),
+            "9|diloco-nano-rhine|PENDING",
+            "",
+        ]
+    )
+    assert [job.id for job in read_queue(text, RUN, "nano")] == ["8"]
+
+
+def test_of_several_jobs_of_a_unit_the_one_that_runs_counts_then_the_newest() -> None:
+    both = [line("RUNNING", number="7"), line("PENDING", "Dependency", number="8")]
+    for lines in (both, both[::-1]):
+        assert [job.id for job in read_queue("\n".join(lines), RUN, "nano")] == ["7"]
+    over = [line("FAILED", number="10"), line("CANCELLED", number="9"), line("COMPLETED", number="8")]
+    assert [job.id for job in read_queue("\n".join(over), RUN, "nano")] == ["10"]
+    assert [job.id for job in read_queue("\n".join([*over, line("PENDING", number="6")]), RUN, "nano")] == ["6"]
