@@ -9,7 +9,8 @@ wants, and while the log stands still, when there may be no syncer, at what all 
 
 The folder of a living run may be moved or removed, and another run begun in its place. So FORMAT.json is looked at
 first, and alone: nothing is put back unless the bucket is this run's, by FORMAT.json or by most of the newest commits.
-What is missing is put back only where most of these are there, or where a syncer wants it: else the run was removed.
+What is missing is put back only where most of these are there, or where a syncer wants it, and FORMAT.json only while
+commit 0 is there, too: else the run was removed.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ MOST_WANTED = 16
 LOOKS_BACK_EVERY_S = 300.0  # at the oldest commit, which no process of a run deletes
 LOG_SHOWN_BY = 8  # commits
 REMOVED = (
-    "and few of the newest commits are there: somebody seems to have moved or removed the run, so nothing is put back;"
-    " if nobody has, the bucket's owner puts back earlier versions, or a region's copies"
+    "and commit 0 or most of the newest commits are gone: somebody seems to have moved or removed the run, so nothing"
+    " is put back; if nobody has, the bucket's owner puts back earlier versions, or a region's copies, and looks for a"
+    " rule of the bucket that deletes what is old"
 )
 MOVED_HINT = "the run of this process was moved or removed; where it lies now it goes on by: diloco resume URL"
 VANISHED = (
@@ -234,18 +236,18 @@ class Mender:
 
     def _is_here(self, state: RunState) -> Steps[bool]:
         """Whether the bucket is this run's. A FORMAT.json that is missing may be the first object that goes of many: it
-        is put back if it was missing at a look before, too; if commit 0 has gone as well, minutes before."""
+        is put back only where it was missing at a look before, too, and commit 0 is still there: who empties a bucket
+        does not end the processes first, and these go on writing commits."""
         mine, own = self.run.kept[FORMAT_KEY], self.run.signing
         harm, there = yield from _harm(self.run, state, FORMAT_KEY, mine)
         now_s: float = yield Now()
         self._formless_since_s = min(self._formless_since_s, now_s) if harm == "missing" else inf
         if not harm:
             return True
-        if (yield from self._has_log()):
-            if harm == "missing":
-                oldest: bytes | None = yield Get(commit_key(0), MAX_RECORD_BYTES)
-                if now_s < self._formless_since_s + (LOOKS_BACK_EVERY_S if oldest is None else LOOKS_EVERY_S):
-                    return False
+        is_removed = harm == "missing" and (yield Get(commit_key(0), MAX_RECORD_BYTES)) is None
+        if not is_removed and (yield from self._has_log()):
+            if harm == "missing" and now_s < self._formless_since_s + LOOKS_EVERY_S:
+                return False
             return (yield from self._put_back(FORMAT_KEY, mine, harm))
         other = _format_in(there)
         if other is not None and other.run_id != self.run.run_id:
