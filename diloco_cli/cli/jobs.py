@@ -17,7 +17,7 @@ from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.paths import make_directory, write_whole
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.runtime.consent import signing_secret
-from diloco_cli.runtime.registry import this_folder
+from diloco_cli.runtime.registry import log_path, this_folder
 from diloco_cli.runtime.units import RunUnit, consent_words, diloco_command, keys_of, units_of
 from diloco_cli.signing import KEY_VARIABLE
 from diloco_cli.store.url import join_url
@@ -71,7 +71,7 @@ def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | N
     done: list[Job] = []
     try:
         for unit in missing:
-            _make_ready(run, unit, specs[unit.name])
+            _make_ready(opened, unit, specs[unit.name])
             done.append(ENGINE.submit(specs[unit.name]))
     except BaseException:
         with suppress(DilocoError):
@@ -79,16 +79,22 @@ def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | N
         raise
     ENGINE.hasten([job for job in known.values() if job.lives])
     if done:
-        talk(f"submitted {len(done)} jobs; their logs: {specs[done[0].unit].log.parent}/UNIT.log")
+        talk(f"submitted {len(done)} jobs; their logs: {specs[done[0].unit].log.parent}, or diloco logs")
         with suppress(DilocoError):
             known |= {job.unit: job for job in ENGINE.jobs(home, run.name)}
     return [known[unit.name] for unit in planned if unit.name in known]
 
 
-def _make_ready(run: RunFormat, unit: RunUnit, spec: JobSpec) -> None:
-    """The folder of its log, without which Slurm fails a job without a word, and its key."""
+def _make_ready(opened: OpenRun, unit: RunUnit, spec: JobSpec) -> None:
+    """The folder of its log, without which Slurm fails a job without a word, and its key. `diloco logs` finds the log
+    where those of this machine's units are."""
+    run, known_as = opened.format, log_path(opened.url, unit.name)
     try:
         make_directory(spec.log.parent)
+        spec.log.touch(mode=0o600)
+        make_directory(known_as.parent)
+        known_as.unlink(missing_ok=True)
+        known_as.symlink_to(spec.log)
         if spec.key is not None:
             own = keys_of(run, unit.signers(run), signing_secret()).get(KEY_VARIABLE)
             if own is None:

@@ -18,11 +18,12 @@ from diloco_cli.engines import slurm
 from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
+from diloco_cli.runtime.registry import log_files
 from diloco_cli.runtime.units import units_of
 from diloco_cli.signing import Secret
 from tests.cli.bucket import IOWA, NANO, RHINE
 
-URL = "gs://b/runs/nano"
+URL = "gs://bkt/runs/nano"
 RUN = replace(NANO, home_region="us", islands=(replace(IOWA, infra="slurm/us"), replace(RHINE, infra="slurm/eu")))
 NAMES = ["iowa", "rhine", "syncer-0", "syncer-1"]
 ID = {"iowa": "71", "rhine": "72", "syncer-0": "73", "syncer-1": "74"}
@@ -77,7 +78,8 @@ def submit(folder: Path, run: RunFormat = RUN) -> list[str]:
 
 def test_each_unit_without_a_job_that_lives_is_submitted_once(played: PlayedSlurm, tmp_path: Path) -> None:
     assert submit(tmp_path) == played.submitted() == NAMES
-    assert (tmp_path / "nano-jobs").is_dir(), "without it, Slurm fails the jobs without a word"
+    logs = {unit: path.resolve() for unit, path in log_files(URL).items()}
+    assert logs == {name: tmp_path / "nano-jobs" / f"{name}.log" for name in NAMES}, "`diloco logs` finds them"
     assert submit(tmp_path) == NAMES and played.submitted() == NAMES
     played.queue |= {"rhine": ["CANCELLED", "None"], "iowa": ["PENDING", "BeginTime"]}
     assert submit(tmp_path) == NAMES and played.submitted() == [*NAMES, "rhine"]
