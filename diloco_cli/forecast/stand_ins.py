@@ -67,7 +67,7 @@ class TraceArithmetic:
         fragment = fragment_of_slot(slot, self._num_fragments)
         inputs = b";".join(b"%s*%r" % (delta.payload, weight) for delta, weight, _, _ in deltas)
         merged = self._version(fragment, self._current[fragment] + inputs)
-        return replace(merged, cosines=(1.0,) * len(deltas))
+        return replace(merged, cosines=(float(len(deltas) > 1),) * len(deltas))
 
     def settled(self, fragment: int) -> Merged:
         state = self._current[fragment]

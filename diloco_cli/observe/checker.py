@@ -82,7 +82,7 @@ class Checker:
         self.revoked: set[str] = set()
         self.epoch_key = ""
         self.norms: Norms = {}
-        self.proven: dict[str, LearnerRecord] = {}  # their speeds and merges alone
+        self.proven: dict[str, LearnerRecord] = {}  # their speeds and merges, and what is doubted, alone
         self.shares: dict[str, int] = {}
         self.shares_after: dict[int, dict[str, int]] = {}
         self.stability = Stability()
@@ -91,6 +91,11 @@ class Checker:
     def token_parameters(self) -> int:
         """Sum of tokens x parameters of the fragment, over the offers that count."""
         return sum(self.shares.values())
+
+    @property
+    def _parameters_due(self) -> int:
+        """Of the fragment whose slot is due."""
+        return self.run.layout.fragments[fragment_of_slot(self.slot, self.run.num_fragments)].num_parameters
 
     @property
     def tokens(self) -> int:
@@ -203,14 +208,15 @@ class Checker:
         island = self.run.island(item.learner)
         batch = 0 if island is None else island.batch_tokens
         possible = 0 < item.tokens < MAX_EXACT and 0 < item.steps < MAX_EXACT
-        span = item.data_end - item.data_start
+        span, doubted = item.data_end - item.data_start, self.proven.get(item.learner, LearnerRecord()).doubted
+        most = item.tokens + doubted // self._parameters_due
         return [
             (island is not None, "4", "comes from a learner that the run does not have"),
             (possible, "4", f"counts {item.tokens} tokens in {item.steps} steps"),
             (item.steps <= max_steps(self.run), "4", f"counts {item.steps} steps, more than an offer can hold"),
             (item.tokens <= item.steps * batch, "4", f"counts {item.tokens} tokens in {item.steps} steps of {batch}"),
             (item.tokens == span, "4", f"counts {item.tokens} tokens in a data range of {span}"),
-            (0 < item.counted <= item.tokens, "4", f"is believed {item.counted} of {item.tokens} tokens"),
+            (0 < item.counted <= most, "4", f"is believed {item.counted} of {most} tokens"),
         ]
 
     def _check_judgement(self, commit: Merge, key: str) -> None:
@@ -219,6 +225,7 @@ class Checker:
             JudgedDelta(
                 learner=item.learner,
                 steps=max(1, item.counted_steps),
+                stated=max(1, item.steps),
                 norm=item.norm,
                 weight=offered_weight(self.run, item.learner, item.tokens, item.steps, item.counted),
             )
@@ -236,13 +243,14 @@ class Checker:
     def _check_speeds(self, commit: Merge, key: str) -> None:
         """Checks which speeds count as proven, and enters them into the books."""
         fragment = fragment_of_slot(self.slot, self.run.num_fragments)
-        due = proven(self.run, self.proven, fragment, commit.inputs, commit.alive)
+        due = proven(self.run, self.proven, fragment, commit.inputs)
         for item, should in zip(commit.inputs, due, strict=True):
             same = isclose(item.proven, should.proven, rel_tol=1e-6)
             fault = f"{key}: {item.learner} has proven {item.proven:.9g} tokens/s instead of {should.proven:.9g}"
             self.expect(same, "4", fault)
             known = self.proven.get(item.learner, LearnerRecord())
-            self.proven[item.learner] = structs.replace(known, proven=item.proven, merges=known.merges + 1)
+            doubted = max(0, known.doubted + (item.tokens - item.counted) * self._parameters_due)
+            self.proven[item.learner] = LearnerRecord(proven=item.proven, merges=known.merges + 1, doubted=doubted)
 
     def _counts(self, offer: MergedOffer | Outcome) -> bool:
         """Whether the key of an offer is not revoked."""
@@ -385,12 +393,12 @@ class Checker:
 
     def _settle_shares(self, commit: Commit) -> None:
         if commit.inputs:  # they count for the fragment that was due, also if the commit brings another one
-            parameters = self.run.layout.fragments[fragment_of_slot(self.slot, self.run.num_fragments)].num_parameters
             self.shares = dict(self.shares)
             for item in commit.inputs:
-                self.shares[item.learner] = self.shares.get(item.learner, 0) + item.counted * parameters
+                self.shares[item.learner] = self.shares.get(item.learner, 0) + item.counted * self._parameters_due
         if isinstance(commit, Rollback):
             self.shares, self.base_floor = self.shares_after.get(commit.to, {}), commit.n
+            self.proven = {name: structs.replace(known, doubted=0) for name, known in self.proven.items()}
         self.shares_after[commit.n] = self.shares
 
     def _count_bad(self, commit: Commit) -> None:

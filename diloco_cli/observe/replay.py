@@ -207,7 +207,7 @@ class LogVerifier:
     def recomputed(self, commit: Merge, deltas: list[DeltaSource | None]) -> Merged | None:
         """The deltas applied to the version before; None if one is damaged or missing."""
         sound = [
-            (delta, item.weight, item.scale, item.counted)
+            (delta, item.weight, item.scale, item.own_counted)
             for delta, item in zip(deltas, commit.inputs, strict=True)
             if delta is not None
         ]

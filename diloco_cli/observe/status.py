@@ -120,7 +120,7 @@ class OneLearner:
         stability, delta = self.facts.state.stability, self.delta
         if delta is None or not (stability.paused or stability.jump or stability.recovers_beyond is not None):
             return ""
-        return f"newest delta {delta.times_usual:.3g} times as long as usual, cosine to the merge {delta.cosine:+.2f}"
+        return f"newest delta {delta.times_usual:.3g} times as long as usual, cosine to the others {delta.cosine:+.2f}"
 
     @property
     def _said(self) -> str:
@@ -397,7 +397,7 @@ class LearnerStatus:
     )
     cosine: float | None = of_learner(
         lambda it: None if it.delta is None else it.delta.cosine,
-        "Between its newest merged delta and the merged one.",
+        "Between its newest merged delta and the others of that merge.",
         gauge="diloco_learner_delta_cosine",
     )
     stated_share: float | None = of_learner(

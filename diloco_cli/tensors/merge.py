@@ -57,6 +57,7 @@ from diloco_cli.tensors.payload import Blank, PayloadError, Spec, views
 MergeRule = Literal["rda", "avg"]
 TINY = float(torch.finfo(torch.float32).tiny)  # shorter deltas count as zero: 1 / norm would not be finite
 SAMPLED_CHUNKS = 16  # of a fragment, for cosines
+ROUNDING = 1e-12  # of a delta's square: a rest that is shorter is none
 CANCELLED = 1e-6  # a mean of unit directions shorter than this has no direction
 Use = Callable[[int, torch.Tensor], None]
 Tensors = Mapping[str, torch.Tensor]
@@ -128,36 +129,36 @@ class Merging:
         self._scales = np.array([source.scale for source in self._sources])[:, None]
         self._means = list(np.array(self._shares)[:, None] * self._scales * np.ones_like(self._norms))
         self._meters = [NormMeter(cut) if source.claimed else None for source in self._sources]
-        self._all = sources
-        self._sampled: dict[int, torch.Tensor] = {}
+        self._num_all = len(sources)
         self.unsound: dict[int, str] = {}
 
     def each(self, directions: torch.Tensor, use: Use) -> None:
         """Call use(start, merged block) for every block of the fragment, which it may overwrite; several at the same
         time. `directions` [n] float32 is working memory, of which a block that is used is no longer needed."""
-        blocks = range(0, self.cut.size, self.cut.block)
-        kept = frozenset(blocks[:: -(-len(blocks) // SAMPLED_CHUNKS)])
-
-        def use_and_sample(start: int, merged: torch.Tensor) -> None:
-            if start in kept:
-                self._sampled[start] = merged[:CHUNK].clone()
-            use(start, merged)
-
-        self._average(use_and_sample) if self.rule == "avg" else self._rda(directions, use_and_sample)
+        self._average(use) if self.rule == "avg" else self._rda(directions, use)
 
     def cosines(self) -> tuple[float, ...]:
-        """After `each`: between each source, as its learner made it, and the merged delta; 0 where one of them is zero.
-        Of some even parts of the fragment: re-reading whole deltas would cost as much as the merge."""
-        products = np.zeros((len(self._all), 3))
-        for start, merged in sorted(self._sampled.items()):
-            room = torch.empty(merged.numel())
-            for place, source in enumerate(self._all):
-                values = (source.own or source.read)(start, room)
-                pairs = ((values, merged), (values, values), (merged, merged))
+        """Between each source and the weighted sum of the others, as their learners made them but scaled, whatever the
+        rule of the merge; 0 where one of the two is zero. Of some even parts of the fragment: re-reading whole deltas
+        would cost as much as the merge."""
+        shares = [share * source.scale for share, source in zip(self._shares, self._sources, strict=True)]
+        reads = [source.own or source.read for source in self._sources]
+        products = np.zeros((len(reads), 3))
+        blocks = range(0, self.cut.size, self.cut.block)
+        for start in blocks[:: -(-len(blocks) // SAMPLED_CHUNKS)]:
+            room, summed, others = (torch.zeros(min(CHUNK, self.cut.size - start)) for _ in range(3))
+            for read, share in zip(reads, shares, strict=True):
+                summed.add_(read(start, room), alpha=share)
+            for place, (read, share) in enumerate(zip(reads, shares, strict=True)):
+                values = read(start, room)
+                torch.sub(summed, values, alpha=share, out=others)
+                pairs = ((values, others), (values, values), (others, others))
                 products[place] += [float(torch.dot(one, other)) for one, other in pairs]
-        lengths = np.sqrt(products[:, 1] * products[:, 2])
-        cosines = np.divide(products[:, 0], lengths, out=np.zeros(len(lengths)), where=lengths > 0)
-        return tuple(float(cosine) for cosine in np.clip(np.nan_to_num(cosines), -1.0, 1.0))
+        own, rest = np.square(shares) * products[:, 1], products[:, 2]
+        lengths = np.where(rest > ROUNDING * own, np.sqrt(products[:, 1] * rest), 0.0)
+        cosines = np.divide(products[:, 0], lengths, out=np.zeros(len(reads)), where=lengths > 0)
+        found = dict(zip(self._indexes, np.clip(np.nan_to_num(cosines), -1.0, 1.0), strict=True))
+        return tuple(float(found.get(index, 0.0)) for index in range(self._num_all))
 
     # -- the two rules ------------------------------------------------------------------------------------------
 

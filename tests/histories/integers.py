@@ -36,10 +36,11 @@ def rounded(wanted: int) -> int:
     return wanted // COARSE * COARSE
 
 
-def cosines(made: list[int], merged: list[int]) -> tuple[float, ...]:
-    """Between each delta and the sum of what is merged: in one dimension signs."""
-    total = sum(merged)
-    return tuple(float(((delta > 0) - (delta < 0)) * ((total > 0) - (total < 0))) for delta in made)
+def cosines(made: list[int], weighed: list[float]) -> tuple[float, ...]:
+    """Between each delta and the sum of the others: in one dimension signs."""
+    rests = [sum(weighed[:place]) + sum(weighed[place + 1 :]) for place in range(len(weighed))]
+    signs = [((one > 0) - (one < 0)) * ((rest > 0) - (rest < 0)) for one, rest in zip(made, rests, strict=True)]
+    return tuple(map(float, signs))
 
 
 def first_version(fragment: int) -> tuple[int, int]:
@@ -134,7 +135,7 @@ class IntegerArithmetic:
         merged = self._version(fragment, *outer_step(parameter, momentum, weighed))
         return replace(
             merged,
-            cosines=cosines([delta.made for delta, *_ in deltas], [delta for delta, _ in weighed]),
+            cosines=cosines([delta.made for delta, *_ in deltas], [delta * weight for delta, weight in weighed]),
         )
 
     def settled(self, fragment: int) -> Merged:

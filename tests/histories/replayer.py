@@ -289,7 +289,7 @@ class Replayer(Checker):
         island = self.run.island(item.learner)
         largest = max(known.batch_tokens for known in self.run.islands)  # a newcomer weighs no more than that
         tokens = item.tokens if island in self.run.islands else min(item.tokens, item.steps * largest)
-        full = tokens**2 / item.steps * (item.counted / item.tokens)
+        full = tokens**2 / item.steps * min(1.0, item.counted / item.tokens)
         least = full * (1 - 1e-9) * self.lengths.least_share(fragment, item)
         least = 0.0 if is_poisoner(item.learner) else least
         expect(least <= item.weight <= full, "4", f"{who}: weight {item.weight}")

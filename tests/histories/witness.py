@@ -11,6 +11,7 @@ from diloco_cli.protocol.actors.learner import Learner, Observer, Phase
 from diloco_cli.protocol.actors.progress import OfferDraft, is_over
 from diloco_cli.protocol.log.records import FragmentVersion, Offer, OfferId
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.rules.merging import max_steps
 from diloco_cli.protocol.rules.pacing import beginner
 from diloco_cli.signing import learner_signer
 from tests.histories.ledger import Account
@@ -79,8 +80,8 @@ class Witness(Observer):
         self._check_moments(learner.state.n)
 
     def took(self, phase: Phase, seconds: float) -> None:
-        """Training never waits for the store, except for moments after a rollback, and waits for news only at the drift
-        bound."""
+        """Training never waits for the store, except for moments after a rollback, and waits for news only at its
+        bounds."""
         learner, sync = self.learner, self.learner.run.settings.sync
         kept_out, self._kept_out = self._kept_out, self._must_wait()
         went_back, self._went_back = self._went_back, False
@@ -95,10 +96,17 @@ class Witness(Observer):
         expect(may_wait, "pace", f"{learner.name} waits for {seconds:.2f} s, in {phase}, and might step on")
 
     def _must_wait(self) -> bool:
-        """Whether the learner must wait: in quarantine, or while another learner begins the run alone (cold start)."""
+        """Whether the learner must wait: in quarantine, while another learner begins the run alone (cold start), or
+        because it holds as much as an offer can."""
         learner = self.learner
         first = beginner(learner.run, learner.state.slot)
-        return first not in (None, learner.name) or learner.progress.quarantined is not None
+        is_held = first not in (None, learner.name) or learner.progress.quarantined is not None
+        return is_held or self._drifted() >= max_steps(learner.run)
+
+    def _drifted(self) -> int:
+        """Its steps that are in no version, of the fragment with the most."""
+        assert self.account is not None
+        return len(self.stepped_at) - bisect_right(self.stepped_at, min(self.account.held))
 
     def stepped(self, position: int, tokens: int) -> None:
         assert self.account is not None
@@ -118,13 +126,11 @@ class Witness(Observer):
 
     def _check_drift(self, state: RunState) -> None:
         """Check that progress that is in no version stays within the drift bound."""
-        assert self.account is not None
         if (state.merges, state.base_floor) != (self._merges, self._floor):
             self._merges, self._floor, self.since_news = state.merges, state.base_floor, 0
         self.since_news += 1
-        drifted = len(self.stepped_at) - bisect_right(self.stepped_at, min(self.account.held))
         sync = self.learner.run.settings.sync
-        steps, most = min(self.since_news, drifted), sync.drift_rounds * sync.every
+        steps, most = min(self.since_news, self._drifted()), sync.drift_rounds * sync.every
         expect(steps <= most, "drift", f"{self.learner.name} has stepped {steps} times without news, more than {most}")
 
     def sent(self, draft: OfferDraft) -> None:

@@ -320,18 +320,44 @@ def test_a_scaled_source_counts_as_its_scaled_delta(rule: MergeRule, granularity
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_each_source_has_its_cosine_to_the_merged_delta(rule: MergeRule) -> None:
+def test_each_source_has_its_cosine_to_the_weighted_sum_of_the_others(rule: MergeRule) -> None:
     size = 20 * CHUNK + 5  # more than are sampled
     generator = torch.Generator().manual_seed(1)
     common = torch.randn(size, generator=generator)
     deltas = [common + torch.randn(size, generator=generator) for _ in range(3)] + [-common, torch.zeros(size)]
     cut = Cut([Span(0, 1, size)])
-    sources = [DeltaSource(read, measured_norms(cut, read)) for read in map(reader_of, deltas)]
-    merging = Merging(rule, cut, sources, [1.0] * 5)
-    merged = all_blocks(merging).double()
-    expected = [float(torch.cosine_similarity(merged, delta.double(), dim=0)) for delta in deltas]
+    weights, scales = [1.0, 4.0, 0.5, 1.0, 1.0], [1.0, 0.5, 1.0, 1.0, 1.0]
+    reads = list(map(reader_of, deltas))
+    sources = [DeltaSource(r, measured_norms(cut, r), scale=by) for r, by in zip(reads, scales, strict=True)]
+    merging = Merging(rule, cut, sources, weights)
+    all_blocks(merging)
+    parts = [delta.double() * by * weight for delta, by, weight in zip(deltas, scales, weights, strict=True)]
+    rests = [torch.stack(parts).sum(0) - part for part in parts]
+    expected = [float(torch.cosine_similarity(one, rest, dim=0)) for one, rest in zip(parts, rests, strict=True)]
     assert merging.cosines() == pytest.approx(expected, abs=0.01)
     assert merging.cosines()[3] < -0.5 and merging.cosines()[4] == 0.0
+
+
+@pytest.mark.parametrize("others", [0, 2])
+def test_a_source_that_has_no_others_or_empty_ones_has_no_cosine(others: int) -> None:
+    """Not even one of what rounding leaves."""
+    cut = Cut([Span(0, 1, 1000)])
+    reads = [reader_of(torch.randn(1000)), *[reader_of(torch.zeros(1000))] * others]
+    merging = Merging("avg", cut, [DeltaSource(read, measured_norms(cut, read)) for read in reads], [0.3] * len(reads))
+    all_blocks(merging)
+    assert merging.cosines() == (0.0,) * len(reads)
+
+
+def test_a_source_from_an_older_base_has_the_cosine_of_what_its_learner_made() -> None:
+    """Anchored anew it holds what the others did since, which would be the same in the deltas of two such learners."""
+    first, second = (torch.randn(1000, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    since, cut = 100 * torch.ones(1000), Cut([Span(0, 1, 1000)])
+    anew = [reader_of(made + since) for made in (first, second)]
+    pairs = zip(anew, map(reader_of, (first, second)), strict=True)
+    sources = [DeltaSource(read, measured_norms(cut, read), own=own) for read, own in pairs]
+    merging = Merging("avg", cut, sources, [1.0, 1.0])
+    all_blocks(merging)
+    assert max(map(abs, merging.cosines())) < 0.15
 
 
 def test_a_piece_of_a_tensor_has_norms_of_its_own() -> None:

@@ -122,7 +122,7 @@ class MoreSteps(Progress):
 class Unlimited(Progress):
     """Goes on with a fragment that nobody merges, beyond what an offer may claim."""
 
-    def overgrown(self) -> list[int]:
+    def full(self) -> list[int]:
         return []
 
 

@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.operations import Steps, together
 from diloco_cli.protocol.log.records import Offer, Outcome, RecordError, RunFormat, decode
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.merging import Eligibility, is_well_formed
-from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, next_request_s
+from diloco_cli.protocol.rules.pacing import SHORT_SLOT_S, guessed_request_s, next_request_s
 from diloco_cli.signing import Unsigned
 
 MAX_OFFERS_PER_POLL = 8  # of one learner: a flood must not starve the others
@@ -51,10 +51,12 @@ class PolledMailbox:
         """Look for the next offer."""
         return (yield from next_offer(keyring, self.learner, self.incarnation, self.next_seq))
 
-    def asked(self, now_s: float, slot_s: float) -> None:
+    def asked(self, now_s: float, slot_s: float, is_guess: bool = False) -> None:
         """No further offer is there now: choose when to ask again."""
         self.asked_s = now_s
-        self.next_request_s = next_request_s(self.found_s, now_s, slot_s)
+        since_s = self.since_s if self.found_s is None else self.found_s
+        guessed_s = guessed_request_s(since_s, now_s, slot_s) if is_guess else inf
+        self.next_request_s = min(next_request_s(self.found_s, now_s, slot_s), guessed_s)
 
 
 def kept_mailboxes(key: int, known: int, newest: int) -> list[int]:
@@ -109,7 +111,8 @@ class Inbox:
             self.heard_s[island.name] = now_s
             named = known.floor or not self.run.keyring.signs
             if named and state.counts(known.floor):  # what a revoked key offered has its outcome, or needs none
-                self._box(island.name, max(1, known.floor)).next_seq = known.next_seq
+                box = self._box(island.name, max(1, known.floor))
+                box.next_seq, box.since_s = known.next_seq, now_s
 
     def _box(self, learner: str, incarnation: int) -> Mailbox:
         return self.mailboxes.setdefault((learner, incarnation), Mailbox(learner, incarnation))
@@ -162,7 +165,9 @@ class Inbox:
             for key in replaced(old, newest, now_s):
                 del self.mailboxes[key]
 
-    def poll(self, state: RunState, now_s: float, slot_s: float, everywhere: bool = False) -> Steps[bool]:
+    def poll(
+        self, state: RunState, now_s: float, slot_s: float, everywhere: bool = False, is_guess: bool = False
+    ) -> Steps[bool]:
         """Fetch offers that have appeared. Where slots are long, only from the mailboxes that are due; with
         `everywhere` from all. A mailbox asked at `now_s` is not asked again. False if no mailbox was asked."""
         always = everywhere or slot_s < SHORT_SLOT_S
@@ -170,7 +175,7 @@ class Inbox:
         due = [box for box in boxes if always or now_s >= box.next_request_s]
         yield from self._fetch(due, state, now_s, slot_s)
         for box in due:
-            box.asked(now_s, slot_s)
+            box.asked(now_s, slot_s, is_guess)
         return bool(due)
 
     def empty(self, state: RunState, now_s: float) -> Steps[None]:

@@ -570,6 +570,7 @@ class Learner:
     def hear(self) -> Steps[None]:
         """Take note of the log's head. Versions that have arrived are adopted after the next offers, because an
         adoption may drop progress that those would hold; but at once where no offer can be made before it."""
+        self.progress.unreadable = self.follower.unreadable
         while self.delivered:
             self.progress.aim.delivered(*self.delivered.popleft())
         mail = self.follower.take()
@@ -658,13 +659,12 @@ class Learner:
     def offer(self) -> Steps[None]:
         """Hand the offers that are due after this step to the upload lane; the training never waits for the store."""
         now_s: float = yield Now()
-        self.progress.unreadable = self.follower.unreadable
         for draft in self.progress.due(now_s, self.watch.step_s):
             self._send(draft)
 
-    def _offer_everything(self) -> Steps[None]:
+    def _offer_everything(self, leaves: bool) -> Steps[None]:
         now_s: float = yield Now()
-        for draft in self.progress.everything(now_s):
+        for draft in self.progress.everything(now_s) if leaves else self.progress.standing(now_s):
             self._send(draft)
 
     def _send(self, draft: OfferDraft) -> None:
@@ -697,7 +697,7 @@ class Learner:
     # -- wait ---------------------------------------------------------------------------------------------------
 
     def wait_at_the_bound(self) -> Steps[None]:
-        yield from self._offer_everything()
+        yield from self._offer_everything(leaves=False)
         yield Sleep(PAUSE_S)
         self.progress.turn.waited((yield Now()))
         yield from self.hear()
@@ -743,7 +743,7 @@ class Learner:
             self._save()
         while self.uploaded_at < self.saved_at or self._may_offer_more():
             if self._may_offer_more():
-                yield from self._offer_everything()
+                yield from self._offer_everything(leaves=True)
             yield Sleep(PAUSE_S)
             yield from self.hear()
             if not self.may_drain():

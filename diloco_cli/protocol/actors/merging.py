@@ -43,7 +43,8 @@ Recover = Callable[[FragmentVersion], bytes | None]
 class Merged:
     """A fragment's new version as bytes: the state that syncers read, and the weights that learners adopt.
 
-    `cosines`: between each delta, in their order, and the merged one, from a sample of their values; of a merge."""
+    `cosines`: between each delta, in their order, and the weighted sum of the others, from a sample of their values; of
+    a merge."""
 
     state: bytes
     weights: bytes
@@ -111,6 +112,10 @@ class FitOffer:
     norm: float
     weight: float
     scale: float
+
+    @property
+    def weighed(self) -> Weighed:
+        return self.delta, self.weight, self.scale, min(self.believed, self.offer.tokens)
 
 
 @dataclass(frozen=True)
@@ -207,6 +212,7 @@ def judged(
         JudgedDelta(
             learner=offer.learner,
             steps=counted_steps(offer.steps, offer.tokens, tokens),
+            stated=offer.steps,
             norm=logged_norm(loaded[offer.id].norm),
             weight=offered_weight(run, offer.learner, offer.tokens, offer.steps, tokens),
         )
@@ -237,7 +243,7 @@ def merge_commit(
     inputs = tuple(map(_input, candidates.fit, merged.cosines))
     return Merge(
         slot=output.slot,
-        inputs=proven(state.with_members(run), state.learners, output.fragment, inputs, facts.alive),
+        inputs=proven(state.with_members(run), state.learners, output.fragment, inputs),
         outputs=(output,),
         outcomes=in_order(outcomes),
         tokens=sum(one.believed for one in candidates.fit),
@@ -269,7 +275,7 @@ def _input(one: FitOffer, cosine: float) -> MergedOffer:
         scale=one.scale,
         norm=one.norm,
         cosine=round(cosine, 4),
-        believed=one.believed if one.believed < offer.tokens else None,
+        believed=one.believed if one.believed != offer.tokens else None,
     )
 
 

@@ -11,7 +11,7 @@ progress since an offer that was applied, or may still be applied.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from diloco_cli.protocol.log.records import (
@@ -116,6 +116,12 @@ class Progress:
         held = self.turn.held(self.aim.head)
         if held is not None:
             return StepPermit(False, held)
+        for fragment in self.full():
+            most = f"as many steps as an offer can, {max_steps(self.run)}"
+            return StepPermit(False, f"too fast for the run's pace: fragment {fragment} holds {most}")
+        return self._within_drift()
+
+    def _within_drift(self) -> StepPermit:
         drift = min(self.steps_since_commit, max(book.steps for book in self.books))
         return may_step(drift, self.local_steps, self.run.settings.sync.drift_rounds)
 
@@ -148,15 +154,21 @@ class Progress:
         """The offers to make after this step: usually none or one."""
         return self._drafts(self.aim.due(now_s, step_s, self._is_ready), now_s)
 
-    def everything(self, now_s: float) -> list[OfferDraft]:
+    def standing(self, now_s: float) -> list[OfferDraft]:
+        """The offers of a learner that may not step: everything; but where it waits for full fragments alone, these and
+        what is due before them, as the others go on growing."""
+        full = self.full()
+        return self.everything(now_s, [i for i in full if self.books[i].waits is None] if full else None)
+
+    def everything(self, now_s: float, wanted: Collection[int] | None = None) -> list[OfferDraft]:
         """The offers of a learner that leaves, or that may not step: every fragment with progress and no offer on its
         way, for the next slot that it can reach. (Without this, a learner at the drift bound whose offers were all
-        refused would wait for a merge, while the merge waits for its offer.)"""
+        refused would wait for a merge, while the merge waits for its offer.) `wanted`: only up to these fragments."""
         if not self.awaits_outcomes():  # slots of the past no longer count, nor do refused offers for later ones
             self.aim.begin_at(self.aim.head)
         drafts: list[OfferDraft] = []
         slot, offered = -1, set[int]()
-        while len(offered) < self.run.num_fragments:
+        while not offered.issuperset(range(self.run.num_fragments) if wanted is None else wanted):
             slot = max(slot + 1, self.aim.first_reachable(now_s, len(drafts)))
             fragment = fragment_of_slot(slot, self.run.num_fragments)
             draft = None if fragment in offered else self._draft(slot)
@@ -255,15 +267,23 @@ class Progress:
 
     # -- giving up ----------------------------------------------------------------------------------------------
 
-    def overgrown(self) -> list[int]:
-        """Fragments with more progress than an offer may claim, whose books start anew and whose parameters go back to
-        the adopted version. At the drift bound all do: one without steps could be neither trained nor offered."""
+    def full(self) -> list[int]:
+        """Fragments with as much progress as an offer can hold."""
         most = max_steps(self.run)
-        found = [index for index, book in enumerate(self.books) if book.steps >= most]
-        found = [*range(len(self.books))] if found and not self.may_step().allowed else found
-        for index in found:
-            self._start_anew(index)
-        return found
+        return [index for index, book in enumerate(self.books) if book.steps >= most]
+
+    def overgrown(self) -> list[int]:
+        """Full fragments that can be offered no more, as their base is too old, or its successor cannot be read: their
+        books start anew, and their parameters go back to the adopted version. At the drift bound all do: one without
+        steps could be neither trained nor offered."""
+        stuck = [i for i in self.full() if self.is_too_old(i) or (i in self.unreadable and self.awaits(i))]
+        for fragment in stuck:
+            self._start_anew(fragment)
+        if stuck and not self._within_drift().allowed:
+            stuck = list(range(len(self.books)))
+            for fragment in stuck:
+                self._start_anew(fragment)
+        return stuck
 
     def _start_anew(self, fragment: int) -> None:
         """Start a fragment's books anew. An offer on its way stays: the fragment is offered again after its outcome."""

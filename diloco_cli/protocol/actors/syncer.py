@@ -459,7 +459,7 @@ class Syncer:
         self.evaluations.begin(self.state)
         self.inbox.open(self.state, (yield Now()))
         self.window_from_s = -inf
-        self.pacer.begin(self.state.window)
+        self.pacer.begin(self.state.window, (yield Now()))
         self.belief.begin(self.state, (yield Now()))
         self._go(SyncerState.SERVING)
 
@@ -536,7 +536,7 @@ class Syncer:
                 self.inbox.expect(island.name for island in admits.islands)
                 self.belief.met((island.name for island in admits.islands), now_s)
                 return (yield from self._carry_out(admits))
-        yield from self.inbox.poll(self.state, now_s, self.pace.slot_s)
+        yield from self.inbox.poll(self.state, now_s, self.pace.slot_s, is_guess=self.pacer.told_slot_s == 0)
         due = yield from self.evaluations.due(self.state, self.epoch, self._pulse)
         if due is not None:
             return (yield from self._carry_out(due))
@@ -594,7 +594,7 @@ class Syncer:
         if decision.action == "skip":
             skip = commits.Skip(slot=self.state.slot, reason=decision.reason)
             done = yield from self._settle(lambda outcomes: structs.replace(skip, outcomes=outcomes))
-            self.window_from_s += self.pace.slot_s
+            self.window_from_s += self.pacer.told_slot_s
             self.inbox.sort_out(self.state)
         else:
             done = yield from self._merge(candidates, facts, grace, decision.reason)
@@ -640,16 +640,14 @@ class Syncer:
         fragment = fragment_of_slot(self.state.slot, self.run.num_fragments)
         slot, version, before = self.state.slot, self.state.n + 1, self.state
         offers = candidates.offers
-        merged = self.arithmetic.merge(
-            slot, [(one.delta, one.weight, one.scale, one.believed) for one in candidates.fit]
-        )
+        merged = self.arithmetic.merge(slot, [one.weighed for one in candidates.fit])
         if isinstance(merged, Refused):  # the next turn decides anew on the offers that are left
             for place, why in merged.reasons.items():
                 self.inbox.drop(offers[place], why)
             self._go(SyncerState.SERVING)
             return False
         output = yield from self._publish(fragment, merged, version, slot)
-        opens_s = next_window_s(facts, self.pace.slot_s)
+        opens_s = next_window_s(facts, self.pacer.told_slot_s)
         opens_in_s = opens_s - (yield Now())
         told_slot_s, given = self.pacer.told_slot_s, (self.run, before, candidates, merged, output, facts, grace)
         mine = yield from self._settle(partial(merge_commit, *given, told_slot_s, opens_in_s, reason))

@@ -204,7 +204,7 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
                 known,
                 applied={**known.applied, output.fragment: now},
                 token_parameters=known.token_parameters + item.counted * parameters,
-                doubted=known.doubted + (item.tokens - item.counted) * parameters,
+                doubted=max(0, known.doubted + (item.tokens - item.counted) * parameters),
                 proven=item.proven,
                 merges=known.merges + 1,
                 data_end=max(known.data_end, item.data_end),
@@ -241,7 +241,7 @@ class Merge(Commit, tag="merge", frozen=True, kw_only=True):
             participation_sum=metrics.participation_sum + len(self.inputs) / alive,
             recent_merges=(*metrics.recent_merges, note)[-RECENT_MERGES:],
             deltas=metrics.deltas | deltas,
-            sustained=metrics.sustained.merged(self.time, self.merged_tokens, alive),
+            sustained=metrics.sustained.merged(self.time, sum(item.own_counted for item in self.inputs), alive),
         )
 
 
@@ -408,7 +408,7 @@ class Rollback(Commit, tag="rollback", frozen=True, kw_only=True):
             state,
             base_floor=self.n,
             token_parameters=sum(shares.values()),
-            learners={n: replace(k, token_parameters=shares.get(n, 0)) for n, k in state.learners.items()},
+            learners={n: replace(k, token_parameters=shares.get(n, 0), doubted=0) for n, k in state.learners.items()},
             history=(),
             moments_from=state.moments_floor if anew else None,
             rollbacks=(*state.rollbacks, (self.to, self.n))[-ROLLBACKS_KEPT:],

@@ -115,7 +115,7 @@ class Note(Struct, frozen=True):
 
 class LastDelta(Struct, frozen=True):
     """A learner's newest merged delta: how many times as long as usual it was before clipping (health.py; 0: there was
-    nothing to compare it with), and its cosine to the merged one."""
+    nothing to compare it with), and its cosine to the merge's others."""
 
     times_usual: float
     cosine: float

@@ -276,11 +276,12 @@ OfferId = tuple[str, int, int]
 class MergedOffer:
     """An offer that a merge applied, with the weight it got. Carries all that a replay needs.
 
-    `believed`: how many of its stated tokens count; None: all. `proven`: its learner's tokens/s that count as proven
+    `believed`: how many of its stated tokens count; None: all. More than all: so many that were doubted before count as
+    well. `proven`: its learner's tokens/s that count as proven
     after this merge (protocol/rules/belief.py); 0: what is planned.
     `norm`: of its delta as the learner made it, before it was re-anchored or scaled. `scale`: what it was multiplied
-    by, below 1 where it was clipped (protocol/rules/merging.py). `cosine`: between its delta and the merged one, from a
-    sample of their values; for people, no decision depends on it."""
+    by, below 1 where it was clipped (protocol/rules/merging.py). `cosine`: between its delta and the weighted sum
+    of the merge's other deltas, from a sample of their values; 0 where there is no other. By it a speed is proven."""
 
     learner: str
     incarnation: int
@@ -304,6 +305,11 @@ class MergedOffer:
     def counted(self) -> int:
         """The tokens that count."""
         return self.tokens if self.believed is None else self.believed
+
+    @property
+    def own_counted(self) -> int:
+        """Those of its own: without what was doubted before."""
+        return min(self.counted, self.tokens)
 
     @property
     def counted_steps(self) -> int:

@@ -132,9 +132,9 @@ class Applied(Struct, frozen=True, gc=False):
 class LearnerRecord(Struct, frozen=True):
     """What the log says of a learner. `floor`: offers of older incarnations are refused. Every offer of incarnation
     `floor` with seq < next_seq has an outcome, and so have those in `settled`. `token_parameters`: what is believed of
-    its work, `doubted`: what it has stated beyond that, also in merges that a rollback has undone; `proven`: its proven
-    tokens/s (0: as planned; protocol/rules/belief.py). `bad_in_a_row`: its bad offers since
-    the last one that was merged (health.py); `quarantined`: the commit of its quarantine, None if there is none."""
+    its work, `doubted`: what it has stated beyond that, since the newest rollback; `proven`: its proven tokens/s
+    (0: as planned; protocol/rules/belief.py). `bad_in_a_row`: its bad offers since the last one that was merged
+    (health.py); `quarantined`: the commit of its quarantine, None if there is none."""
 
     floor: int = 0
     next_seq: int = 0

@@ -10,10 +10,11 @@ gradients (Pascanu et al. 2013, arXiv 1211.5063) and norm bounding of federated 
 1911.07963), which scale down to the bound itself; here a delta beyond the bound is no honest one.
 
 A delta that the slot's others exceed by the same factor weighs less in proportion: it would take its share of the
-weight and bring nothing.
+weight and bring nothing. For this the stated steps count: beside few steps that are believed of another's long delta,
+all others would look short.
 
 Clipping bounds lengths alone. A delta of usual length in a wrong direction is merged with its weight; the log states
-each delta's cosine to its merge, and the held-out loss shows the harm (rules/divergence.py)."""
+each delta's cosine to the others, and the held-out loss shows the harm (rules/divergence.py)."""
 
 from __future__ import annotations
 
@@ -147,7 +148,7 @@ def max_rounds(sync: SyncSettings) -> int:
 def offered_weight(run: RunFormat, learner: str, tokens: int, steps: int, believed: int) -> float:
     """What a delta's tokens weigh, as far as they are believed. An island that has joined states its batch itself, and
     a batch weighs by its square: so it counts for no more than the largest of the launch."""
-    share = believed / tokens if tokens else 0.0
+    share = min(1.0, believed / tokens) if tokens else 0.0
     if learner not in run.launched:
         tokens = min(tokens, steps * run.largest_batch_tokens)
     return token_weight(tokens, steps) * share
@@ -199,10 +200,11 @@ LEAST = 1 / 64  # of its weight, which even a delta of zeros keeps: weights are 
 
 @dataclass(frozen=True)
 class JudgedDelta:
-    """A delta as the log states it, with the `steps` and the `weight` that are believed of it."""
+    """A delta as the log states it, with the `steps` and the `weight` that are believed of it. `stated`: its steps."""
 
     learner: str
     steps: int
+    stated: int
     norm: float
     weight: float
 
@@ -221,7 +223,8 @@ def judge(known: Known, deltas: Sequence[JudgedDelta], clip: float | Literal["no
     from logged figures alone."""
     measured = [(delta.norm, delta.steps) for delta in deltas]
     verdicts = []
-    for delta, longer, shorter in zip(deltas, usual_norms(known, measured), least_norms(measured), strict=True):
+    least = least_norms([(delta.norm, delta.stated) for delta in deltas])
+    for delta, longer, shorter in zip(deltas, usual_norms(known, measured), least, strict=True):
         weight = delta.weight
         if clip == "none":
             verdicts.append(DeltaShare(1.0, weight))

@@ -5,14 +5,15 @@ Schedule: in the first `cold_start.rounds` rounds the fastest island trains alon
 trained move apart fast and lose much in an average. The slot's number, which the log gives to every process, says when
 it ends.
 
-Pace: a round lasts as long as the islands need for their planned steps, the median of them. What counts is what the
-syncer's clock shows: how far each island's data stream has moved between its offers, and no faster than the island has
-proven (belief.py). So no statement, and no single island, makes the slots shorter or longer. Each island makes as many
-steps in a round as fit into it at its own speed: nobody's steps depend on what another one says.
+Pace: a round lasts as long as the islands need for their planned steps, the median of them, of two the slower one.
+What counts is what the syncer's clock shows: how far each island's data stream has moved between its offers. So no
+statement, and no single one of three islands, makes the slots shorter or longer. Each island makes as many steps in a
+round as fit into it at its own speed: nobody's steps depend on what another one says.
 
 Polling: an offer and the next commit come once a slot, so requests are dense about the time at which the next one is
 due and sparse before and after. Where slots are shorter than `SHORT_SLOT_S`, latency counts for more than requests, so
-they are dense until an object is late. While nothing has been found yet, an eighth of a slot lies between two.
+they are dense until an object is late. While nothing has been found yet, an eighth of a slot lies between two; while
+the slot's time is a guess, an eighth of the time waited so far, as the guess may be too long by any factor.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
-from statistics import median_low
+from statistics import median_high, median_low
 
-from diloco_cli.protocol.log.records import Island, Offer, RunFormat
+from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.protocol.log.state import RunState, Window
-from diloco_cli.protocol.rules.belief import rate_of
 from diloco_cli.protocol.rules.quorum import (
     Pace,
     SlotFacts,
@@ -153,15 +153,17 @@ class Pacer:
 
     def __init__(self, run: RunFormat) -> None:
         self.run = run
-        self.pace = Pace(min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments)
-        self._is_guess = True
+        self._guess_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
+        self.pace, self._is_guess, self._since_s = Pace(self._guess_s), True, 0.0
         self._stale_after_slots = run.settings.sync.staleness_rounds * run.num_fragments
         self._observed: dict[str, Observed] = {}
         self._merged_s: deque[float] = deque(maxlen=ROUNDS_SEEN * run.num_fragments + 1)
 
-    def begin(self, window: Window | None) -> None:
+    def begin(self, window: Window | None, now_s: float) -> None:
         """`window`: the window of the log's newest merge."""
+        self._since_s = now_s
         if window is not None and window.slot_s > 0:
+            self._guess_s = window.slot_s
             self._measured(window.slot_s)
 
     @property
@@ -181,32 +183,33 @@ class Pacer:
         claimed_s = max(o.timings.upload_s + o.timings.adoption_s for o in offers)
         self._merged_s.append(now_s)
         sync_s = now_s - facts.now_s + min(claimed_s, max_exchange_s(self.pace, self._stale_after_slots))
-        slot_s = self._slot_s(state, now_s)
+        slot_s = self._slot_s(state, facts.alive, now_s)
         if self._is_guess and slot_s is not None:
             self._measured(slot_s)
         self.pace = measured_pace(self.pace, slot_s, facts.quorum_took_s, sync_s)
 
-    def _slot_s(self, state: RunState, now_s: float) -> float | None:
-        """The median over the islands that are alive; None: none is seen at work yet."""
+    def _slot_s(self, state: RunState, num_alive: int, now_s: float) -> float | None:
+        """The median over the islands that are alive; None: none is seen at work yet. One that is not seen yet counts
+        with the time for which it was not, up to the guess: so no fast island sets the pace before the others come."""
         run, within_s = state.with_members(self.run), alive_within_s(self.pace)
-        alive = {name: seen for name, seen in self._observed.items() if now_s - seen.last_s <= within_s}
-        any_round = any(seen.of_a_round for seen in alive.values())
         found = [
-            _round_s(island, step_s, rate_of(run, name, state.learner(name)))
-            for name, seen in alive.items()
-            if (seen.of_a_round or not any_round)
+            (seen.of_a_round, island.local_steps * step_s)
+            for name, seen in self._observed.items()
+            if now_s - seen.last_s <= within_s
             and (step_s := seen.step_s()) > 0
             and (island := run.island(name)) is not None
         ]
+        if not found:
+            return None
+        of_rounds = [round_s for of_a_round, round_s in found if of_a_round]
+        unseen_s = run.num_fragments * min(self._guess_s, now_s - self._since_s)
+        rounds_s = [round_s for _, round_s in found] + [unseen_s] * (num_alive - len(found))
+        rounds_s = of_rounds if 2 * len(of_rounds) > num_alive else rounds_s
+        if 2 * len(found) > num_alive:
+            self._guess_s = median_high(rounds_s) / run.num_fragments
         gaps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(self._merged_s)]
         least_s = median_low(gaps_s) / MAX_FASTER if gaps_s else 0.0
-        return max(least_s, median_low(found) / run.num_fragments) if found else None
-
-
-def _round_s(island: Island, step_s: float, tokens_per_s: float) -> float:
-    """How long an island needs for the steps that are planned for a round."""
-    least_s = island.batch_tokens / tokens_per_s if tokens_per_s else 0.0
-    return island.local_steps * max(step_s, least_s)
+        return max(least_s, median_high(rounds_s) / run.num_fragments)
 
 
 SHORT_SLOT_S = 1.5
@@ -248,6 +251,11 @@ def next_request_s(found_s: float | None, asked_s: float, slot_s: float) -> floa
         return first_s
     slots = (asked_s - found_s) / slot_s
     return asked_s + slot_s * min(MAX_PAUSE, max(DENSE, GROWTH * (slots - ON_TIME)))
+
+
+def guessed_request_s(since_s: float, asked_s: float, slot_s: float) -> float:
+    """The same where `slot_s` is a guess; `since_s`: when the last object was found, or the wait for one began."""
+    return asked_s + min(slot_s * UNKNOWN, max(DENSE_BOUNDS_S[1], (asked_s - since_s) * UNKNOWN))
 
 
 def expected_slot_s(claimed_s: float, usual_s: float) -> float:

@@ -117,18 +117,38 @@ def test_of_an_offer_that_the_log_has_passed_only_the_record_is_uploaded() -> No
 
 
 @pytest.mark.parametrize("every", [7, 10, 11, 15])
-def test_progress_that_outgrows_an_offer_is_dropped_before_the_next_step_with_news_or_without(every: int) -> None:
+def test_whatever_a_learner_offers_it_never_claims_more_than_an_offer_can_hold(every: int) -> None:
     """All its offers come late: the log goes on, and its merges are without this learner. Between two news it steps on
-    for several rounds; whatever it offers, it never claims more than an honest learner may."""
+    for several rounds, or waits."""
     living, most = Living(WrittenLog(REBASE)), max_steps(REBASE)
     for seq in range(8):
         start = 8 * seq
-        living.until(lambda until=every * (seq + 1): living.training.steps >= until)
+        living.world.run_for(every * STEP_S)
         other = applied("l1", seq, base=living.log.state.n, data_start=start, data_end=start + 8)
         living.log.merge(500 + seq, other)
     living.world.run_for(2.0)
     claimed = [offer.steps for offer in living.offers()]
-    assert max(claimed) <= most and "outgrown" in [reason for _, reason in living.seen.given_up]
+    assert 4 < max(claimed) <= most
+    assert "outgrown" not in [reason for _, reason in living.seen.given_up], "nothing that could be offered is dropped"
+
+
+def test_a_learner_that_is_too_fast_waits_with_all_that_an_offer_can_hold_until_that_is_merged() -> None:
+    """The slots of its first fragment are skipped, and the other learner merges the second alone."""
+    run = make_run(fragments=2, mixing="rebase")
+    living, most = Living(WrittenLog(run)), max_steps(run)
+    for seq in range(8):
+        living.world.run_for(6 * STEP_S)
+        living.log.append("skip", slot=2 * seq)
+        base = living.log.state.outputs[1].version
+        living.log.merge(500 + seq, applied("l1", seq, base=base, data_start=8 * seq, data_end=8 * seq + 8))
+    living.until(lambda: living.offers()[-1].steps == most)
+    assert living.learner.doing == "WAITING" and "too fast" in living.learner.note
+    steps = living.training.steps
+    living.world.run_for(5.0)
+    assert living.training.steps == steps
+    living.log.merge(90, took(living.offers()[-1]))
+    living.until(lambda: living.training.steps > steps)
+    assert "outgrown" not in [reason for _, reason in living.seen.given_up]
 
 
 def test_at_the_drift_bound_everything_is_offered_and_nothing_is_trained() -> None:

@@ -44,6 +44,14 @@ def ready(run: RunFormat = RUN) -> tuple[Progress, RunState, OfferDraft]:
     return progress, state, draft
 
 
+def aged(progress: Progress, state: RunState, run: RunFormat = RUN) -> RunState:
+    """The log after merges of another, of which nothing is adopted: no base is young enough for an offer any more."""
+    for seq in range(max_ahead(run) + run.num_fragments):
+        state = merged_without(state, seq, run)
+    hear(progress, state)
+    return state
+
+
 # -- offering ---------------------------------------------------------------------------------------------------
 
 
@@ -198,10 +206,14 @@ def test_an_offer_that_a_quarantine_refused_was_not_too_late(readmitted: bool) -
 
 def test_what_an_outgrown_stretch_held_is_not_offered_again_when_its_offer_is_merged_after_all() -> None:
     """An offer on its way stays so when the books begin anew, and nothing else of the fragment is offered meanwhile."""
-    progress, state, draft = ready()
-    stepped(progress, max_steps(RUN) - 4)
+    progress, state, _ = ready()
+    state = aged(progress, state)
+    (draft,) = progress.everything(0.0)
+    for _ in range(max_steps(RUN) - 4):
+        progress.stepped(BATCH)
     assert progress.overgrown() == [0] and progress.books[0].waits is draft
-    stepped(progress, 2)
+    progress.stepped(BATCH)
+    progress.stepped(BATCH)
     state = merge(state, took(draft), run=RUN)
     hear(progress, state)
     assert adopt(progress, state) == ("replace", None), "what it held was dropped before it was merged"
@@ -278,14 +290,37 @@ def test_only_merges_are_news_for_the_drift_bound() -> None:
     assert progress.may_step().allowed
 
 
-def test_a_learner_whose_progress_was_dropped_at_the_drift_bound_may_step_again() -> None:
-    """All its offers were refused, it may not step, and what it has is more than an offer may claim: it starts anew."""
+def test_a_learner_that_holds_as_much_as_an_offer_can_waits_and_offers_that_and_what_is_due_before_it() -> None:
+    run = make_run(fragments=3)
+    progress = Progress(run, "l0", 1, genesis(run), 0)
+    for _ in range(4):
+        progress.stepped(BATCH)
+    progress.books[1].steps = max_steps(run)
+    assert not progress.may_step().allowed and "fragment 1 holds as many steps as" in progress.may_step().reason
+    assert [(draft.fragment, draft.steps) for draft in progress.standing(0.0)] == [(0, 4), (1, max_steps(run))]
+    assert progress.standing(0.0) == progress.overgrown() == [], "its outcome is waited for"
+    assert [draft.fragment for draft in progress.everything(0.0)] == [2], "who leaves keeps nothing back"
+
+
+def test_a_learner_whose_progress_can_be_offered_no_more_may_step_again() -> None:
+    """All its offers were refused, it may not step, and what it has is too old: it starts anew."""
     run = make_run(fragments=1, drift_rounds=4)
     progress = Progress(run, "l0", 1, genesis(run), 0)
-    while progress.may_step().allowed or not progress.books[0].steps >= max_steps(run):
+    aged(progress, genesis(run), run)
+    while not progress.full():
         progress.stepped(BATCH)
     assert progress.overgrown() == [0]
     assert progress.may_step().allowed and progress.books[0].steps == 0
+
+
+def test_what_is_merged_but_cannot_be_read_again_is_no_reason_to_wait_for_ever() -> None:
+    progress, state, draft = ready()
+    hear(progress, merge(state, took(draft), run=RUN))
+    while not progress.full():
+        progress.stepped(BATCH)
+    assert progress.overgrown() == [], "its version will come"
+    progress.unreadable = frozenset({0})
+    assert progress.overgrown() == [0]
 
 
 def test_a_fragment_that_is_dropped_at_the_drift_bound_takes_the_others_with_it() -> None:
@@ -293,9 +328,11 @@ def test_a_fragment_that_is_dropped_at_the_drift_bound_takes_the_others_with_it(
     none: of three learners that a full quorum needs, two offered one fragment for ever, and the third the other."""
     run = make_run(fragments=2)
     progress = Progress(run, "l0", 1, genesis(run), 0)
+    state = aged(progress, genesis(run), run)
+    progress.adopted(state.outputs[1])
     while progress.may_step().allowed:
         progress.stepped(BATCH)
-    progress.books[0].steps = max_steps(run)  # the other fragment was merged meanwhile
+    progress.books[0].steps = max_steps(run)
     assert progress.overgrown() == [0, 1] and progress.may_step().allowed
     progress.stepped(BATCH)
     assert {draft.fragment for draft in progress.everything(0.0)} == {0, 1}

@@ -127,51 +127,68 @@ def test_a_machine_that_becomes_faster_is_believed_within_six_rounds(times: floa
             item = applied(tokens=tokens, believed=counted, cosine=1.0)
             other = applied("l1", cosine=1.0)
             known = state.learners["l0"]
-            after = proven(run, state.learners, fragment, [item, other], 2)[0].proven
+            after = proven(run, state.learners, fragment, [item, other])[0].proven
             state = structs.replace(
                 state, learners={"l0": structs.replace(known, proven=after, merges=known.merges + 1)}
             )
     assert counted == round(times * 16)
 
 
-def found(*deltas: tuple[float, float], alive: int = 3, parameters: int = LARGE) -> set[str]:
-    """Who is at work; (norm, cosine to the merge) of each, equal weights."""
-    inputs = [applied(f"l{n}", norm=norm, cosine=cosine) for n, (norm, cosine) in enumerate(deltas)]
-    return at_work(inputs, alive, parameters)
+@pytest.mark.parametrize("times", [4.0, 8.0])
+def test_what_was_doubted_is_believed_once_the_first_rounds_have_proven_a_speed(times: float) -> None:
+    """The clock bears it out. Nothing is believed twice, and later rounds look back no more."""
+    belief, state, counted, stated = begun(genesis()), genesis(), 0, 0
+    num_parameters = RUN.layout.fragments[0].num_parameters
+    for k in range(1, 3):
+        found = believed(belief, 16, k * ROUND_S / times, state)
+        counted, stated = counted + found, stated + 16
+        doubted = (stated - counted) * num_parameters
+        state = serving(merges=k, proven=times * RATE, doubted=doubted)
+    assert counted == stated and doubted == 0
+    assert believed(belief, 16, 3 * ROUND_S / times, serving(merges=99, proven=times * RATE)) == 16
+    late = serving(merges=99, proven=2 * times * RATE, doubted=10**6 * num_parameters)
+    assert believed(belief, 16, 4 * ROUND_S / times, late) == 32, "of the last round alone"
+
+
+def test_the_speed_of_an_island_of_which_nothing_is_known_counts_from_when_it_is_first_met() -> None:
+    """A commit of another process has admitted it."""
+    belief, state = begun(genesis()), structs.replace(genesis(), members=(Island("new", "here", BATCH, 4, 0.0, 0.0),))
+    made = replace(offer(state), learner="new", tokens=10**6)
+    assert belief.of(state, made, 8.0) == 1
+    assert belief.of(state, made, 9.0) == RATE
+
+
+def found(*cosines: float, parameters: int = LARGE) -> set[str]:
+    """Who is at work, by each one's cosine to the others."""
+    return at_work([applied(f"l{n}", norm=1.0, cosine=cosine) for n, cosine in enumerate(cosines)], parameters)
 
 
 def test_whose_delta_points_where_those_of_the_others_point_is_at_work() -> None:
-    """Two alike, and noise as long as they are, which has a cosine to the merge only because it is a part of it."""
-    alike, noise = (1.0, 0.894), (1.0, 0.447)
-    assert found(alike, alike, noise) == {"l0", "l1"}
-    assert found((1.0, 0.9), (1.0, 0.9), (1.0, 0.9)) == {"l0", "l1", "l2"}
-    assert found(alike, alike, (0.0, 0.0)) == {"l0", "l1"}, "a loop that does nothing"
-    assert found((1.0, 0.707), (1.0, 0.707)) == set(), "of two that have nothing in common nobody can tell"
+    assert found(0.3, 0.01, -0.003) == {"l0", "l1"}, "by however little, of many parameters"
+    assert found(0.3, 0.3, 0.0) == {"l0", "l1"}, "a loop that does nothing"
+    assert found(0.0, 0.0) == set(), "of two that have nothing in common nobody can tell"
 
 
 def test_of_few_parameters_a_cosine_is_more_easily_chance() -> None:
-    """0.1 between each two."""
-    cosine = (1.2 / 3) ** 0.5
-    assert found(*[(1.0, cosine)] * 3) == {"l0", "l1", "l2"}
-    assert found(*[(1.0, cosine)] * 3, parameters=100) == set()
-    assert found((1.0, 1.0), (1.0, 1.0), parameters=1) == {"l0", "l1"}
+    assert found(0.3, 0.3, parameters=100) == set()
+    assert found(0.5, 0.5, parameters=1) == {"l0", "l1"}
 
 
-def test_one_alone_is_at_work_unless_others_are_alive_that_may_have_said_otherwise() -> None:
-    assert found((1.0, 1.0), alive=1) == {"l0"}
-    assert found((1.0, 1.0), alive=2) == found((0.0, 0.0), alive=1) == set()
+def test_what_is_merged_alone_is_work_unless_it_is_empty() -> None:
+    assert found(0.0) == {"l0"}
+    assert at_work([applied(norm=0.0)], LARGE) == set()
 
 
 @pytest.mark.parametrize("strange", [{"norm": 1e300}, {"weight": 0.0}, {"weight": 1e308}, {"cosine": -1.0}])
 def test_what_a_log_may_state_has_an_answer(strange: dict[str, Any]) -> None:
-    assert at_work([applied(**strange), applied("l1", **strange)], 2, 1) <= {"l0", "l1"}
+    assert at_work([applied(**strange), applied("l1", **strange)], 1) <= {"l0", "l1"}
 
 
 def test_a_merge_states_what_is_proven_by_those_at_work_of_whom_less_is_believed() -> None:
     def input_of(name: str, **fields: Any) -> MergedOffer:
-        return applied(name, **{"believed": 2, "cosine": 0.894, **fields})
+        return applied(name, **{"believed": 2, "cosine": 0.2, **fields})
 
-    inputs = [input_of("l0"), input_of("l1", believed=None), input_of("x", cosine=0.447)]
+    inputs = [input_of("l0"), input_of("l1", believed=None), input_of("x", cosine=0.0)]
     run = replace(make_run(), layout=balanced_layout([ParameterFact("w", (LARGE,), False)], 1))
-    rates = [item.proven for item in proven(run, {"x": LearnerRecord(proven=7.0)}, 0, inputs, 3)]
+    rates = [item.proven for item in proven(run, {"x": LearnerRecord(proven=7.0)}, 0, inputs)]
     assert rates == [4 * RATE, 0.0, 7.0]

@@ -172,8 +172,8 @@ CLIP = SyncSettings().clip
 assert CLIP != "none"
 
 
-def delta(learner: str, norm: float, steps: int = H, weight: float = 1.0) -> JudgedDelta:
-    return JudgedDelta(learner, steps, norm, weight)
+def delta(learner: str, norm: float, steps: int = H, weight: float = 1.0, stated: int | None = None) -> JudgedDelta:
+    return JudgedDelta(learner, steps, steps if stated is None else stated, norm, weight)
 
 
 def known(*norms: float) -> Known:
@@ -241,6 +241,11 @@ def test_a_delta_that_holds_next_to_nothing_weighs_next_to_nothing_beside_others
     assert [verdict.weight for verdict in judged({}, 1.0, 1.0, 1e6)] == [1.0, 1.0, 1.0], (
         "nor do long ones make it light"
     )
+
+
+def test_beside_deltas_of_which_few_steps_are_believed_a_usual_one_keeps_its_weight() -> None:
+    doubted = [delta(name, 3.0, steps=2, stated=4 * H) for name in "bc"]
+    assert judge({}, [delta("a", 1.0), *doubted], CLIP)[0] == DeltaShare(1.0, 1.0)
 
 
 def test_deltas_of_other_numbers_of_steps_are_clipped_beyond_what_honest_ones_grow() -> None:

@@ -14,6 +14,7 @@ from diloco_cli.protocol.log.records import RunFormat, Timings, fragment_of_slot
 from diloco_cli.protocol.log.state import Window
 from diloco_cli.protocol.rules.pacing import (
     DENSE,
+    DENSE_BOUNDS_S,
     MAX_FASTER,
     MAX_REQUESTS,
     SHORT_SLOT_S,
@@ -22,6 +23,7 @@ from diloco_cli.protocol.rules.pacing import (
     beginner,
     expected_slot_s,
     fraction_of_run,
+    guessed_request_s,
     may_step,
     measured_local_steps,
     next_request_s,
@@ -125,9 +127,10 @@ STEP_S = 2 * SLOT_S / 4  # 4 steps are planned for 2 slots
 
 
 class Islands:
-    """Each offers once a slot, and states that it is very fast; `step_s` as planned."""
+    """Each offers once a slot, and states that it is very fast; `step_s` as planned. `alive`: others may be, too."""
 
-    def __init__(self, step_s: float, names: str = "abc") -> None:
+    def __init__(self, step_s: float, names: str = "abc", alive: int = 0) -> None:
+        self.alive = alive
         run = with_steps(make_run(), step_s)
         self.run = replace(run, islands=tuple(replace(run.islands[0], name=name) for name in names))
         self.pacer, self.now_s, self.position = Pacer(self.run), 0.0, dict.fromkeys(names, 0)
@@ -142,7 +145,8 @@ class Islands:
             made = offer(self.state, learner=name, data_end=self.position[name], timings=Timings(1e-9, 1e-9))
             self.pacer.offered(made, self.now_s, seconds > 0)
             offers.append(made)
-        facts = SlotFacts(3, 3, 1, self.now_s, False, self.now_s - seconds, self.now_s)
+        alive = max(len(self.position), self.alive)
+        facts = SlotFacts(alive, alive, 1, self.now_s, False, self.now_s - seconds, self.now_s)
         self.pacer.merged(self.state, offers, facts, self.now_s)
 
     def slots(self, number: int, **steps: float) -> float:
@@ -161,8 +165,22 @@ def test_one_of_three_moves_no_slot_by_what_it_states_of_its_steps(steps: float)
     assert Islands(STEP_S).slots(100, c=steps) == pytest.approx(SLOT_S)
 
 
-def test_nobody_is_taken_for_faster_than_it_has_proven() -> None:
-    assert Islands(STEP_S, "a").slots(100, a=320.0) == pytest.approx(SLOT_S)
+def test_of_two_the_slower_one_sets_the_pace() -> None:
+    assert Islands(STEP_S, "ab").slots(100, a=320.0) == pytest.approx(SLOT_S)
+
+
+def test_a_fast_one_that_comes_first_sets_no_pace_for_those_that_are_not_seen_yet() -> None:
+    """They need as long as it lasts until they are seen, or what is planned; once most are seen, what those need."""
+    islands = Islands(STEP_S, alive=3)
+    del islands.position["b"], islands.position["c"]
+    assert islands.slots(9, a=320.0) == pytest.approx(SLOT_S, rel=0.05)
+    islands = Islands(STEP_S * 100, alive=3)
+    del islands.position["b"], islands.position["c"]
+    assert islands.slots(9, a=320.0) < 10 * SLOT_S
+    islands.position |= {"b": 0, "c": 0}
+    assert islands.slots(20, a=320.0) == pytest.approx(SLOT_S, rel=0.05)
+    del islands.position["b"], islands.position["c"]
+    assert islands.slots(1, a=320.0) == pytest.approx(SLOT_S, rel=0.05), "they are away, the plan counts no more"
 
 
 def test_islands_that_all_become_slower_or_faster_set_another_pace_within_four_rounds() -> None:
@@ -204,10 +222,10 @@ def test_who_has_left_sets_no_pace() -> None:
 
 def test_a_successor_begins_with_what_the_log_tells_if_it_tells_anything() -> None:
     pacer = Pacer(with_steps(RUN, 1e-6))
-    pacer.begin(None)
-    pacer.begin(Window(0.0, 0.0, 0.0))
+    pacer.begin(None, 0.0)
+    pacer.begin(Window(0.0, 0.0, 0.0), 0.0)
     assert pacer.told_slot_s == 0.0
-    pacer.begin(Window(1.0, SLOT_S, 5.0))
+    pacer.begin(Window(1.0, SLOT_S, 5.0), 0.0)
     assert pacer.told_slot_s == pacer.pace.slot_s == SLOT_S
 
 
@@ -236,6 +254,18 @@ def test_with_nothing_known_it_is_asked_for_eight_times_a_slot() -> None:
     assert next_request_s(None, 50.0, 8.0) == 51.0
     assert next_request_s(None, 0.0, 1.4) == pytest.approx(0.175), "also where slots are short"
     assert next_request_s(None, 0.0, 0.1) == 0.02, "but no oftener than this"
+
+
+def test_while_the_slot_is_a_guess_the_pauses_grow_with_the_wait() -> None:
+    """So what comes a hundred times earlier than planned is found nearly as soon as it is there, and next to nothing is
+    asked for what comes as planned."""
+    at_s, times = 100.0, []
+    while at_s < 1100.0:
+        times.append(at_s)
+        at_s = guessed_request_s(100.0, at_s, 1000.0)
+    assert len(times) < 80
+    assert all(later_s - at_s <= max(DENSE_BOUNDS_S[1], (at_s - 100.0) / 8) + 1e-9 for at_s, later_s in pairwise(times))
+    assert guessed_request_s(0.0, 1e6, 8.0) == 1e6 + 1.0, "not less often than where nothing is known"
 
 
 @quick
