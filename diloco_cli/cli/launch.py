@@ -76,16 +76,15 @@ def launch(
         _say_plan(found, region, as_json, file.parent, syncer_here)
         return
     from diloco_cli.cli.hooks import hooks_of
-    from diloco_cli.cli.supervision import go_on
+    from diloco_cli.cli.supervision import go_on, refuse_unless_free
     from diloco_cli.runtime.consent import NamedHere, consented, named_in_files, search_last, stores_of
-    from diloco_cli.runtime.registry import refuse_supervised
     from diloco_cli.store.url import join_url
 
     hooks, folder = hooks_of(on_event, webhook), file.parent
     search_last(folder)
     named = NamedHere(named_in_files(plan.run, plan.inventory), folder)
     with progress("trying the model, its data and this machine") as shown:
-        refuse_supervised(join_url(plan.inventory.store.url, plan.run.name))
+        refuse_unless_free(join_url(plan.inventory.store.url, plan.run.name))
         replace(checks, prepare=lambda: _prepare(plan, shown)).pass_or_raise(talk)
         shown.text = "reading the model"
         values = _values_of(plan, create_only, checks.tried)

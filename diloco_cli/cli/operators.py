@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from diloco_cli.store.port import StoreGoneError
 
 
-ENDS_WITHIN_S = 20.0  # a supervisor whose run is stopped: its units (StopPolicy), and its summary
-
-
 def open_unfinished(run: str | None, kind: RequestKind) -> tuple[OpenRun, RunState]:
     """The run and the head of its log. A run that is FINISHED, or has no version yet, is not operated on."""
     from diloco_cli.syncer.operator import refuse_finished
@@ -130,16 +127,13 @@ def resume(
     """Go on with a run from its bucket alone; living units are adopted, missing jobs submitted. Ctrl-C ends what runs
     here; the run goes on."""
     from diloco_cli.cli.hooks import hooks_of
-    from diloco_cli.cli.supervision import go_on
-    from diloco_cli.runtime.registry import living_supervisor, refuse_supervised, remember_run
+    from diloco_cli.cli.supervision import go_on, refuse_unless_free
+    from diloco_cli.runtime.registry import remember_run
 
     hooks, syncer_here = hooks_of(on_event, webhook), is_here(syncer)
     opened = open_run(run, at_home=False, acts=True)
     _say_unused(opened, Path(run) if run is not None and is_run_file(run) else RUN_FILE)
-    ends = living_supervisor(opened.url) is not None and head_of(opened).phase == "STOPPED"
-    if ends:
-        talk(f"run {opened.name} was just stopped: waiting at most {ENDS_WITHIN_S:.0f} s for what ends here")
-    refuse_supervised(opened.url, ENDS_WITHIN_S if ends else 0.0)
+    refuse_unless_free(opened.url)
     remember_run(opened.url, (opened.format.home_of(opened.url), *opened.format.region_urls))
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
     sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks, syncer_here))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from diloco_cli.chaos.actions import read_entries
-from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, head_of, operator_of
+from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, head_of, open_known_run, operator_of
 from diloco_cli.cli.hooks import HookCaller, Hooks
 from diloco_cli.cli.jobs import JobWatch, job_lines, submit_missing
 from diloco_cli.cli.output import print_json, screen_width, talk
@@ -27,12 +27,22 @@ from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.live import Curves, LiveScreen
 from diloco_cli.observe.status import Status
 from diloco_cli.protocol.actors.progress import phase_for
+from diloco_cli.protocol.actors.requests import is_at_rest
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.state import RunPhase, RunState
 from diloco_cli.runtime.consent import NamedHere, consented, stores_of, trust_of
 from diloco_cli.runtime.processes import is_started_by_diloco
-from diloco_cli.runtime.registry import SUPERVISOR, log_path, note_line, read_unit
+from diloco_cli.runtime.registry import (
+    SUPERVISOR,
+    known_at,
+    living_supervisor,
+    log_path,
+    note_line,
+    read_unit,
+    refuse_supervised,
+    run_name,
+)
 from diloco_cli.runtime.restart import place_data
 from diloco_cli.runtime.supervisor import (
     ENDINGS,
@@ -132,6 +142,7 @@ def with_killer(event: SupervisionEvent, url: str) -> SupervisionEvent:
     return replace(event, text=text, data={**event.data, "by": f"chaos #{sent[-1]}" if sent else "unknown"})
 
 
+ENDS_WITHIN_S = 20.0  # a supervisor whose run is stopped: its units (StopPolicy), and its summary
 LINE_EVERY_S = 5.0
 LOOKS_FOR_BUCKET_S = 20.0  # without a commit
 SCREEN_EVERY_S = 1.0
@@ -180,6 +191,15 @@ def go_on(
     if detach:
         return _detached(opened, region, as_json, command, hooks, syncer_here)
     return supervise_run(opened, units, region, command, as_json, hooks)
+
+
+def refuse_unless_free(url: str) -> None:
+    """Wait for a supervisor of the run that is ending because the run was stopped. Raises RefusedError while one lives
+    on this machine."""
+    ends = living_supervisor(url) is not None and head_of(open_known_run(known_at(url))).phase == RunPhase.STOPPED
+    if ends:
+        talk(f"run {run_name(url)} was just stopped: waiting at most {ENDS_WITHIN_S:.0f} s for what ends here")
+    refuse_supervised(url, ENDS_WITHIN_S if ends else 0.0)
 
 
 def _beside_others(opened: OpenRun, state: RunState, units: list[UnitSpec]) -> list[UnitSpec]:
@@ -298,7 +318,8 @@ def supervise_run(
 
 
 class FollowedLog:
-    """The log as it was read last. A stop from before this supervision does not count: the run is being resumed."""
+    """The log as it was read last. A stop from before this supervision does not count: the run is being resumed, unless
+    that resume was withdrawn before a syncer carried it out, which only the home bucket tells."""
 
     def __init__(self, opened: OpenRun) -> None:
         self._opened = opened
@@ -314,6 +335,9 @@ class FollowedLog:
         elif now_s - self._still_since_s >= LOOKS_FOR_BUCKET_S:
             self._still_since_s = now_s
             self._opened.store.list(FORMAT_KEY, limit=1)  # raises if the bucket is gone: on GCS a read finds nothing
+        run, url = self._opened.format, self._opened.url
+        if run.home_of(url) == url and self._opened.perform(is_at_rest(run, self._known)):
+            return RunPhase.STOPPED
         return phase_for(self._known, self._began_at)
 
     def islands(self) -> set[str]:

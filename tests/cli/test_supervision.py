@@ -1,4 +1,4 @@
-"""A syncer that is resumed beside one that serves elsewhere."""
+"""A syncer that is resumed beside one that serves elsewhere, and a resume that is withdrawn."""
 
 from __future__ import annotations
 
@@ -10,13 +10,22 @@ from typing import Any
 import pytest
 
 from diloco_cli.cli import supervision as calling
+from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncerSettings
+from diloco_cli.events.bucket import EventReader
 from diloco_cli.observe.facts import Heard
+from diloco_cli.protocol.log.records import RegionStore
+from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.runtime.processes import Identity
 from diloco_cli.runtime.registry import UnitRecord, write_unit
 from diloco_cli.runtime.units import syncer_units
+from diloco_cli.syncer.operator import Operator
 from tests.unit.observe.test_status import STATE, SYNCER, facts
+from tests.unit.protocol.integer_ports import WrittenLog
+from tests.unit.protocol.records import make_run
+
+URL = "file:///bucket/toy"
 
 
 @pytest.mark.parametrize(
@@ -51,3 +60,17 @@ def test_a_resume_throws_no_syncer_out_that_serves_elsewhere(
     [syncer] = calling._beside_others(opened, STATE, units)
     assert ("--standby" in syncer.command) == stands_by
     assert stands_by or [syncer] == units
+
+
+@pytest.mark.parametrize("is_home", [True, False])
+def test_a_resume_that_is_withdrawn_before_a_syncer_serves_ends_what_runs_here(is_home: bool) -> None:
+    log = WrittenLog(make_run())
+    log.append("stop")
+    run = log.run if is_home else replace(log.run, home_url="file:///home", regions=(RegionStore("eu", URL, 0.1),))
+    clock = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+    operator = Operator(run, log.store, clock, lambda text: None)
+    assert operator.withdraw_stop(log.state)
+    followed = calling.FollowedLog(OpenRun("toy", URL, log.store, run, clock, EventReader()))
+    assert followed.phase() == "RUNNING", "it is being resumed"
+    assert operator.keep_stopped(log.state)
+    assert followed.phase() == ("STOPPED" if is_home else "RUNNING")
