@@ -37,11 +37,15 @@ def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tu
     logs = folder / f"{run.name}-jobs"
     stores = unit.island is None or run.settings.syncer.on_learners
     words = consent_words(run, unit.url, stores=stores) if consent is None else consent
-    cores, gpus = SYNCER_CORES, 0
-    if unit.island is not None:
-        on_cpu = unit.island.accelerator.lower() == "cpu"
-        gpus = 0 if on_cpu else unit.island.num_accelerators
-        cores = max(unit.island.num_accelerators, run.settings.train.threads) if on_cpu else unit.island.ranks
+    nodes, cores, gpus = 1, SYNCER_CORES, 0
+    if (island := unit.island) is not None:
+        on_cpu, nodes, devices = (
+            island.accelerator.lower() == "cpu",
+            island.nodes,
+            island.num_accelerators // island.nodes,
+        )
+        gpus = 0 if on_cpu else devices
+        cores = max(devices, run.settings.train.threads) if on_cpu else island.ranks // nodes
     return JobSpec(
         run=home,
         run_name=run.name,
@@ -50,6 +54,7 @@ def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tu
         command=diloco_command("unit", unit.name, f"--run={unit.url}", *words),
         folder=folder,
         log=logs / f"{unit.name}.log",
+        nodes=nodes,
         cores=cores,
         gpus=gpus,
         key=None if run.signing is None else logs / f"{unit.name}.key",
@@ -119,7 +124,7 @@ def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool
 
 def check_jobs(specs: Iterable[JobSpec]) -> None:
     """Each shape once. Raises UsageError for jobs that the engine would refuse, or never start."""
-    shapes = {(spec.place, spec.cores, spec.gpus): spec for spec in specs}
+    shapes = {(spec.place, spec.nodes, spec.cores, spec.gpus): spec for spec in specs}
     for spec in shapes.values():
         ENGINE.check(spec)
 

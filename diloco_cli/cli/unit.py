@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -14,11 +15,12 @@ import typer
 
 from diloco_cli.cli.arguments import AllowCode, AllowStore, OpenRun, head_of, named_here, open_run
 from diloco_cli.cli.output import talk
+from diloco_cli.engines.slurm import queue_again, step
 from diloco_cli.environment import environment_value, set_environment
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.supervisor import SignalCount, supervise
-from diloco_cli.runtime.units import RunUnit, UnitSpec, units_of
+from diloco_cli.runtime.units import RunUnit, UnitSpec, consent_words, units_of
 
 AGAIN_STATUS = 75
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
@@ -58,7 +60,7 @@ def unit(
         if in_job:
             _log_to_stdout(opened.url, name)
         heard = Notices()
-        status = _keep_alive(opened, chosen.spec, here, heard)
+        status = _keep_alive(opened, _on_all_nodes(opened, chosen), here, heard)
     if heard.first == signal.SIGUSR2:
         status = AGAIN_STATUS
         _queue_again()
@@ -95,6 +97,15 @@ def _chosen(opened: OpenRun, name: str) -> RunUnit:
     return units[name]
 
 
+def _on_all_nodes(opened: OpenRun, chosen: RunUnit) -> UnitSpec:
+    """Other nodes have none of this one's notes, nor its consent."""
+    spec, run = chosen.spec, opened.format
+    if chosen.island is None or chosen.island.nodes == 1:
+        return spec
+    words = (*spec.command, *consent_words(run, chosen.url, stores=run.settings.syncer.on_learners))
+    return replace(spec, command=step(words, chosen.island.nodes, os.uname().nodename))
+
+
 def _log_to_stdout(url: str, name: str) -> None:
     """What the unit prints goes where this process's own words go: into the job's log, which stays when the node's
     folder goes. It is bounded there, too."""
@@ -108,8 +119,6 @@ def _log_to_stdout(url: str, name: str) -> None:
 
 
 def _queue_again() -> None:
-    from diloco_cli.engines.slurm import queue_again
-
     talk("the time of this job is up: back into the queue")
     try:
         queue_again()

@@ -53,7 +53,7 @@ class Job:
 @dataclass(frozen=True)
 class JobSpec:
     """A unit as a job. `run`: the run's URL at home, by which its jobs are found; `place`: where in the engine;
-    `folder`: the working directory; `cores`, `gpus`: of its node; `key`: the file that holds its signing key."""
+    `folder`: the working directory; `cores`, `gpus`: of each of its `nodes`; `key`: the file with its signing key."""
 
     run: str
     run_name: str
@@ -62,6 +62,7 @@ class JobSpec:
     command: tuple[str, ...]
     folder: Path
     log: Path
+    nodes: int = 1
     cores: int = 1
     gpus: int = 0
     key: Path | None = None

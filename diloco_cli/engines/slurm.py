@@ -23,6 +23,13 @@ ANSWERS_WITHIN_S = 15.0
 NOTICE_S = 60  # before the job's time is up
 PLACE = re.compile(r"[A-Za-z0-9_.,@+-]{1,200}")
 JOB_VARIABLE = "SLURM_JOB_ID"
+FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to clients
+WAITS_FOR_STEP = """\
+"$@" & step=$!
+trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+while wait "$step"; status=$?; kill -0 "$step" 2> /dev/null; do :; done
+exit "$status"
+"""
 COLUMNS = "%i|%j|%T|%r|%N|%k"
 STATES = {
     "PENDING": JobState.QUEUED,
@@ -76,7 +83,8 @@ def render(spec: JobSpec, tools: str) -> str:
         "chdir": str(spec.folder),
         "output": str(spec.log).replace("%", "%%"),
         "open-mode": "append",
-        "ntasks": "1",
+        "nodes": str(spec.nodes),
+        "ntasks-per-node": "1",
         "cpus-per-task": str(spec.cores),
         **({"gpus-per-node": str(spec.gpus)} if spec.gpus else {}),
         "requeue": "",
@@ -93,6 +101,23 @@ def render(spec: JobSpec, tools: str) -> str:
     # `exec`: signals of Slurm reach the unit itself
     lines = ["#!/bin/bash", *asked, f'export HOME=~ PATH={shlex.quote(tools)}:"$PATH"', *key]
     return "\n".join([*lines, f"exec {shlex.join(spec.command)}", ""])
+
+
+def step(command: tuple[str, ...], nodes: int, host: str) -> tuple[str, ...]:
+    """From inside a job: the same command on each of its nodes, as one step, which ends as soon as one of them is lost.
+    They meet on this `host`, at a port that no other job of it has. Raises UsageError outside of a job.
+
+    srun kills its tasks when it is told to end, so the shell before it tells them instead, and they drain."""
+    job = environment_value(JOB_VARIABLE)
+    if job is None:
+        raise UsageError(f"it has {nodes} nodes, and this is no job of Slurm", hint="diloco learner, on each of them")
+    cores = environment_value("SLURM_CPUS_PER_TASK") or "1"
+    return (
+        *("/bin/bash", "-c", WAITS_FOR_STEP, "bash", "srun", "--overlap", "--kill-on-bad-exit=1", "--export=ALL"),
+        *(f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", f"--cpus-per-task={cores}"),
+        *("/bin/bash", "-c", 'exec "$@" --node-rank="$SLURM_NODEID"', "bash", *command),
+        *(f"--nodes={nodes}", f"--rendezvous={host}:{FIRST_PORT + int(job) % PORTS}"),
+    )
 
 
 def mark(run: str) -> str:

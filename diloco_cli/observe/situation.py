@@ -166,7 +166,7 @@ class Look:
     @property
     def submits(self) -> bool:
         """Whether islands are jobs: `diloco resume` submits those that have none, and takes no other's place."""
-        return any(is_submitted(island.infra, island) for island in self.facts.run.islands)
+        return any(is_submitted(island.infra) for island in self.facts.run.islands)
 
     @property
     def retrying(self) -> str:

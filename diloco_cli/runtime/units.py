@@ -207,16 +207,16 @@ class RunUnit:
 
     @property
     def is_submitted(self) -> bool:
-        return is_submitted(self.infra, self.island)
+        return is_submitted(self.infra)
 
     def signers(self, run: RunFormat) -> tuple[str, ...]:
         """As whom it signs."""
         return (syncer_signer(self.name),) if self.island is None else signers_on(run, self.name)
 
 
-def is_submitted(infra: str, island: Island | None = None) -> bool:
-    """Whether `launch` submits it to an engine. An island of several nodes is started there by hand."""
-    return infra.partition("/")[0] in ENGINES and (island is None or island.nodes == 1)
+def is_submitted(infra: str) -> bool:
+    """Whether `launch` submits it to an engine."""
+    return infra.partition("/")[0] in ENGINES
 
 
 def units_of(run: RunFormat, url: str, region: str | None = None, syncer_here: bool = False) -> list[RunUnit]:
@@ -227,7 +227,7 @@ def units_of(run: RunFormat, url: str, region: str | None = None, syncer_here: b
         raise UsageError(f"run {run.name} has no region {region!r}; it has: {', '.join(regions)}")
     home, found = run.home_of(url), []
     for island in run.islands:
-        if region in (None, island.region) and (island.infra == LOCAL or is_submitted(island.infra, island)):
+        if region in (None, island.region) and (island.infra == LOCAL or is_submitted(island.infra)):
             place, threads = run.url_for(island.region, home), threads_of(island, run.settings.train.threads)
             found.append(RunUnit(learner_unit(island.name, place, threads=threads), island.infra, place, island))
     if region in (None, syncer_region(run)):
@@ -240,7 +240,7 @@ def units_of(run: RunFormat, url: str, region: str | None = None, syncer_here: b
 def _syncers_infra(run: RunFormat) -> list[str]:
     """Those of all islands that are jobs, in the syncer's region first: one syncer in each, so that an engine that
     takes a whole partition away takes one syncer alone."""
-    jobs = [island for island in run.islands if is_submitted(island.infra, island)]
+    jobs = [island for island in run.islands if is_submitted(island.infra)]
     jobs.sort(key=lambda island: island.region != syncer_region(run))
     return list(dict.fromkeys(island.infra for island in jobs)) or [LOCAL]
 
@@ -271,7 +271,7 @@ def starts_elsewhere(run: RunFormat, url: str, region: str | None) -> Iterator[s
     """What a person has to start on other machines, with its command: one line each."""
     home = run.home_of(url)
     for island in run.islands:
-        by_hand = island.infra != LOCAL and not is_submitted(island.infra, island)
+        by_hand = island.infra != LOCAL and not is_submitted(island.infra)
         if by_hand and region in (None, island.region):
             yield from _begins(run, island, run.url_for(island.region, home))
     syncers = None if run.settings.syncer.on_learners else syncer_region(run)

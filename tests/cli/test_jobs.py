@@ -135,6 +135,8 @@ def test_a_job_has_the_devices_of_its_island_and_works_with_the_bucket_of_its_re
     cores = replace(RUN.islands[0], num_accelerators=4)
     run = replace(RUN, islands=(cores, gpus), regions=(RegionStore("eu", "s3://eu/nano"),), home_url=URL)
     assert [(s.cores, s.gpus, s.place) for s in (spec(run, "iowa"), spec(run, "rhine"))] == [(4, 0, "us"), (8, 8, "eu")]
+    wide = spec(replace(RUN, islands=(replace(gpus, nodes=4), cores)), "rhine")
+    assert (wide.nodes, wide.cores, wide.gpus) == (4, 2, 2), "of each node"
     assert spec(run, "rhine").run == URL and "--run=s3://eu/nano" in spec(run, "rhine").command
     assert "--allow-code" not in spec(run, "rhine").command and "--allow-code" in spec(run, "syncer-0").command
     own = replace(RUN, settings=replace(RUN.settings, model=ModelSettings(entrypoint="a:b")))

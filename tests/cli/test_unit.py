@@ -11,7 +11,6 @@ import pytest
 from diloco_cli.cli import unit as in_job
 from diloco_cli.cli.unit import Notices, unit
 from diloco_cli.config.codec import replace
-from diloco_cli.engines import slurm
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.runtime.registry import log_path
@@ -61,7 +60,7 @@ def test_how_it_ends(
             raise TryAgainError("scontrol: no")
 
     monkeypatch.setattr(in_job, "supervise", supervised)
-    monkeypatch.setattr(slurm, "queue_again", queue_again)
+    monkeypatch.setattr(in_job, "queue_again", queue_again)
     with pytest.raises(SystemExit) as ended:
         unit("iowa", url, [], [])
     assert ended.value.code == status and len(again) == (status == 75)

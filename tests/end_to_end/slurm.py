@@ -1,4 +1,4 @@
-"""A Slurm of its own on this machine, on loopback, as root: two nodes, a partition each, and one that preempts both."""
+"""A Slurm of its own on this machine, on loopback, as root: two nodes, a partition of both, one that preempts."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ NodeName=us0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
 NodeName=eu0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
 PartitionName=us Nodes=us0 Default=YES PriorityTier=1 GraceTime=10
 PartitionName=eu Nodes=eu0 PriorityTier=1 GraceTime=10
+PartitionName=wide Nodes=us0,eu0 PriorityTier=1 GraceTime=10
 PartitionName=urgent Nodes=us0,eu0 PriorityTier=10 PreemptMode=OFF
 """
 

@@ -24,6 +24,12 @@ islands:
   - {name: iowa, region: us, infra: slurm/us, accelerators: cpu:1, emulate: {slowdown: 3}}
   - {name: rhine, region: eu, infra: slurm/eu, accelerators: cpu:1, emulate: {slowdown: 3}}
 """
+WIDE = """\
+version: 1
+store: {url: bucket, region: us}
+islands:
+  - {name: big, region: us, infra: slurm/wide, nodes: 2, accelerators: cpu:1}
+"""
 SETTINGS = (
     "model.preset=gpt-pico", "train.batch_tokens=256", "train.tokens=800k", "sync.every=16", "train.inner.save_every=2",
     "evaluation.every=1000",
@@ -68,12 +74,17 @@ class Jobs:
             lambda: self.learner(name)["incarnation"] >= incarnation and self.learner(name)["step"] > 0, WITHIN_S
         )
 
-    def kill_learner(self, name: str) -> None:
-        for process in psutil.process_iter(["cmdline"]):
-            words = process.info["cmdline"] or []
-            mine = any(word.startswith("--run=") and str(self.place.base) in word for word in words)
-            if mine and "learner" in words and f"--name={name}" in words:
-                process.kill()
+    def kill_learner(self, name: str, *words: str) -> None:
+        """The processes of its learner that have these words, too."""
+        wanted = {"learner", f"--name={name}", f"--run=file://{self.place.folder}/bucket/quickstart", *words}
+        found = [one for one in psutil.process_iter(["cmdline"]) if wanted <= {*(one.info["cmdline"] or [])}]
+        mine = [process for process in found if process.info["cmdline"][0] == sys.executable]
+        assert mine
+        for process in mine:
+            process.kill()
+
+    def launch(self, *settings: str) -> None:
+        self.diloco("launch", "--detach", *(word for setting in (*SETTINGS, *settings) for word in ("--set", setting)))
 
 
 @pytest.fixture
@@ -86,10 +97,9 @@ def jobs() -> Iterator[Jobs]:
 
 
 def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
-    words = [word for setting in SETTINGS for word in ("--set", setting)]
-    script = jobs.diloco("launch", *words, "-n")
+    script = jobs.diloco("launch", "-n")
     assert script.count("#SBATCH --dependency=singleton") == len(NAMES) and not jobs.jobs()
-    jobs.diloco("launch", *words, "--detach")
+    jobs.launch()
     assert sorted(jobs.jobs()) == NAMES
 
     jobs.trains("iowa", 1)
@@ -127,3 +137,18 @@ def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     eventually(lambda: jobs.status()["state"] == "FINISHED", WITHIN_S)
     eventually(lambda: not jobs.jobs(), WITHIN_S)
     assert json.loads(jobs.diloco("verify", "quickstart", "--json"))["data"]["ok"]
+
+
+def test_an_island_of_two_nodes_is_one_job_whose_ranks_end_and_start_together(jobs: Jobs) -> None:
+    (jobs.place.folder / "inventory.yaml").write_text(WIDE)
+    jobs.launch("train.tokens=100M")
+    jobs.trains("big", 1)
+    jobs.kill_learner("big", "--node-rank=1")
+    jobs.trains("big", 2)
+    jobs.place.ask("scancel", "--signal=USR2", "--batch", jobs.jobs()["big"][0])  # its time is up
+    eventually(lambda: jobs.jobs()["big"][1] == "PENDING", WITHIN_S)
+    jobs.diloco("resume", "--detach")
+    jobs.trains("big", 3)
+    assert "inner moments restored" in (jobs.place.folder / "quickstart-jobs" / "big.log").read_text()
+    assert "STOPPED" in jobs.diloco("stop", "quickstart")
+    eventually(lambda: not jobs.jobs(), WITHIN_S)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.engines.port import JobSpec, JobState
-from diloco_cli.engines.slurm import STATES, read_queue, render
+from diloco_cli.engines.slurm import STATES, WAITS_FOR_STEP, read_queue, render, step
 from diloco_cli.errors import UsageError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -21,11 +24,14 @@ IOWA = JobSpec(
     command=("/env/bin/python", "-P", "-m", "diloco_cli", "unit", "iowa", f"--run={RUN}"),
     folder=Path("/shared/my run"),
     log=Path("/shared/my run/nano-jobs/100%.log"),
+    nodes=2,
     cores=8,
     gpus=8,
     key=Path("/shared/my run/nano-jobs/iowa.key"),
 )
-SYNCER = replace(IOWA, unit="syncer-0", place="cpu", folder=Path("/s"), log=Path("/s/l"), cores=2, gpus=0, key=None)
+SYNCER = replace(
+    IOWA, unit="syncer-0", place="cpu", folder=Path("/s"), log=Path("/s/l"), nodes=1, cores=2, gpus=0, key=None
+)
 
 
 @pytest.mark.parametrize("spec", [IOWA, SYNCER], ids=lambda spec: spec.unit)
@@ -118,3 +124,32 @@ def test_of_several_jobs_of_a_unit_the_one_that_runs_counts_then_the_newest() ->
     over = [line("FAILED", number="10"), line("CANCELLED", number="9"), line("COMPLETED", number="8")]
     assert [job.id for job in read_queue("\n".join(over), RUN, "nano")] == ["10"]
     assert [job.id for job in read_queue("\n".join([*over, line("PENDING", number="6")]), RUN, "nano")] == ["6"]
+
+
+def test_an_island_of_several_nodes_is_one_step_that_meets_on_the_first_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "30017")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+    words = step(("diloco", "learner", "--name=big"), 2, "n1")
+    assert words[4:10] == ("srun", "--overlap", "--kill-on-bad-exit=1", "--export=ALL", "--nodes=2", "--ntasks=2")
+    assert "--cpus-per-task=4" in words and words[-2:] == ("--nodes=2", "--rendezvous=n1:20017")
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(UsageError, match="no job of Slurm"):
+        step(("diloco",), 2, "n1")
+
+
+def test_the_shell_before_a_step_tells_its_tasks_to_end_and_ends_as_it_does(tmp_path: Path) -> None:
+    """srun itself would kill them. A tool that stands for scancel lets the step end."""
+    told = tmp_path / "told"
+    (tmp_path / "scancel").write_text(f'#!/bin/sh\necho "$@" > {told}\n')
+    (tmp_path / "scancel").chmod(0o755)
+    runs = f"touch {tmp_path}/runs; while [ ! -e {told} ]; do sleep 0.05; done; exit 7"
+    shell = subprocess.Popen(
+        ("/bin/bash", "-c", WAITS_FOR_STEP, "bash", "/bin/bash", "-c", runs),
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"},
+    )
+    while not (tmp_path / "runs").exists():
+        time.sleep(0.01)
+    shell.terminate()
+    assert shell.wait(60.0) == 7 and told.read_text() == "--signal=TERM 7\n"

@@ -194,8 +194,6 @@ def test_where_islands_are_jobs_the_syncers_are_too_each_with_an_engine_of_its_o
     hosted = replace(jobs, settings=replace(jobs.settings, syncer=SyncerSettings(on_learners=True)))
     assert planned(hosted) == learners
     assert not [*starts_elsewhere(jobs, "gs://b/nano", None)], "nothing is left to a person"
-    nodes = replace(jobs, islands=(replace(jobs.islands[0], nodes=2, ranks=2), RHINE))
-    assert planned(nodes) == {"rhine": "local", "syncer": "local"} and [*starts_elsewhere(nodes, "gs://b/nano", None)]
 
 
 def test_syncers_alike_stand_by_and_come_back_as_what_they_were() -> None:
