@@ -8,8 +8,8 @@ version hold their bytes in their own types, so that a counter is exact. Merged 
     more integers, bool    those of the heaviest delta
 
 What moves parameters is bounded, so this is too. Beside a delta that is clipped they do not count. A mean leaves out
-who moves a buffer more than `APART` times as far as is usual among at least three who move it; between fewer nobody can
-tell. A counter rises by no more than the tokens that are believed.
+who moves one of a buffer's values more than `APART` times as far as the median of at least three who move the buffer
+moves any; between fewer nobody can tell. A counter rises by no more than the tokens that are believed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def merge_buffers(
 
 
 def _mean(before: torch.Tensor, found: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    moves = [float(torch.linalg.vector_norm(one.double() - before.double())) for one in found]
+    if not before.numel():
+        return before
+    moves = [float((one.double() - before.double()).abs().max()) for one in found]  # exact on any number of threads
     movers = [move for move in moves if move > 0]
     bound = APART * median_low(movers) if len(movers) > 2 else inf
     fit = [index for index, move in enumerate(moves) if move <= bound]

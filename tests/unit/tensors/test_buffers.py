@@ -109,6 +109,8 @@ def test_who_moves_a_buffer_much_further_than_the_others_is_left_out(wrong: floa
     honest, before = [1.0, 1.25, 0.75], alone(0.0)[0]
     assert merged(alone(*honest, wrong), [1.0] * 4, before)["b"] == 1.0
     assert merged(alone(*honest, 1.0 + APART / 2), [1.0] * 4, before)["b"] == 1.0 + APART / 8, "chance goes in"
+    lone = [torch.full((512,), one) for one in honest] + [torch.eye(512)[7] * 100]
+    assert torch.equal(merged(alone(*lone), [1.0] * 4, alone(torch.zeros(512))[0])["b"], torch.ones(512))
     still = [0.0, 0.0, 0.0]
     assert merged(alone(*still, 8.0), [1.0] * 4, before)["b"] == 2.0, "what others have no data for goes in"
 
@@ -126,6 +128,10 @@ def test_beside_a_clipped_delta_they_do_not_count() -> None:
     mine, wrong, before = tensors(1), tensors(2), tensors(3)
     assert all(torch.equal(v, mine[name]) for name, v in merged([mine, wrong], [1.0, 9.0], before, 0.9).items())
     assert all(torch.equal(v, before[name]) for name, v in merged([wrong], [9.0], before, 0.9).items())
+
+
+def test_a_buffer_without_values_stays_one() -> None:
+    assert merged(alone(*[torch.zeros(0)] * 3), [1.0] * 3)["b"].shape == (0,)
 
 
 def test_a_value_that_is_not_finite_is_seen() -> None:
