@@ -44,6 +44,7 @@ from diloco_cli.plan.link import (
 )
 from diloco_cli.plan.plan import Money, Schedule
 from diloco_cli.protocol.actors.collection import FLOORS_APART, KEPT_MOMENTS, LEAST_ROUNDS
+from diloco_cli.protocol.log.mending import LOOKS_EVERY_S, records_per_look
 from diloco_cli.protocol.rules.capacity import SlotTime, SyncerMachine
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.pacing import DENSE, DENSE_BOUNDS_S, SHORT_SLOT_S, requests_every_s, watch_every_s
@@ -560,7 +561,16 @@ def requests_per_day(fleet: Fleet, run: RunSettings) -> tuple[float, float]:
     reads_back = fleet.kept[0].syncer.reads_back
     return (
         writes_per_day(islands, run.train.inner.save_every, fleet.schedule.fragments, slot_s),
-        reads_per_day(islands, learners, syncers, reads_back, watch_every_s(slot_s), requests_every_s(slot_s), slot_s),
+        reads_per_day(
+            islands,
+            learners,
+            syncers,
+            reads_back,
+            watch_every_s(slot_s),
+            requests_every_s(slot_s),
+            records_per_look(slot_s) / LOOKS_EVERY_S,
+            slot_s,
+        ),
     )
 
 
@@ -579,8 +589,9 @@ def reads_per_day(
     reads_back: bool,
     watch_s: float,
     requests_s: float,
+    records_per_s: float,
     slot_s: float,
 ) -> float:
-    learners = islands * (looks_for_commits + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s))
+    learners = islands * (looks_for_commits + 1 / slot_s + 1 / max(FENCE_EVERY_S, watch_s) + 1 / LOOKS_EVERY_S)
     syncer = islands * (looks_into_a_mailbox + 1 / slot_s + 1 / watch_s) + 2 * reads_back / slot_s + 2 / requests_s
-    return (learners + syncer) * DAY_S
+    return (learners + syncer + records_per_s) * DAY_S

@@ -18,7 +18,7 @@ from diloco_cli.signing import OPERATOR
 from diloco_cli.store.memory import MemoryStore
 
 LEARNERS, FRAGMENTS, SLOT_S, STEPS_A_SLOT = 4, 4, 2.0, 2
-TOLERANCE = 0.2
+TOLERANCE = 0.15
 LOG = ("commit/", "FORMAT", "epoch/", "incarnation/", "heartbeat/", "hint/", "snapshot/")
 
 

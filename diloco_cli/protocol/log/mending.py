@@ -62,6 +62,12 @@ VANISHED = (
 )
 
 
+def records_per_look(slot_s: float) -> int:
+    """How many records a syncer looks at each LOOKS_EVERY_S: the format, and commits, all of them where they go out of
+    memory before their turn comes."""
+    return 1 + (COMMITS_KEPT if NEWEST * slot_s < LOOKS_EVERY_S else NEWEST + IN_TURN)
+
+
 class GapError(RecordError):
     """Commits are missing before later ones. `where` is the first of them; `wants` names the first few."""
 

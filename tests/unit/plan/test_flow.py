@@ -142,8 +142,8 @@ def test_requests_are_counted_from_the_protocol() -> None:
     per_slot_written = 2 * 2 + 3 + 1 / 64 + 2 / (20 * 24)  # deltas, offers; state, weights, commit; snapshots; moments
     assert writes == pytest.approx((per_slot_written / slot + 3 / 3) * DAY_S)  # and three heartbeats each 3 s
     assert 1.5 < slot < 5  # so the rare looks come once a slot, and the fences each 5 s
-    of_learners = 2 * ((5.2 + 1) / slot + 1 / 5)
-    of_syncer = 2 * (3.8 + 1) / slot + 2 / slot + 2 / 2  # requests and successors each 2 s
+    of_learners = 2 * ((5.2 + 1) / slot + 1 / 5 + 1 / 10)
+    of_syncer = 2 * (3.8 + 1) / slot + 2 / slot + 2 / 2 + 33 / 10  # requests and successors each 2 s, 33 records
     assert reads == pytest.approx((of_learners + of_syncer) * DAY_S)
 
 
