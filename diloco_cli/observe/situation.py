@@ -490,7 +490,7 @@ def _syncers_end(look: Look) -> str:
         who = "no syncer has been heard yet"
     else:
         last = facts.syncer.heartbeat
-        gone = "has left" if look.syncer == LEFT else f"was heard {facts.syncer.age_s:.0f} s ago"
+        gone = f"has left: {last.reason}" if look.syncer == LEFT else f"was heard {facts.syncer.age_s:.0f} s ago"
         state = "the syncer is silent" if look.syncer == SUSPECT else "no syncer serves"
         who = _clauses(f"{state}: {last.unit} on {last.host} {gone}", look.local.store)
     return f"{who}; {', '.join(waiting)} will take over" if waiting else who

@@ -183,8 +183,8 @@ def _serve_once(
         if state.phase == RunPhase.STOPPED and not syncer.epoch:
             say(f"{utc_now_text()} run {run.name} is stopped; to go on with it: diloco resume {url}")
         over = True
-    except TerminatedError:
-        _say_goodbye(syncer, home.meter)
+    except TerminatedError as error:
+        _say_goodbye(syncer, home.meter, str(error))
         raise
     except (StoreError, NoSpaceError):
         stop.check()  # a stop ends the retries of a failing store: that is no failure of this syncer
@@ -291,10 +291,10 @@ def _heartbeat_unless_it_fails(syncer: Syncer, store: Store, clock: SystemClock)
         perform(syncer.send_heartbeat(monotonic_s(), force=True), store, clock)
 
 
-def _say_goodbye(syncer: Syncer, store: Store) -> None:
+def _say_goodbye(syncer: Syncer, store: Store, why: str) -> None:
     """The last heartbeat of a syncer that was told to leave: nobody need wait for its silence to know it."""
     if syncer.epoch and syncer.doing is not SyncerState.FENCED:
-        syncer.doing = moved(SYNCER_STATES, syncer.doing, SyncerState.DONE)
+        syncer.doing, syncer.reason = moved(SYNCER_STATES, syncer.doing, SyncerState.DONE), why
         _heartbeat_unless_it_fails(syncer, store, SystemClock(monotonic_s, sleep_s, lambda: None))
 
 

@@ -140,6 +140,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
     (facts(iowa=LOST_AGE_S, rhine=50.0, syncer=LOST_AGE_S), NOBODY, State.SILENT, "why is not known", RESUME),
     (syncer_says(both_say(facts(), LearnerState.DONE), state=SyncerState.DONE), NOBODY, State.SILENT,
      "all units have left in good order", RESUME),
+    (syncer_says(facts(), state=SyncerState.DONE, reason="told to leave by SIGTERM"), NOBODY, State.STALLED,
+     "no syncer serves: syncer on box has left: told to leave by SIGTERM", f"diloco syncer --standby {URL}"),
     (both_say(facts(), LearnerState.FAILED, 2.0), NOBODY, State.STALLED, "no learner is left", LOGS_OF_IOWA),
     (FAILED, NOBODY, State.FAILED, "all learners have failed", LOGS),
     (written(FAILED, ("ended", "iowa"), ("ended", "rhine")), NOBODY, State.STALLED, "", LOGS_OF_IOWA),

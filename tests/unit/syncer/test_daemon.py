@@ -10,16 +10,18 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.errors import RefusedError
 from diloco_cli.observe.replay import verified
-from diloco_cli.protocol.actors.syncer import Evaluations, NoEvaluator
+from diloco_cli.protocol.actors.syncer import Evaluations, NoEvaluator, Syncer
 from diloco_cli.protocol.log.commit_log import no_pulse
-from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.protocol.log.state import RunState
+from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat
+from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.protocol.log.records import RunFormat, decode
+from diloco_cli.protocol.log.state import RunState, SyncerState
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import perform
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import Store
 from diloco_cli.syncer.arithmetic import TorchArithmetic
-from diloco_cli.syncer.daemon import begin, first_loss, first_versions
+from diloco_cli.syncer.daemon import _say_goodbye, begin, first_loss, first_versions
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import Values
 from diloco_cli.tensors.flat import bare_parameters
@@ -97,3 +99,12 @@ def test_a_syncer_evaluates_first_what_nobody_has(run: RunFormat) -> None:
         evaluations.begin(at)
         perform(evaluations.due(at, 1, no_pulse), MemoryStore(), CLOCK)
         assert (evaluations.evaluator.result() is not None) == at_once
+
+
+def test_a_syncer_that_is_told_to_leave_says_why(run: RunFormat) -> None:
+    store = MemoryStore()
+    syncer = Syncer(run, claim(), TorchArithmetic(run), NoEvaluator(), utc_now_text, nonce)
+    syncer.doing, syncer.epoch, syncer.reason = SyncerState.SERVING, 1, "2 of 2"
+    _say_goodbye(syncer, store, "told to leave by SIGTERM")
+    last = decode(SyncerHeartbeat, store.get(heartbeat_key(SYNCER)) or b"", "heartbeat")
+    assert (last.state, last.reason) == ("DONE", "told to leave by SIGTERM")
