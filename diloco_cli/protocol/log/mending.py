@@ -46,6 +46,7 @@ NEWEST = 2  # commits, at each look
 IN_TURN = 6  # and older ones, so that all are looked at within a minute
 LOOKS_EVERY_S = 10.0  # or less often, so that a syncer's looks take no more than
 MOST_OF_TIME = 0.01  # of its time
+MOST_APART_S = 60.0  # also after a look that waited for its store
 STILL_S = 20.0  # without a commit, or two slots, after which those who only read look at what all need
 MOST_WANTED = 16
 LOOKS_BACK_EVERY_S = 300.0  # at the oldest commit, which no process of a run deletes
@@ -208,7 +209,7 @@ class Mender:
             self.run.keep(key, data)
         self.wants = tuple(key for key in unknown if key not in sound)[:MOST_WANTED]
         after_s: float = yield Now()
-        self._next_s = after_s + max(LOOKS_EVERY_S, (after_s - now_s) / MOST_OF_TIME)
+        self._next_s = after_s + min(MOST_APART_S, max(LOOKS_EVERY_S, (after_s - now_s) / MOST_OF_TIME))
 
     def follow(self, state: RunState, now_s: float) -> Steps[None]:
         """The look of those who only read: at what the syncer wants; while there is no new commit, at the format and at

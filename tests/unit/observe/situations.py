@@ -71,6 +71,7 @@ HEALTHY = Status(
     errors=[],
     garbage=None,
     doubts="",
+    jobs=[],
 )
 EU = MirrorStatus(
     "europe-west4", "gs://rhine/nano-1b", "FOLLOWS", 412, 0, 0.0, 401, 97_000_000_000, 64_000_000_000, 11.52, "",

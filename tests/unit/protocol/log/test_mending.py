@@ -167,6 +167,16 @@ def test_who_holds_a_record_puts_back_the_same_bytes(kind: str, look: str, key: 
         assert bucket.get(key) == before
 
 
+def test_a_syncer_that_waited_long_for_its_store_looks_again_soon() -> None:
+    run, bucket = log_of(4)
+    syncer = Looker(run, bucket)
+    waited = SystemClock(lambda: 1200.0, lambda seconds: None, lambda: None)
+    perform(syncer.mender.serve(syncer.state, 600.0), bucket, waited)
+    bucket.delete(commit_key(2))
+    syncer.now_s = 1200.0
+    assert syncer.looks() == [f"{commit_key(2)} was missing: put back"]
+
+
 def test_a_sound_record_of_another_process_is_never_replaced() -> None:
     run, bucket = log_of(10)
     process = Looker(run, bucket)
