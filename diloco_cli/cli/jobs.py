@@ -15,7 +15,9 @@ from diloco_cli.engines.port import Engine, Job, JobSpec, JobState
 from diloco_cli.engines.slurm import Slurm
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.paths import make_directory, write_whole
+from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.records import RunFormat
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import signing_secret
 from diloco_cli.runtime.registry import log_path, this_folder
 from diloco_cli.runtime.units import RunUnit, consent_words, diloco_command, keys_of, units_of
@@ -61,15 +63,27 @@ def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tu
     )
 
 
-def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | None) -> list[Job]:
-    """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind."""
+def jobs_before(opened: OpenRun, state: RunState) -> list[Job]:
+    """Before anything of the run is changed: its jobs that go on. While a stop stands there are none: those that have
+    seen it, or will, are ended first; what is submitted now follows them, as at most one job of a name runs."""
     run = opened.format
     home = run.home_of(opened.url)
     try:
-        known = {job.unit: job for job in ENGINE.jobs(home, run.name)}
+        known = ENGINE.jobs(home, run.name)
+        stands = opened.url == home and opened.perform(stop_stands(run, state))
+        if stands and any(job.lives for job in known):
+            talk(f"run {run.name} was just stopped: waiting at most {DRAIN_S:.0f} s for jobs that end")
+            end_jobs(opened)
     except DilocoError as error:
-        error.hint = f"nothing was submitted; once it answers: diloco resume {opened.word}"
+        error.hint = error.hint or f"nothing was submitted; once it answers: diloco resume {opened.word}"
         raise
+    return [] if stands else known
+
+
+def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | None, before: list[Job]) -> list[Job]:
+    """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind."""
+    run = opened.format
+    home, known = run.home_of(opened.url), {job.unit: job for job in before}
     missing = [unit for unit in planned if unit.name not in known or not known[unit.name].lives]
     specs = {unit.name: job_spec(run, home, unit, (folder or Path(this_folder())).absolute()) for unit in missing}
     check_jobs(specs.values())

@@ -70,7 +70,7 @@ def launch(
 
     found = _resolved(file, overrides)
     plan = found.plan
-    checks = Preflight(plan, file.parent, region, not create_only, on_event, webhook)
+    checks = Preflight(plan, file.parent, region, not create_only, on_event, webhook, syncer_here=syncer_here)
     if dry_run:
         checks.pass_or_raise(talk)
         _say_plan(found, region, as_json, file.parent, syncer_here)

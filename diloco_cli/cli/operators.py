@@ -75,6 +75,7 @@ def stop(
 ) -> None:
     """Stop a run cleanly, on all machines; `diloco resume` goes on with it. Without its bucket: end what runs here."""
     from diloco_cli.cli.jobs import end_jobs
+    from diloco_cli.protocol.log.state import RunPhase
     from diloco_cli.store.port import StoreGoneError
 
     try:
@@ -82,19 +83,39 @@ def stop(
     except StoreGoneError as error:
         _stop_without_bucket(run, error, as_json)
         return
-    state = head_of(opened)
+    state, cancelled = head_of(opened), list[str]()
     if state.phase == "RUNNING":
-        state = operator_of(opened, timeout_s).stop(state, "diloco stop")
+        state, cancelled = _stopped(opened, state, timeout_s)
     else:
         talk(f"run {opened.name} is {state.phase} already")
         if state.phase == "STOPPED" and operator_of(opened).keep_stopped(state):
             talk("a resume that nobody had carried out yet is withdrawn")
-    if cancelled := end_jobs(opened):
+    if cancelled := cancelled or end_jobs(opened):
         talk(f"jobs that were cancelled: {', '.join(cancelled)}")
+    phase = RunPhase.STOPPED if state.n < 0 else state.phase
     if as_json:
-        print_json("stop", {"run": opened.name, "state": state.phase, "commit": state.n})
-    elif state.phase == "STOPPED":
-        print(f"run {opened.name} STOPPED at commit {state.n}; go on with: diloco resume {opened.word}")
+        print_json("stop", {"run": opened.name, "state": phase, "commit": state.n})
+    elif phase == "STOPPED":
+        at = f"at commit {state.n}; go on with" if state.n >= 0 else "before its first commit; begin it with"
+        print(f"run {opened.name} STOPPED {at}: diloco resume {opened.word}")
+
+
+def _stopped(opened: OpenRun, state: RunState, timeout_s: float | None) -> tuple[RunState, list[str]]:
+    """The head after the stop. Where nobody could carry it out, as of a run that is still in an engine's queue, its
+    jobs end first, which are returned; then it is asked for again, but of a run that has not begun."""
+    from diloco_cli.cli.jobs import end_jobs
+
+    operator = operator_of(opened, timeout_s)
+    try:
+        return operator.stop(state, "diloco stop"), []
+    except TryAgainError:
+        cancelled = end_jobs(opened)
+        if not cancelled:
+            raise
+    state = head_of(opened, state)
+    if state.n >= 0 and state.phase == "RUNNING":
+        state = operator.stop(state, "diloco stop")
+    return state, cancelled
 
 
 def _stop_without_bucket(run: str | None, error: StoreGoneError, as_json: bool) -> None:

@@ -64,6 +64,7 @@ class Preflight:
     prepare: Callable[[], None] | None = None
     loads: bool = True
     tried: list[Tried] = field(default_factory=list)
+    syncer_here: bool = False
 
     @property
     def here(self) -> list[IslandSettings]:
@@ -162,7 +163,7 @@ def _jobs(it: Preflight) -> None:
     if it.starts and any(is_submitted(island.infra) for island in it.plan.inventory.islands):
         from diloco_cli.cli.jobs import check_jobs, planned_jobs
 
-        check_jobs(planned_jobs(it.plan, it.region, it.folder))
+        check_jobs(planned_jobs(it.plan, it.region, it.folder, it.syncer_here))
 
 
 def _prepared(it: Preflight) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, head_of, open_known_run, operator_of
 from diloco_cli.cli.hooks import HookCaller, Hooks
-from diloco_cli.cli.jobs import JobWatch, job_lines, submit_missing
+from diloco_cli.cli.jobs import JobWatch, job_lines, jobs_before, submit_missing
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.status import Watcher
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
@@ -176,6 +176,8 @@ def go_on(
     talk(f"run {opened.name} is {trust_of(opened.format)}")
     for line in starts_elsewhere(opened.format, opened.url, region):
         talk(line)
+    before = jobs_before(opened, state) if planned else []
+    state = head_of(opened, state)
     stopped = state.phase == "STOPPED"
     if (stopped or syncer_may_start(opened.format, [*units, *(unit.spec for unit in planned)])) and operator_of(
         opened
@@ -183,7 +185,7 @@ def go_on(
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     units = _beside_others(opened, state, units)
-    jobs = submit_missing(opened, planned, here.folder) if planned else []
+    jobs = submit_missing(opened, planned, here.folder, before) if planned else []
     for line in job_lines(jobs):
         talk(line)
     if not units:

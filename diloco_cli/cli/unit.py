@@ -6,33 +6,41 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
+from typing import TypeVar
 
 import typer
 
 from diloco_cli.cli.arguments import AllowCode, AllowStore, OpenRun, head_of, named_here, open_run
 from diloco_cli.cli.output import talk
+from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.engines.slurm import queue_again, step
 from diloco_cli.environment import environment_value, set_environment
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.runtime.consent import NamedHere
-from diloco_cli.runtime.supervisor import SignalCount, supervise
+from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
+from diloco_cli.runtime.supervisor import SignalCount, SupervisionResult, supervise
 from diloco_cli.runtime.units import RunUnit, UnitSpec, consent_words, units_of
 
 AGAIN_STATUS = 75
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
+HEARS_EVERY_S = 0.2
+Result = TypeVar("Result")
 
 
 class Notices(SignalCount):
     """As `SignalCount`; an engine tells a job to leave as often as it likes, and kills it once its grace is over.
-    SIGUSR2: the job's time will be up soon."""
+    SIGUSR2: the job's time will be up soon; `is_cancelled`: another one says that the job itself is to end."""
 
     signals = (*SignalCount.signals, signal.SIGUSR2)
+    is_cancelled = False
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
+        self.is_cancelled |= signum != signal.SIGUSR2
         if self.count == 0:
             super()._hear(signum, frame)
 
@@ -44,39 +52,68 @@ def unit(
     allow_store: list[str] = AllowStore,
 ) -> None:
     """Keep one unit of a run alive inside a job, until the run is over or the job has to leave."""
-    here = named_here(allow_code, allow_store)
-    with TemporaryDirectory(prefix=f"diloco-{name.replace(os.sep, '-')}-") as folder:
+    here, heard = named_here(allow_code, allow_store), Notices()
+    with heard, TemporaryDirectory(prefix=f"diloco-{name.replace(os.sep, '-')}-") as folder:
         in_job = environment_value("DILOCO_HOME") is None
         if in_job:  # on the node: a home that nodes share would mix the processes and locks of all of them up
             set_environment("XDG_STATE_HOME", folder)
-        from diloco_cli.protocol.actors.requests import is_at_rest
-
-        opened = open_run(run, at_home=False)
-        chosen = _chosen(opened, name)
-        state = head_of(opened)
-        if state.phase == "FINISHED" or opened.perform(is_at_rest(opened.format, state)):
-            talk(f"run {opened.name} is {state.phase}")
-            return
-        if in_job:
-            _log_to_stdout(opened.url, name)
-        heard = Notices()
-        status = _keep_alive(opened, _on_all_nodes(opened, chosen), here, heard)
-    if heard.first == signal.SIGUSR2:
-        status = AGAIN_STATUS
-        _queue_again()
+        found = _patiently(lambda: _looked_up(run), heard)
+        if found is None:
+            outcome = SupervisionResult("left", heard.first)
+        else:
+            opened, over = found
+            chosen = _chosen(opened, name)
+            if over is not None:
+                talk(f"run {opened.name} is {over}")
+                return
+            if in_job:
+                _log_to_stdout(opened.url, name)
+            outcome = _keep_alive(opened, _on_all_nodes(opened, chosen), here, heard)
+        status = outcome.exit_status
+        if outcome.reason == "interrupted":  # the run was over before the signal came
+            status = 0
+        elif outcome.reason == "left" and heard.first == signal.SIGUSR2 and not heard.is_cancelled:
+            status = AGAIN_STATUS
+            _queue_again()
     sys.exit(status)
 
 
-def _keep_alive(opened: OpenRun, spec: UnitSpec, here: NamedHere, heard: SignalCount) -> int:
-    """The exit status of a supervision of this unit."""
+def _looked_up(run: str) -> tuple[OpenRun, str | None]:
+    """The run, and its phase if it is over."""
+    from diloco_cli.protocol.actors.requests import is_at_rest
+
+    opened = open_run(run, at_home=False)
+    state = head_of(opened)
+    over = state.phase == "FINISHED" or opened.perform(is_at_rest(opened.format, state))
+    return opened, state.phase if over else None
+
+
+def _patiently(ask: Callable[[], Result], heard: SignalCount) -> Result | None:
+    """As a crash of the unit is treated: nobody else brings a job back that began while its store was away. None if it
+    has to leave before there is an answer."""
+    exits: list[Exit] = []
+    while not heard.count:
+        try:
+            return ask()
+        except DilocoError as error:
+            exits.append(Exit(monotonic_s(), error.exit_status, 0.0))
+            again = decide(exits, exits[-1].at_s, RestartPolicy())
+            if again.at_s is None:
+                raise
+            talk(f"{utc_now_text()} {error}; {again.reason.rpartition('; ')[2]}")
+            while not heard.count and monotonic_s() < again.at_s:
+                sleep_s(HEARS_EVERY_S)
+    return None
+
+
+def _keep_alive(opened: OpenRun, spec: UnitSpec, here: NamedHere, heard: SignalCount) -> SupervisionResult:
     from diloco_cli.cli.supervision import FollowedLog, line_of, stop_policy, telling
-    from diloco_cli.clock import utc_now_text
     from diloco_cli.runtime.consent import consented, stores_of
     from diloco_cli.store.retry import gone_after_s
 
     consented(opened.format, opened.url, here, stores_of(opened.format), code=spec.kind == "learner")
     with telling(opened, [spec], lambda event: talk(f"{utc_now_text()} {line_of(event)}")) as tell:
-        outcome = supervise(
+        return supervise(
             opened.url,
             [spec],
             run_state=FollowedLog(opened).phase,
@@ -86,7 +123,6 @@ def _keep_alive(opened: OpenRun, spec: UnitSpec, here: NamedHere, heard: SignalC
             stop=stop_policy(opened.format, [spec]),
             gone_after_s=gone_after_s(),
         )
-    return outcome.exit_status
 
 
 def _chosen(opened: OpenRun, name: str) -> RunUnit:

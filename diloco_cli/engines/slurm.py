@@ -1,7 +1,8 @@
 """Slurm: sbatch, squeue, scancel, scontrol; no accounting, and no JSON, whose fields change with every release.
 
 What a site needs beyond this (account, time limit, quality of service) sbatch reads from the user's SBATCH_ACCOUNT,
-SBATCH_TIMELIMIT, SBATCH_QOS and so on: they count more than the script.
+SBATCH_TIMELIMIT, SBATCH_QOS and so on. They count more than a script, and less than sbatch's own words: so what a job
+cannot do without is in both.
 """
 
 from __future__ import annotations
@@ -73,10 +74,9 @@ MEANINGS = {
 }
 
 
-def render(spec: JobSpec, tools: str) -> str:
-    """The batch script. `tools`: the directory of Slurm's commands. Raises UsageError for words that could not stand in
-    it: they may come from a bucket."""
-    options = {
+def options_of(spec: JobSpec) -> dict[str, str]:
+    """For sbatch; "" for those without a value."""
+    return {
         "job-name": spec.name,
         "partition": spec.place,
         "comment": mark(spec.run),
@@ -92,6 +92,12 @@ def render(spec: JobSpec, tools: str) -> str:
         "signal": f"B:USR2@{NOTICE_S}",
         "export": "NIL",
     }
+
+
+def render(spec: JobSpec, tools: str) -> str:
+    """The batch script. `tools`: the directory of Slurm's commands. Raises UsageError for words that could not stand in
+    it: they may come from a bucket."""
+    options = options_of(spec)
     if not PLACE.fullmatch(spec.place):
         raise UsageError(f"{spec.place!a} is no partition", where=spec.unit, hint="infra: slurm/PARTITION")
     if bad := [word for word in (*options.values(), *spec.command, tools) if not word.isprintable()]:
@@ -169,8 +175,9 @@ class Slurm:
 
     def _sbatch(self, spec: JobSpec, option: str) -> str:
         try:
-            words = ("sbatch", option)
-            return run_tool(words, self.render(spec), within_s=SUBMITS_WITHIN_S, refusal=UsageError)
+            script = self.render(spec)
+            given = (f"--{name}" + (f"={value}" if value else "") for name, value in options_of(spec).items())
+            return run_tool(("sbatch", option, *given), script, within_s=SUBMITS_WITHIN_S, refusal=UsageError)
         except UsageError as error:
             error.where = error.where or f"{spec.unit} (slurm/{spec.place})"
             error.hint = error.hint or "what the cluster has: sinfo; what is submitted: diloco launch -n"

@@ -231,16 +231,16 @@ def units_of(run: RunFormat, url: str, region: str | None = None, syncer_here: b
             place, threads = run.url_for(island.region, home), threads_of(island, run.settings.train.threads)
             found.append(RunUnit(learner_unit(island.name, place, threads=threads), island.infra, place, island))
     if region in (None, syncer_region(run)):
-        places = [LOCAL] if syncer_here else _syncers_infra(run)
+        places = [LOCAL] if syncer_here else _syncers_infra(run, region)
         specs = syncer_units(home, run.settings.syncer, alike=places != [LOCAL])
         found += [RunUnit(spec, places[i % len(places)], home) for i, spec in enumerate(specs)]
     return found
 
 
-def _syncers_infra(run: RunFormat) -> list[str]:
-    """Those of all islands that are jobs, in the syncer's region first: one syncer in each, so that an engine that
-    takes a whole partition away takes one syncer alone."""
-    jobs = [island for island in run.islands if is_submitted(island.infra)]
+def _syncers_infra(run: RunFormat, region: str | None) -> list[str]:
+    """Those of the islands that are jobs here, in the syncer's region first: one syncer in each, so that an engine that
+    takes a whole partition away takes one syncer alone. `region`: the only one whose partitions this cluster has."""
+    jobs = [island for island in run.islands if is_submitted(island.infra) and region in (None, island.region)]
     jobs.sort(key=lambda island: island.region != syncer_region(run))
     return list(dict.fromkeys(island.infra for island in jobs)) or [LOCAL]
 

@@ -11,17 +11,19 @@ from typing import Any
 import pytest
 
 from diloco_cli.cli import jobs
-from diloco_cli.cli.jobs import asked, end_jobs, job_lines, job_spec, submit_missing
+from diloco_cli.cli.jobs import asked, end_jobs, job_lines, job_spec, jobs_before, submit_missing
+from diloco_cli.cli.operators import stop
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.engines import slurm
 from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import TryAgainError, UsageError
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
+from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.registry import log_files
 from diloco_cli.runtime.units import units_of
 from diloco_cli.signing import Secret
-from tests.cli.bucket import IOWA, NANO, RHINE
+from tests.cli.bucket import IOWA, NANO, RHINE, make_bucket
 
 URL = "gs://bkt/runs/nano"
 RUN = replace(NANO, home_region="us", islands=(replace(IOWA, infra="slurm/us"), replace(RHINE, infra="slurm/eu")))
@@ -35,6 +37,7 @@ class PlayedSlurm:
     def __init__(self) -> None:
         self.queue: dict[str, list[str]] = {}
         self.calls: list[tuple[str, ...]] = []
+        self.url = URL
         self.refuses: tuple[str, str] = ("", "")
         self.answers = True
         self.ends = False  # jobs see the stop, and end
@@ -43,7 +46,7 @@ class PlayedSlurm:
         if not self.answers:
             raise TryAgainError(f"{words[0]} did not answer within {within_s:g} s")
         if words[0] == "squeue":
-            lines = [f"{ID[u]}|diloco-nano-{u}|{s}|{r}||diloco {URL}" for u, (s, r) in self.queue.items()]
+            lines = [f"{ID[u]}|diloco-nano-{u}|{s}|{r}||diloco {self.url}" for u, (s, r) in self.queue.items()]
             if self.ends:
                 self.queue = {u: ["COMPLETED" if s == "RUNNING" else s, r] for u, (s, r) in self.queue.items()}
             return "\n".join(lines)
@@ -58,6 +61,9 @@ class PlayedSlurm:
     def submitted(self) -> list[str]:
         return [call[-1] for call in self.calls if call[1] == "--parsable"]
 
+    def cancelled(self) -> list[tuple[str, ...]]:
+        return [call[1:] for call in self.calls if call[0] == "scancel"]
+
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> PlayedSlurm:
@@ -68,12 +74,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedSlurm:
     return found
 
 
-def opened(run: RunFormat = RUN) -> Any:
-    return SimpleNamespace(format=run, url=URL, name=run.name, word="nano")
+def opened(run: RunFormat = RUN, stands: bool = False) -> Any:
+    return SimpleNamespace(format=run, url=URL, name=run.name, word="nano", perform=lambda steps: stands)
 
 
-def submit(folder: Path, run: RunFormat = RUN) -> list[str]:
-    return [job.unit for job in submit_missing(opened(run), units_of(run, URL), folder)]
+def submit(folder: Path, run: RunFormat = RUN, stands: bool = False) -> list[str]:
+    """`stands`: a stop that nobody has withdrawn yet."""
+    before = jobs_before(opened(run, stands), RunState())
+    return [job.unit for job in submit_missing(opened(run), units_of(run, URL), folder, before)]
 
 
 def test_each_unit_without_a_job_that_lives_is_submitted_once(played: PlayedSlurm, tmp_path: Path) -> None:
@@ -91,9 +99,16 @@ def test_where_one_is_refused_none_is_left_behind(played: PlayedSlurm, tmp_path:
     played.refuses = ("rhine", option)
     with pytest.raises(UsageError, match=r"^rhine \(slurm/eu\): sbatch: no such thing$"):
         submit(tmp_path)
-    cancelled = [call for call in played.calls if call[0] == "scancel"]
     assert played.submitted() == (["iowa"] if option == "--parsable" else [])
-    assert cancelled == ([("scancel", "71")] if option == "--parsable" else [])
+    assert played.cancelled() == ([("71",)] if option == "--parsable" else [])
+
+
+def test_what_a_job_cannot_do_without_is_said_where_no_variable_of_the_user_counts_more(
+    played: PlayedSlurm, tmp_path: Path
+) -> None:
+    submit(tmp_path)
+    call = next(call for call in played.calls if call[-1] == "rhine")
+    assert {"--job-name=diloco-nano-rhine", "--partition=eu", "--requeue", "--export=NIL"} < set(call)
 
 
 def test_a_silent_engine_is_told_and_nothing_is_submitted(played: PlayedSlurm, tmp_path: Path) -> None:
@@ -123,6 +138,29 @@ def test_after_a_stop_what_waits_is_cancelled_and_what_runs_may_end(
     played.queue = {"iowa": ["RUNNING", "None"], "rhine": ["PENDING", "None"], "syncer-0": ["COMPLETING", "None"]}
     played.ends = ends
     assert end_jobs(opened(), drain_s) == cancelled
+
+
+def test_while_a_stop_stands_what_is_left_of_the_jobs_ends_before_others_follow(
+    played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "end_jobs", lambda opened: end_jobs(opened, 0.0))
+    played.queue = {"iowa": ["RUNNING", "None"], "rhine": ["COMPLETING", "None"], "syncer-0": ["PENDING", "None"]}
+    submit(tmp_path, stands=True)
+    assert played.submitted() == NAMES and played.cancelled() == [("71", "73")]
+    assert played.calls[0][0] == "scancel"
+
+
+def test_a_stop_of_a_run_that_waits_in_the_queue_takes_its_jobs_out(
+    played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    played.url = make_bucket(tmp_path / "nano", RUN)
+    with pytest.raises(TryAgainError, match="has not begun"):
+        stop(played.url, 0.0, False)
+    played.queue = {name: ["PENDING", "Resources"] for name in NAMES}
+    stop(played.url, 0.0, False)
+    assert played.cancelled() == [("71", "72", "73", "74")]
+    assert "run nano STOPPED before its first commit; begin it with: diloco resume" in capsys.readouterr().out
 
 
 def spec(run: RunFormat, name: str, **given: Any) -> Any:

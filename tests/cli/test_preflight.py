@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from diloco_cli.cli import jobs
 from diloco_cli.cli.preflight import Preflight, is_worth_a_try, planned_epochs, refuse_stores
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
@@ -102,6 +103,13 @@ def checks(change: Callable[[str], str] = lambda text: text, **given: Any) -> Ca
         return [(str(error), here) for error, here in found.problems(lambda line: None)]
 
     return failing
+
+
+def test_jobs_are_checked_as_they_will_be_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(jobs, "check_jobs", lambda specs: asked.extend(spec.unit for spec in specs))
+    assert not checks(lambda text: text.replace("accel", "infra: slurm/x\n    accel"), syncer_here=True)(tmp_path)
+    assert asked and not [name for name in asked if name.startswith("syncer")]
 
 
 def test_presets_and_large_models_are_not_tried() -> None:

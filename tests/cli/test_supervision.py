@@ -13,9 +13,11 @@ from diloco_cli.cli import supervision as calling
 from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncerSettings
+from diloco_cli.errors import UsageError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.observe.facts import Heard
 from diloco_cli.protocol.log.records import RegionStore
+from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.runtime.processes import Identity
 from diloco_cli.runtime.registry import UnitRecord, write_unit
@@ -60,6 +62,19 @@ def test_a_resume_throws_no_syncer_out_that_serves_elsewhere(
     [syncer] = calling._beside_others(opened, STATE, units)
     assert ("--standby" in syncer.command) == stands_by
     assert stands_by or [syncer] == units
+
+
+def test_a_resume_whose_engine_is_away_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    log = WrittenLog(replace(run, islands=tuple(replace(island, infra="slurm/us") for island in run.islands)))
+    log.append("stop")
+    clock = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+    opened = OpenRun("toy", URL, log.store, log.run, clock, EventReader())
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="no command squeue") as refused:
+        calling.go_on(opened, None, True, False, "resume", NamedHere((), None))
+    assert "where the cluster's commands are" in (refused.value.hint or "")
+    assert not log.store.list("request/")
 
 
 @pytest.mark.parametrize("is_home", [True, False])

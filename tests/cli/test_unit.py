@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 
 from diloco_cli.cli import unit as in_job
+from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.cli.unit import Notices, unit
 from diloco_cli.config.codec import replace
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import TryAgainError, UsageError
+from diloco_cli.errors import StoreError, TryAgainError, UsageError
 from diloco_cli.runtime.registry import log_path
 from diloco_cli.runtime.supervisor import Reason, SupervisionResult
 from tests.cli.bucket import NANO, make_bucket
@@ -26,6 +28,9 @@ RUN = replace(NANO, islands=(replace(NANO.islands[0], infra="slurm/us"), NANO.is
         ("finished", None, 0),
         ("stopped", None, 0),
         ("fenced", None, 9),
+        ("finished", signal.SIGUSR2, 0),
+        ("fenced", signal.SIGUSR2, 9),
+        ("interrupted", signal.SIGUSR2, 0),
         ("left", signal.SIGTERM, 143),
         ("left", signal.SIGUSR2, 75),
     ],
@@ -64,6 +69,59 @@ def test_how_it_ends(
     with pytest.raises(SystemExit) as ended:
         unit("iowa", url, [], [])
     assert ended.value.code == status and len(again) == (status == 75)
+
+
+def test_a_job_that_is_cancelled_while_it_drains_before_its_time_is_up_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supervised(*given: Any, signals: Notices, **others: Any) -> SupervisionResult:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return SupervisionResult("left", signals.first)
+
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(in_job, "supervise", supervised)
+    monkeypatch.setattr(in_job, "queue_again", lambda: pytest.fail("it is cancelled"))
+    with pytest.raises(SystemExit) as ended:
+        unit("iowa", make_bucket(tmp_path / "nano", RUN), [], [])
+    assert ended.value.code == 128 + signal.SIGUSR2
+
+
+def test_a_job_that_begins_while_its_store_is_away_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(in_job, "supervise", lambda *given, **others: SupervisionResult("finished", None))
+    tries: list[str] = []
+
+    def mounted_late(run: str, **given: Any) -> OpenRun:
+        tries.append(run)
+        if len(tries) == 3:
+            make_bucket(tmp_path / "nano", RUN)
+        return open_run(run, **given)
+
+    monkeypatch.setattr(in_job, "open_run", mounted_late)
+    with pytest.raises(SystemExit) as ended:
+        unit("iowa", f"file://{tmp_path}/nano", [], [])
+    assert ended.value.code == 0 and len(tries) == 3
+    assert capsys.readouterr().err.count("restart in ") == 2
+
+
+def test_a_job_whose_time_is_up_before_its_store_answers_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[str] = []
+
+    def away(run: str, **given: Any) -> OpenRun:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        raise StoreError("it does not answer")
+
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(in_job, "open_run", away)
+    monkeypatch.setattr(in_job, "queue_again", lambda: again.append("now"))
+    with pytest.raises(SystemExit) as ended:
+        unit("iowa", "s3://bkt/nano", [], [])
+    assert ended.value.code == 75 and again == ["now"]
 
 
 def test_a_run_has_certain_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,7 @@ def test_where_islands_are_jobs_the_syncers_are_too_each_with_an_engine_of_its_o
     jobs = replace(NANO, home_region="us", islands=(replace(IOWA, infra="slurm/us"), replace(RHINE, infra="slurm/eu")))
     learners = {"iowa": "slurm/us", "rhine": "slurm/eu"}
     assert planned(jobs) == {**learners, "syncer-0": "slurm/us", "syncer-1": "slurm/eu"}
+    assert planned(jobs, region="us") == {"iowa": "slurm/us", "syncer-0": "slurm/us", "syncer-1": "slurm/us"}
     assert planned(jobs, region="eu") == {"rhine": "slurm/eu"}, "the home region has the syncers"
     assert planned(jobs, syncer_here=True) == {**learners, "syncer": "local"}
     mixed = replace(jobs, islands=(IOWA, jobs.islands[1]))
