@@ -136,7 +136,8 @@ def _explicit(file: Path, overrides: Sequence[str], tell: Callable[[str], None])
             raise UsageError(
                 f"this plan was not made of what lies beside it now: {named}",
                 where=str(file),
-                hint=f"diloco plan -f {shlex.quote(str(beside))}; to keep such a plan for later: -o FILE",
+                hint=f"diloco launch -n {shlex.quote(str(beside))} plans anew for the same goal; -o FILE of diloco plan"
+                " keeps a plan for later",
             )
     return Resolved(plan, f"of {file}{f', as planned {_moment(made)}' if made else ''}")
 

@@ -9,7 +9,8 @@ version hold their bytes in their own types, so that a counter is exact. Merged 
 
 What moves parameters is bounded, so this is too. Beside a delta that is clipped they do not count. A mean leaves out
 who moves one of a buffer's values more than `APART` times as far as the median of at least three who move the buffer
-moves any; between fewer nobody can tell. A counter rises by no more than the tokens that are believed.
+moves any, or of as many times more tokens; between fewer nobody can tell. A counter rises by no more than the tokens
+that are believed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def merge_buffers(
         if not found:
             merged[slot.name] = before
         elif before.is_floating_point():
-            merged[slot.name] = _mean(before, found, weights)
+            merged[slot.name] = _mean(before, found, counted)
         elif before.dim() or before.dtype == torch.bool:
             merged[slot.name] = found[weights.index(max(weights))]
         else:
@@ -75,13 +76,14 @@ def merge_buffers(
     pack_buffers(fragment, into, merged)
 
 
-def _mean(before: torch.Tensor, found: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+def _mean(before: torch.Tensor, found: Sequence[torch.Tensor], offers: Sequence[BuffersOffer]) -> torch.Tensor:
     if not before.numel():
         return before
     moves = [float((one.double() - before.double()).abs().max()) for one in found]  # exact on any number of threads
-    movers = [move for move in moves if move > 0]
-    bound = APART * median_low(movers) if len(movers) > 2 else inf
-    fit = [index for index, move in enumerate(moves) if move <= bound]
+    movers = [(move, offer.believed) for move, offer in zip(moves, offers, strict=True) if move > 0]
+    usual, tokens = map(median_low, zip(*movers, strict=True)) if len(movers) > 2 else (inf, 1)
+    weights, more = [offer.weight for offer in offers], [max(1.0, offer.believed / max(1, tokens)) for offer in offers]
+    fit = [index for index, move in enumerate(moves) if move <= APART * usual * more[index]]
     total, heaviest = sum(weights[index] for index in fit), max(fit, key=lambda index: weights[index])
     base = found[heaviest].double()  # what all agree on stays as it is, to the bit
     steps = [(found[index].double() - base) * (weights[index] / total) for index in fit]

@@ -167,7 +167,7 @@ def test_a_kept_plan_is_launched_only_while_its_run_file_says_the_same(files: Pa
     edit(file, "every: 40", "every: 80")
     with pytest.raises(UsageError, match=r"settings changed since .*: sync.every 40 -> 80$") as e:
         resolve(made.place)
-    assert e.value.hint and e.value.hint.startswith(f"diloco plan -f {file}")
+    assert e.value.hint and e.value.hint.startswith(f"diloco launch -n {file}")
     edit(file, "every: 80", "every: 40")
     edit(files.with_name("machines.yaml"), "gs://my-bucket", "gs://other")
     with pytest.raises(UsageError, match=r"beside it now: inventory changed since [\d:]+$"):

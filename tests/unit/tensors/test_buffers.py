@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isclose
+
 import pytest
 import torch
 
@@ -41,14 +43,20 @@ def packed(fragment: Fragment, values: Tensors) -> torch.Tensor:
 
 
 def merged(
-    each: list[Tensors], weights: list[float], before: Tensors | None = None, scale: float = 1.0, believed: int = 100
+    each: list[Tensors],
+    weights: list[float],
+    before: Tensors | None = None,
+    scale: float = 1.0,
+    believed: int = 100,
+    more: int = 1,
 ) -> Tensors:
-    """`scale`: of the last one's delta."""
+    """`scale`: of the last one's delta; which has so many times `more` tokens believed than the others'."""
     fragment = fragment_of(each[0])
     into, current = torch.zeros(fragment.buffer_bytes, dtype=torch.uint8), packed(fragment, before or each[0])
     scales = [1.0] * (len(each) - 1) + [scale]
-    shares = zip(each, weights, scales, strict=True)
-    offers = [BuffersOffer(packed(fragment, one), weight, share, believed) for one, weight, share in shares]
+    tokens = [believed] * (len(each) - 1) + [believed * more]
+    shares = zip(each, weights, scales, tokens, strict=True)
+    offers = [BuffersOffer(packed(fragment, one), *share) for one, *share in shares]
     merge_buffers(fragment, current, offers, into)
     return {slot.name: values for slot, values in unpack_buffers(fragment, into)}
 
@@ -111,6 +119,8 @@ def test_who_moves_a_buffer_much_further_than_the_others_is_left_out(wrong: floa
     assert merged(alone(*honest, 1.0 + APART / 2), [1.0] * 4, before)["b"] == 1.0 + APART / 8, "chance goes in"
     lone = [torch.full((512,), one) for one in honest] + [torch.eye(512)[7] * 100]
     assert torch.equal(merged(alone(*lone), [1.0] * 4, alone(torch.zeros(512))[0])["b"], torch.ones(512))
+    fast = merged(alone(1.0, 1.0, 41.0), [1.0, 1.0, 50.0], before, more=50)["b"]
+    assert isclose(float(fast), (2 + 50 * 41) / 52, rel_tol=1e-6), "an island of many more steps moves it further"
     still = [0.0, 0.0, 0.0]
     assert merged(alone(*still, 8.0), [1.0] * 4, before)["b"] == 2.0, "what others have no data for goes in"
 
