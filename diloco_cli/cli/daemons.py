@@ -53,6 +53,7 @@ def learner(
     if not join and (region is not None or batch_tokens is not None):
         raise UsageError("--region and --batch-tokens describe an island that joins", hint="add --join")
     batch = None if batch_tokens is None else parse_count(batch_tokens)
+    die_with_parent()
     here, drain_s, run = named_here(allow_code, allow_store), parse_duration(drain), find_run(run).url
     with telling_why(run, name):
         place = place_here()
@@ -62,8 +63,6 @@ def learner(
         from diloco_cli.learner.daemon import Newcomer, run_learner
         from diloco_cli.learner.group import run_rank
 
-        if place is not None and place.has_parent:
-            die_with_parent()
         if place is not None and not place.commands:
             sys.exit(run_rank(place, run, name, device, here))
         newcomer = Newcomer(region, batch, 1 if place is None else place.world_size) if join else None
@@ -116,9 +115,12 @@ def syncer(
     place, here = find_run(url or run).url, named_here(allow_code, allow_store)
     if evaluator_device is not None:
         set_environment(DEVICE_VARIABLE, evaluator_device)
+    from diloco_cli.learner.parent import die_with_parent
     from diloco_cli.protocol.log.keys import SYNCER
     from diloco_cli.runtime.restart import telling_why
 
+    if not hosted:  # a host's child leaves in order, once its stdin closes
+        die_with_parent()
     if not standby:
         if name is not None or hosted or alike or instead_of is not None:
             raise UsageError("--name, --hosted, --alike and --instead-of belong to a standby", hint="add --standby")

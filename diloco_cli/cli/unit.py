@@ -21,6 +21,7 @@ from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.engines.slurm import queue_again, step
 from diloco_cli.environment import environment_value, set_environment
 from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.learner.parent import PARENT_VARIABLE
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
 from diloco_cli.runtime.supervisor import SignalCount, SupervisionResult, supervise
@@ -68,7 +69,7 @@ def unit(
                 return
             if in_job:
                 _log_to_stdout(opened.url, name)
-            outcome = _keep_alive(opened, _on_all_nodes(opened, chosen), here, heard)
+            outcome = _keep_alive(opened, _in_job(opened, chosen), here, heard)
         status = outcome.exit_status
         if outcome.reason == "interrupted":  # the run was over before the signal came
             status = 0
@@ -133,11 +134,12 @@ def _chosen(opened: OpenRun, name: str) -> RunUnit:
     return units[name]
 
 
-def _on_all_nodes(opened: OpenRun, chosen: RunUnit) -> UnitSpec:
-    """Other nodes have none of this one's notes, nor its consent."""
+def _in_job(opened: OpenRun, chosen: RunUnit) -> UnitSpec:
+    """The unit as it runs in a job: it dies with this process, or it would live on where an engine ends nothing but
+    what it has started itself. Other nodes have none of this one's notes, nor its consent."""
     spec, run = chosen.spec, opened.format
     if chosen.island is None or chosen.island.nodes == 1:
-        return spec
+        return replace(spec, environment={**spec.environment, PARENT_VARIABLE: str(os.getpid())})
     words = (*spec.command, *consent_words(run, chosen.url, stores=run.settings.syncer.on_learners))
     return replace(spec, command=step(words, chosen.island.nodes, os.uname().nodename))
 

@@ -341,9 +341,10 @@ def place_here() -> RankPlace | None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when its parent dies, also if it is paused then. Linux alone: elsewhere a rank
-    that has lost its parent ends with the group, and its successor fences it."""
-    if sys.platform == "linux":
+    """The kernel kills this process when its parent dies, also if it is paused then, if that parent has asked for it
+    (PARENT_VARIABLE). Linux alone: elsewhere a rank that has lost its parent ends with the group, and its successor
+    fences it."""
+    if sys.platform == "linux" and environment_value(PARENT_VARIABLE) is not None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if environment_value(PARENT_VARIABLE) != str(os.getppid()):  # it died before
             os.kill(os.getpid(), signal.SIGKILL)

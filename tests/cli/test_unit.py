@@ -52,6 +52,7 @@ def test_how_it_ends(
 
     def supervised(at: str, units: list[Any], *, signals: Notices, **others: Any) -> SupervisionResult:
         assert (at, [one.name for one in units]) == (url, ["iowa"]) and f"--run={url}" in units[0].command
+        assert units[0].environment["DILOCO_PARENT"] == str(os.getpid()), "it dies with this process"
         assert log_path(url, "iowa").is_symlink() and environment_value("XDG_STATE_HOME") != state
         if signum is not None:
             signals._hear(signum, None)

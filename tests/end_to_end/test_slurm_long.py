@@ -74,13 +74,16 @@ class Jobs:
             lambda: self.learner(name)["incarnation"] >= incarnation and self.learner(name)["step"] > 0, WITHIN_S
         )
 
-    def kill_learner(self, name: str, *words: str) -> None:
-        """The processes of its learner that have these words, too."""
+    def learners(self, name: str, *words: str) -> list[psutil.Process]:
+        """The processes of this learner that have these words, too."""
         wanted = {"learner", f"--name={name}", f"--run=file://{self.place.folder}/bucket/quickstart", *words}
         found = [one for one in psutil.process_iter(["cmdline"]) if wanted <= {*(one.info["cmdline"] or [])}]
-        mine = [process for process in found if process.info["cmdline"][0] == sys.executable]
-        assert mine
-        for process in mine:
+        return [process for process in found if process.info["cmdline"][0] == sys.executable]
+
+    def kill_learner(self, name: str, *words: str) -> None:
+        found = self.learners(name, *words)
+        assert found
+        for process in found:
             process.kill()
 
     def launch(self, *settings: str) -> None:
@@ -125,6 +128,13 @@ def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     eventually(lambda: "rhine" not in jobs.jobs(), WITHIN_S)
     assert jobs.status()["hint"].startswith("diloco resume ")
     jobs.diloco("resume", "--detach")
+    jobs.diloco("resume", "--detach")
+    jobs.trains("rhine", before + 1)
+
+    before = jobs.learner("rhine")["incarnation"]
+    jobs.place.ask("scancel", "--signal=KILL", "--batch", jobs.jobs()["rhine"][0])  # the supervisor in the job
+    eventually(lambda: "rhine" not in jobs.jobs(), WITHIN_S)
+    assert not jobs.learners("rhine"), "its learner dies with it"
     jobs.diloco("resume", "--detach")
     jobs.trains("rhine", before + 1)
 
