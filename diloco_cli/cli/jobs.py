@@ -3,7 +3,7 @@ what is left; `status` shows the engine's word for them. Nothing here holds a jo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +85,8 @@ def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | N
     run = opened.format
     home, known = run.home_of(opened.url), {job.unit: job for job in before}
     missing = [unit for unit in planned if unit.name not in known or not known[unit.name].lives]
-    specs = {unit.name: job_spec(run, home, unit, (folder or Path(this_folder())).absolute()) for unit in missing}
+    folder = (folder or _submitted_from(opened, planned) or Path(this_folder())).absolute()
+    specs = {unit.name: job_spec(run, home, unit, folder) for unit in missing}
     check_jobs(specs.values())
     done: list[Job] = []
     try:
@@ -93,8 +94,7 @@ def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | N
             _make_ready(opened, unit, specs[unit.name])
             done.append(ENGINE.submit(specs[unit.name]))
     except BaseException:
-        with suppress(DilocoError):
-            ENGINE.cancel(done)
+        _take_back(opened, done, specs)
         raise
     ENGINE.hasten([job for job in known.values() if job.lives])
     if done:
@@ -102,6 +102,26 @@ def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | N
         with suppress(DilocoError):
             known |= {job.unit: job for job in ENGINE.jobs(home, run.name)}
     return [known[unit.name] for unit in planned if unit.name in known]
+
+
+def _take_back(opened: OpenRun, done: list[Job], units: Collection[str]) -> None:
+    """Cancel what was submitted, and what the engine has taken without having said so in time."""
+    run = opened.format
+    try:
+        found = ENGINE.jobs(run.home_of(opened.url), run.name)
+        ENGINE.cancel([job for job in found if job.lives and job.unit in units])
+    except DilocoError as error:
+        numbers = ", ".join(job.id for job in done) or "what was submitted last"
+        talk(f"warning: jobs may be left ({numbers}): {error}; to end them: diloco stop {opened.word}")
+    else:
+        talk(f"run {run.name} exists, and has none of these jobs; once this is mended: diloco resume {opened.word}")
+
+
+def _submitted_from(opened: OpenRun, units: Iterable[RunUnit]) -> Path | None:
+    """The folder from which this machine has submitted them before: their modules and relative data are found there."""
+    logs = [path for unit in units if (path := log_path(opened.url, unit.name)).is_symlink()]
+    before = [path.readlink().parent.parent for path in logs]
+    return next((folder for folder in before if folder.is_dir()), None)
 
 
 def _make_ready(opened: OpenRun, unit: RunUnit, spec: JobSpec) -> None:

@@ -198,12 +198,7 @@ def status(
         raise typer.Exit(INTERRUPTED_STATUS) from None
     trouble = ""
     if current is None:
-        from diloco_cli.cli.jobs import asked
-
-        opened = open_run(run, box)
-        current, _ = read_status(opened)
-        jobs, trouble = asked(opened)
-        current = replace(current, jobs=jobs)
+        current, trouble = with_jobs(open_run(run, box))
     error = None
     if exit_code and current.state in TROUBLE:
         error = DegradedError(f"run {current.run} is {current.state}: {current.reason}", hint=current.hint or None)
@@ -217,6 +212,28 @@ def status(
         if not as_json:
             report_error(error)
         raise typer.Exit(error.exit_status)
+
+
+def with_jobs(opened: OpenRun) -> tuple[Status, str]:
+    """Its status, with the engine's word for its jobs while there may be any; and why that was not asked. Of a learner
+    that is heard, a job is missing on this cluster alone."""
+    from diloco_cli.cli.jobs import WAITS, asked
+    from diloco_cli.engines.port import JobState
+    from diloco_cli.observe.situation import OVER, SILENCE, State
+    from diloco_cli.observe.situation import starts as has_not_merged
+    from diloco_cli.observe.status import status_of
+
+    facts = opened.facts(None, BATCHES_A_LOOK)
+    current = status_of(facts, opened.local())
+    if current.state in OVER:
+        return current, ""
+    jobs, trouble = asked(opened)
+    silent = {learner.name for learner in current.learners if learner.state in SILENCE}
+    jobs = [job for job in jobs if job.state is not JobState.GONE or job.unit in silent]
+    waits = [f"{job.unit} ({job.why or job.state})" for job in jobs if job.state in WAITS]
+    if waits and has_not_merged(facts) and current.state in (State.SILENT, State.STALLED):
+        current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")
+    return replace(current, jobs=jobs), trouble
 
 
 def _watched(run: str | None, box: Deadline, every_s: float, as_json: bool) -> Status:

@@ -25,7 +25,7 @@ from diloco_cli.learner.parent import PARENT_VARIABLE
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
 from diloco_cli.runtime.supervisor import SignalCount, SupervisionResult, supervise
-from diloco_cli.runtime.units import RunUnit, UnitSpec, consent_words, units_of
+from diloco_cli.runtime.units import JOB_ENDS_S, RunUnit, UnitSpec, consent_words, units_of
 
 AGAIN_STATUS = 75
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
@@ -121,7 +121,7 @@ def _keep_alive(opened: OpenRun, spec: UnitSpec, here: NamedHere, heard: SignalC
             on_event=tell,
             signals=heard,
             state_every_s=LOOKS_EVERY_S,
-            stop=stop_policy(opened.format, [spec]),
+            stop=replace(stop_policy(opened.format, [spec]), kill_s=JOB_ENDS_S, give_up_s=JOB_ENDS_S + 1.0),
             gone_after_s=gone_after_s(),
         )
 

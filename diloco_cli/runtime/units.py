@@ -119,6 +119,7 @@ def end_all(children: Sequence[Child], within_s: float) -> None:
 Kind = Literal["learner", "syncer"]
 SYNCER = "syncer"
 DRAIN_S = 3.5  # for a learner's last offers after SIGTERM: a machine leaves within 10 s (supervisor.StopPolicy)
+JOB_DRAIN_S, JOB_ENDS_S = 20.0, 28.0  # in a job; Slurm usually kills 30 s after its SIGTERM
 MAX_LOG_BYTES = 16 * 1024 * 1024
 TRY_AGAIN_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE})
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -143,9 +144,9 @@ class UnitSpec:
             raise UsageError(f"a learner cannot be named {self.name}: reserved are syncer and supervisor")
 
 
-def learner_unit(name: str, run_url: str, *, threads: int) -> UnitSpec:
+def learner_unit(name: str, run_url: str, *, threads: int, drain_s: float = DRAIN_S) -> UnitSpec:
     """`--name=VALUE` is one word, so that a value can never become an option."""
-    command = diloco_command("learner", f"--drain={DRAIN_S:g}s", f"--run={run_url}", f"--name={name}")
+    command = diloco_command("learner", f"--drain={drain_s:g}s", f"--run={run_url}", f"--name={name}")
     return UnitSpec(name, "learner", command, thread_environment(threads))
 
 
@@ -229,7 +230,9 @@ def units_of(run: RunFormat, url: str, region: str | None = None, syncer_here: b
     for island in run.islands:
         if region in (None, island.region) and (island.infra == LOCAL or is_submitted(island.infra)):
             place, threads = run.url_for(island.region, home), threads_of(island, run.settings.train.threads)
-            found.append(RunUnit(learner_unit(island.name, place, threads=threads), island.infra, place, island))
+            drain_s = JOB_DRAIN_S if is_submitted(island.infra) else DRAIN_S
+            spec = learner_unit(island.name, place, threads=threads, drain_s=drain_s)
+            found.append(RunUnit(spec, island.infra, place, island))
     if region in (None, syncer_region(run)):
         places = [LOCAL] if syncer_here else _syncers_infra(run, region)
         specs = syncer_units(home, run.settings.syncer, alike=places != [LOCAL])

@@ -38,6 +38,7 @@ class PlayedSlurm:
         self.queue: dict[str, list[str]] = {}
         self.calls: list[tuple[str, ...]] = []
         self.url = URL
+        self.loses = ""  # the unit whose job it takes without saying so in time
         self.refuses: tuple[str, str] = ("", "")
         self.answers = True
         self.ends = False  # jobs see the stop, and end
@@ -56,6 +57,8 @@ class PlayedSlurm:
         self.calls.append((*words, unit) if unit else tuple(words))
         if words[1] == "--parsable":
             self.queue[unit] = ["PENDING", "None"]
+            if unit == self.loses:
+                raise TryAgainError("sbatch did not answer within 30 s")
         return f"{ID.get(unit, '')}\n"
 
     def submitted(self) -> list[str]:
@@ -101,6 +104,32 @@ def test_where_one_is_refused_none_is_left_behind(played: PlayedSlurm, tmp_path:
         submit(tmp_path)
     assert played.submitted() == (["iowa"] if option == "--parsable" else [])
     assert played.cancelled() == ([("71",)] if option == "--parsable" else [])
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_what_an_engine_has_taken_without_saying_so_is_taken_back_too_or_told(
+    played: PlayedSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: bool
+) -> None:
+    played.loses = "rhine"
+    played.refuses = ("", "71") if refused else ("", "")
+    with pytest.raises(TryAgainError, match="sbatch did not answer"):
+        submit(tmp_path)
+    said = capsys.readouterr().err
+    if refused:
+        assert "jobs may be left (71): " in said and "diloco stop nano" in said
+    else:
+        assert played.cancelled() == [("71", "72")]
+        assert "run nano exists, and has none of these jobs; once this is mended: diloco resume nano" in said
+
+
+def test_jobs_are_submitted_from_where_they_were_before_wherever_that_is_asked_for(
+    played: PlayedSlurm, tmp_path: Path
+) -> None:
+    submit(tmp_path)
+    played.queue["rhine"] = ["FAILED", "None"]
+    submit_missing(opened(), units_of(RUN, URL), None, jobs_before(opened(), RunState()))
+    again = [call for call in played.calls if call[-1] == "rhine" and call[1] == "--parsable"]
+    assert len(again) == 2 and f"--chdir={tmp_path}" in again[-1]
 
 
 def test_what_a_job_cannot_do_without_is_said_where_no_variable_of_the_user_counts_more(

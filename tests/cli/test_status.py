@@ -17,12 +17,15 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from diloco_cli.cli import jobs
 from diloco_cli.cli import status as command
 from diloco_cli.cli import status as watching
 from diloco_cli.cli.arguments import OpenRun, open_run
-from diloco_cli.cli.status import Watcher, riding_out, with_interval
+from diloco_cli.cli.status import Watcher, riding_out, with_interval, with_jobs
 from diloco_cli.config.settings import RunSettings
+from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import StoreError
+from diloco_cli.observe import status as observed
 from diloco_cli.observe.status import Status
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store import open as opening
@@ -55,6 +58,32 @@ def test_exit_code_5_says_so_in_one_json_object_or_as_text(diloco: Diloco, url: 
     plain = diloco("status", url, "--exit-code")
     assert plain.returncode == 5 and "SILENT" in plain.stdout and "error: run nano is SILENT" in plain.stderr
     assert diloco("status", url).returncode == 0
+
+
+def test_jobs_that_wait_or_are_missing_are_said_of_a_run_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    islands = tuple(replace(island, infra=f"slurm/{island.region}") for island in NANO.islands)
+    opened = open_run(make_bucket(tmp_path / "jobs", replace(NANO, islands=islands)))
+    waits, gone = Job("iowa", "slurm", "7", JobState.QUEUED, "Resources"), Job("rhine", "slurm", "", JobState.GONE)
+    asked: list[OpenRun] = []
+
+    def answer(opened: OpenRun) -> tuple[list[Job], str]:
+        asked.append(opened)
+        return [waits, gone], ""
+
+    monkeypatch.setattr(jobs, "asked", answer)
+    for name in ("iowa", "rhine"):
+        say(tmp_path / "jobs", name, 1000)
+    current, _ = with_jobs(opened)
+    assert (current.state, current.reason) == ("STARTING", "jobs wait: iowa (Resources)") and current.jobs == [
+        waits,
+        gone,
+    ]
+    say(tmp_path / "jobs", "rhine", 1)
+    assert with_jobs(opened)[0].jobs == [waits], "it works on another cluster"
+    monkeypatch.setattr(observed, "status_of", lambda *given: replace(current, state="STOPPED"))
+    assert with_jobs(opened)[1] == "" and len(asked) == 2, "of a run that is over nobody is asked"
 
 
 def test_a_store_whose_clock_is_ahead_gives_right_ages_and_a_warning(diloco: Diloco, url: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from diloco_cli.environment import environment_value
 from diloco_cli.errors import StoreError, TryAgainError, UsageError
 from diloco_cli.runtime.registry import log_path
 from diloco_cli.runtime.supervisor import Reason, SupervisionResult
+from diloco_cli.runtime.units import JOB_DRAIN_S
 from tests.cli.bucket import NANO, make_bucket
 
 RUN = replace(NANO, islands=(replace(NANO.islands[0], infra="slurm/us"), NANO.islands[1]))
@@ -51,6 +52,7 @@ def test_how_it_ends(
     url = make_bucket(tmp_path / "nano", RUN)
 
     def supervised(at: str, units: list[Any], *, signals: Notices, **others: Any) -> SupervisionResult:
+        assert 30.0 > others["stop"].kill_s > JOB_DRAIN_S
         assert (at, [one.name for one in units]) == (url, ["iowa"]) and f"--run={url}" in units[0].command
         assert units[0].environment["DILOCO_PARENT"] == str(os.getpid()), "it dies with this process"
         assert log_path(url, "iowa").is_symlink() and environment_value("XDG_STATE_HOME") != state

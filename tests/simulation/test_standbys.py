@@ -244,6 +244,18 @@ def test_of_syncers_alike_one_serves_at_once_and_one_that_leaves_is_followed_at_
     assert check(fleet).kinds.count("finish") == 1
 
 
+def test_who_has_taken_over_may_load_for_a_while_what_a_syncer_needs() -> None:
+    """On a disk that many nodes share: before, the one alike replaced it, and was replaced while it loaded."""
+    fleet = StandbyFleet(with_standbys(make_run(merges=30)))
+    fleet.revive, fleet.loading_s = False, FIRST_SYNCER_S
+    fleet.standby("syncer-0", alike=True)
+    for delay_s in (0.0, PROMPT_S + LOOKS_S):  # together with it, and while it loads
+        fleet.standby(f"syncer-after-{delay_s:g}", delay_s=delay_s, alike=True)
+    fleet.start_learners()
+    fleet.finish()
+    assert len(fleet.takeovers) == 1 and fleet.errors() == []
+
+
 def test_an_outage_that_everybody_felt_makes_nobody_take_over() -> None:
     """The store was away for a minute; when it is back, the standbys look before the syncer has said a word."""
     world = World()

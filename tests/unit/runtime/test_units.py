@@ -194,6 +194,8 @@ def test_where_islands_are_jobs_the_syncers_are_too_each_with_an_engine_of_its_o
     assert planned(NANO) == {"iowa": "local", "rhine": "local", "syncer": "local"}
     hosted = replace(jobs, settings=replace(jobs.settings, syncer=SyncerSettings(on_learners=True)))
     assert planned(hosted) == learners
+    drains = {unit.name: unit.spec.command[5] for unit in units_of(mixed, "file:///b") if unit.island is not None}
+    assert drains == {"iowa": "--drain=3.5s", "rhine": "--drain=20s"}, "a cluster lets it save what it has"
     assert not [*starts_elsewhere(jobs, "gs://b/nano", None)], "nothing is left to a person"
 
 
