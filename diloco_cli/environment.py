@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 SHORTEST_SECRET = 8
 ALLOW_HTTP_VARIABLE = "DILOCO_ALLOW_HTTP"  # a host that stores may be reached at by plain http
 DEVICE_VARIABLE = "DILOCO_EVALUATOR_DEVICE"  # where a syncer's evaluator computes
+_BRIEF = threading.Lock()
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|WEBHOOK|AUTH(?!OR)", re.IGNORECASE)
 
 
@@ -26,7 +30,8 @@ def environment_flag(name: str) -> bool:
 
 def environment_with(**values: str) -> dict[str, str]:
     """A copy of this process's environment with `values` added: for a child process."""
-    return {**os.environ, **values}
+    with _BRIEF:
+        return {**os.environ, **values}
 
 
 def set_environment_default(name: str, value: str) -> None:
@@ -36,6 +41,21 @@ def set_environment_default(name: str, value: str) -> None:
 def set_environment(name: str, value: str) -> None:
     """For this process and those that it starts."""
     os.environ[name] = value
+
+
+@contextmanager
+def environment_within(name: str, value: str) -> Iterator[None]:
+    """For a library that reads it inside the block, and for no process that this one starts."""
+    with _BRIEF:
+        before = os.environ.get(name)
+        os.environ[name] = value
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = before
 
 
 def secret_values() -> list[str]:

@@ -22,14 +22,14 @@ import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from diloco_cli import clock
-from diloco_cli.environment import environment_value, set_environment_default
+from diloco_cli.environment import environment_value, environment_within, set_environment_default
 from diloco_cli.errors import DilocoError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import transfers
@@ -62,6 +62,14 @@ from diloco_cli.store.url import KINDS, StoreUrl
 
 CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 PAYER_VARIABLE = "GOOGLE_CLOUD_QUOTA_PROJECT"  # as Google's own tools name it
+METADATA_HOST = "metadata.google.internal"  # tells a machine in Google's cloud its credentials
+SPOKEN_FOR = (  # by one of them the user says where credentials are, or that none are needed
+    CREDENTIALS_VARIABLE,
+    "STORAGE_EMULATOR_HOST",
+    "GCE_METADATA_HOST",
+    "GCE_METADATA_ROOT",
+    "GCE_METADATA_IP",
+)
 PARTS = "parts-of-uploads"
 """Parts of the object `key` are `parts-of-uploads/<key>/<nonce>-<number>`."""
 PART_NAME = re.compile(rf"{PARTS}/.+/[0-9a-f]{{32}}-[0-9]{{2}}")
@@ -318,9 +326,34 @@ def discard_parts(url: StoreUrl) -> Discarded:
 
 
 def start_client() -> Any:
-    """A new file system of gcsfs; it belongs to the process that made it."""
+    """A new file system of gcsfs; it belongs to the process that made it.
+
+    Without credentials google.auth asks the metadata server; where there is none that takes ten seconds, in which a
+    command gives up and says that the store gave no answer. So it is asked only where its name is known. That nobody
+    can tell now, for want of a name server, makes no client anonymous for the rest of its life."""
     set_environment_default("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it probes each bucket over gRPC
-    _ask_no_metadata_elsewhere()
+    check_credentials()
+    unknown = _unknown_metadata_host()
+    with nullcontext() if unknown is None else environment_within("NO_GCE_CHECK", "true"):
+        client = _connected()
+    if unknown is not None and unknown.errno != socket.EAI_NONAME and client.credentials.credentials is None:
+        raise StoreUnavailableError(
+            f"no credentials, and no name is found now: {unknown.strerror}", where=METADATA_HOST
+        )
+    return client
+
+
+def _unknown_metadata_host() -> socket.gaierror | None:
+    """Why its name leads nowhere; None if it leads somewhere, or need not be known."""
+    if not any(environment_value(name) for name in SPOKEN_FOR):
+        try:
+            socket.getaddrinfo(METADATA_HOST, None)
+        except socket.gaierror as error:
+            return error
+    return None
+
+
+def _connected() -> Any:
     import aiohttp
     from gcsfs.core import GCSFileSystem
 
@@ -332,7 +365,6 @@ def start_client() -> Any:
     emulator = environment_value("STORAGE_EMULATOR_HOST")
     if emulator:
         check_endpoint(emulator, "STORAGE_EMULATOR_HOST")
-    check_credentials()
     return OneTryGCSFileSystem(
         token="anon" if emulator else None,
         requester_pays=environment_value(PAYER_VARIABLE) or False,
@@ -342,16 +374,6 @@ def start_client() -> Any:
             total=None, sock_connect=transfers.CONNECT_TIMEOUT_S, sock_read=transfers.SILENCE_TIMEOUT_S
         ),
     )
-
-
-def _ask_no_metadata_elsewhere() -> None:
-    """Without credentials google.auth asks the metadata server of a machine in Google's cloud for some; elsewhere that
-    takes ten seconds, in which a command gives up and says that the store gave no answer."""
-    host, _, _ = (environment_value("GCE_METADATA_HOST") or "metadata.google.internal").partition(":")
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        set_environment_default("NO_GCE_CHECK", "true")
 
 
 def check_credentials() -> None:

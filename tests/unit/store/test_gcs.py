@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gcsfs.credentials import GoogleCredentials
 from gcsfs.retry import validate_response
+from google.auth.exceptions import DefaultCredentialsError
 
 from diloco_cli import clock
 from diloco_cli.doctor.examine import Place, expiry, retention
+from diloco_cli.environment import environment_with
 from diloco_cli.errors import NoSpaceError
 from diloco_cli.randomness import nonce
 from diloco_cli.store import gcs, transfers
@@ -155,20 +159,62 @@ def test_an_emulator_that_is_not_on_this_machine_needs_tls(gs: FakeGCS, monkeypa
         GCSStore("bucket").get("k")
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_elsewhere_the_metadata_server_of_googles_cloud_is_not_waited_for(
-    gs: FakeGCS, monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
-    def resolve(host: str, port: object) -> None:
-        assert host == "metadata.google.internal"
-        if not is_there:
-            raise OSError(socket.EAI_NONAME, "Name or service not known")
+@pytest.fixture
+def on_gce(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """What NO_GCE_CHECK was at each look for credentials: only the metadata server has some. Its name is known as long
+    as nothing else is patched in."""
+    looked: list[str | None] = []
 
-    monkeypatch.setenv("NO_GCE_CHECK", "")  # is undone at the end
-    monkeypatch.delenv("NO_GCE_CHECK")
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    gcs.start_client()
-    assert os.environ.get("NO_GCE_CHECK") == (None if is_there else "true")
+    def none_of_the_users(self: GoogleCredentials) -> None:
+        looked.append(os.environ.get("NO_GCE_CHECK"))
+        raise DefaultCredentialsError
+
+    for name in ("NO_GCE_CHECK", *gcs.SPOKEN_FOR):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(GoogleCredentials, "_connect_google_default", none_of_the_users)
+    monkeypatch.setattr(GoogleCredentials, "_connect_cloud", lambda self: setattr(self, "credentials", "the machine's"))
+    monkeypatch.setattr(GoogleCredentials, "tokens", {})
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [])
+    return looked
+
+
+def failing(number: int) -> Callable[[str, object], None]:
+    def resolve(host: str, port: object) -> None:
+        raise socket.gaierror(number, "not known")
+
+    return resolve
+
+
+def test_elsewhere_the_metadata_server_of_googles_cloud_is_not_waited_for(
+    on_gce: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", failing(socket.EAI_NONAME))
+    assert gcs.start_client().credentials.credentials is None
+    assert on_gce == ["true"] and "NO_GCE_CHECK" not in environment_with(), "its units look for themselves"
+
+
+@pytest.mark.parametrize("number", [socket.EAI_AGAIN, socket.EAI_FAIL])
+def test_a_name_server_that_fails_makes_nobody_anonymous(
+    on_gce: list[str | None], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store = GCSStore("bucket")
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", failing(number))
+        with pytest.raises(StoreUnavailableError, match="no name is found now"):
+            store.get("k")
+    assert store._client().credentials.credentials == "the machine's" and on_gce == ["true", None]
+    monkeypatch.setattr(GoogleCredentials, "_connect_google_default", lambda self: setattr(self, "credentials", "own"))
+    monkeypatch.setattr(socket, "getaddrinfo", failing(number))
+    assert gcs.start_client().credentials.credentials == "own", "such as behind a proxy, which finds names itself"
+
+
+@pytest.mark.parametrize("name", ["GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"])
+def test_a_metadata_server_that_the_user_names_is_asked(
+    on_gce: list[str | None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "[::1]:80")
+    monkeypatch.setattr(socket, "getaddrinfo", failing(socket.EAI_NONAME))
+    assert gcs.start_client().credentials.credentials == "the machine's"
 
 
 @pytest.mark.parametrize("text", [None, "", '{"type": "x"', "[]", "\x00"])
