@@ -73,6 +73,10 @@ class RefusedError(DilocoError):
     exit_status = 8
 
 
+class TakenError(RefusedError):
+    """A living process goes by that name. No failure of its own: only the person who started the second is told."""
+
+
 class FencedError(DilocoError):
     """A newer process has taken this one's place; nothing was changed."""
 

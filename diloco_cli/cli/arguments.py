@@ -147,7 +147,8 @@ def find_run(text: str | None, acts: bool = False, say: Callable[[str], None] | 
 
     if text is None:
         return _run_of_this_folder(acts, say or talk)
-    if "://" in text or _holds_a_run(text):
+    unmounted = os.sep in text and not os.path.isdir(Path(text).parent)  # the store says so, with what to do
+    if "://" in text or _holds_a_run(text) or unmounted:
         url = normalise_store_url(text, Path())
         if not parse_url(url).kind.is_shared:
             raise UsageError(f"{url} lives in one process: no command can see a run there", hint=examples())

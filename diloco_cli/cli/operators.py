@@ -174,9 +174,10 @@ def _say_unused(opened: OpenRun, file: Path) -> None:
     by_hand = [key for key, place in (planned.origins if planned else {}).items() if place.startswith("--set")]
     unused = [one for one in changed if not any(re.match(rf"{re.escape(key)}[ ._]", one) for key in by_hand)]
     if unused:
+        verb = "is" if len(unused) == 1 else "are"
         talk(
-            f"{file} was changed since this run began: {', '.join(unused)} is not used; the run goes on with its own"
-            f" settings. To begin anew with these: diloco launch {shlex.quote(str(file))} --set name={opened.name}-2"
+            f"{file} was changed since this run began: {', '.join(unused)} {verb} not used; the run goes on with its"
+            f" own settings. To begin anew: diloco launch {shlex.quote(str(file))} --set name={opened.name}-2"
         )
 
 

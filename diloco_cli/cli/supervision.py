@@ -196,9 +196,12 @@ def go_on(
 
 
 def refuse_unless_free(url: str) -> None:
-    """Wait for a supervisor of the run that is ending because the run was stopped. Raises RefusedError while one lives
-    on this machine."""
-    ends = living_supervisor(url) is not None and head_of(open_known_run(known_at(url))).phase == RunPhase.STOPPED
+    """Wait for a supervisor of the run that is ending because the run was stopped, not for one that resumes it. Raises
+    RefusedError while one lives on this machine."""
+    ends = False
+    if living_supervisor(url) is not None:
+        opened = open_known_run(known_at(url))
+        ends = opened.perform(is_at_rest(opened.format, head_of(opened)))
     if ends:
         talk(f"run {run_name(url)} was just stopped: waiting at most {ENDS_WITHIN_S:.0f} s for what ends here")
     refuse_supervised(url, ENDS_WITHIN_S if ends else 0.0)

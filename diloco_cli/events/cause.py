@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diloco_cli.environment import secret_values
-from diloco_cli.errors import DilocoError, escaped
+from diloco_cli.errors import DilocoError, TakenError, escaped
 
 MAX_CAUSE_BYTES = 2048
 HIDDEN = "***"
@@ -29,13 +29,14 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 class Cause:
     """`place`: file and line of the user's code, "" for other errors. `lasting`: the same start ends the same way;
     errors of the world outside (OSError) may heal. `position`: of a learner in its data, if it had begun to train.
-    `hint`: what the error itself says to try."""
+    `hint`: what the error itself says to try. `of_living`: another process goes by this name, and is well."""
 
     text: str
     place: str = ""
     lasting: bool = False
     position: int | None = None
     hint: str = ""
+    of_living: bool = False
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -45,13 +46,14 @@ def cause_of(error: BaseException) -> Cause:
     said = _POSITION.search(notes)
     position = int(said[1]) if said else None
     hint = safe(error.hint) if isinstance(error, DilocoError) and error.hint else ""
+    of_living = isinstance(error, TakenError)
     if frame is None:
         told = str(error) if isinstance(error, DilocoError) else f"{type(error).__name__}: {error}"
-        return Cause(safe(told), position=position, hint=hint)
+        return Cause(safe(told), position=position, hint=hint, of_living=of_living)
     place = f"{relative(frame.filename)}:{frame.lineno}"
     told = f"your code: {place} in {frame.name}: {type(root).__name__}: {root}"
     lasting = not isinstance(root, OSError) or isinstance(root, FileNotFoundError)
-    return Cause(safe(told), place, lasting, position, hint)
+    return Cause(safe(told), place, lasting, position, hint, of_living)
 
 
 def note_position(error: BaseException, position: int) -> None:

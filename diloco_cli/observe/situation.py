@@ -549,16 +549,23 @@ def _stall(holds: Callable[[Look], object], reason: Words, hint: Words) -> Situa
 
 
 RESUME, DOCTOR, LOGS = "diloco resume {url}", "diloco doctor {url}", "diloco logs --run {url}"
+
+
+def _resume(look: Look) -> str:
+    """Nothing while a supervisor here ends the run, or resumes it."""
+    return "" if any(unit.supervised for unit in look.local.units.values()) else f"diloco resume {look.facts.url}"
+
+
 SITUATIONS: tuple[Situation, ...] = (
     Situation(State.FINISHED, lambda it: it.phase == RunPhase.FINISHED, _told_last, "diloco export {url}", _updated),
     Situation(
         State.PAUSED,
         lambda it: it.phase == RunPhase.STOPPED and it.facts.state.stability.paused,
         lambda it: concern(it.facts.state, it.facts.run),
-        RESUME,
+        _resume,
         _updated,
     ),
-    Situation(State.STOPPED, lambda it: it.phase == RunPhase.STOPPED, _told_last, RESUME, _updated),
+    Situation(State.STOPPED, lambda it: it.phase == RunPhase.STOPPED, _told_last, _resume, _updated),
     Situation(
         State.MERGING,
         lambda it: it.facts.cut and it.syncer not in SYNCER_GONE,

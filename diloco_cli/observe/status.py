@@ -16,7 +16,7 @@ from diloco_cli.events.event import EVENT_KINDS, Event
 from diloco_cli.observe.facts import Heard, Local, RunFacts, moment
 from diloco_cli.observe.fields import Fields, UnitColumn, made
 from diloco_cli.observe.situation import MERGES, SILENCE, Look, State, Verdict, pace_of_syncer, verdict_of
-from diloco_cli.observe.unit_states import LEFT, LOST_S, SUSPECT_S, aged, syncer_lost_after_s
+from diloco_cli.observe.unit_states import ENDED, LEFT, LOST_S, SUSPECT_S, aged, syncer_lost_after_s
 from diloco_cli.protocol.actors.collection import NOT_KNOWN, kept_commits
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, MirrorHeartbeat, SyncerHeartbeat
 from diloco_cli.protocol.log.keys import SYNCER
@@ -36,6 +36,7 @@ SETTLED_ROUNDS = 3  # of merges, after which a goodput says something
 FORGOTTEN_S = 600.0  # a standby without a heartbeat for so long, or a guest's error, is no longer shown
 RECENT_SHOWN = 12
 QUIET = frozenset(kind.name for kind in EVENT_KINDS if kind.quiet)  # `diloco events` shows them
+SYNCERS = ("standby-", f"{SYNCER}-")  # so begin the names of syncers that stand by at first
 GB = 1e9
 TOOK_PART = "#"
 
@@ -264,12 +265,19 @@ class OneRun:
         ages = list(self.look.learner_ages.values())
         return min(ages if self.facts.syncer is None else [*ages, self.facts.syncer.age_s], default=None)
 
+    @property
+    def _alive_syncers(self) -> list[Heard[SyncerHeartbeat]]:
+        heard = [*self.facts.standbys.values(), *([] if self.facts.syncer is None else [self.facts.syncer])]
+        return [one for one in heard if one.heartbeat.state not in ENDED]
+
     def is_concerned(self, event: Event) -> bool:
         """Whether the run is to be told of this error. A name that was mistyped or refused, or that joined and is not
-        heard any more, is no part of it for good."""
+        heard any more, is no part of it for good. A standby is, until it is heard again: merges may be another's."""
+        since_s = self.facts.now_s - moment(event.time).timestamp()
+        if event.unit.startswith(SYNCERS):
+            return not any(it.heartbeat.unit == event.unit and it.age_s < since_s for it in self._alive_syncers)
         heard = self.facts.learners.get(event.unit)
         planned = self.facts.run.island(event.unit) is not None or event.unit in (SYNCER, EVALUATOR)
-        since_s = self.facts.now_s - moment(event.time).timestamp()
         return planned or since_s <= FORGOTTEN_S or (heard is not None and heard.age_s <= FORGOTTEN_S)
 
     @property

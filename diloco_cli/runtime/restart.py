@@ -19,7 +19,7 @@ from typing import Literal
 
 from diloco_cli.config.codec import from_plain
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import DilocoError, FencedError, RefusedError, TerminatedError, UsageError
+from diloco_cli.errors import DilocoError, FencedError, TerminatedError, UsageError
 from diloco_cli.events.bucket import WRITE_EVERY_S, tell_event
 from diloco_cli.events.cause import Cause, cause_of
 from diloco_cli.paths import UnreadableError, checked_name, read_json, write_json
@@ -180,8 +180,6 @@ def telling_why(url: str, unit: str) -> Iterator[None]:
     except (TerminatedError, FencedError):
         raise
     except Exception as error:
-        if isinstance(error, RefusedError) and environment_value(CAUSE_VARIABLE) is None:
-            raise  # what a person may not start is no failure of the unit
         with suppress(DilocoError, OSError):  # the error itself is what matters
             tell(url, unit, cause_of(error))
         raise
@@ -220,6 +218,8 @@ def tell(url: str, unit: str, cause: Cause) -> None:
         write_json(Path(path), {"pid": os.getpid(), "cause": asdict(cause)})
         if supervisor == str(os.getppid()):  # it lives, and tells the bucket
             return
+    if cause.of_living:
+        return
     # a process that is restarted fast must not flood the bucket
     tell_event(url, "error", unit, cause.text, place_data(cause), every_s=WRITE_EVERY_S)
 

@@ -81,8 +81,10 @@ def test_what_a_run_file_has_changed_since_is_said_to_be_not_used(
     edit(quickstart / "run.yaml", "every: 40", "every: 80")
     assert said().startswith(
         "run.yaml was changed since this run began: sync.every 40 -> 80 is not used; the run goes on with its own "
-        "settings. To begin anew with these: diloco launch run.yaml --set name=quickstart-2"
+        "settings. To begin anew: diloco launch run.yaml --set name=quickstart-2"
     )
+    edit(quickstart / "run.yaml", "evaluation: {every: 5}", "evaluation: {every: 7}")
+    assert " are not used; " in said()
     edit(quickstart / "run.yaml", "name: quickstart", "name: another")
     operators._say_unused(open_run(f"file://{quickstart}/bucket/quickstart"), Path("run.yaml"))
     assert capsys.readouterr().err == "", "another run's file"

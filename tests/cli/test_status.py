@@ -192,6 +192,12 @@ def test_a_path_without_a_run_is_told_as_such(diloco: Diloco, tmp_path: Path) ->
         assert str(path) in done.stderr and "diloco runs" in done.stderr
 
 
+def test_a_path_whose_disk_is_gone_is_told_as_its_url_is(diloco: Diloco, tmp_path: Path) -> None:
+    for word in (f"{tmp_path}/nas/run", f"file://{tmp_path}/nas/run"):
+        done = diloco("status", word)
+        assert done.returncode == 6 and "hint: mount the disk" in done.stderr
+
+
 WATCH = [sys.executable, "-m", "diloco_cli", "status", "--watch", "0.2"]
 
 

@@ -89,3 +89,22 @@ def test_a_resume_that_is_withdrawn_before_a_syncer_serves_ends_what_runs_here(i
     assert followed.phase() == "RUNNING", "it is being resumed"
     assert operator.keep_stopped(log.state)
     assert followed.phase() == ("STOPPED" if is_home else "RUNNING")
+
+
+def test_a_second_resume_waits_for_nothing_while_the_first_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log says STOPPED until a syncer has carried the first one out."""
+    log = WrittenLog(make_run())
+    log.append("stop")
+    clock = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+    opened = OpenRun("toy", URL, log.store, log.run, clock, EventReader())
+    waited: list[float] = []
+    monkeypatch.setattr(calling, "living_supervisor", lambda url: Identity(1, "then"))
+    monkeypatch.setattr(calling, "open_known_run", lambda known: opened)
+    monkeypatch.setattr(calling, "refuse_supervised", lambda url, patience_s: waited.append(patience_s))
+    calling.refuse_unless_free(URL)
+    assert waited == [calling.ENDS_WITHIN_S] and "was just stopped" in capsys.readouterr().err
+    assert Operator(log.run, log.store, clock, lambda text: None).withdraw_stop(log.state)
+    calling.refuse_unless_free(URL)
+    assert waited[1:] == [0.0] and not capsys.readouterr().err

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from diloco_cli.digests import digest
-from diloco_cli.errors import FencedError, RefusedError
+from diloco_cli.errors import FencedError, TakenError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
 from diloco_cli.protocol.log.claims import claim_incarnation, next_offer
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
@@ -97,7 +97,7 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
 
 def refuse_beside_living(run: RunFormat, learner: str) -> Steps[None]:
     """A process that a person starts takes nobody's place without a word. One that lives writes another heartbeat while
-    this waits; one that has ended, or has said that it leaves, is not waited for. Raises RefusedError."""
+    this waits; one that has ended, or has said that it leaves, is not waited for. Raises TakenError."""
     heard = before = yield from _last_heartbeat(run.keyring, learner)
     until_s = (yield Now()) + HEARD_WITHIN_S
     while heard is not None and heard.state not in OVER and heard == before:
@@ -106,10 +106,11 @@ def refuse_beside_living(run: RunFormat, learner: str) -> Steps[None]:
         yield Sleep(LOOK_AGAIN_S)
         heard = yield from _last_heartbeat(run.keyring, learner)
     if heard is not None and heard.state not in OVER:
-        raise RefusedError(
+        raise TakenError(
             f"{learner} takes part already: {heard.process}, {heard.state}",
             where=run.name,
-            hint="end that process first; or take part as one more: --join with a --name of your own",
+            hint="end it first (what a supervisor started, it starts again: there diloco stop); or take part as one"
+            " more: --join with a --name of your own",
         )
 
 
@@ -192,14 +193,13 @@ class Saves:
         self._saves = (*left, (n, key))[-REMEMBERED:]
 
     @property
-    def newest(self) -> str | None:
-        """The save that offers and heartbeats name. A save that a rollback has undone does not count."""
-        return self.last[1]
+    def last(self) -> tuple[int, str | None]:
+        """The save that offers and heartbeats name, behind its commit. What a rollback has undone does not count."""
+        return next((save for save in reversed(self._saves) if self._counts(save[0])), (0, None))
 
     @property
-    def last(self) -> tuple[int, str | None]:
-        """The same, behind its commit."""
-        return next((save for save in reversed(self._saves) if self._counts(save[0])), (0, None))
+    def newest(self) -> str | None:
+        return self.last[1]
 
     def _counts(self, n: int) -> bool:
         return all(n <= to or n >= at for to, at in self._rollbacks)

@@ -153,6 +153,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
     (learner_says(facts(), "iowa", LearnerState.DRAINING), NOBODY, State.MERGING, "", ""),
     (both_say(facts(), LearnerState.DRAINING), NOBODY, State.DRAINING, "told to leave: iowa, rhine", RESUME),
     (facts(STOPPED), NOBODY, State.STOPPED, "stopped: diloco stop", RESUME),
+    (facts(STOPPED), Local({"iowa": here(supervised=False)}), State.STOPPED, "stopped: diloco stop", RESUME),
+    (facts(STOPPED), Local({"iowa": here(condition="running")}), State.STOPPED, "stopped: diloco stop", NONE),
     (facts(structs.replace(STOPPED, stability=Stability(paused=True))), NOBODY, State.PAUSED,
      "its loss has jumped", RESUME),
     (YOUNG, NOBODY, State.STARTING, "the first merge is to come; 2 of 2", ""),

@@ -133,6 +133,20 @@ def test_who_joined_and_is_gone_or_was_never_let_in_is_no_headline() -> None:
         assert ("diloco quarantine guest" in status.learners[2].note) == (guest_s > LOST_S)
 
 
+@pytest.mark.parametrize("name", ["syncer-0", "standby-1", "standby-cpu-0"])
+def test_why_a_syncer_ended_is_told_until_it_is_heard_again(name: str) -> None:
+    seen = replace(facts(), now_s=NOW_S + 3 * 86_400.0, written=[Event(at(95), "error", name, "a bug")])
+    said = replace(SYNCER, unit=name)
+    for standbys, told in (
+        ({}, [name]),
+        ({name: Heard(said, 5 * 86_400.0)}, [name]),
+        ({name: Heard(replace(said, state="FAILED"), 1.0)}, [name]),
+        ({name: Heard(said, 1.0)}, []),
+    ):
+        assert [error.unit for error in status_of(replace(seen, standbys=standbys)).errors] == told
+    assert status_of(replace(seen, syncer=Heard(said, 1.0))).errors == []
+
+
 def test_what_the_syncer_waited_for_is_not_told_of_a_run_that_is_over() -> None:
     waits = Heard(SyncerHeartbeat("SERVING", 1, 3, "host", reason="0 of the 1 offers that the quorum needs"), 1.0)
     notes = []

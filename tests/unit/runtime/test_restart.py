@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 
-from diloco_cli.errors import DataCheckError, FencedError, RefusedError, StoreError, TerminatedError
+from diloco_cli.errors import DataCheckError, FencedError, RefusedError, StoreError, TakenError, TerminatedError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.events.cause import Cause
 from diloco_cli.protocol.log.state import IllegalStateError
@@ -18,6 +19,7 @@ from diloco_cli.runtime.restart import (
     decide,
     hint_of,
     read_cause,
+    tell,
     telling_why,
 )
 from diloco_cli.runtime.units import LAST_STATES, TRANSITIONS, UnitEvent, UnitState, next_state
@@ -185,8 +187,23 @@ def test_without_a_supervisor_the_bucket_is_told_once_in_a_while() -> None:
     for _ in range(3):
         end(ValueError("x"), url=url)
     end(ValueError("y"), "rhine", url)
-    end(RefusedError("it takes part already"), "ohio", url)  # its person was told
-    assert sorted(told(url)) == [("iowa", "error"), ("rhine", "error")]
+    end(TakenError("it takes part already"), "ohio", url)  # its person was told, and the living one is well
+    end(RefusedError("no consent to its code"), "delta", url)  # only there does the operator see why it is not heard
+    assert sorted(told(url)) == [("delta", "error"), ("iowa", "error"), ("rhine", "error")]
+
+
+def test_of_a_name_that_is_taken_the_bucket_hears_nothing_through_a_rank_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a rank told is read by its parent, which a person has started."""
+    url = f"{URL}/ranks"
+    with monkeypatch.context() as in_a_rank:
+        in_a_rank.setenv(CAUSE_VARIABLE, f"{os.getppid()}:{cause_path('nano', 'iowa')}")
+        end(TakenError("it takes part already"), url=url)
+    cause = read_cause(cause_path("nano", "iowa"), os.getpid())
+    assert cause is not None
+    tell(url, "iowa", replace(cause, text=f"rank 0 of 2: {cause.text}"))
+    assert told(url) == []
 
 
 def test_a_supervisor_reads_it_from_a_file_and_tells_the_bucket_itself(monkeypatch: pytest.MonkeyPatch) -> None:
