@@ -13,7 +13,7 @@ from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState
 from diloco_cli.engines.slurm import Slurm
-from diloco_cli.errors import DilocoError, UsageError
+from diloco_cli.errors import DilocoError, RefusedError, UsageError
 from diloco_cli.paths import make_directory, write_whole
 from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.records import RunFormat
@@ -70,6 +70,12 @@ def jobs_before(opened: OpenRun, state: RunState) -> list[Job]:
     home = run.home_of(opened.url)
     try:
         known = ENGINE.jobs(home, run.name)
+        if others := [job for job in known if job.lives and job.owner]:
+            names, owner = ", ".join(job.unit for job in others), others[0].owner
+            raise RefusedError(
+                f"jobs of run {run.name} are those of another user, {owner}: {names}",
+                hint=f"who has submitted them resumes it; to look on: diloco status {opened.word}",
+            )
         stands = opened.url == home and opened.perform(stop_stands(run, state))
         if stands and any(job.lives for job in known):
             talk(f"run {run.name} was just stopped: waiting at most {DRAIN_S:.0f} s for jobs that end")
@@ -218,7 +224,8 @@ def end_jobs(opened: OpenRun, drain_s: float = DRAIN_S) -> list[str]:
             return sorted(cancelled)
         living = [job for job in jobs if job.lives and job.id not in {known.id for known in cancelled.values()}]
         late = monotonic_s() >= until_s
-        ended = [job for job in living if job.state in WAITS or (late and job.state is not JobState.LEAVING)]
+        due = [job for job in living if job.state in WAITS or (late and job.state is not JobState.LEAVING)]
+        ended = [job for job in due if not job.owner]  # what others have submitted sees the stop, now or when it starts
         ENGINE.cancel(ended)
         cancelled |= {job.unit: job for job in ended}
         if late or len(ended) == len(living):

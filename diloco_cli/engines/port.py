@@ -36,7 +36,7 @@ OVER = frozenset({JobState.ENDED, JobState.FAILED, JobState.GONE})
 
 @dataclass(frozen=True)
 class Job:
-    """`why`: the engine's word for the state, and what that means."""
+    """`why`: the engine's word for the state, and what that means; `owner`: the other user whose job it is."""
 
     unit: str
     engine: str
@@ -44,6 +44,7 @@ class Job:
     state: JobState
     why: str = ""
     node: str = ""
+    owner: str = ""
 
     @property
     def lives(self) -> bool:

@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 
 from diloco_cli.engines.port import Job, JobSpec, JobState, of_each_unit
 from diloco_cli.engines.tool import run_tool, tool_directory
@@ -26,12 +27,12 @@ PLACE = re.compile(r"[A-Za-z0-9_.,@+-]{1,200}")
 JOB_VARIABLE = "SLURM_JOB_ID"
 FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to clients
 WAITS_FOR_STEP = """\
-"$@" & step=$!
 trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+"$@" & step=$!
 while wait "$step"; status=$?; kill -0 "$step" 2> /dev/null; do :; done
 exit "$status"
 """
-COLUMNS = "%i|%j|%T|%r|%N|%k"
+COLUMNS = "%i|%j|%T|%r|%N|%U|%k"
 STATES = {
     "PENDING": JobState.QUEUED,
     "REQUEUED": JobState.QUEUED,
@@ -135,10 +136,11 @@ def read_queue(text: str, run: str, run_name: str) -> list[Job]:
     """The jobs of the run at this URL in what squeue printed, by unit. Lines of another form are warnings of a site."""
     prefix, found = f"diloco-{run_name}-", []
     for line in text.splitlines():
-        columns = line.strip().split("|", 5)
-        if len(columns) == 6 and columns[1].startswith(prefix) and columns[5] == mark(run):
-            number, name, state, reason, node, _ = columns
-            found.append(_job(number, name.removeprefix(prefix), state, reason, node))
+        columns = line.strip().split("|", 6)
+        if len(columns) == 7 and columns[1].startswith(prefix) and columns[6] == mark(run):
+            number, name, state, reason, node, user, _ = columns
+            job = _job(number, name.removeprefix(prefix), state, reason, node)
+            found.append(job if user == str(os.getuid()) else replace(job, owner=user))
     return of_each_unit(sorted(found, key=lambda job: int(re.sub(r"\D.*", "", job.id) or 0)))
 
 
@@ -184,7 +186,7 @@ class Slurm:
             raise
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:
-        words = ("squeue", "-h", "-t", "all", "-u", str(os.getuid()), "-o", COLUMNS)
+        words = ("squeue", "-h", "-t", "all", "-o", COLUMNS)
         return read_queue(run_tool(words, within_s=within_s, refusal=TryAgainError), run, run_name)
 
     def cancel(self, jobs: Collection[Job]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.engines import slurm
 from diloco_cli.engines.port import Job, JobState
-from diloco_cli.errors import TryAgainError, UsageError
+from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.registry import log_files
@@ -37,7 +38,7 @@ class PlayedSlurm:
     def __init__(self) -> None:
         self.queue: dict[str, list[str]] = {}
         self.calls: list[tuple[str, ...]] = []
-        self.url = URL
+        self.url, self.user = URL, os.getuid()
         self.loses = ""  # the unit whose job it takes without saying so in time
         self.refuses: tuple[str, str] = ("", "")
         self.answers = True
@@ -47,7 +48,8 @@ class PlayedSlurm:
         if not self.answers:
             raise TryAgainError(f"{words[0]} did not answer within {within_s:g} s")
         if words[0] == "squeue":
-            lines = [f"{ID[u]}|diloco-nano-{u}|{s}|{r}||diloco {self.url}" for u, (s, r) in self.queue.items()]
+            mine = f"{self.user}|diloco {self.url}"
+            lines = [f"{ID[u]}|diloco-nano-{u}|{s}|{r}||{mine}" for u, (s, r) in self.queue.items()]
             if self.ends:
                 self.queue = {u: ["COMPLETED" if s == "RUNNING" else s, r] for u, (s, r) in self.queue.items()}
             return "\n".join(lines)
@@ -120,6 +122,14 @@ def test_what_an_engine_has_taken_without_saying_so_is_taken_back_too_or_told(
     else:
         assert played.cancelled() == [("71", "72")]
         assert "run nano exists, and has none of these jobs; once this is mended: diloco resume nano" in said
+
+
+def test_jobs_of_another_user_are_neither_doubled_nor_cancelled(played: PlayedSlurm, tmp_path: Path) -> None:
+    played.user += 1
+    played.queue = {"iowa": ["RUNNING", "None"], "rhine": ["PENDING", "None"]}
+    with pytest.raises(RefusedError, match=f"another user, {played.user}: iowa, rhine"):
+        submit(tmp_path)
+    assert end_jobs(opened(), 0.0) == [] and not played.calls
 
 
 def test_jobs_are_submitted_from_where_they_were_before_wherever_that_is_asked_for(

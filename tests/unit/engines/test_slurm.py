@@ -62,7 +62,7 @@ def test_a_shell_takes_every_word_as_it_is() -> None:
 
 
 def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa", node: str = "n1") -> str:
-    return f"{number}|diloco-nano-{name}|{state}|{reason}|{node}|diloco {RUN}"
+    return f"{number}|diloco-nano-{name}|{state}|{reason}|{node}|{os.getuid()}|diloco {RUN}"
 
 
 @pytest.mark.parametrize(
