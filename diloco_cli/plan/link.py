@@ -61,7 +61,7 @@ MBPS = 1e6
 COMMIT_BYTES = 800  # of a merge, without its inputs
 INPUT_BYTES = 350
 OFFER_BYTES = 700
-HEARTBEAT_BYTES = 307
+HEARTBEAT_BYTES = 349
 HEARTBEAT_EVERY_S = 3.0
 
 
@@ -190,7 +190,7 @@ def rounded_up(bps: float, digits: int) -> float:
 
 MERGE_PARAMETERS_PER_S = 1.6e9  # of one learner, in a second of one core: tests/benchmarks/README.md, int8, 8 deltas
 SYNCER_BPS = 10e9  # guessed: rate at which a machine reads from a store near it, or writes to it, bits per second
-MERGED_SHARE = 0.75  # of the progress that an offer may hold, in the mean over loads: 0.6 to 0.9 in virtual time
+REPLACED_SHARE = 0.75  # of the progress that an offer may hold, in the mean over loads: 0.6 to 1.0 in virtual time
 STATE_BYTES = OUTER_OPTIMIZERS["nesterov"].state_bytes  # of a parameter, by the usual outer optimizer
 GUESSED_MACHINE = SyncerMachine(GUESSED_RTT_S, CLIENT_BPS, CLIENT_BPS, MERGE_PARAMETERS_PER_S)  # beside a bucket
 
@@ -268,9 +268,10 @@ def waiting_s(slot_s: float, spent_s: float) -> float:
 
 def kept_at_pace(sync: SyncSettings, load: float) -> float:
     """The share of the progress that can be merged where slots are served `load` times as slowly as planned. Islands
-    give a fragment's progress up each time it is more than an offer may hold: what is there when the merge comes
-    depends on when they last did, so this is a mean."""
-    return merged_share(MERGED_SHARE * max_rounds(sync), load) if load > 1 else 1.0
+    stand still while a fragment holds as much as an offer may. With `rebase` they go on beside an offer that is on its
+    way, so that the next one is full; with `replace` what it holds depends on when the one before was merged."""
+    share = 1.0 if sync.mixing == "rebase" else REPLACED_SHARE
+    return merged_share(share * max_rounds(sync), load) if load > 1 else 1.0
 
 
 @formula("island", "merged at the syncer's pace")

@@ -116,8 +116,8 @@ def test_a_link_that_is_too_slow_for_the_cadence_merges_as_often_as_it_carries()
     trained meanwhile for the offers that do get through."""
     played = Played([Pacing(STEP_S, 7.0, 7.0)] * 2, fragments=12, rounds=40, mixing="rebase")
     assert played.state.merges >= 0.9 * played.due * SLOT_S / 7.0
-    assert played.state.participation > 0.95 and played.kept > 0.8
-    assert played.state.metrics.offers_refused == 0
+    assert played.state.participation > 0.95 and played.kept > 0.9
+    assert played.state.metrics.offers_refused <= 0.04 * len(played.offers())
 
 
 # -- the first rounds -------------------------------------------------------------------------------------------

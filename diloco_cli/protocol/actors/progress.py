@@ -268,15 +268,21 @@ class Progress:
     # -- giving up ----------------------------------------------------------------------------------------------
 
     def full(self) -> list[int]:
-        """Fragments with as much progress as an offer can hold."""
-        most = max_steps(self.run)
-        return [index for index, book in enumerate(self.books) if book.steps >= most]
+        """Fragments with as much progress as an offer can hold; with `rebase`, which will keep it, as much beside what
+        is on its way or merged already."""
+        most, keeps = max_steps(self.run), self.run.settings.sync.mixing == "rebase"
+        sent = [book.sent.steps if keeps and book.sent is not None else 0 for book in self.books]
+        return [i for i, book in enumerate(self.books) if book.steps - sent[i] >= most]
 
     def overgrown(self) -> list[int]:
-        """Full fragments that can be offered no more, as their base is too old, or its successor cannot be read: their
-        books start anew, and their parameters go back to the adopted version. At the drift bound all do: one without
-        steps could be neither trained nor offered."""
-        stuck = [i for i in self.full() if self.is_too_old(i) or (i in self.unreadable and self.awaits(i))]
+        """Full fragments that can be offered no more, as their base is too old, or its successor cannot be read, or an
+        offer was not merged and all together is more than one can hold: their books start anew, and their parameters go
+        back to the adopted version. At the drift bound all do: one without steps could be neither trained nor
+        offered."""
+        refused = [book.sent is None and book.steps > max_steps(self.run) for book in self.books]
+        stuck = [
+            i for i in self.full() if refused[i] or self.is_too_old(i) or (i in self.unreadable and self.awaits(i))
+        ]
         for fragment in stuck:
             self._start_anew(fragment)
         if stuck and not self._within_drift().allowed:

@@ -30,7 +30,7 @@ def test_ratios_are_measured_over_predicted() -> None:
     assert rows["iowa: tokens/s"].ratio == pytest.approx(400_000 / iowa.tokens_per_s)
     round_s, steady_s = PLAN.schedule.round_s, 500_000_000 / 520_000  # as long as the tokens take, steady
     offers, commits = 24 * 700, 24 * (800 + 3 * 350)  # one of each a slot, with three inputs
-    up, down = (2.4e9 + offers) / round_s + 260 / 3, (2e9 + commits) / round_s
+    up, down = (2.4e9 + offers) / round_s + 349 / 3, (2e9 + commits) / round_s
     assert rows["iowa: bytes/s up"].predicted == pytest.approx(up)
     joining = 2e9 / steady_s  # its process downloaded the whole model, once
     assert rows["iowa: bytes/s down"].predicted == pytest.approx(down + joining)

@@ -86,7 +86,7 @@ def test_a_round_of_a_large_model_is_fragments_and_a_little() -> None:
     """2e9 bytes of deltas and 8e9 / 20 of moments up, 2e9 down; 24 offers and commits of three islands beside them."""
     plan = make_plan(RUN, fleet(IOWA, SPOT, OLD), MODEL)
     round_s, iowa = plan.schedule.round_s, plan.islands[0]
-    assert iowa.sent_mbps == pytest.approx(8 * ((2.4e9 + 24 * 700) / round_s + 260 / 3) / 1e6)
+    assert iowa.sent_mbps == pytest.approx(8 * ((2.4e9 + 24 * 700) / round_s + 349 / 3) / 1e6)
     assert iowa.received_mbps == pytest.approx(8 * (2e9 + 24 * (800 + 3 * 350)) / round_s / 1e6)
     assert iowa.received_mbps == pytest.approx(iowa.down_mbps_needed, rel=1e-4)
 
@@ -201,7 +201,9 @@ def test_what_is_read_back_takes_a_call_more_a_merge_in_plan_and_simulation() ->
     assert (checked.syncer.reads_back, read_back.syncer.reads_back) == (False, True)
     more_s = read_back.syncer.fastest_slot_s - checked.syncer.fastest_slot_s
     assert more_s == pytest.approx(0.25, rel=0.02)
-    assert merged_per_s(read_back)[0] - merged_per_s(checked)[0] == pytest.approx(more_s, rel=0.1)
+    of_each = [(plan.syncer.fastest_slot_s, merged_per_s(plan)[0]) for plan in (checked, read_back)]
+    assert all(served_s == pytest.approx(planned_s, rel=0.12) for planned_s, served_s in of_each), of_each
+    assert of_each[1][1] > of_each[0][1] + more_s / 2
     assert read_back.syncer.memory_gb > checked.syncer.memory_gb
     told = [assumption.text for assumption in read_back.assumptions if "reads versions back" in assumption.text]
     assert told and not [a for a in checked.assumptions if "reads versions back" in a.text]

@@ -209,7 +209,7 @@ def test_what_an_outgrown_stretch_held_is_not_offered_again_when_its_offer_is_me
     progress, state, _ = ready()
     state = aged(progress, state)
     (draft,) = progress.everything(0.0)
-    for _ in range(max_steps(RUN) - 4):
+    for _ in range(max_steps(RUN)):
         progress.stepped(BATCH)
     assert progress.overgrown() == [0] and progress.books[0].waits is draft
     progress.stepped(BATCH)
@@ -218,7 +218,7 @@ def test_what_an_outgrown_stretch_held_is_not_offered_again_when_its_offer_is_me
     hear(progress, state)
     assert adopt(progress, state) == ("replace", None), "what it held was dropped before it was merged"
     (after,) = [*stepped(progress, 1), *progress.everything(0.0)]
-    assert (after.steps, after.data_start) == (1, (max_steps(RUN) + 2) * BATCH)
+    assert (after.steps, after.data_start) == (1, (max_steps(RUN) + 6) * BATCH)
 
 
 def test_steps_on_smaller_batches_count_as_the_tokens_that_they_took() -> None:
@@ -300,6 +300,28 @@ def test_a_learner_that_holds_as_much_as_an_offer_can_waits_and_offers_that_and_
     assert [(draft.fragment, draft.steps) for draft in progress.standing(0.0)] == [(0, 4), (1, max_steps(run))]
     assert progress.standing(0.0) == progress.overgrown() == [], "its outcome is waited for"
     assert [draft.fragment for draft in progress.everything(0.0)] == [2], "who leaves keeps nothing back"
+
+
+def test_with_rebase_it_fills_the_next_offer_while_one_is_on_its_way_and_drops_both_if_that_is_not_merged() -> None:
+    """A syncer eight times too slow for its islands merges all that they train."""
+    progress = Progress(RUN, "l0", 1, genesis(RUN), 0)
+    state, most = genesis(RUN), max_steps(RUN)
+    for merges in (True, False):
+        while progress.may_step().allowed:
+            progress.steps_since_commit = 0
+            progress.stepped(BATCH)
+        assert progress.full() == [0]
+        (draft,) = progress.standing(0.0)
+        assert draft.steps == most and progress.may_step().allowed
+        for _ in range(most):
+            progress.steps_since_commit = 0
+            progress.stepped(BATCH)
+        assert not progress.may_step().allowed and not progress.overgrown()
+        state = merge(state, took(draft), run=RUN) if merges else merged_without(state, 0)
+        hear(progress, state)
+        if merges:
+            assert adopt(progress, state) == ("rebase", draft) and progress.books[0].steps == most
+    assert progress.overgrown() == [0]
 
 
 def test_a_learner_whose_progress_can_be_offered_no_more_may_step_again() -> None:
