@@ -51,7 +51,8 @@ class PlayedSlurm:
             mine = f"{self.user}|diloco {self.url}"
             lines = [f"{ID[u]}|diloco-nano-{u}|{s}|{r}||{mine}" for u, (s, r) in self.queue.items()]
             if self.ends:
-                self.queue = {u: ["COMPLETED" if s == "RUNNING" else s, r] for u, (s, r) in self.queue.items()}
+                over = ("RUNNING", "COMPLETING")
+                self.queue = {u: ["COMPLETED" if s in over else s, r] for u, (s, r) in self.queue.items()}
             return "\n".join(lines)
         unit = (re.findall(r"^#SBATCH --job-name=diloco-nano-(\S+)", given, re.M) or [""])[0]
         if self.refuses == (unit, words[1]):

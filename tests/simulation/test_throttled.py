@@ -94,7 +94,7 @@ def goes_at_the_allowed_pace(seconds: float, alike: float) -> None:
         taken, refused = sum(world.taken.values()), sum(world.refused.values())
         assert len(merged) == LEARNERS and max(merged.values()) <= alike * min(merged.values()), merged
         assert taken > 0.8 * ALLOWED * seconds and refused < 0.1 * taken
-        assert world.paces["syncer"].limit is not None and fleet.kinds().count("skip") <= seconds / 60
+        assert world.paces["syncer"].limit is not None and fleet.kinds().count("skip") <= seconds / 30
         merges.append(fleet.served.state.merges)
     assert seconds / 4 < merges[0] <= 1.05 * merges[1], merges
 

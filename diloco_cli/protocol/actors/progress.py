@@ -184,7 +184,8 @@ class Progress:
 
     def is_unmerged(self) -> bool:
         """Whether there is progress that is in no merge and may still come into one."""
-        return self.awaits_outcomes() or (self.quarantined is None and any(book.steps > 0 for book in self.books))
+        beyond = any(book.steps > (book.sent.steps if book.sent is not None else 0) for book in self.books)
+        return self.awaits_outcomes() or (self.quarantined is None and beyond)
 
     def _drafts(self, slots: Iterable[int], now_s: float) -> list[OfferDraft]:
         drafts = [draft for draft in map(self._draft, slots) if draft is not None]

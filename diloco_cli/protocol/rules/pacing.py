@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
-from statistics import median_high, median_low
+from statistics import median_low
 
 from diloco_cli.protocol.log.records import Offer, RunFormat
 from diloco_cli.protocol.log.state import RunState, Window
@@ -206,10 +206,16 @@ class Pacer:
         rounds_s = [round_s for _, round_s in found] + [unseen_s] * (num_alive - len(found))
         rounds_s = of_rounds if 2 * len(of_rounds) > num_alive else rounds_s
         if 2 * len(found) > num_alive:
-            self._guess_s = median_high(rounds_s) / run.num_fragments
+            self._guess_s = _usual(rounds_s) / run.num_fragments
         gaps_s = [later_s - earlier_s for earlier_s, later_s in pairwise(self._merged_s)]
         least_s = median_low(gaps_s) / MAX_FASTER if gaps_s else 0.0
-        return max(least_s, median_high(rounds_s) / run.num_fragments)
+        return max(least_s, _usual(rounds_s) / run.num_fragments)
+
+
+def _usual(rounds_s: Sequence[float]) -> float:
+    """Of an even number the faster of the two in the middle: where half of the machines are slow, the others keep their
+    own pace."""
+    return max(rounds_s) if len(rounds_s) == 2 else median_low(rounds_s)
 
 
 SHORT_SLOT_S = 1.5

@@ -185,7 +185,7 @@ def test_a_loop_that_finishes_early_has_its_last_progress_merged_and_goes_on_lat
     first = meeting.loop(learner=StreamingLearner)  # all that it has trained is offered
     for _ in range(11):
         first.step()
-    first.island.finish()
+    first.island.finish(10.0)  # it has no more slots to adopt in, so it waits for all of that
     first.island.finish()
     assert (last_heartbeat(meeting).state, last_heartbeat(meeting).note) == ("DONE", "its loop has ended")
     assert max(item.data_end for item in applied(meeting)) == 11 * ROWS
