@@ -261,6 +261,8 @@ def _submitted(
         except KeyboardInterrupt:
             talk(go_on)
             return INTERRUPTED_STATUS
+    if hooks.environment():
+        talk("warning: nobody is left here to call --on-event or --webhook: without --detach, this command does")
     if as_json:
         print_json(command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": None})
     else:

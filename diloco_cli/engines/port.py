@@ -19,6 +19,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from diloco_cli.digests import digest, short_digest
+
 
 class JobState(StrEnum):
     QUEUED = "QUEUED"
@@ -70,7 +72,13 @@ class JobSpec:
 
     @property
     def name(self) -> str:
-        return f"diloco-{self.run_name}-{self.unit}"
+        return job_names(self.run_name, self.run) + self.unit
+
+
+def job_names(run_name: str, run: str) -> str:
+    """How the names of the jobs of the run at this URL begin. Slurm lets jobs of one name wait for each other, and two
+    runs may have one name."""
+    return f"diloco-{run_name}-{short_digest(digest(run.encode()))[:6]}-"
 
 
 class Engine(Protocol):

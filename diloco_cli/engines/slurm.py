@@ -14,7 +14,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 
-from diloco_cli.engines.port import Job, JobSpec, JobState, of_each_unit
+from diloco_cli.engines.port import Job, JobSpec, JobState, job_names, of_each_unit
 from diloco_cli.engines.tool import run_tool, tool_directory
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, TryAgainError, UsageError
@@ -134,7 +134,7 @@ def mark(run: str) -> str:
 
 def read_queue(text: str, run: str, run_name: str) -> list[Job]:
     """The jobs of the run at this URL in what squeue printed, by unit. Lines of another form are warnings of a site."""
-    prefix, found = f"diloco-{run_name}-", []
+    prefix, found = job_names(run_name, run), []
     for line in text.splitlines():
         columns = line.strip().split("|", 6)
         if len(columns) == 7 and columns[1].startswith(prefix) and columns[6] == mark(run):

@@ -17,7 +17,7 @@ from diloco_cli.cli.operators import stop
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.engines import slurm
-from diloco_cli.engines.port import Job, JobState
+from diloco_cli.engines.port import Job, JobState, job_names
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -49,12 +49,13 @@ class PlayedSlurm:
             raise TryAgainError(f"{words[0]} did not answer within {within_s:g} s")
         if words[0] == "squeue":
             mine = f"{self.user}|diloco {self.url}"
-            lines = [f"{ID[u]}|diloco-nano-{u}|{s}|{r}||{mine}" for u, (s, r) in self.queue.items()]
+            begin = job_names("nano", self.url)
+            lines = [f"{ID[u]}|{begin}{u}|{s}|{r}||{mine}" for u, (s, r) in self.queue.items()]
             if self.ends:
                 over = ("RUNNING", "COMPLETING")
                 self.queue = {u: ["COMPLETED" if s in over else s, r] for u, (s, r) in self.queue.items()}
             return "\n".join(lines)
-        unit = (re.findall(r"^#SBATCH --job-name=diloco-nano-(\S+)", given, re.M) or [""])[0]
+        unit = (re.findall(r"^#SBATCH --job-name=diloco-nano-\w{6}-(\S+)", given, re.M) or [""])[0]
         if self.refuses == (unit, words[1]):
             raise refusal("sbatch: no such thing")
         self.calls.append((*words, unit) if unit else tuple(words))
@@ -148,7 +149,7 @@ def test_what_a_job_cannot_do_without_is_said_where_no_variable_of_the_user_coun
 ) -> None:
     submit(tmp_path)
     call = next(call for call in played.calls if call[-1] == "rhine")
-    assert {"--job-name=diloco-nano-rhine", "--partition=eu", "--requeue", "--export=NIL"} < set(call)
+    assert {f"--job-name={job_names('nano', URL)}rhine", "--partition=eu", "--requeue", "--export=NIL"} < set(call)
 
 
 def test_a_silent_engine_is_told_and_nothing_is_submitted(played: PlayedSlurm, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ other. At every look at most one job of a name runs (`Cluster.living`)."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -59,8 +60,8 @@ class Jobs:
         raise AssertionError(f"status says {told}, the cluster {now}")
 
     def jobs(self) -> dict[str, tuple[str, str, str]]:
-        mine = "diloco-quickstart-"
-        return {name.removeprefix(mine): job for name, job in self.place.living().items() if name.startswith(mine)}
+        living = self.place.living().items()
+        return {found[1]: job for name, job in living if (found := re.match(r"diloco-quickstart-\w{6}-(.+)", name))}
 
     def run(self, *names: str) -> None:
         eventually(lambda: [self.jobs().get(name, "  ")[1] for name in names] == ["RUNNING"] * len(names), WITHIN_S)

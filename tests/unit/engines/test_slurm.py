@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.engines.port import JobSpec, JobState
+from diloco_cli.engines.port import JobSpec, JobState, job_names
 from diloco_cli.engines.slurm import STATES, WAITS_FOR_STEP, read_queue, render, step
 from diloco_cli.errors import UsageError
 
@@ -62,7 +62,7 @@ def test_a_shell_takes_every_word_as_it_is() -> None:
 
 
 def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa", node: str = "n1") -> str:
-    return f"{number}|diloco-nano-{name}|{state}|{reason}|{node}|{os.getuid()}|diloco {RUN}"
+    return f"{number}|{job_names('nano', RUN)}{name}|{state}|{reason}|{node}|{os.getuid()}|diloco {RUN}"
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_only_the_runs_own_jobs_count_whatever_else_is_printed() -> None:
             "squeue: warning: maintenance tonight|at ten",
             line("RUNNING", number="8"),
             line("RUNNING", name="ohio").replace(RUN, "gs://other/runs/nano"),
-            line("RUNNING", name="x").replace("nano-x", "other-x"),
-            "9|diloco-nano-rhine|PENDING",
+            line("RUNNING", name="x").replace("-nano-", "-other-"),
+            f"9|{job_names('nano', RUN)}rhine|PENDING",
             "",
         ]
     )
