@@ -32,7 +32,7 @@ islands:
   - {name: big, region: us, infra: slurm/wide, nodes: 2, accelerators: cpu:1}
 """
 SETTINGS = (
-    "model.preset=gpt-pico", "train.batch_tokens=256", "train.tokens=800k", "sync.every=16", "train.inner.save_every=2",
+    "model.preset=gpt-pico", "train.batch_tokens=256", "train.tokens=2M", "sync.every=16", "train.inner.save_every=2",
     "evaluation.every=1000",
 )  # fmt: skip
 NAMES = ["iowa", "rhine", "syncer-0", "syncer-1"]
@@ -53,6 +53,8 @@ class Jobs:
         for _ in range(10):
             before = self.jobs()
             data: dict[str, Any] = json.loads(self.diloco("status", "quickstart", "--json"))["data"]
+            if data["state"] == "FINISHED":  # then nobody is asked
+                return data
             told = {job["unit"]: (job["id"], job["state"]) for job in data["jobs"] if job["state"] not in OVER}
             for now in (before, self.jobs()):
                 if told == {unit: (number, WORDS.get(state, state)) for unit, (number, state, _) in now.items()}:
@@ -120,6 +122,7 @@ def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     assert jobs.status()["syncer"]["unit"] != served["unit"], "the other one follows"
     assert jobs.jobs()[served["unit"]][:2] == (number, "PENDING"), "it comes back by itself"
     jobs.place.ask("scancel", urgent.strip())
+    eventually(lambda: jobs.jobs()[learner][1] == "PENDING", WITHIN_S)  # it has left; Slurm holds it for 2 min
     jobs.diloco("resume", "--detach")
     jobs.run(*NAMES)
     jobs.trains(learner, 2)
