@@ -41,11 +41,8 @@ def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tu
     words = consent_words(run, unit.url, stores=stores) if consent is None else consent
     nodes, cores, gpus = 1, SYNCER_CORES, 0
     if (island := unit.island) is not None:
-        on_cpu, nodes, devices = (
-            island.accelerator.lower() == "cpu",
-            island.nodes,
-            island.num_accelerators // island.nodes,
-        )
+        on_cpu, nodes = island.accelerator.lower() == "cpu", island.nodes
+        devices = island.num_accelerators // nodes
         gpus = 0 if on_cpu else devices
         cores = max(devices, run.settings.train.threads) if on_cpu else island.ranks // nodes
     return JobSpec(
