@@ -4,7 +4,8 @@ what is left; `status` shows the engine's word for them. Nothing here holds a jo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,9 @@ from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState
-from diloco_cli.engines.slurm import Slurm
+from diloco_cli.engines.sites import engine_of
 from diloco_cli.errors import DilocoError, RefusedError, UsageError
-from diloco_cli.paths import make_directory, write_whole
+from diloco_cli.paths import make_directory
 from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -27,11 +28,12 @@ from diloco_cli.store.url import join_url
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
 
+ANSWERS_WITHIN_S = 15.0
 ASKED_WITHIN_S = 2.0  # by a command that does not need the answer
 SYNCER_CORES = 2  # it merges, and its evaluator computes beside it
 DRAIN_S, LOOKS_EVERY_S = 20.0, 1.0
 WAITS = (JobState.QUEUED, JobState.HELD)
-ENGINE: Engine = Slurm()
+MAX_ASKED = 32  # engines at a time
 
 
 def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tuple[str, ...] | None = None) -> JobSpec:
@@ -45,12 +47,13 @@ def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tu
         devices = island.num_accelerators // nodes
         gpus = 0 if on_cpu else devices
         cores = max(devices, run.settings.train.threads) if on_cpu else island.ranks // nodes
+    words = ("unit", unit.name, f"--run={unit.url}", *words)
     return JobSpec(
         run=home,
         run_name=run.name,
         unit=unit.name,
-        place=unit.infra.partition("/")[2],
-        command=diloco_command("unit", unit.name, f"--run={unit.url}", *words),
+        infra=unit.infra,
+        command=diloco_command(*words) if engine_of(unit.infra).sees_files else ("diloco", *words),
         folder=folder,
         log=logs / f"{unit.name}.log",
         nodes=nodes,
@@ -60,62 +63,130 @@ def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tu
     )
 
 
-def jobs_before(opened: OpenRun, state: RunState) -> list[Job]:
-    """Before anything of the run is changed: its jobs that go on. While a stop stands there are none: those that have
-    seen it, or will, are ended first; what is submitted now follows them, as at most one job of a name runs."""
-    run = opened.format
+@dataclass(frozen=True)
+class EngineWords:
+    """What the engines know of the run's jobs; `silent`: by name, those that could not be asked, and why. They hold up
+    nothing of the others."""
+
+    jobs: list[Job]
+    silent: dict[str, DilocoError]
+
+    @property
+    def trouble(self) -> str:
+        return f"jobs: not asked: {'; '.join(map(str, self.silent.values()))}" if self.silent else ""
+
+
+def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN_S) -> EngineWords:
+    """All engines of these names at once."""
+    run, answers = opened.format, EngineWords([], {})
     home = run.home_of(opened.url)
+
+    def ask(name: str) -> list[Job] | DilocoError:
+        try:
+            return engine_of(name).jobs(home, run.name, within_s)
+        except DilocoError as error:
+            return error
+
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        for name, found in zip(names, pool.map(ask, names), strict=True):
+            if isinstance(found, DilocoError):
+                answers.silent[name] = found
+            else:
+                answers.jobs.extend(found)
+    return answers
+
+
+def engine_names(units: Iterable[RunUnit]) -> list[str]:
+    return list(dict.fromkeys(engine_of(unit.infra).name for unit in units if unit.is_submitted))
+
+
+def _each_engine(jobs: Iterable[Job], do: Callable[[Engine, list[Job]], None]) -> None:
+    """`do` with each engine and those of the jobs that are its own. One that fails holds up none of the others; then
+    its error is raised."""
+    of_engine: dict[str, list[Job]] = {}
+    for job in jobs:
+        of_engine.setdefault(job.engine, []).append(job)
+    failed: DilocoError | None = None
+    for name, own in of_engine.items():
+        try:
+            do(engine_of(name), own)
+        except DilocoError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def _cancel(jobs: Iterable[Job]) -> None:
+    _each_engine(jobs, lambda engine, own: engine.cancel(own))
+
+
+def _hasten(jobs: Iterable[Job]) -> None:
+    _each_engine(jobs, lambda engine, own: engine.hasten(own))
+
+
+def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit]) -> EngineWords:
+    """Before anything of the run is changed: its jobs that go on. While a stop stands there are none: those that have
+    seen it, or will, are ended first; what is submitted now follows them, as at most one job of a name runs.
+
+    Raises the error of an engine that does not answer, if none does."""
+    run, names = opened.format, engine_names(planned)
     try:
-        known = ENGINE.jobs(home, run.name)
-        if others := [job for job in known if job.lives and job.owner]:
-            names, owner = ", ".join(job.unit for job in others), others[0].owner
+        known = _ask(opened, names)
+        if len(known.silent) == len(names):
+            raise known.silent[names[0]]
+        if others := [job for job in known.jobs if job.lives and job.owner]:
+            units, owner = ", ".join(job.unit for job in others), others[0].owner
             raise RefusedError(
-                f"jobs of run {run.name} are those of another user, {owner}: {names}",
+                f"jobs of run {run.name} are those of another user, {owner}: {units}",
                 hint=f"who has submitted them resumes it; to look on: diloco status {opened.word}",
             )
-        stands = opened.url == home and opened.perform(stop_stands(run, state))
-        if stands and any(job.lives for job in known):
+        stands = opened.url == run.home_of(opened.url) and opened.perform(stop_stands(run, state))
+        if stands and any(job.lives for job in known.jobs):
             talk(f"run {run.name} was just stopped: waiting at most {DRAIN_S:.0f} s for jobs that end")
             end_jobs(opened)
     except DilocoError as error:
         error.hint = error.hint or f"nothing was submitted; once it answers: diloco resume {opened.word}"
         raise
-    return [] if stands else known
+    return EngineWords([] if stands else known.jobs, known.silent)
 
 
-def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | None, before: list[Job]) -> list[Job]:
+def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | None, before: EngineWords) -> list[Job]:
     """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind."""
-    run = opened.format
-    home, known = run.home_of(opened.url), {job.unit: job for job in before}
-    missing = [unit for unit in planned if unit.name not in known or not known[unit.name].lives]
+    run, known = opened.format, {job.unit: job for job in before.jobs}
+    reached = [unit for unit in planned if engine_of(unit.infra).name not in before.silent]
+    if left := [unit.name for unit in planned if unit not in reached]:
+        talk(f"{before.trouble}; left alone: {', '.join(left)}; once it answers: diloco resume {opened.word}")
+    missing = [unit for unit in reached if unit.name not in known or not known[unit.name].lives]
     folder = (folder or _submitted_from(opened, planned) or Path(this_folder())).absolute()
-    specs = {unit.name: job_spec(run, home, unit, folder) for unit in missing}
+    specs = {unit.name: job_spec(run, run.home_of(opened.url), unit, folder) for unit in missing}
     check_jobs(specs.values())
     done: list[Job] = []
     try:
         for unit in missing:
-            _make_ready(opened, unit, specs[unit.name])
-            done.append(ENGINE.submit(specs[unit.name]))
+            done.append(engine_of(unit.infra).submit(specs[unit.name], _key_of(run, unit)))
+            _show_log(opened.url, specs[unit.name])
     except BaseException:
-        _take_back(opened, done, specs)
+        _take_back(opened, done, specs, engine_names(missing))
         raise
-    ENGINE.hasten([job for job in known.values() if job.lives])
+    _hasten(job for job in known.values() if job.lives)
     if done:
         talk(f"submitted {len(done)} jobs; their logs: {specs[done[0].unit].log.parent}, or diloco logs")
-        with suppress(DilocoError):
-            known |= {job.unit: job for job in ENGINE.jobs(home, run.name)}
+        known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(missing)).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
 
 
-def _take_back(opened: OpenRun, done: list[Job], units: Collection[str]) -> None:
-    """Cancel what was submitted, and what the engine has taken without having said so in time."""
-    run = opened.format
+def _take_back(opened: OpenRun, done: list[Job], units: Collection[str], names: list[str]) -> None:
+    """Cancel what was submitted, and what an engine has taken without having said so in time."""
+    run, trouble = opened.format, ""
+    found = _ask(opened, names)
     try:
-        found = ENGINE.jobs(run.home_of(opened.url), run.name)
-        ENGINE.cancel([job for job in found if job.lives and job.unit in units])
+        trouble = found.trouble
+        _cancel(job for job in found.jobs if job.lives and job.unit in units)
     except DilocoError as error:
+        trouble = str(error)
+    if trouble:
         numbers = ", ".join(job.id for job in done) or "what was submitted last"
-        talk(f"warning: jobs may be left ({numbers}): {error}; to end them: diloco stop {opened.word}")
+        talk(f"warning: jobs may be left ({numbers}): {trouble}; to end them: diloco stop {opened.word}")
     else:
         talk(f"run {run.name} exists, and has none of these jobs; once this is mended: diloco resume {opened.word}")
 
@@ -127,23 +198,23 @@ def _submitted_from(opened: OpenRun, units: Iterable[RunUnit]) -> Path | None:
     return next((folder for folder in before if folder.is_dir()), None)
 
 
-def _make_ready(opened: OpenRun, unit: RunUnit, spec: JobSpec) -> None:
-    """The folder of its log, without which Slurm fails a job without a word, and its key. `diloco logs` finds the log
-    where those of this machine's units are."""
-    run, known_as = opened.format, log_path(opened.url, unit.name)
-    try:
-        make_directory(spec.log.parent)
-        spec.log.touch(mode=0o600)
+def _show_log(url: str, spec: JobSpec) -> None:
+    """`diloco logs` finds the log where those of this machine's units are, if it is a file here."""
+    known_as = log_path(url, spec.unit)
+    if spec.log.is_file():
         make_directory(known_as.parent)
         known_as.unlink(missing_ok=True)
         known_as.symlink_to(spec.log)
-        if spec.key is not None:
-            own = keys_of(run, unit.signers(run), signing_secret()).get(KEY_VARIABLE)
-            if own is None:
-                raise UsageError(f"run {run.name} is signed: submit its jobs with the operator's key", where=unit.name)
-            write_whole(spec.key, own.encode())
-    except OSError as error:
-        raise UsageError(f"cannot be written: {error.strerror}", where=str(spec.log.parent)) from None
+
+
+def _key_of(run: RunFormat, unit: RunUnit) -> str | None:
+    """One of its own, of a signed run."""
+    if run.signing is None:
+        return None
+    own = keys_of(run, unit.signers(run), signing_secret()).get(KEY_VARIABLE)
+    if own is None:
+        raise UsageError(f"run {run.name} is signed: submit its jobs with the operator's key", where=unit.name)
+    return own
 
 
 def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool = False) -> list[JobSpec]:
@@ -161,9 +232,9 @@ def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool
 
 def check_jobs(specs: Iterable[JobSpec]) -> None:
     """Each shape once. Raises UsageError for jobs that the engine would refuse, or never start."""
-    shapes = {(spec.place, spec.nodes, spec.cores, spec.gpus): spec for spec in specs}
+    shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus): spec for spec in specs}
     for spec in shapes.values():
-        ENGINE.check(spec)
+        engine_of(spec.infra).check(spec)
 
 
 def job_lines(jobs: Iterable[Job]) -> list[str]:
@@ -176,17 +247,15 @@ def job_lines(jobs: Iterable[Job]) -> list[str]:
 
 
 def asked(opened: OpenRun) -> tuple[list[Job], str]:
-    """What the engine says of the run's jobs, and of learners that have none; or why it was not asked."""
+    """What the engines say of the run's jobs, and of learners that have none; and which were not asked, and why."""
     units = [unit for unit in units_of(opened.format, opened.url) if unit.is_submitted]
-    if not units:
-        return [], ""
-    try:
-        found = ENGINE.jobs(opened.format.home_of(opened.url), opened.format.name, ASKED_WITHIN_S)
-    except DilocoError as error:
-        return [], f"jobs: not asked: {error}"
-    known = {job.unit for job in found}
-    without = [unit.name for unit in units if unit.island is not None and unit.name not in known]
-    return [*found, *(Job(name, ENGINE.name, "", JobState.GONE, "slurm has no job of it") for name in without)], ""
+    found = _ask(opened, engine_names(units), ASKED_WITHIN_S)
+    known = {job.unit for job in found.jobs}
+    for unit in units:
+        name = engine_of(unit.infra).name
+        if unit.island is not None and unit.name not in known and name not in found.silent:
+            found.jobs.append(Job(unit.name, name, "", JobState.GONE, f"{name} has no job of it"))
+    return found.jobs, found.trouble
 
 
 class JobWatch:
@@ -201,7 +270,7 @@ class JobWatch:
         if trouble and trouble != self._trouble:
             self._tell(trouble)
         self._trouble = trouble
-        ENGINE.hasten(jobs)
+        _hasten(jobs)
         for job in jobs:
             if self._known.get(job.unit) != job:
                 self._tell(
@@ -213,17 +282,17 @@ class JobWatch:
 def end_jobs(opened: OpenRun, drain_s: float = DRAIN_S) -> list[str]:
     """After a stop: those that wait are cancelled, those that run get `drain_s` to see it and end, then are cancelled.
     Returns the units whose jobs were cancelled."""
-    until_s, cancelled = monotonic_s() + drain_s, dict[str, Job]()
+    until_s, cancelled, told = monotonic_s() + drain_s, dict[str, Job](), ""
     while True:
         jobs, trouble = asked(opened)
-        if trouble:
+        if trouble and trouble != told:
             talk(f"{trouble}; jobs that run end by themselves, those that wait once they start")
-            return sorted(cancelled)
+        told = trouble
         living = [job for job in jobs if job.lives and job.id not in {known.id for known in cancelled.values()}]
         late = monotonic_s() >= until_s
         due = [job for job in living if job.state in WAITS or (late and job.state is not JobState.LEAVING)]
         ended = [job for job in due if not job.owner]  # what others have submitted sees the stop, now or when it starts
-        ENGINE.cancel(ended)
+        _cancel(ended)
         cancelled |= {job.unit: job for job in ended}
         if late or len(ended) == len(living):
             return sorted(cancelled)

@@ -291,9 +291,9 @@ def _say_plan(found: Resolved, region: str | None, as_json: bool, folder: Path, 
     words += ["a standby in every learner's process"] if syncer.on_learners else []
     print(f"  {', '.join(words)}; bucket {plan.inventory.store.url}/{plan.run.name}")
     for spec in specs:
-        from diloco_cli.cli.jobs import ENGINE
+        from diloco_cli.engines.sites import engine_of
 
-        print(f"\n{ENGINE.render(spec)}", end="")
+        print(f"\n{engine_of(spec.infra).render(spec)}", end="")
 
 
 def _specs(plan: Plan, region: str | None, folder: Path, syncer_here: bool) -> list[JobSpec]:

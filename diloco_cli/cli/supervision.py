@@ -176,7 +176,7 @@ def go_on(
     talk(f"run {opened.name} is {trust_of(opened.format)}")
     for line in starts_elsewhere(opened.format, opened.url, region):
         talk(line)
-    before = jobs_before(opened, state) if planned else []
+    before = jobs_before(opened, state, planned) if planned else None
     state = head_of(opened, state)
     stopped = state.phase == "STOPPED"
     if (stopped or syncer_may_start(opened.format, [*units, *(unit.spec for unit in planned)])) and operator_of(
@@ -185,7 +185,7 @@ def go_on(
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     units = _beside_others(opened, state, units)
-    jobs = submit_missing(opened, planned, here.folder, before) if planned else []
+    jobs = [] if before is None else submit_missing(opened, planned, here.folder, before)
     for line in job_lines(jobs):
         talk(line)
     if not units:

@@ -55,13 +55,14 @@ class Job:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A unit as a job. `run`: the run's URL at home, by which its jobs are found; `place`: where in the engine;
-    `folder`: the working directory; `cores`, `gpus`: of each of its `nodes`; `key`: the file with its signing key."""
+    """A unit as a job. `run`: the run's URL at home, by which its jobs are found; `infra`: the engine, and where in it;
+    `folder`: the working directory; `cores`, `gpus`: of each of its `nodes`; `key`: the file of its signing key. An
+    engine whose jobs do not see this machine's files (`sees_files`) has a folder, a log and a key of its own."""
 
     run: str
     run_name: str
     unit: str
-    place: str
+    infra: str
     command: tuple[str, ...]
     folder: Path
     log: Path
@@ -69,6 +70,10 @@ class JobSpec:
     cores: int = 1
     gpus: int = 0
     key: Path | None = None
+
+    @property
+    def place(self) -> str:
+        return self.infra.partition("/")[2]
 
     @property
     def name(self) -> str:
@@ -82,7 +87,15 @@ def job_names(run_name: str, run: str) -> str:
 
 
 class Engine(Protocol):
-    name: str
+    @property
+    def name(self) -> str:
+        """As `infra` begins: `engine_of` finds the engine by it (sites.py)."""
+        ...
+
+    @property
+    def sees_files(self) -> bool:
+        """Whether its jobs see this machine's files: its Python, the folder from which they are submitted."""
+        ...
 
     def render(self, spec: JobSpec) -> str:
         """The text that `submit` hands over. The same spec gives the same bytes."""
@@ -92,8 +105,9 @@ class Engine(Protocol):
         """Raises UsageError, in the engine's own words, if it would refuse the job or could never start it."""
         ...
 
-    def submit(self, spec: JobSpec) -> Job:
-        """At most one job of a name runs, however often it is submitted."""
+    def submit(self, spec: JobSpec, key: str | None = None) -> Job:
+        """At most one job of a name runs, however often it is submitted. `key`: what it signs with, of a signed run; it
+        stands in no argument, script or comment."""
         ...
 
     def jobs(self, run: str, run_name: str, within_s: float = 15.0) -> list[Job]:

@@ -18,6 +18,7 @@ from diloco_cli.engines.port import Job, JobSpec, JobState, job_names, of_each_u
 from diloco_cli.engines.tool import run_tool, tool_directory
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, TryAgainError, UsageError
+from diloco_cli.paths import make_directory, write_whole
 from diloco_cli.signing import KEY_FILE_VARIABLE
 
 SUBMITS_WITHIN_S = 30.0
@@ -164,6 +165,7 @@ def _odd(state: str) -> str:
 
 class Slurm:
     name = "slurm"
+    sees_files = True
 
     def render(self, spec: JobSpec) -> str:
         return render(spec, str(tool_directory("sbatch")))
@@ -171,7 +173,15 @@ class Slurm:
     def check(self, spec: JobSpec) -> None:
         self._sbatch(spec, "--test-only")
 
-    def submit(self, spec: JobSpec) -> Job:
+    def submit(self, spec: JobSpec, key: str | None = None) -> Job:
+        """A job whose log's folder is missing would fail without a word."""
+        try:
+            make_directory(spec.log.parent)
+            spec.log.touch(mode=0o600)
+            if spec.key is not None and key is not None:
+                write_whole(spec.key, key.encode())
+        except OSError as error:
+            raise UsageError(f"cannot be written: {error.strerror}", where=str(spec.log.parent)) from None
         number = self._sbatch(spec, "--parsable").strip().splitlines()[-1].partition(";")[0]
         return Job(spec.unit, self.name, number, JobState.QUEUED, "submitted")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from diloco_cli.cli import jobs
-from diloco_cli.cli.jobs import asked, end_jobs, job_lines, job_spec, jobs_before, submit_missing
+from diloco_cli.cli.jobs import EngineWords, asked, end_jobs, job_lines, job_spec, jobs_before, submit_missing
 from diloco_cli.cli.operators import stop
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
-from diloco_cli.engines import slurm
-from diloco_cli.engines.port import Job, JobState, job_names
+from diloco_cli.engines import sites, slurm
+from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, job_names
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
+from diloco_cli.runtime import units
 from diloco_cli.runtime.registry import log_files
 from diloco_cli.runtime.units import units_of
 from diloco_cli.signing import Secret
@@ -87,8 +88,11 @@ def opened(run: RunFormat = RUN, stands: bool = False) -> Any:
 
 def submit(folder: Path, run: RunFormat = RUN, stands: bool = False) -> list[str]:
     """`stands`: a stop that nobody has withdrawn yet."""
-    before = jobs_before(opened(run, stands), RunState())
-    return [job.unit for job in submit_missing(opened(run), units_of(run, URL), folder, before)]
+    return [job.unit for job in submit_missing(opened(run), units_of(run, URL), folder, known_before(run, stands))]
+
+
+def known_before(run: RunFormat = RUN, stands: bool = False) -> EngineWords:
+    return jobs_before(opened(run, stands), RunState(), units_of(run, URL))
 
 
 def test_each_unit_without_a_job_that_lives_is_submitted_once(played: PlayedSlurm, tmp_path: Path) -> None:
@@ -139,7 +143,7 @@ def test_jobs_are_submitted_from_where_they_were_before_wherever_that_is_asked_f
 ) -> None:
     submit(tmp_path)
     played.queue["rhine"] = ["FAILED", "None"]
-    submit_missing(opened(), units_of(RUN, URL), None, jobs_before(opened(), RunState()))
+    submit_missing(opened(), units_of(RUN, URL), None, known_before())
     again = [call for call in played.calls if call[-1] == "rhine" and call[1] == "--parsable"]
     assert len(again) == 2 and f"--chdir={tmp_path}" in again[-1]
 
@@ -158,6 +162,81 @@ def test_a_silent_engine_is_told_and_nothing_is_submitted(played: PlayedSlurm, t
         submit(tmp_path)
     assert error.value.hint == "nothing was submitted; once it answers: diloco resume nano"
     assert asked(opened()) == ([], "jobs: not asked: squeue did not answer within 2 s")
+
+
+class OtherEngine:
+    """One that holds its jobs in memory, and fails on demand."""
+
+    name, sees_files = "other", False
+
+    def __init__(self) -> None:
+        self.held: dict[str, Job] = {}
+        self.fails = False
+
+    def render(self, spec: JobSpec) -> str:
+        return ""
+
+    def check(self, spec: JobSpec) -> None: ...
+
+    def submit(self, spec: JobSpec, key: str | None = None) -> Job:
+        if self.fails:
+            raise UsageError("other: no such thing")
+        return self.held.setdefault(spec.unit, Job(spec.unit, self.name, spec.command[0], JobState.RUNNING))
+
+    def jobs(self, run: str, run_name: str, within_s: float = 0.0) -> list[Job]:
+        if self.fails:
+            raise TryAgainError("other did not answer")
+        return list(self.held.values())
+
+    def cancel(self, jobs: Collection[Job]) -> None:
+        for job in jobs:
+            del self.held[job.unit]
+
+    def hasten(self, jobs: Collection[Job]) -> None: ...
+
+
+@pytest.fixture
+def other(monkeypatch: pytest.MonkeyPatch) -> OtherEngine:
+    found = OtherEngine()
+    engines: dict[str, Engine] = {"other": found}
+    monkeypatch.setitem(sites.KINDS, "other", lambda place: engines["other"])
+    monkeypatch.setattr(units, "ENGINES", frozenset({"slurm", "other"}))
+    return found
+
+
+BOTH = replace(RUN, islands=(RUN.islands[0], replace(RHINE, infra="other/x")))  # the syncers: one in each
+
+
+def test_each_unit_is_a_job_of_its_own_engine_and_all_are_taken_back_together(
+    played: PlayedSlurm, other: OtherEngine, tmp_path: Path
+) -> None:
+    other.fails = True
+    with pytest.raises(UsageError, match="other: no such thing"):
+        submit_missing(opened(BOTH), units_of(BOTH, URL), tmp_path, EngineWords([], {}))
+    assert played.submitted() == ["iowa"] and played.cancelled() == [("71",)]
+    other.fails = False
+    assert submit(tmp_path, BOTH) == NAMES and sorted(other.held) == ["rhine", "syncer-1"]
+    assert other.held["rhine"].id == "diloco", "found by its name where jobs do not see this machine's files"
+    assert end_jobs(opened(BOTH), 0.0) == NAMES and not other.held
+
+
+@pytest.mark.parametrize("silent", ["slurm", "other"])
+def test_an_engine_that_does_not_answer_holds_up_nothing_of_the_others(
+    played: PlayedSlurm, other: OtherEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str], silent: str
+) -> None:
+    submit(tmp_path, BOTH)
+    played.queue.pop("iowa")
+    other.held.pop("rhine")
+    played.answers, other.fails = silent != "slurm", silent == "other"
+    jobs, trouble = asked(opened(BOTH))
+    words = {"slurm": "squeue did not answer within 2 s", "other": "other did not answer"}
+    assert trouble == f"jobs: not asked: {words[silent]}"
+    mine, gone = ("syncer-1", "rhine") if silent == "slurm" else ("syncer-0", "iowa")
+    assert [(job.unit, job.lives) for job in jobs] == [(mine, True), (gone, False)]
+    assert sorted(submit(tmp_path, BOTH)) == sorted([mine, gone])
+    left = "iowa, syncer-0" if silent == "slurm" else "rhine, syncer-1"
+    assert f"left alone: {left}; once it answers: diloco resume nano" in capsys.readouterr().err
+    assert end_jobs(opened(BOTH), 0.0) == sorted([mine, gone])
 
 
 def test_learners_without_a_job_are_gone(played: PlayedSlurm) -> None:

@@ -20,7 +20,7 @@ IOWA = JobSpec(
     run=RUN,
     run_name="nano",
     unit="iowa",
-    place="h100",
+    infra="slurm/h100",
     command=("/env/bin/python", "-P", "-m", "diloco_cli", "unit", "iowa", f"--run={RUN}"),
     folder=Path("/shared/my run"),
     log=Path("/shared/my run/nano-jobs/100%.log"),
@@ -30,7 +30,7 @@ IOWA = JobSpec(
     key=Path("/shared/my run/nano-jobs/iowa.key"),
 )
 SYNCER = replace(
-    IOWA, unit="syncer-0", place="cpu", folder=Path("/s"), log=Path("/s/l"), nodes=1, cores=2, gpus=0, key=None
+    IOWA, unit="syncer-0", infra="slurm/cpu", folder=Path("/s"), log=Path("/s/l"), nodes=1, cores=2, gpus=0, key=None
 )
 
 
@@ -43,8 +43,8 @@ def test_a_script_is_the_same_bytes_each_time(spec: JobSpec) -> None:
 @pytest.mark.parametrize(
     "harm",
     [
-        {"place": "h100\nrm -rf ~"},
-        {"place": "h100 --uid=root"},
+        {"infra": "slurm/h100\nrm -rf ~"},
+        {"infra": "slurm/h100 --uid=root"},
         {"run": "gs://b/runs/nano\nrm -rf ~"},
         {"command": ("true", "a\nrm -rf ~")},
         {"folder": Path("/a\r#SBATCH --x")},

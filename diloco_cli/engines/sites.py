@@ -1,0 +1,18 @@
+"""Which engine runs what `infra` names: `slurm/us` is partition us of Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from diloco_cli.engines.port import Engine
+from diloco_cli.engines.slurm import Slurm
+from diloco_cli.runtime.units import ENGINES
+
+KINDS: dict[str, Callable[[str], Engine]] = {"slurm": lambda place: Slurm()}  # by the kinds in ENGINES
+assert set(KINDS) == ENGINES
+
+
+def engine_of(infra: str) -> Engine:
+    """The one of a unit's `infra`, and the one of this name: those with one name are asked once."""
+    kind, _, place = infra.partition("/")
+    return KINDS[kind](place)
