@@ -40,6 +40,7 @@ def plan(
     deadline: str = typer.Option(None, help="Days to the target at most: '30 d'."),
     calibrate: str = typer.Option(None, metavar="RUN", help="Compare with what a run measured, and plan with that."),
     simulate: bool = typer.Option(False, "--simulate", help="Also simulate the failures, event by event."),
+    verbose: bool = typer.Option(False, "-v", "--verbose", help="Everything that is known of the plan."),
     explain: bool = typer.Option(False, "--explain", help="Every number with its formula and its inputs."),
     plot: Path = typer.Option(None, metavar="FILE.svg", help="Draw the waterfall."),
     json: bool = typer.Option(False, "--json", help="One JSON object on stdout."),
@@ -75,7 +76,7 @@ def plan(
         print("\n".join(changes) or "no difference")
         talk(f"against {diff}: {summary_of(changes)}")
     else:
-        print(_text(made, extra))
+        print(_text(made, extra, verbose))
     for warning in warnings:
         talk(f"warning: {warning}")
     talk(found.told() + (f", kept in {found.place}" if is_kept else ""))
@@ -161,10 +162,11 @@ def _write(found: Resolved, output: Path | None, plot: Path | None) -> bool:
     return done
 
 
-def _text(made: Plan, extra: dict[str, Any]) -> str:
-    from diloco_cli.cli.plan_view import calibration_text, explanation_text, plan_text, verdict_text
+def _text(made: Plan, extra: dict[str, Any], verbose: bool) -> str:
+    from diloco_cli.cli.plan_view import answer, calibration_text, details_text, explanation_text, plan_text
 
-    parts = [verdict_text(made) if "explanations" in extra else plan_text(made)]
+    parts = ["\n".join(answer(made))] if "explanations" in extra else []
+    parts = [details_text(made)] if verbose else parts or [plan_text(made)]
     if "calibration" in extra:
         parts.insert(0, calibration_text(extra["calibration"]))
     if "simulation" in extra:

@@ -1,33 +1,43 @@
-"""A plan for people: verdict, islands, schedule, waterfall, money, warnings, what else, what it rests on; explained,
-beside what a run measured, and as a picture.
+"""A plan for people: one screen, which begins with the answer; everything that is known (-v); explained, beside what a
+run measured, and as a picture.
 
-Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. 80 columns are enough for
-all but the table of islands: it shows the most important columns that the terminal (or COLUMNS) has room for, and in a
-pipe every column.
+Plain text without Rich: it looks the same in a terminal and in a pipe, and loads in no time. The table of -v shows the
+most important columns that the terminal (or COLUMNS) has room for, and in a pipe every column.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from textwrap import wrap
-from typing import Any
+from typing import Any, TypeVar
 
 from diloco_cli.cli.output import table
 from diloco_cli.config.hardware import compress_hostlist
 from diloco_cli.environment import environment_value
 from diloco_cli.methods import INNER_OPTIMIZERS
+from diloco_cli.plan.flow import DAY_S
 from diloco_cli.plan.memory import host_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland
+from diloco_cli.plan.remarks import SYNCHRONOUS, WORTH_MORE
 from diloco_cli.plots import bar_chart
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
 
 UNLIMITED = 10**6
-COLUMNS = 80
+COLUMNS, WIDEST = 80, 100  # of the text of -v; of one screen
+LABEL = " " * 11
 BAR_COLUMNS = 24
+MAX_ROWS, MOST_LINES = 12, 4  # of the table of islands; of a list
+LOSSES = {
+    "after idle": "rounds not filled",
+    "after link": "links and merging",
+    "after failures": "failures",
+}
+LEAST_LOSS = 0.005
+MORE = "more: -v, --explain, --json; what could be: --set, --objective, --budget; start it: diloco launch"
 GB = 1e9
 
 
@@ -73,14 +83,16 @@ TABLE_COLUMNS = (
 
 
 def islands_table(islands: Sequence[PlannedIsland], width: int) -> list[str]:
+    return _narrowed(TABLE_COLUMNS, lambda columns: _lines(columns, islands), width)
+
+
+def _narrowed(columns: Sequence[C], lines_of: Callable[[Sequence[C]], list[str]], width: int) -> list[str]:
     """Lines of at most `width` characters, unless names alone need more. Nothing inside a cell is ever cut."""
-    columns = list(TABLE_COLUMNS)
     while True:
-        lines = _lines(columns, islands)
-        widest = max(columns, key=lambda column: column.rank)
+        lines, widest = lines_of(columns), max(columns, key=lambda column: column.rank)
         if max(map(len, lines)) <= width or widest.rank == 0:
             return lines
-        columns.remove(widest)
+        columns = [column for column in columns if column is not widest]
 
 
 def _lines(columns: Sequence[Column], islands: Sequence[PlannedIsland]) -> list[str]:
@@ -89,10 +101,26 @@ def _lines(columns: Sequence[Column], islands: Sequence[PlannedIsland]) -> list[
 
 
 def plan_text(plan: Plan) -> str:
-    """Everything `plan` has to say, the verdict first."""
+    """One screen, for any number of islands."""
+    warnings = [w for w in plan.warnings if " is excluded: " not in w]
+    left_out = [f"{e.name}: {'; '.join((e.reason, *e.suggestions[:1]))}" for e in plan.excluded]
+    return _joined(
+        answer(plan),
+        _line(f"{plan.verdict}: {plan.why}", "  "),
+        grouped_islands(plan.islands, min(table_columns(), WIDEST)),
+        _line(f"exchange   {_exchange(plan)}", LABEL),
+        _first("left out", left_out),
+        _first("to look at", warnings),
+        _line(MORE, "  "),
+    )
+
+
+def details_text(plan: Plan) -> str:
+    """Everything that is known of the plan."""
     alternatives = [f"{a.name}: {format_count(a.tokens_per_s)} tok/s, {a.reason}" for a in plan.alternatives]
     formed = [f"{f.name}: {compress_hostlist(f.machines).replace(',', ', ')}: {f.reason}" for f in plan.formed]
-    blocks = [
+    return _joined(
+        answer(plan),
         _wrapped(f"{plan.verdict}: {plan.why}", "  "),
         islands_table(plan.islands, table_columns()),
         _list("islands were formed of machines", formed),
@@ -104,16 +132,157 @@ def plan_text(plan: Plan) -> str:
         _list("warnings", [w for w in plan.warnings if " is excluded: " not in w]),
         _list("alternatives", alternatives),
         _list("assumptions", [f"{a.mark}: {a.text}" for a in plan.assumptions]),
-        [
-            "next: start this plan: diloco launch (-o FOLDER writes it elsewhere, too);",
-            "      --explain shows each number's formula, --set and --objective what could be",
-        ],
-    ]
+    )
+
+
+def _joined(*blocks: Sequence[str]) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def verdict_text(plan: Plan) -> str:
-    return "\n".join(_wrapped(f"{plan.verdict}: {plan.why}", "  "))
+def answer(plan: Plan) -> list[str]:
+    """When it ends, how fast it is, what it costs; how sure that is; what limits it; what would help most."""
+    p, m = plan.prediction, plan.money
+    ends = f"{format_count(plan.run.train.tokens)} tokens in {format_duration(p.days_to_target * DAY_S)}"
+    costs = f"{m.total:,.0f} in all ({m.per_h:.2f}/h)" if m.accelerators_per_h or m.egress_per_day else "no price given"
+    said = {"": f"{ends}: {format_count(p.tokens_per_s)} tok/s, {costs}"}
+    said |= {"how sure": _how_sure(plan), "limited by": _limits(plan), "would help": _help(plan)}
+    return [line for label, text in said.items() for line in _line(f"{label:<11}{text}" if label else text, LABEL)]
+
+
+def _how_sure(plan: Plan) -> str:
+    """What the speeds and links rest on."""
+    stated = {island.name: island for island in plan.inventory.islands}
+    islands = [stated[island.name] for island in plan.islands]
+    marks = {"measured": 0, "by the MFU given": 0, "guessed": 0}
+    for island in islands:
+        marks["measured" if island.tokens_per_s else "by the MFU given" if island.mfu else "guessed"] += 1
+    speeds = ", ".join(f"{count} {mark}" for mark, count in marks.items() if count)
+    unknown = sum(not (island.link.up_bps and island.link.down_bps) for island in islands)
+    links = f"{unknown} of {len(islands)} links unknown, taken as fast enough" if unknown else "links as stated"
+    return f"speeds: {speeds}; {links}"
+
+
+def _limits(plan: Plan) -> str:
+    stages, needs = plan.prediction.waterfall, plan.syncer
+    losses = {LOSSES[now.name]: 1 - now.tokens_per_s / before.tokens_per_s for before, now in pairwise(stages)}
+    largest = sorted((item for item in losses.items() if item[1] >= LEAST_LOSS), key=lambda item: -item[1])
+    found = ", ".join(f"{name} -{100 * share:.1f} %" for name, share in largest) or "the accelerators alone"
+    late = f"the syncer, {needs.busy_percent:.0f} % busy: " if needs.busy_percent > 100 else ""
+    busy = "" if late else f"; syncer {needs.busy_percent:.0f} % busy"
+    return f"{late}{found}, of {format_count(stages[0].tokens_per_s)} tok/s{busy}"
+
+
+def _help(plan: Plan) -> str:
+    """The best of the alternatives, if it is better than the plan."""
+    mine, of_cost = plan.prediction.tokens_per_s, plan.goal.objective == "cost"
+    tried = [a for a in plan.alternatives if a.tokens_per_s and a.name != SYNCHRONOUS]
+    best = max(tried, key=lambda a: -a.total if of_cost else a.tokens_per_s, default=None)
+    if best is None or (plan.money.total / best.total if of_cost else best.tokens_per_s / mine) < WORTH_MORE:
+        return f"nothing of what was tried ({len(tried)} other settings): more or faster accelerators"
+    money = f"{best.total:,.0f} in all instead of {plan.money.total:,.0f}, " if of_cost else ""
+    return f"--set {best.name}: {money}{best.reason.rpartition(' (')[0]}"
+
+
+def _exchange(plan: Plan) -> str:
+    s = plan.schedule
+    searched = [item.name.removeprefix("sync.") for item in plan.settings if not item.pinned]
+    found = f"; searched: {', '.join(searched)}" if searched else ""
+    return (
+        f"each {s.sync_every} steps ({format_duration(s.round_s)}), {s.fragments} fragments, {_codecs(plan)}, overlap"
+        f" {s.overlap}, quorum {s.quorum}{found}"
+    )
+
+
+def _codecs(plan: Plan) -> str:
+    s = plan.schedule
+    return s.codec if s.codec == s.weights_codec else f"{s.codec} up, {s.weights_codec} down"
+
+
+def _first(heading: str, lines: Sequence[str]) -> list[str]:
+    """So many as a screen has room for; what is said of several islands is said once."""
+    said: dict[str, list[str]] = {}
+    for name, _, text in (line.partition(": ") for line in lines):
+        said.setdefault(text, []).append(name)
+    shown = [f"  - {_and_more(names)}: {text}" if text else f"  - {names[0]}" for text, names in said.items()]
+    more = [f"  - and {len(shown) - MOST_LINES:,} more (-v)"] if len(shown) > MOST_LINES else []
+    wrapped = chain.from_iterable(_line(line, "    ") for line in [*shown[:MOST_LINES], *more])
+    return [f"{heading}:", *wrapped] if lines else []
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1:,} more" if len(names) > 1 else "")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A column of the grouped table: a sum over the row's islands, or the range of their values."""
+
+    heading: str
+    of: Callable[[PlannedIsland], float | None]
+    text: Callable[[float], str]
+    rank: int
+    added: bool = False
+
+
+C = TypeVar("C", Column, Figure)
+
+
+def _percent_text(share: float) -> str:
+    return f"{100 * share:.0f}%"
+
+
+def _link_used(island: PlannedIsland) -> float | None:
+    pairs = ((island.sent_mbps, island.up_mbps_available), (island.received_mbps, island.down_mbps_available))
+    return max((used / have for used, have in pairs if have), default=None)
+
+
+FIGURES = (
+    Figure("tok/s", lambda i: i.tokens_per_s, format_count, 0, added=True),
+    Figure("step", lambda i: i.step_s, format_duration, 3),
+    Figure("H_i", lambda i: i.local_steps, lambda steps: f"{steps:.0f}", 2),
+    Figure("idle", lambda i: i.idle_percent / 100, _percent_text, 7),
+    Figure("link", _link_used, _percent_text, 1),
+    Figure("memory", lambda i: i.memory_gb_available and i.memory_gb_needed / i.memory_gb_available, _percent_text, 4),
+    Figure("there", lambda i: i.availability, _percent_text, 6),
+    Figure("price/h", lambda i: i.price_per_h, lambda price: f"{price:g}", 5, added=True),
+)
+
+
+def grouped_islands(islands: Sequence[PlannedIsland], width: int) -> list[str]:
+    """At most MAX_ROWS rows: islands that look alike share one; where these are too many, those with the same
+    accelerators; and the smallest of those share the last one."""
+    groups = _groups(islands, lambda i: (_accelerators(i), *(f.of(i) is not None and f.text(f.of(i)) for f in FIGURES)))  # type: ignore[arg-type]
+    if len(groups) > MAX_ROWS:
+        groups = _groups(islands, lambda i: i.accelerators.partition(":")[0])
+        groups.sort(key=lambda group: -sum(i.tokens_per_s for i in group))
+        rest = list(chain.from_iterable(groups[MAX_ROWS - 1 :]))
+        groups = [*groups[: MAX_ROWS - 1], *([rest] if rest else [])]
+    return _narrowed(FIGURES, lambda figures: _rows(figures, groups), width)
+
+
+def _groups(islands: Sequence[PlannedIsland], key: Callable[[PlannedIsland], Hashable]) -> list[list[PlannedIsland]]:
+    found: dict[Hashable, list[PlannedIsland]] = {}
+    for island in islands:
+        found.setdefault(key(island), []).append(island)
+    return list(found.values())
+
+
+def _rows(figures: Sequence[Figure], groups: Sequence[Sequence[PlannedIsland]]) -> list[str]:
+    rows = [["islands", "accelerators", *(figure.heading for figure in figures)]]
+    for group in groups:
+        kinds = list(dict.fromkeys(map(_accelerators, group)))
+        rows.append(
+            [_and_more([i.name for i in group]), _and_more(kinds), *(_cell(figure, group) for figure in figures)]
+        )
+    return table(rows, gap=" ", left=(0, 1))
+
+
+def _cell(figure: Figure, group: Sequence[PlannedIsland]) -> str:
+    values = [value for value in map(figure.of, group) if value is not None]
+    if not values:
+        return "?"
+    ends = [sum(values)] if figure.added else [min(values), max(values)]
+    return "-".join(dict.fromkeys(map(figure.text, ends)))
 
 
 def table_columns() -> int:
@@ -135,13 +304,12 @@ def _schedule(plan: Plan) -> list[str]:
     step, round_, slot = (format_duration(x) for x in (s.round_s / s.sync_every, s.round_s, s.slot_s))
     exchange, grace = format_duration(s.exchange_s), format_duration(s.grace_s)
     slack = f"{'-' if s.slack_s < 0 else ''}{format_duration(abs(s.slack_s))}"
-    codec = s.codec if s.codec == s.weights_codec else f"{s.codec} up, {s.weights_codec} down"
     pinned = [f"{item.name.removeprefix('sync.')} ({item.origin})" for item in plan.settings if item.pinned]
     searched = [f"{item.name.removeprefix('sync.')}={item.value}" for item in plan.settings if not item.pinned]
     offsets = ", ".join(map(str, s.offsets[:4])) + (f", ... {s.offsets[-1]}" if len(s.offsets) > 4 else "")
     lines = [
         f"round T    {s.sync_every} x {step}, the fastest step, = {round_}; H_i = round(T / step)",
-        f"slot       {round_} / {s.fragments} fragments = {slot}, {codec}",
+        f"slot       {round_} / {s.fragments} fragments = {slot}, {_codecs(plan)}",
         f"offsets    a fragment is due after steps {offsets} of a round",
         f"overlap    {s.overlap} slots for an exchange of {exchange}: slack {slack}",
         f"quorum     {s.quorum}, grace {grace} ({gamma:g} of the slack, at most one slot)",
@@ -201,7 +369,7 @@ def _waterfall(plan: Plan) -> list[str]:
     for name, rate, days in _stages(plan):
         share = rate / plan.prediction.tokens_per_s_ideal
         bar = "█" * round(BAR_COLUMNS * share)
-        time = format_duration(days * 86_400)
+        time = format_duration(days * DAY_S)
         lines.append(f"{name:<15} {format_count(rate):>6} tok/s  {bar:<{BAR_COLUMNS}} {100 * share:5.1f} %  {time:>8}")
     return lines
 
@@ -216,7 +384,7 @@ def _stages(plan: Plan) -> list[tuple[str, float, float]]:
 def _outcome(plan: Plan) -> list[str]:
     p, m = plan.prediction, plan.money
     target = format_count(plan.run.train.tokens)
-    lines = [f"{target} tokens in {format_duration(p.days_to_target * 86_400)}"]
+    lines = [f"{target} tokens in {format_duration(p.days_to_target * DAY_S)}"]
     lines += _labelled("present", _present(plan))
     if p.price_per_h or p.egress_per_day or m.mirrors_per_day:
         parts = f"accelerators {m.accelerators_per_h:.2f}/h, egress {m.egress_per_day:.2f}/day"
@@ -261,8 +429,13 @@ def _labelled(label: str, text: str) -> list[str]:
     return _wrapped(f"{label:<11}{text}", " " * 11)
 
 
-def _wrapped(line: str, indent: str) -> list[str]:
-    return wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+def _line(line: str, indent: str) -> list[str]:
+    """As wide as the screen, up to WIDEST."""
+    return _wrapped(line, indent, min(table_columns(), WIDEST))
+
+
+def _wrapped(line: str, indent: str, columns: int = COLUMNS) -> list[str]:
+    return wrap(line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def explanation_text(explanations: Sequence[Mapping[str, Any]]) -> str:
@@ -300,7 +473,7 @@ def _ratio(row: Mapping[str, Any]) -> str:
 
 def waterfall_svg(plan: Plan) -> str:
     bars = [
-        (name, rate, f"{format_count(rate)} tok/s, {format_duration(days * 86_400)}")
+        (name, rate, f"{format_count(rate)} tok/s, {format_duration(days * DAY_S)}")
         for name, rate, days in _stages(plan)
     ]
     target = format_count(plan.run.train.tokens)

@@ -449,6 +449,7 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
 MANY_ISLANDS = 200  # beyond it, only a few changes are tried
 FEW_SETTINGS = 2
 WORTH_MORE = 1.005  # below this ratio of tokens/s two plans count as equal
+SYNCHRONOUS = "synchronous data-parallel"
 MORE_OFTEN = "but learners exchange less often"
 COARSER = "but deltas and versions are rounded more"
 Again = Callable[[RunSettings], Plan]
@@ -465,7 +466,7 @@ def alternatives(plan: Plan, again: Again) -> tuple[Alternative, ...]:
     if len(plan.islands) == 1:
         reason = f"{shares}: a single island has no other to exchange with"
     total = p.synchronous_days_to_target * 24 * plan.money.accelerators_per_h
-    return (*found, Alternative("synchronous data-parallel", p.synchronous_tokens_per_s, reason, total))
+    return (*found, Alternative(SYNCHRONOUS, p.synchronous_tokens_per_s, reason, total))
 
 
 def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
@@ -478,7 +479,7 @@ def _settings(plan: Plan) -> list[tuple[str, SyncSettings, str]]:
     if 2 * sync.every <= MAX_EVERY:
         changes.insert(1, (f"sync.every={2 * sync.every}", replace(sync, every=2 * sync.every), MORE_OFTEN))
     if not keeps_progress(sync):
-        how = "it keeps what is learned while a fragment is in flight, which the paper gives up"
+        how = "it keeps what is learned while a fragment is in flight, unlike the paper"
         changes.append(("sync.mixing=rebase", replace(sync, mixing="rebase"), how))
     if plan.schedule.fragments > 1:
         half = max(1, plan.schedule.fragments // 2)

@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
 BLOCK = re.compile(r"```console\n\$ diloco (?P<command>[^\n]+)\n(?P<shown>.*?)```", re.DOTALL)
 MORE = "...\n"
-COLUMNS = "80"  # in a pipe the table has every column; a page is narrower
+COLUMNS = "100"  # in a pipe the table of -v has every column; a page is narrower
 
 
 def printed(command: str) -> str:
