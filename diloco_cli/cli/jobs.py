@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
 
 ANSWERS_WITHIN_S = 15.0
-ASKED_WITHIN_S = 2.0  # by a command that does not need the answer
+ASKED_WITHIN_S, ASKED_EVERY_S = 2.0, 10.0  # by a command that does not need the answer
 SYNCER_CORES = 2  # it merges, and its evaluator computes beside it
 DRAIN_S, LOOKS_EVERY_S = 20.0, 1.0
 WAITS = (JobState.QUEUED, JobState.HELD)
@@ -120,7 +120,8 @@ def _cancel(jobs: Iterable[Job]) -> None:
     _each_engine(jobs, lambda engine, own: engine.cancel(own))
 
 
-def _hasten(jobs: Iterable[Job]) -> None:
+def hasten(jobs: Iterable[Job]) -> None:
+    """Lift what holds them back after a requeue."""
     _each_engine(jobs, lambda engine, own: engine.hasten(own))
 
 
@@ -168,7 +169,7 @@ def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | N
     except BaseException:
         _take_back(opened, done, specs, engine_names(missing))
         raise
-    _hasten(job for job in known.values() if job.lives)
+    hasten(job for job in known.values() if job.lives)
     if done:
         talk(f"submitted {len(done)} jobs; their logs: {specs[done[0].unit].log.parent}, or diloco logs")
         known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(missing)).jobs]}
@@ -237,15 +238,6 @@ def check_jobs(specs: Iterable[JobSpec]) -> None:
         engine_of(spec.infra).check(spec)
 
 
-def job_lines(jobs: Iterable[Job]) -> list[str]:
-    rows = [("UNIT", "ENGINE", "JOB", "STATE", "WHERE, WHY")]
-    for job in jobs:
-        rows.append((job.unit, job.engine, job.id or "-", job.state, ", ".join(filter(None, (job.node, job.why)))))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = ["  ".join((*map(str.ljust, row[:4], widths), row[4])).rstrip() for row in rows]
-    return lines if len(rows) > 1 else []
-
-
 def asked(opened: OpenRun) -> tuple[list[Job], str]:
     """What the engines say of the run's jobs, and of learners that have none; and which were not asked, and why."""
     units = [unit for unit in units_of(opened.format, opened.url) if unit.is_submitted]
@@ -259,18 +251,32 @@ def asked(opened: OpenRun) -> tuple[list[Job], str]:
 
 
 class JobWatch:
-    """Says what has changed since the look before. An engine that does not answer holds nothing up."""
+    """What the engine said of the run's jobs last, and why it did not. It is asked now and then, so that it holds no
+    screen up for longer than ASKED_WITHIN_S; `on_answer` takes what it says."""
 
-    def __init__(self, opened: OpenRun, jobs: Iterable[Job], tell: Callable[[str], None]) -> None:
-        self._opened, self._tell, self._trouble = opened, tell, ""
-        self._known = {job.unit: job for job in jobs}
+    def __init__(self, opened: OpenRun, on_answer: Callable[[list[Job], str], None] | None = None) -> None:
+        self._opened, self._on_answer = opened, on_answer
+        self._jobs, self.trouble, self._due_s = list[Job](), "", 0.0
 
-    def look(self) -> None:
-        jobs, trouble = asked(self._opened)
+    def look(self) -> list[Job]:
+        if monotonic_s() >= self._due_s:
+            self._jobs, self.trouble = asked(self._opened)
+            self._due_s = monotonic_s() + ASKED_EVERY_S
+            if self._on_answer is not None:
+                self._on_answer(self._jobs, self.trouble)
+        return self._jobs
+
+
+class JobNews:
+    """Tells what has changed since the answer before."""
+
+    def __init__(self, jobs: Iterable[Job], tell: Callable[[str], None]) -> None:
+        self._known, self._trouble, self._tell = {job.unit: job for job in jobs}, "", tell
+
+    def __call__(self, jobs: list[Job], trouble: str) -> None:
         if trouble and trouble != self._trouble:
             self._tell(trouble)
         self._trouble = trouble
-        _hasten(jobs)
         for job in jobs:
             if self._known.get(job.unit) != job:
                 self._tell(

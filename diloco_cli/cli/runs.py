@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -73,21 +74,29 @@ def _folders(store: Store) -> Iterator[str]:
 
 
 def _list(found: list[KnownRun], as_json: bool, nothing: str) -> None:
+    from diloco_cli.cli.jobs import JobWatch
     from diloco_cli.cli.status import read_status
+    from diloco_cli.config.codec import to_plain
     from diloco_cli.store.wrappers import Deadline
 
     rows: list[dict[str, Any]] = []
     warnings: list[str] = []
+    silent = ""  # why an engine has not answered: it is not waited for again
     for known in found:
         row: dict[str, Any] = {"name": known.name, "url": known.url, "this_folder": known.is_of_this_folder}
         try:
-            status, _ = read_status(open_known_run(known, Deadline(LOOK_S)))
+            opened = open_known_run(known, Deadline(LOOK_S))
+            watch = JobWatch(opened)
+            status, _ = read_status(opened, None, None if silent else watch.look)
+            silent = silent or watch.trouble
+            row |= {"jobs": to_plain(status.jobs)} if status.jobs else {}
             row |= {"state": status.state, "commit": status.commit, "tokens": status.tokens, "loss": status.loss}
             row["age_s"] = status.age_s
         except DilocoError as error:
             warnings.append(f"{known.name}: {error}")
             row["state"] = "UNREACHABLE"
         rows.append(row)
+    warnings += [silent] if silent else []
     if as_json:
         print_json("runs", {"runs": rows}, warnings=warnings)
         return
@@ -103,12 +112,15 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in COLUMNS:
+    has_jobs = any("jobs" in row for row in rows)
+    for name in (*COLUMNS[:-1], *(["jobs"] if has_jobs else []), *COLUMNS[-1:]):
         table.add_column(name.upper(), overflow="fold")
     for row in rows:
         commit, loss = row.get("commit", -1), row.get("loss")
         cells = [row["name"], row["state"], "" if commit == -1 else str(commit), f"{row.get('tokens', 0):,}"]
-        table.add_row(*cells, f"{loss:.3f}" if isinstance(loss, float) else "", row["url"])
+        counts = Counter(job["state"] for job in row.get("jobs", []))
+        jobs = [", ".join(f"{count} {state}" for state, count in counts.items())] if has_jobs else []
+        table.add_row(*cells, f"{loss:.3f}" if isinstance(loss, float) else "", *jobs, row["url"])
     console().print(table)
 
 

@@ -23,6 +23,8 @@ from diloco_cli.errors import INTERRUPTED_STATUS, DegradedError, NotFoundError, 
 from diloco_cli.paths import write_whole
 
 if TYPE_CHECKING:
+    from diloco_cli.engines.port import Job
+    from diloco_cli.observe.facts import RunFacts
     from diloco_cli.observe.status import Status
     from diloco_cli.protocol.log.metrics import Metrics
     from diloco_cli.protocol.log.state import RunState
@@ -54,12 +56,33 @@ def awaited_run(run: str | None, box: Deadline, every_s: float) -> OpenRun:
         sleep_s(every_s)
 
 
-def read_status(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
-    """`known` is the state returned by the call before: then only what is new is read."""
+def read_status(
+    opened: OpenRun, known: RunState | None = None, ask: Callable[[], list[Job]] | None = None
+) -> tuple[Status, RunState]:
+    """`known` is the state returned by the call before: then only what is new is read. `ask`: for its jobs, of a run
+    that goes on."""
+    from diloco_cli.observe.situation import OVER
     from diloco_cli.observe.status import status_of
 
     facts = opened.facts(known, BATCHES_A_LOOK)
-    return status_of(facts, opened.local()), facts.state
+    current = status_of(facts, opened.local())
+    return current if ask is None or current.state in OVER else with_jobs(current, facts, ask()), facts.state
+
+
+def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
+    """A run that waits for its jobs to start has not stalled. Of a learner that is heard, a job is missing on this
+    cluster alone."""
+    from diloco_cli.cli.jobs import WAITS
+    from diloco_cli.engines.port import JobState
+    from diloco_cli.observe.situation import SILENCE, State
+    from diloco_cli.observe.situation import starts as has_not_merged
+
+    silent = {learner.name for learner in current.learners if learner.state in SILENCE}
+    jobs = [job for job in jobs if job.state is not JobState.GONE or job.unit in silent]
+    waits = [f"{job.unit} ({job.why or job.state})" for job in jobs if job.state in WAITS]
+    if waits and has_not_merged(facts) and current.state in (State.SILENT, State.STALLED):
+        current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")
+    return replace(current, jobs=jobs)
 
 
 @contextmanager
@@ -78,17 +101,20 @@ def riding_out(what: str, tell: Tell = talk) -> Iterator[None]:
 
 class Watcher:
     """One look after the other, each with a time limit of its own; each reads only what is new. `metrics`: those of the
-    last look that the store answered."""
+    last look that the store answered. `on_jobs` takes what an engine says of the run's jobs."""
 
     metrics: Metrics
 
-    def __init__(self, opened: OpenRun, box: Deadline) -> None:
+    def __init__(self, opened: OpenRun, box: Deadline, on_jobs: Callable[[list[Job], str], None] | None = None) -> None:
+        from diloco_cli.cli.jobs import JobWatch
+
         self._opened, self._box = opened, box
         self._known: RunState | None = None
+        self.jobs = JobWatch(opened, on_jobs)
 
     def look(self) -> Status:
         self._box.restart(LOOK_S)
-        current, self._known = read_status(self._opened, self._known)
+        current, self._known = read_status(self._opened, self._known, self.jobs.look)
         self.metrics = self._known.metrics
         return current
 
@@ -96,9 +122,11 @@ class Watcher:
 def watch(opened: OpenRun, box: Deadline, every_s: float, as_json: bool) -> Status:
     """The last status: of a run that has ended. If the store does not answer, the first look ends with an error; a
     later one keeps the last status and tells why, because the person who watches wants to see when it answers again."""
+    from diloco_cli.cli.jobs import JobNews
+
     if sys.stdout.isatty() and not as_json:
         return _watch_live(Watcher(boxed(opened, box), box), every_s)
-    return _watch_lines(Watcher(opened, box), every_s, as_json)
+    return _watch_lines(Watcher(opened, box, None if as_json else JobNews([], talk)), every_s, as_json)
 
 
 def _watch_lines(watcher: Watcher, every_s: float, as_json: bool) -> Status:
@@ -126,7 +154,9 @@ def _watch_live(watcher: Watcher, every_s: float) -> Status:
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             curves.add(watcher.metrics)
-            live.update(LiveScreen(current, curves, " ".join(trouble)), refresh=True)
+            live.update(
+                LiveScreen(current, curves, " ".join(filter(None, [*trouble, watcher.jobs.trouble]))), refresh=True
+            )
             if current.state in OVER:
                 return current
             sleep_s(every_s)
@@ -198,7 +228,8 @@ def status(
         raise typer.Exit(INTERRUPTED_STATUS) from None
     trouble = ""
     if current is None:
-        current, trouble = with_jobs(open_run(run, box))
+        watcher = Watcher(open_run(run, box), box)
+        current, trouble = watcher.look(), watcher.jobs.trouble
     error = None
     if exit_code and current.state in TROUBLE:
         error = DegradedError(f"run {current.run} is {current.state}: {current.reason}", hint=current.hint or None)
@@ -212,28 +243,6 @@ def status(
         if not as_json:
             report_error(error)
         raise typer.Exit(error.exit_status)
-
-
-def with_jobs(opened: OpenRun) -> tuple[Status, str]:
-    """Its status, with the engine's word for its jobs while there may be any; and why that was not asked. Of a learner
-    that is heard, a job is missing on this cluster alone."""
-    from diloco_cli.cli.jobs import WAITS, asked
-    from diloco_cli.engines.port import JobState
-    from diloco_cli.observe.situation import OVER, SILENCE, State
-    from diloco_cli.observe.situation import starts as has_not_merged
-    from diloco_cli.observe.status import status_of
-
-    facts = opened.facts(None, BATCHES_A_LOOK)
-    current = status_of(facts, opened.local())
-    if current.state in OVER:
-        return current, ""
-    jobs, trouble = asked(opened)
-    silent = {learner.name for learner in current.learners if learner.state in SILENCE}
-    jobs = [job for job in jobs if job.state is not JobState.GONE or job.unit in silent]
-    waits = [f"{job.unit} ({job.why or job.state})" for job in jobs if job.state in WAITS]
-    if waits and has_not_merged(facts) and current.state in (State.SILENT, State.STALLED):
-        current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")
-    return replace(current, jobs=jobs), trouble
 
 
 def _watched(run: str | None, box: Deadline, every_s: float, as_json: bool) -> Status:
@@ -277,7 +286,6 @@ def warnings_of(current: Status) -> list[str]:
 
 
 def _print(current: Status) -> None:
-    from diloco_cli.cli.jobs import job_lines
     from diloco_cli.observe.screen import status_lines, status_text, styled
 
     if sys.stdout.isatty():
@@ -285,8 +293,6 @@ def _print(current: Status) -> None:
         screen.print(styled(status_lines(current, screen.width)), crop=False, overflow="ignore")
     else:
         print(status_text(current))
-    for line in job_lines(current.jobs):
-        print(line)
     for warning in clock_warnings(current):
         talk(f"warning: {warning}")
 

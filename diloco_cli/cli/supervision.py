@@ -15,7 +15,7 @@ from typing import Any
 from diloco_cli.chaos.actions import read_entries
 from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, head_of, open_known_run, operator_of
 from diloco_cli.cli.hooks import HookCaller, Hooks
-from diloco_cli.cli.jobs import JobWatch, job_lines, jobs_before, submit_missing
+from diloco_cli.cli.jobs import JobNews, hasten, jobs_before, submit_missing
 from diloco_cli.cli.output import print_json, screen_width, talk
 from diloco_cli.cli.status import Watcher
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
@@ -25,6 +25,7 @@ from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
 from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.live import Curves, LiveScreen
+from diloco_cli.observe.screen import job_lines
 from diloco_cli.observe.status import Status
 from diloco_cli.protocol.actors.progress import phase_for
 from diloco_cli.protocol.actors.requests import is_at_rest
@@ -146,7 +147,6 @@ ENDS_WITHIN_S = 20.0  # a supervisor whose run is stopped: its units (StopPolicy
 LINE_EVERY_S = 5.0
 LOOKS_FOR_BUCKET_S = 20.0  # without a commit
 SCREEN_EVERY_S = 1.0
-JOBS_EVERY_S = 10.0
 LINES_ABOVE = 4  # of what was said before the live screen
 QUIET_EVENTS = frozenset({"started", "done"})
 
@@ -192,7 +192,7 @@ def go_on(
         return _submitted(opened, jobs, detach, as_json, command, hooks)
     if detach:
         return _detached(opened, region, as_json, command, hooks, syncer_here)
-    return supervise_run(opened, units, region, command, as_json, hooks)
+    return supervise_run(opened, units, region, command, as_json, hooks, jobs)
 
 
 def refuse_unless_free(url: str) -> None:
@@ -254,8 +254,8 @@ def _submitted(
     if not detach:
         calling = HookCaller(hooks, opened.name, opened.url, talk)
         try:
-            with calling, ProgressDisplay(opened, calling) as display:
-                _watch_jobs(FollowedLog(opened), JobWatch(opened, jobs, display.say))
+            with calling, ProgressDisplay(opened, calling, jobs):
+                _await_end(FollowedLog(opened))
             print_summary(opened, command, as_json)
             return 0
         except KeyboardInterrupt:
@@ -270,16 +270,12 @@ def _submitted(
     return 0
 
 
-def _watch_jobs(log: FollowedLog, jobs: JobWatch) -> None:
-    looked_s = monotonic_s()
+def _await_end(log: FollowedLog) -> None:
     while True:
         with suppress(StoreUnavailableError):  # the display tells
             if log.phase() in ENDINGS:
                 return
         sleep_s(LINE_EVERY_S / 2)
-        if monotonic_s() - looked_s >= JOBS_EVERY_S:
-            looked_s = monotonic_s()
-            jobs.look()
 
 
 def _detached(
@@ -299,7 +295,13 @@ def _detached(
 
 
 def supervise_run(
-    opened: OpenRun, units: list[UnitSpec], region: str | None, command: str, as_json: bool, hooks: Hooks
+    opened: OpenRun,
+    units: list[UnitSpec],
+    region: str | None,
+    command: str,
+    as_json: bool,
+    hooks: Hooks,
+    jobs: list[Job],
 ) -> int:
     """Watch until the run ends here, or this machine leaves; print its summary; return the exit status."""
     log, whole = FollowedLog(opened), None
@@ -307,7 +309,7 @@ def supervise_run(
         names = {unit.name for unit in units}
         whole = WholeRun(lambda: log.islands() - names, partial(operator_of(opened).request_stop, "interrupted"))
     calling = HookCaller(hooks, opened.name, opened.url, talk)
-    with calling, ProgressDisplay(opened, calling) as progress, telling(opened, units, progress.tell) as tell:
+    with calling, ProgressDisplay(opened, calling, jobs) as progress, telling(opened, units, progress.tell) as tell:
         outcome = supervise(
             opened.url,
             units,
@@ -393,12 +395,13 @@ def print_summary(opened: OpenRun, command: str, as_json: bool) -> None:
 
 
 class ProgressDisplay:
-    """Talks on stderr while the supervision works: a live screen on a terminal, plain lines otherwise."""
+    """Talks on stderr while the supervision works: a live screen on a terminal, plain lines otherwise. It tells what
+    becomes of the run's `jobs`, too, and hastens them."""
 
-    def __init__(self, opened: OpenRun, calling: HookCaller) -> None:
+    def __init__(self, opened: OpenRun, calling: HookCaller, jobs: list[Job]) -> None:
         self._calling = calling
-        box = Deadline(LOOK_S)
-        self._watcher = Watcher(boxed(opened, box), box)
+        box, self._news = Deadline(LOOK_S), JobNews(jobs, self.say)
+        self._watcher = Watcher(boxed(opened, box), box, self._hear)
         self._curves = Curves()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="progress", daemon=True)
@@ -426,6 +429,10 @@ class ProgressDisplay:
         """One line about a unit."""
         if self._live is None or event.kind not in QUIET_EVENTS:
             self.say(line_of(event))
+
+    def _hear(self, jobs: list[Job], trouble: str) -> None:
+        self._news(jobs, trouble)
+        hasten(jobs)
 
     def say(self, line: str) -> None:
         if self._live is None:

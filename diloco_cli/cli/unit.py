@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from typing import TypeVar
 import typer
 
 from diloco_cli.cli.arguments import AllowCode, AllowStore, OpenRun, head_of, named_here, open_run
+from diloco_cli.cli.jobs import asked, hasten
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.engines.slurm import queue_again, step
@@ -24,12 +26,13 @@ from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.learner.parent import PARENT_VARIABLE
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
-from diloco_cli.runtime.supervisor import SignalCount, SupervisionResult, supervise
-from diloco_cli.runtime.units import JOB_ENDS_S, RunUnit, UnitSpec, consent_words, units_of
+from diloco_cli.runtime.supervisor import Asking, SignalCount, SupervisionResult, supervise
+from diloco_cli.runtime.units import JOB_ENDS_S, RunUnit, UnitSpec, consent_words, syncer_may_start, units_of
 
 AGAIN_STATUS = 75
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
 HEARS_EVERY_S = 0.2
+HASTENS_EVERY_S = 15.0
 Result = TypeVar("Result")
 
 
@@ -39,6 +42,10 @@ class Notices(SignalCount):
 
     signals = (*SignalCount.signals, signal.SIGUSR2)
     is_cancelled = False
+
+    def __enter__(self) -> SignalCount:
+        signal.signal(signal.SIGUSR2, self._hear)  # until now it was ignored, as the script says
+        return super().__enter__()
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
         self.is_cancelled |= signum != signal.SIGUSR2
@@ -113,7 +120,10 @@ def _keep_alive(opened: OpenRun, spec: UnitSpec, here: NamedHere, heard: SignalC
     from diloco_cli.store.retry import gone_after_s
 
     consented(opened.format, opened.url, here, stores_of(opened.format), code=spec.kind == "learner")
-    with telling(opened, [spec], lambda event: talk(f"{utc_now_text()} {line_of(event)}")) as tell:
+    with (
+        telling(opened, [spec], lambda event: talk(f"{utc_now_text()} {line_of(event)}")) as tell,
+        _hastening(opened, spec),
+    ):
         return supervise(
             opened.url,
             [spec],
@@ -124,6 +134,23 @@ def _keep_alive(opened: OpenRun, spec: UnitSpec, here: NamedHere, heard: SignalC
             stop=replace(stop_policy(opened.format, [spec]), kill_s=JOB_ENDS_S, give_up_s=JOB_ENDS_S + 1.0),
             gone_after_s=gone_after_s(),
         )
+
+
+def _hastening(opened: OpenRun, spec: UnitSpec) -> AbstractContextManager[object]:
+    """What is held back after a requeue is hastened by the units that serve the run: nobody else may watch. Together
+    they ask the engine no oftener than one would."""
+    run = opened.format
+    units = [unit for unit in units_of(run, opened.url) if unit.is_submitted]
+    serve = [unit.name for unit in units if syncer_may_start(run, [unit.spec])]
+    if spec.name not in serve:
+        return nullcontext()
+
+    def look() -> str:
+        jobs, trouble = asked(opened)
+        hasten(jobs)
+        return trouble
+
+    return Asking(look, HASTENS_EVERY_S * len(serve))
 
 
 def _chosen(opened: OpenRun, name: str) -> RunUnit:

@@ -106,8 +106,8 @@ def render(spec: JobSpec, tools: str) -> str:
         raise UsageError(f"control characters cannot stand in a batch script: {bad[0]!a}", where=spec.unit)
     asked = [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options.items()]
     key = [] if spec.key is None else [f"export {KEY_FILE_VARIABLE}={shlex.quote(str(spec.key))}"]
-    # `exec`: signals of Slurm reach the unit itself
-    lines = ["#!/bin/bash", *asked, f'export HOME=~ PATH={shlex.quote(tools)}:"$PATH"', *key]
+    # `exec`: signals of Slurm reach the unit itself; the notice kills nothing before it listens
+    lines = ["#!/bin/bash", *asked, "trap '' USR2", f'export HOME=~ PATH={shlex.quote(tools)}:"$PATH"', *key]
     return "\n".join([*lines, f"exec {shlex.join(spec.command)}", ""])
 
 

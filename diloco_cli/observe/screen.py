@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from diloco_cli.digests import short_digest
+from diloco_cli.engines.port import Job
 from diloco_cli.errors import escaped
 from diloco_cli.observe.facts import UNKNOWN, moment
 from diloco_cli.observe.fields import UnitColumn, declared
@@ -169,7 +170,7 @@ def _loss(status: Status) -> str:
 
 
 def rest_lines(status: Status, width: int | None) -> list[Text]:
-    """What else there is to know: a loss that jumped, garbage, the regions' buckets, whom the run trusts."""
+    """What else there is to know: its jobs, a loss that jumped, garbage, the regions' buckets, whom the run trusts."""
     tells_loss = status.divergence and status.state != State.PAUSED  # there it is the reason
     texts = [(f"loss: {escaped(status.divergence)}", "yellow")] if tells_loss else []
     alarm = "bold red" if (status.goodput or 0.0) > MOST_GOODPUT else "yellow"
@@ -178,11 +179,21 @@ def rest_lines(status: Status, width: int | None) -> list[Text]:
     if status.garbage is not None and status.garbage.note:
         texts.append((f"garbage: {status.garbage.note}", "yellow"))
     texts += [(syncer_text(status.syncer), ""), (garbage_text(status.garbage), "")]
-    lines = [line for text, style in texts for line in lines_of(filter(None, wrapped(text, width)), style)]
+    lines = lines_of(cut(escaped(line), width) for line in job_lines(status.jobs))
+    lines += [line for text, style in texts for line in lines_of(filter(None, wrapped(text, width)), style)]
     for mirror in status.mirrors:
         lines += lines_of(flowing(mirror_parts(mirror), width, "    "), "" if mirror.state == "FOLLOWS" else "yellow")
     plan = f"plan {escaped(short_digest(status.plan))}; " if status.plan else ""
     return lines + lines_of(filter(None, wrapped(f"{plan}{status.trust}", width)), "dim")
+
+
+def job_lines(jobs: Iterable[Job]) -> list[str]:
+    rows = [("UNIT", "ENGINE", "JOB", "STATE", "WHERE, WHY")]
+    for job in jobs:
+        rows.append((job.unit, job.engine, job.id or "-", job.state, ", ".join(filter(None, (job.node, job.why)))))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = ["  ".join((*map(str.ljust, row[:4], widths), row[4])).rstrip() for row in rows]
+    return lines if len(rows) > 1 else []
 
 
 def garbage_text(garbage: GarbageStatus | None) -> str:

@@ -612,6 +612,7 @@ class Supervisor:
     def _outcome(self) -> SupervisionResult:
         failed = [unit for unit in self.units if unit.state is UnitState.FAILED]
         reason = self._ending.reason if self._ending else self._reason_of_leaving(bool(failed))
+        reason = "fenced" if reason == "left" and self._all_fenced else reason
         if reason == "gone" and self._asking.gone is not None:
             raise _bucket_gone(self._url, self._asking.gone)
         if reason == "failed":
@@ -627,8 +628,12 @@ class Supervisor:
             return ENDINGS[state]
         if any_failed:
             return "failed"
-        statuses = {unit.exits[-1].status for unit in self.units if unit.exits}
-        return "fenced" if statuses == {FENCED_STATUS} else "stopped"
+        return "fenced" if self._all_fenced else "stopped"
+
+    @property
+    def _all_fenced(self) -> bool:
+        """Whether others have the places of all of them."""
+        return {unit.exits[-1].status for unit in self.units if unit.exits} == {FENCED_STATUS}
 
 
 def _check(units: Sequence[UnitSpec]) -> None:

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from diloco_cli.cli import jobs
-from diloco_cli.cli.jobs import EngineWords, asked, end_jobs, job_lines, job_spec, jobs_before, submit_missing
+from diloco_cli.cli.jobs import EngineWords, JobNews, asked, end_jobs, hasten, job_spec, jobs_before, submit_missing
 from diloco_cli.cli.operators import stop
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.engines import sites, slurm
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, job_names
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
+from diloco_cli.observe.screen import job_lines
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime import units
@@ -320,6 +321,19 @@ def test_a_job_of_a_signed_run_gets_a_key_of_its_own(
         submit(tmp_path, run)
 
 
-def test_what_changes_is_said_once() -> None:
+def test_what_changes_is_said_once_and_what_is_held_back_is_hastened(played: PlayedSlurm) -> None:
+    job, said = Job("iowa", "slurm", "7", JobState.RUNNING, "", "n1"), list[str]()
+    news = JobNews([job], said.append)
+    news([job], "")
+    queued = replace(job, state=JobState.QUEUED, why="BeginTime: later", node="")
+    for _ in range(2):
+        news([queued], "")
+        news([], "jobs: not asked: squeue")
+    assert said == ["iowa: job 7 QUEUED: BeginTime: later", "jobs: not asked: squeue", "jobs: not asked: squeue"]
+    hasten([job, queued])
+    assert played.calls == [("scontrol", "update", "jobid=7", "StartTime=now")]
+
+
+def test_a_table_of_jobs() -> None:
     job = Job("iowa", "slurm", "7", JobState.RUNNING, "", "n1")
     assert job_lines([]) == [] and job_lines([job])[1] == "iowa  slurm   7    RUNNING  n1"

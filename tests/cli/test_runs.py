@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from diloco_cli.cli import jobs
+from diloco_cli.cli.runs import runs
+from diloco_cli.engines.port import Job, JobState
 from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.runtime.registry import remember_run
 from tests.cli.bucket import NANO, make_bucket, say
@@ -128,6 +131,22 @@ def diloco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return partial(run_diloco, folder=tmp_path)
+
+
+def test_jobs_are_listed_and_an_engine_that_is_silent_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        make_bucket(tmp_path / "bucket" / name)
+    found = [Job(name, "slurm", "7", JobState.RUNNING) for name in ("iowa", "rhine")]
+    answers = [(found, ""), ([], "jobs: not asked: squeue"), ([], "jobs: not asked: squeue")]
+    monkeypatch.setattr(jobs, "asked", lambda opened: answers.pop(0))
+    runs([f"file://{tmp_path}/bucket"], False, False)
+    table = capsys.readouterr()
+    assert "JOBS" in table.out and "2 RUNNING" in table.out and "warning: jobs: not asked: squeue" in table.err
+    runs([f"file://{tmp_path}/bucket"], False, True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["warnings"] == ["jobs: not asked: squeue"] and not answers
 
 
 def test_a_removed_run_leaves_nothing_and_its_neighbour_all(diloco: Call, tmp_path: Path) -> None:

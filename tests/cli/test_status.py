@@ -21,7 +21,7 @@ from diloco_cli.cli import jobs
 from diloco_cli.cli import status as command
 from diloco_cli.cli import status as watching
 from diloco_cli.cli.arguments import OpenRun, open_run
-from diloco_cli.cli.status import Watcher, riding_out, with_interval, with_jobs
+from diloco_cli.cli.status import Watcher, riding_out, with_interval
 from diloco_cli.config.settings import RunSettings
 from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import StoreError
@@ -70,20 +70,33 @@ def test_jobs_that_wait_or_are_missing_are_said_of_a_run_that_goes_on(
 
     def answer(opened: OpenRun) -> tuple[list[Job], str]:
         asked.append(opened)
-        return [waits, gone], ""
+        return [waits, gone], "jobs: not asked: squeue"
 
+    def look() -> Status:
+        return Watcher(opened, Deadline(60.0), lambda *answer: told.append(answer)).look()
+
+    told: list[object] = []
     monkeypatch.setattr(jobs, "asked", answer)
     for name in ("iowa", "rhine"):
         say(tmp_path / "jobs", name, 1000)
-    current, _ = with_jobs(opened)
-    assert (current.state, current.reason) == ("STARTING", "jobs wait: iowa (Resources)") and current.jobs == [
-        waits,
-        gone,
-    ]
+    current = look()
+    assert (current.state, current.reason) == ("STARTING", "jobs wait: iowa (Resources)"), "its hooks are not called"
+    assert current.jobs == [waits, gone] and told == [([waits, gone], "jobs: not asked: squeue")]
     say(tmp_path / "jobs", "rhine", 1)
-    assert with_jobs(opened)[0].jobs == [waits], "it works on another cluster"
+    assert look().jobs == [waits], "it works on another cluster"
     monkeypatch.setattr(observed, "status_of", lambda *given: replace(current, state="STOPPED"))
-    assert with_jobs(opened)[1] == "" and len(asked) == 2, "of a run that is over nobody is asked"
+    assert look() and len(asked) == 2, "of a run that is over nobody is asked"
+
+
+def test_who_watches_asks_for_jobs_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, asked = open_run(make_bucket(tmp_path / "jobs")), [[Job("iowa", "slurm", "7", JobState.RUNNING)], []]
+    monkeypatch.setattr(jobs, "asked", lambda opened: (asked.pop(0), ""))
+    now_s = [100.0]
+    monkeypatch.setattr(jobs, "monotonic_s", lambda: now_s[0])
+    watcher = Watcher(opened, Deadline(60.0))
+    assert [len(watcher.look().jobs) for _ in range(3)] == [1, 1, 1]
+    now_s[0] += jobs.ASKED_EVERY_S
+    assert watcher.look().jobs == []
 
 
 def test_a_store_whose_clock_is_ahead_gives_right_ages_and_a_warning(diloco: Diloco, url: str, tmp_path: Path) -> None:
@@ -240,7 +253,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     states = ["MERGING", "FINISHED"]
     read = watching.read_status
 
-    def read_next(opened: OpenRun, known: RunState | None = None) -> tuple[Status, RunState]:
+    def read_next(opened: OpenRun, known: RunState | None = None, ask: object = None) -> tuple[Status, RunState]:
         current, state = read(opened, known)
         return replace(current, state=states.pop(0)), state
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ from diloco_cli.cli import unit as in_job
 from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.cli.unit import Notices, unit
 from diloco_cli.config.codec import replace
+from diloco_cli.engines.port import Job, JobState
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import StoreError, TryAgainError, UsageError
 from diloco_cli.runtime.registry import log_path
-from diloco_cli.runtime.supervisor import Reason, SupervisionResult
+from diloco_cli.runtime.supervisor import Asking, Reason, SupervisionResult
 from diloco_cli.runtime.units import JOB_DRAIN_S
 from tests.cli.bucket import NANO, make_bucket
 
@@ -125,6 +128,47 @@ def test_a_job_whose_time_is_up_before_its_store_answers_comes_back(
     with pytest.raises(SystemExit) as ended:
         unit("iowa", "s3://bkt/nano", [], [])
     assert ended.value.code == 75 and again == ["now"]
+
+
+@pytest.mark.parametrize(
+    ("name", "on_learners", "every"), [("iowa", False, 0), ("syncer-0", False, 2), ("iowa", True, 1)]
+)
+def test_who_serves_the_run_hastens_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, on_learners: bool, every: int
+) -> None:
+    """`every`: how many take turns."""
+    run = replace(RUN, settings=replace(RUN.settings, syncer=replace(RUN.settings.syncer, on_learners=on_learners)))
+    held = [Job("rhine", "slurm", "7", JobState.QUEUED, "BeginTime")]
+    hastened = threading.Event()
+    waits: list[float] = []
+    monkeypatch.setattr(in_job, "asked", lambda opened: (held, ""))
+    monkeypatch.setattr(in_job, "hasten", lambda jobs: hastened.set() if jobs is held else None)
+
+    class NotedAsking(Asking):
+        def __init__(self, ask: Callable[[], str], every_s: float) -> None:
+            waits.append(every_s)
+            super().__init__(ask, every_s)
+
+    def supervised(*given: Any, **others: Any) -> SupervisionResult:
+        assert not every or hastened.wait(60.0)
+        return SupervisionResult("finished", None)
+
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(in_job, "Asking", NotedAsking)
+    monkeypatch.setattr(in_job, "supervise", supervised)
+    with pytest.raises(SystemExit):
+        unit(name, make_bucket(tmp_path / "nano", run), [], [])
+    assert waits == [in_job.HASTENS_EVERY_S * every] * bool(every)
+
+
+def test_a_notice_counts_though_it_was_ignored_before() -> None:
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    try:
+        with Notices() as heard:
+            os.kill(os.getpid(), signal.SIGUSR2)
+            assert heard.count == 1 and heard.first == signal.SIGUSR2
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_run_has_certain_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_an_error_passes_and_leaves_the_cursor_as_it_was() -> None:
 
 def test_a_supervisor_that_is_killed_leaves_the_cursor_as_it_was(tmp_path: Path) -> None:
     opened = open_run(make_bucket(tmp_path / "nano"))
-    with terminal("launch") as seen, ProgressDisplay(opened, HookCaller(Hooks(), "nano", opened.url, print)):
+    with terminal("launch") as seen, ProgressDisplay(opened, HookCaller(Hooks(), "nano", opened.url, print), []):
         shown = seen.getvalue()
         assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "nothing may come after this"
 
@@ -71,7 +71,7 @@ def test_a_supervisor_that_is_killed_leaves_the_cursor_as_it_was(tmp_path: Path)
 def test_a_bucket_that_goes_is_told_in_one_line_above_a_screen_that_says_how_old_it_is(tmp_path: Path) -> None:
     opened = open_run(make_bucket(folder := tmp_path / "nano"))
     with terminal("launch") as seen:
-        display = ProgressDisplay(opened, HookCaller(Hooks(), "nano", opened.url, print))
+        display = ProgressDisplay(opened, HookCaller(Hooks(), "nano", opened.url, print), [])
         with patch.object(supervision, "SCREEN_EVERY_S", 0.05), display:
             while "STARTING" not in seen.getvalue():
                 sleep_s(0.02)

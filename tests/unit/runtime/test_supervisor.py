@@ -403,6 +403,16 @@ def test_a_fenced_syncer_is_said_aloud_once_and_the_learners_go_on(eventually):
         assert pid_of("a") is not None
 
 
+def test_a_unit_whose_place_is_taken_while_it_leaves_has_not_left_but_is_fenced(eventually):
+    fenced = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(9)); print('up'); time.sleep(60)"
+    )
+    with Supervision(unit("a", fenced)) as run:
+        eventually(lambda: log_path(RUN, "a").exists() and "up" in log_path(RUN, "a").read_text())
+        outcome = run.stop()
+    assert outcome is not None and (outcome.reason, outcome.exit_status) == ("fenced", 9)
+
+
 def test_names_must_be_unique():
     with pytest.raises(UsageError, match="unique"):
         supervise(RUN, [unit("a"), unit("a")], run_state=str, on_event=print)
