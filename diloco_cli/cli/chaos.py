@@ -1,28 +1,32 @@
-"""`diloco chaos`: break a unit of a run on this machine, on purpose and on the record."""
+"""`diloco chaos`: break a unit of a run on this machine, or in its job, on purpose and on the record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.arguments import DryRunOption, JsonOption, RunOption, complete_units, find_run
+from diloco_cli.cli.arguments import DryRunOption, JsonOption, RunOption, complete_units, find_run, open_known_run
 from diloco_cli.cli.output import print_json, table, talk
-from diloco_cli.errors import TryAgainError
+from diloco_cli.errors import NotFoundError, RefusedError, StoreError, TryAgainError
 from diloco_cli.events.bucket import tell_event
-from diloco_cli.runtime.registry import noted_at, run_name
+from diloco_cli.runtime.registry import SUPERVISOR, noted_at, run_name
 from diloco_cli.units import parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.chaos.actions import JournalEntry
     from diloco_cli.chaos.faults import Fault, Target
+    from diloco_cli.engines.port import Job
+    from diloco_cli.runtime.registry import KnownRun
+    from diloco_cli.runtime.units import RunUnit
 
+ANSWERS_WITHIN_S = 60.0  # Python and torch may have to be loaded on the node first
 UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.", autocompletion=complete_units)
 
 chaos = typer.Typer(
-    help="Break a unit of a run on this machine: only own units, on the record, and healed.",
+    help="Break a unit of a run, here or in its job: only own units, on the record, and healed.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -40,6 +44,8 @@ def kill(
     from diloco_cli.chaos.actions import execute, plan_kill
 
     known = find_run(run, acts=True)
+    if _in_its_job(known, unit, "kill", dry_run, json_output, ["--hold"] if hold else []):
+        return
     fault = plan_kill(noted_at(known.url), unit, hold=hold)
     _carry_out(fault, lambda: _told(known.url, fault, execute(fault)), dry_run, json_output)
 
@@ -57,6 +63,8 @@ def pause(
 
     for_s = None if duration is None else parse_duration(duration)
     known = find_run(run, acts=True)
+    if _in_its_job(known, unit, "pause", dry_run, json_output, [f"--for={duration}"] if duration else [], for_s or 0.0):
+        return
     fault = plan_pause(noted_at(known.url), unit, for_s=for_s)
 
     def pause_and_tell() -> JournalEntry:
@@ -78,6 +86,8 @@ def revive(
     from diloco_cli.chaos.actions import revive as do_revive
 
     known = find_run(run, acts=True)
+    if _in_its_job(known, unit, "revive", dry_run, json_output):
+        return
     name, target = known.name, plan_revive(noted_at(known.url), unit)
     if dry_run:
         talk(f"would revive {target.name} ({target.condition}{', held' if target.held else ''})")
@@ -96,6 +106,67 @@ def revive(
     done += ["no longer held"] if revival.released else []
     done += ["its supervisor starts it again"] if revival.restarts else []
     print(f"{target.name}: {', '.join(done) or 'nothing to do'}")
+
+
+@chaos.command("preempt")
+def preempt(
+    unit: str = UNIT, run: str | None = RunOption, json_output: bool = JsonOption, dry_run: bool = DryRunOption
+) -> None:
+    """Take a job away from a unit, as its engine does for others: it drains, and comes back."""
+    from diloco_cli.engines.sites import engine_of
+
+    known = find_run(run, acts=True)
+    found = _job_of(known, unit)
+    if found is None:
+        raise RefusedError(f"{unit} is no job of run {known.name}: no engine takes it away", hint="diloco chaos kill")
+    its, job = found
+    deed = f"{job.engine} takes job {job.id} away, and queues it again"
+    if not dry_run:
+        engine_of(its.infra).preempt(job)
+        tell_event(known.url, "chaos", unit, f"on purpose: {deed}", {"fault": "preempt"})
+    if json_output:
+        print_json("chaos preempt", {"run": known.name, "target": unit, "job": job.id, "dry_run": dry_run})
+    else:
+        print(f"{unit}: {'would: ' if dry_run else ''}{deed}")
+
+
+def _job_of(known: KnownRun, unit: str) -> tuple[RunUnit, Job] | None:
+    """None if it is a unit of this machine, or of none that is known here."""
+    from diloco_cli.cli.jobs import job_of
+    from diloco_cli.runtime.registry import read_unit
+
+    if unit == SUPERVISOR or read_unit(noted_at(known.url), unit) is not None:
+        return None
+    try:
+        opened = open_known_run(known)
+    except (NotFoundError, StoreError):
+        return None
+    return job_of(opened, unit)
+
+
+def _in_its_job(
+    known: KnownRun, unit: str, deed: str, dry_run: bool, as_json: bool, words: Sequence[str] = (), for_s: float = 0.0
+) -> bool:
+    """Whether it is a job: then the same command has run inside it, where its notes and its journal are."""
+    from diloco_cli.cli.jobs import run_beside
+
+    found = _job_of(known, unit)
+    if found is None:
+        return False
+    its, job = found
+    talk(f"{'would ' if dry_run else ''}{deed} {unit} in its job {job.id}{f' on {job.node}' if job.node else ''}")
+    given = (*words, *(["--dry-run"] if dry_run else []), *(["--json"] if as_json else []))
+
+    def act(deed: str, *given: str) -> str:
+        return run_beside(its, job, ("chaos", deed, unit, f"--run={its.url}", *given), ANSWERS_WITHIN_S + for_s)
+
+    try:
+        print(act(deed, *given), end="")
+    except KeyboardInterrupt:  # what would have healed it in the job has ended too
+        if for_s:
+            act("revive")
+        raise
+    return True
 
 
 @chaos.command("list")

@@ -3,6 +3,8 @@ what is left; `status` shows the engine's word for them. Nothing here holds a jo
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState
 from diloco_cli.engines.sites import engine_of
+from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, RefusedError, UsageError
 from diloco_cli.paths import make_directory
 from diloco_cli.protocol.actors.requests import stop_stands
@@ -21,32 +24,42 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import signing_secret
 from diloco_cli.runtime.registry import log_path, this_folder
-from diloco_cli.runtime.units import RunUnit, consent_words, diloco_command, keys_of, units_of
+from diloco_cli.runtime.units import RunUnit, consent_words, diloco_command, is_of_cores, keys_of, threads_of, units_of
 from diloco_cli.signing import KEY_VARIABLE
 from diloco_cli.store.url import join_url
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
+    from diloco_cli.report.numbers import LaunchPlan
 
 ANSWERS_WITHIN_S = 15.0
 ASKED_WITHIN_S, ASKED_EVERY_S = 2.0, 10.0  # by a command that does not need the answer
+PROCESS_GB, MEMORY_ROOM = 3.0, 1.5  # torch's own memory in each process; times what is planned for the rest
 SYNCER_CORES = 2  # it merges, and its evaluator computes beside it
 DRAIN_S, LOOKS_EVERY_S = 20.0, 1.0
+SHELLS_OWN = re.compile(r"AWS_\w+|(https?|all)_proxy|DILOCO_ALLOW_HTTP", re.IGNORECASE)
 WAITS = (JobState.QUEUED, JobState.HELD)
 MAX_ASKED = 32  # engines at a time
 
 
-def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tuple[str, ...] | None = None) -> JobSpec:
-    """`folder`: where modules are looked for, and where the folder of its logs lies. All nodes have to see it."""
+def job_spec(
+    run: RunFormat,
+    home: str,
+    unit: RunUnit,
+    folder: Path,
+    plan: Plan | LaunchPlan | None = None,
+    consent: tuple[str, ...] | None = None,
+) -> JobSpec:
+    """`folder`: where modules are looked for, and where the folder of its logs lies. All nodes have to see it. `plan`:
+    knows how much memory it needs."""
     logs = folder / f"{run.name}-jobs"
     stores = unit.island is None or run.settings.syncer.on_learners
     words = consent_words(run, unit.url, stores=stores) if consent is None else consent
     nodes, cores, gpus = 1, SYNCER_CORES, 0
     if (island := unit.island) is not None:
-        on_cpu, nodes = island.accelerator.lower() == "cpu", island.nodes
-        devices = island.num_accelerators // nodes
-        gpus = 0 if on_cpu else devices
-        cores = max(devices, run.settings.train.threads) if on_cpu else island.ranks // nodes
+        nodes = island.nodes
+        gpus = 0 if is_of_cores(island) else island.num_accelerators // nodes
+        cores = threads_of(island, run.settings.train.threads) * (island.ranks // nodes)
     words = ("unit", unit.name, f"--run={unit.url}", *words)
     return JobSpec(
         run=home,
@@ -59,8 +72,22 @@ def job_spec(run: RunFormat, home: str, unit: RunUnit, folder: Path, consent: tu
         nodes=nodes,
         cores=cores,
         gpus=gpus,
+        memory_gb=0 if plan is None else memory_gb(unit, plan, run.settings.syncer.on_learners),
         key=None if run.signing is None else logs / f"{unit.name}.key",
     )
+
+
+def memory_gb(unit: RunUnit, plan: Plan | LaunchPlan, on_learners: bool) -> int:
+    """Of each node, with room: an engine kills who takes more, for good. 0: the plan does not say."""
+    syncer_gb = 0.0 if plan.syncer is None else plan.syncer.memory_gb
+    if unit.island is None:
+        return math.ceil(2 * PROCESS_GB + MEMORY_ROOM * syncer_gb)  # its evaluator, too
+    planned = next((island for island in plan.islands if island.name == unit.name), None)
+    if planned is None:
+        return 0
+    ranks = planned.ranks // planned.nodes
+    needed_gb = planned.host_memory_gb_needed + (planned.memory_gb_needed * ranks if is_of_cores(unit.island) else 0.0)
+    return math.ceil(PROCESS_GB * ranks + MEMORY_ROOM * (needed_gb + (syncer_gb if on_learners else 0.0)))
 
 
 @dataclass(frozen=True)
@@ -153,13 +180,19 @@ def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit]) ->
 
 def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | None, before: EngineWords) -> list[Job]:
     """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind."""
+    from diloco_cli.report.numbers import read_launch_plan
+
     run, known = opened.format, {job.unit: job for job in before.jobs}
     reached = [unit for unit in planned if engine_of(unit.infra).name not in before.silent]
     if left := [unit.name for unit in planned if unit not in reached]:
         talk(f"{before.trouble}; left alone: {', '.join(left)}; once it answers: diloco resume {opened.word}")
     missing = [unit for unit in reached if unit.name not in known or not known[unit.name].lives]
     folder = (folder or _submitted_from(opened, planned) or Path(this_folder())).absolute()
-    specs = {unit.name: job_spec(run, run.home_of(opened.url), unit, folder) for unit in missing}
+    own = [] if opened.url.startswith("file:") else sorted(filter(SHELLS_OWN.fullmatch, environment_with()))
+    if missing and own:
+        talk(f"warning: jobs do not get {', '.join(own)} of this shell: what they need has to stand in files")
+    plan = read_launch_plan(opened.store) if missing else None
+    specs = {unit.name: job_spec(run, run.home_of(opened.url), unit, folder, plan) for unit in missing}
     check_jobs(specs.values())
     done: list[Job] = []
     try:
@@ -227,13 +260,13 @@ def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool
     for unit in units_of(run, url, region, syncer_here):
         if unit.is_submitted:
             consent = ("--allow-code", "DIGEST") if consent_words(run, unit.url, stores=True) else ()
-            found.append(job_spec(run, url, unit, folder.absolute(), consent))
+            found.append(job_spec(run, url, unit, folder.absolute(), plan, consent))
     return found
 
 
 def check_jobs(specs: Iterable[JobSpec]) -> None:
     """Each shape once. Raises UsageError for jobs that the engine would refuse, or never start."""
-    shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus): spec for spec in specs}
+    shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus, spec.memory_gb): spec for spec in specs}
     for spec in shapes.values():
         engine_of(spec.infra).check(spec)
 
@@ -248,6 +281,35 @@ def asked(opened: OpenRun) -> tuple[list[Job], str]:
         if unit.island is not None and unit.name not in known and name not in found.silent:
             found.jobs.append(Job(unit.name, name, "", JobState.GONE, f"{name} has no job of it"))
     return found.jobs, found.trouble
+
+
+def job_of(opened: OpenRun, name: str) -> tuple[RunUnit, Job] | None:
+    """The unit of this name and its job, if it is one. Raises RefusedError if that does not run, or is not ours."""
+    unit = next((unit for unit in units_of(opened.format, opened.url) if unit.name == name and unit.is_submitted), None)
+    if unit is None:
+        return None
+    found = _ask(opened, engine_names([unit]))
+    for error in found.silent.values():
+        raise error
+    job = next((job for job in found.jobs if job.unit == name), None)
+    if job is None or job.state is not JobState.RUNNING or job.owner:
+        why = (
+            "it has none" if job is None else f"of user {job.owner}" if job.owner else f"{job.state} {job.why}".strip()
+        )
+        raise RefusedError(f"the job of {name} does not run here: {why}", hint=f"diloco status {opened.word}")
+    return unit, job
+
+
+def run_beside(unit: RunUnit, job: Job, words: Sequence[str], within_s: float) -> str:
+    """What this command of diloco prints in the unit's job, with the notes that its supervisor has there."""
+    engine = engine_of(unit.infra)
+    command = ("unit", unit.name, f"--run={unit.url}", "--", *words)
+    try:
+        return engine.run_in(job, diloco_command(*command) if engine.sees_files else ("diloco", *command), within_s)
+    except RefusedError as error:
+        if (said := re.search(r"\berror: (.+?)(?:; hint: (.+?))?(?:; srun: |$)", error.message)) is not None:
+            raise RefusedError(said[1], where=f"job {job.id}", hint=said[2]) from None
+        raise
 
 
 class JobWatch:

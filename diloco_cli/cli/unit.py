@@ -3,6 +3,7 @@ an engine need only bring back what it took away itself. How it ends: engines/po
 
 from __future__ import annotations
 
+import glob
 import os
 import signal
 import sys
@@ -10,9 +11,9 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from types import FrameType
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import typer
 
@@ -27,7 +28,15 @@ from diloco_cli.learner.parent import PARENT_VARIABLE
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.restart import Exit, RestartPolicy, decide
 from diloco_cli.runtime.supervisor import Asking, SignalCount, SupervisionResult, supervise
-from diloco_cli.runtime.units import JOB_ENDS_S, RunUnit, UnitSpec, consent_words, syncer_may_start, units_of
+from diloco_cli.runtime.units import (
+    JOB_ENDS_S,
+    RunUnit,
+    UnitSpec,
+    consent_words,
+    diloco_command,
+    syncer_may_start,
+    units_of,
+)
 
 AGAIN_STATUS = 75
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
@@ -58,10 +67,13 @@ def unit(
     run: str = typer.Option(..., "--run", help="URL of the run's bucket and prefix."),
     allow_code: list[str] = AllowCode,
     allow_store: list[str] = AllowStore,
+    beside: list[str] = typer.Argument(None, metavar="[-- COMMAND...]", help="For one that is alive: act beside it."),
 ) -> None:
     """Keep one unit of a run alive inside a job, until the run is over or the job has to leave."""
+    if beside:
+        _act_beside(name, run, beside)
     here, heard = named_here(allow_code, allow_store), Notices()
-    with heard, TemporaryDirectory(prefix=f"diloco-{name.replace(os.sep, '-')}-") as folder:
+    with heard, TemporaryDirectory(prefix=_prefix(name)) as folder:
         in_job = environment_value("DILOCO_HOME") is None
         if in_job:  # on the node: a home that nodes share would mix the processes and locks of all of them up
             set_environment("XDG_STATE_HOME", folder)
@@ -84,6 +96,22 @@ def unit(
             status = AGAIN_STATUS
             _queue_again()
     sys.exit(status)
+
+
+def _prefix(name: str) -> str:
+    return f"diloco-{name.replace(os.sep, '-')}-"
+
+
+def _act_beside(name: str, run: str, words: list[str]) -> NoReturn:
+    """Become this command of diloco, with the notes of the unit's supervisor on this node."""
+    from diloco_cli.runtime.registry import living_supervisor
+
+    for folder in Path(gettempdir()).glob(f"{_prefix(glob.escape(name))}*"):
+        if environment_value("DILOCO_HOME") is None and folder.stat().st_uid == os.getuid():
+            set_environment("XDG_STATE_HOME", str(folder))
+            if living_supervisor(run) is not None:
+                break
+    os.execv(sys.executable, diloco_command(*words))
 
 
 def _looked_up(run: str) -> tuple[OpenRun, str | None]:

@@ -56,8 +56,9 @@ class Job:
 @dataclass(frozen=True)
 class JobSpec:
     """A unit as a job. `run`: the run's URL at home, by which its jobs are found; `infra`: the engine, and where in it;
-    `folder`: the working directory; `cores`, `gpus`: of each of its `nodes`; `key`: the file of its signing key. An
-    engine whose jobs do not see this machine's files (`sees_files`) has a folder, a log and a key of its own."""
+    `folder`: the working directory; `cores`, `gpus`, `memory_gb` (0: not known): of each of its `nodes`; `key`: the
+    file of its signing key. An engine whose jobs do not see this machine's files (`sees_files`) has a folder, a log and
+    a key of its own."""
 
     run: str
     run_name: str
@@ -69,6 +70,7 @@ class JobSpec:
     nodes: int = 1
     cores: int = 1
     gpus: int = 0
+    memory_gb: int = 0
     key: Path | None = None
 
     @property
@@ -120,6 +122,15 @@ class Engine(Protocol):
 
     def hasten(self, jobs: Collection[Job]) -> None:
         """Lift what holds them back after a requeue, where the engine lets its user."""
+        ...
+
+    def preempt(self, job: Job) -> None:
+        """As the engine does for others: it is told to leave, and comes back. Raises RefusedError where it cannot."""
+        ...
+
+    def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
+        """What this command prints beside the unit, on the first node of its job. Raises RefusedError, with its words,
+        if it fails, and where the engine cannot."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 What a site needs beyond this (account, time limit, quality of service) sbatch reads from the user's SBATCH_ACCOUNT,
 SBATCH_TIMELIMIT, SBATCH_QOS and so on. They count more than a script, and less than sbatch's own words: so what a job
-cannot do without is in both.
+cannot do without is in both, and its memory in the script alone (SBATCH_MEM_PER_NODE=0: all of a node's).
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 
 from diloco_cli.engines.port import Job, JobSpec, JobState, job_names, of_each_unit
 from diloco_cli.engines.tool import run_tool, tool_directory
 from diloco_cli.environment import environment_value
-from diloco_cli.errors import DilocoError, TryAgainError, UsageError
+from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError
 from diloco_cli.paths import make_directory, write_whole
 from diloco_cli.signing import KEY_FILE_VARIABLE
 
@@ -104,6 +105,7 @@ def render(spec: JobSpec, tools: str) -> str:
         raise UsageError(f"{spec.place!a} is no partition", where=spec.unit, hint="infra: slurm/PARTITION")
     if bad := [word for word in (*options.values(), *spec.command, tools) if not word.isprintable()]:
         raise UsageError(f"control characters cannot stand in a batch script: {bad[0]!a}", where=spec.unit)
+    options |= {"mem": f"{spec.memory_gb}G"} if spec.memory_gb else {}
     asked = [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options.items()]
     key = [] if spec.key is None else [f"export {KEY_FILE_VARIABLE}={shlex.quote(str(spec.key))}"]
     # `exec`: signals of Slurm reach the unit itself; the notice kills nothing before it listens
@@ -163,12 +165,20 @@ def _odd(state: str) -> str:
     return "" if state in ("PENDING", "RUNNING", "FAILED", "COMPLETED") else state
 
 
+@cache
+def counts_memory(place: str) -> bool:
+    """Whether this partition's nodes have told Slurm their memory: else it refuses every job that asks for some."""
+    said = run_tool(("sinfo", "-h", "-o", "%m", "-p", place), within_s=ANSWERS_WITHIN_S, refusal=UsageError)
+    return any(megabytes.rstrip("+") not in ("0", "1") for megabytes in said.split())
+
+
 class Slurm:
     name = "slurm"
     sees_files = True
 
     def render(self, spec: JobSpec) -> str:
-        return render(spec, str(tool_directory("sbatch")))
+        tools = str(tool_directory("sbatch"))
+        return render(spec if counts_memory(spec.place) else replace(spec, memory_gb=0), tools)
 
     def check(self, spec: JobSpec) -> None:
         self._sbatch(spec, "--test-only")
@@ -210,6 +220,13 @@ class Slurm:
                 with suppress(DilocoError):
                     words = ("scontrol", "update", f"jobid={job.id}", "StartTime=now")
                     run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=TryAgainError)
+
+    def preempt(self, job: Job) -> None:
+        run_tool(("scontrol", "requeue", job.id), within_s=ANSWERS_WITHIN_S, refusal=RefusedError)
+
+    def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
+        step = ("srun", f"--jobid={job.id}", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--export=NIL")
+        return run_tool((*step, *words), within_s=within_s, refusal=RefusedError)
 
 
 def queue_again() -> None:

@@ -16,7 +16,7 @@ from diloco_cli.observe.fields import Fields, made
 from diloco_cli.observe.status import LearnerStatus, status_of
 from diloco_cli.observe.summary import LearnerSummary, OneSummary, Summary
 from diloco_cli.plan.flow import CLASS_A_PRICE, CLASS_B_PRICE
-from diloco_cli.plan.plan import Money, PlannedIsland, Prediction, Setting
+from diloco_cli.plan.plan import Money, PlannedIsland, Prediction, Setting, SyncerNeeds
 from diloco_cli.protocol.log.keys import PLAN_KEY
 from diloco_cli.protocol.log.metrics import QUIET_OUTCOMES
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
@@ -246,12 +246,13 @@ def report_of(
 
 
 class LaunchPlan(msgspec.Struct, frozen=True):
-    """The fields of `diloco plan --json` that a report uses, and where each setting of the run file came from. A plan
-    that cannot be read is a report without one."""
+    """The fields of `diloco plan --json` that a report or a job's submission uses, and where each setting of the run
+    file came from. A plan that cannot be read is a report without one."""
 
     prediction: Prediction
     money: Money
     islands: tuple[PlannedIsland, ...] = ()
+    syncer: SyncerNeeds | None = None
     settings: tuple[Setting, ...] = ()
     origins: dict[str, str] = {}
 
@@ -281,5 +282,7 @@ def _numbers(plan: LaunchPlan) -> list[float]:
     """All that are drawn or added up."""
     p, money = plan.prediction, plan.money
     of_islands = [number for island in plan.islands for number in (island.price_per_h, island.egress_per_day)]
+    memory = [number for i in plan.islands for number in (i.host_memory_gb_needed, i.memory_gb_needed)]
+    memory += [] if plan.syncer is None else [plan.syncer.memory_gb]
     rates = [p.tokens_per_s_ideal, p.tokens_per_s, *(stage.tokens_per_s for stage in p.waterfall)]
-    return [*rates, *of_islands, p.goodput, money.total, money.egress_gb_per_day]
+    return [*memory, *rates, *of_islands, p.goodput, money.total, money.egress_gb_per_day]

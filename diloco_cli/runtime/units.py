@@ -348,9 +348,13 @@ def syncer_region(run: RunFormat) -> str:
     return run.home_region or min(island.region for island in run.islands)
 
 
+def is_of_cores(island: Island) -> bool:
+    return island.accelerator.lower() == "cpu"
+
+
 def threads_of(island: Island, at_least: int) -> int:
     """The number of threads of each rank of an island: cpu:4 means four cores for all of them."""
-    if island.accelerator.lower() != "cpu":
+    if not is_of_cores(island):
         return at_least
     return max(1, max(at_least, island.num_accelerators) // island.ranks)
 

@@ -12,7 +12,18 @@ from typing import Any
 import pytest
 
 from diloco_cli.cli import jobs
-from diloco_cli.cli.jobs import EngineWords, JobNews, asked, end_jobs, hasten, job_spec, jobs_before, submit_missing
+from diloco_cli.cli.jobs import (
+    EngineWords,
+    JobNews,
+    asked,
+    end_jobs,
+    hasten,
+    job_of,
+    job_spec,
+    jobs_before,
+    run_beside,
+    submit_missing,
+)
 from diloco_cli.cli.operators import stop
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
@@ -26,6 +37,7 @@ from diloco_cli.runtime import units
 from diloco_cli.runtime.registry import log_files
 from diloco_cli.runtime.units import units_of
 from diloco_cli.signing import Secret
+from diloco_cli.store.memory import MemoryStore
 from tests.cli.bucket import IOWA, NANO, RHINE, make_bucket
 
 URL = "gs://bkt/runs/nano"
@@ -84,7 +96,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> PlayedSlurm:
 
 
 def opened(run: RunFormat = RUN, stands: bool = False) -> Any:
-    return SimpleNamespace(format=run, url=URL, name=run.name, word="nano", perform=lambda steps: stands)
+    return SimpleNamespace(
+        format=run, store=MemoryStore(), url=URL, name=run.name, word="nano", perform=lambda steps: stands
+    )
 
 
 def submit(folder: Path, run: RunFormat = RUN, stands: bool = False) -> list[str]:
@@ -155,6 +169,53 @@ def test_what_a_job_cannot_do_without_is_said_where_no_variable_of_the_user_coun
     submit(tmp_path)
     call = next(call for call in played.calls if call[-1] == "rhine")
     assert {f"--job-name={job_names('nano', URL)}rhine", "--partition=eu", "--requeue", "--export=NIL"} < set(call)
+
+
+def test_what_jobs_do_not_get_of_a_shell_is_said(
+    played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in os.environ if jobs.SHELLS_OWN.fullmatch(name)]:
+        monkeypatch.delenv(name)
+    submit(tmp_path)
+    assert "warning" not in capsys.readouterr().err
+    for name in ("AWS_ENDPOINT_URL", "https_proxy", "DILOCO_ALLOW_HTTP", "no_proxy"):
+        monkeypatch.setenv(name, "x")
+    played.queue["iowa"] = ["FAILED", "None"]
+    submit(tmp_path)
+    assert "do not get AWS_ENDPOINT_URL, DILOCO_ALLOW_HTTP, https_proxy of this shell" in capsys.readouterr().err
+
+
+def test_a_command_runs_beside_a_unit_in_its_job_and_says_why_it_could_not(
+    played: PlayedSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.queue = {"iowa": ["RUNNING", "None"], "rhine": ["PENDING", "Resources"]}
+    found = job_of(opened(), "iowa")
+    assert found is not None and job_of(opened(), "mars") is None
+    words = ("chaos", "kill", "iowa")
+    assert run_beside(*found, words, 1.0) == "\n"
+    call = played.calls[-1]
+    assert call[:3] == ("srun", "--jobid=71", "--overlap") and "--relative=0" in call and "--export=NIL" in call
+    assert call[-8:] == ("diloco_cli", "unit", "iowa", f"--run={URL}", "--", *words)
+    for name, why in (("rhine", "QUEUED Resources"), ("syncer-0", "it has none")):
+        with pytest.raises(RefusedError, match=f"the job of {name} does not run here: {why}"):
+            job_of(opened(), name)
+    said = "srun: would kill; error: iowa is dead; hint: wait; srun: error: us0: task 0: Exited with exit code 8"
+    for text, message, hint in ((said, "iowa is dead", "wait"), ("srun: error: no such job", "no such job", None)):
+        monkeypatch.setattr(slurm, "run_tool", lambda *given, text=text, **others: raise_refused(text))
+        with pytest.raises(RefusedError) as error:
+            run_beside(*found, words, 1.0)
+        assert (error.value.message, error.value.hint) == (message, hint)
+
+
+def raise_refused(text: str) -> None:
+    raise RefusedError(text)
+
+
+def test_a_job_of_another_user_is_not_acted_on(played: PlayedSlurm) -> None:
+    played.user += 1
+    played.queue = {"iowa": ["RUNNING", "None"]}
+    with pytest.raises(RefusedError, match=f"of user {played.user}"):
+        job_of(opened(), "iowa")
 
 
 def test_a_silent_engine_is_told_and_nothing_is_submitted(played: PlayedSlurm, tmp_path: Path) -> None:
@@ -294,6 +355,8 @@ def test_a_job_has_the_devices_of_its_island_and_works_with_the_bucket_of_its_re
     cores = replace(RUN.islands[0], num_accelerators=4)
     run = replace(RUN, islands=(cores, gpus), regions=(RegionStore("eu", "s3://eu/nano"),), home_url=URL)
     assert [(s.cores, s.gpus, s.place) for s in (spec(run, "iowa"), spec(run, "rhine"))] == [(4, 0, "us"), (8, 8, "eu")]
+    threads = replace(run, settings=replace(run.settings, train=replace(run.settings.train, threads=3)))
+    assert [spec(threads, name).cores for name in ("iowa", "rhine")] == [4, 24]
     wide = spec(replace(RUN, islands=(replace(gpus, nodes=4), cores)), "rhine")
     assert (wide.nodes, wide.cores, wide.gpus) == (4, 2, 2), "of each node"
     assert spec(run, "rhine").run == URL and "--run=s3://eu/nano" in spec(run, "rhine").command
@@ -301,6 +364,22 @@ def test_a_job_has_the_devices_of_its_island_and_works_with_the_bucket_of_its_re
     own = replace(RUN, settings=replace(RUN.settings, model=ModelSettings(entrypoint="a:b")))
     assert spec(own, "iowa").command[-2] == "--allow-code" and spec(own, "iowa").command[-1].startswith("blake3-")
     assert spec(RUN, "iowa").log == Path("/f/nano-jobs/iowa.log") and spec(RUN, "iowa").key is None
+
+
+def test_a_job_asks_for_the_memory_that_the_plan_says_it_needs() -> None:
+    gpus = replace(RUN.islands[1], accelerator="H100-SXM", num_accelerators=16, ranks=16, nodes=2)
+    run = replace(RUN, islands=(RUN.islands[0], gpus))
+    on_learners = replace(run, settings=replace(run.settings, syncer=replace(run.settings.syncer, on_learners=True)))
+    planned = [
+        SimpleNamespace(name=name, ranks=ranks, nodes=nodes, host_memory_gb_needed=20.0, memory_gb_needed=100.0)
+        for name, ranks, nodes in (("iowa", 1, 1), ("rhine", 16, 2))
+    ]
+    plan: Any = SimpleNamespace(islands=planned, syncer=SimpleNamespace(memory_gb=40.0))
+    assert [spec(run, name, plan=plan).memory_gb for name in NAMES] == [183, 54, 66, 66], "on a CPU, the model too"
+    assert spec(on_learners, "rhine", plan=plan).memory_gb == 114, "it may have to serve the run"
+    assert (
+        spec(run, "iowa").memory_gb == spec(run, "iowa", plan=SimpleNamespace(islands=(), syncer=None)).memory_gb == 0
+    )
 
 
 def test_a_job_of_a_signed_run_gets_a_key_of_its_own(

@@ -18,7 +18,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.engines.port import Job, JobState
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import StoreError, TryAgainError, UsageError
-from diloco_cli.runtime.registry import log_path
+from diloco_cli.runtime.registry import log_path, supervisor_lock
 from diloco_cli.runtime.supervisor import Asking, Reason, SupervisionResult
 from diloco_cli.runtime.units import JOB_DRAIN_S
 from tests.cli.bucket import NANO, make_bucket
@@ -73,7 +73,7 @@ def test_how_it_ends(
     monkeypatch.setattr(in_job, "supervise", supervised)
     monkeypatch.setattr(in_job, "queue_again", queue_again)
     with pytest.raises(SystemExit) as ended:
-        unit("iowa", url, [], [])
+        unit("iowa", url, [], [], [])
     assert ended.value.code == status and len(again) == (status == 75)
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_is_cancelled_while_it_drains_before_its_time_is_up_does_not_
     monkeypatch.setattr(in_job, "supervise", supervised)
     monkeypatch.setattr(in_job, "queue_again", lambda: pytest.fail("it is cancelled"))
     with pytest.raises(SystemExit) as ended:
-        unit("iowa", make_bucket(tmp_path / "nano", RUN), [], [])
+        unit("iowa", make_bucket(tmp_path / "nano", RUN), [], [], [])
     assert ended.value.code == 128 + signal.SIGUSR2
 
 
@@ -108,7 +108,7 @@ def test_a_job_that_begins_while_its_store_is_away_waits_for_it(
 
     monkeypatch.setattr(in_job, "open_run", mounted_late)
     with pytest.raises(SystemExit) as ended:
-        unit("iowa", f"file://{tmp_path}/nano", [], [])
+        unit("iowa", f"file://{tmp_path}/nano", [], [], [])
     assert ended.value.code == 0 and len(tries) == 3
     assert capsys.readouterr().err.count("restart in ") == 2
 
@@ -126,7 +126,7 @@ def test_a_job_whose_time_is_up_before_its_store_answers_comes_back(
     monkeypatch.setattr(in_job, "open_run", away)
     monkeypatch.setattr(in_job, "queue_again", lambda: again.append("now"))
     with pytest.raises(SystemExit) as ended:
-        unit("iowa", "s3://bkt/nano", [], [])
+        unit("iowa", "s3://bkt/nano", [], [], [])
     assert ended.value.code == 75 and again == ["now"]
 
 
@@ -157,7 +157,7 @@ def test_who_serves_the_run_hastens_its_jobs(
     monkeypatch.setattr(in_job, "Asking", NotedAsking)
     monkeypatch.setattr(in_job, "supervise", supervised)
     with pytest.raises(SystemExit):
-        unit(name, make_bucket(tmp_path / "nano", run), [], [])
+        unit(name, make_bucket(tmp_path / "nano", run), [], [], [])
     assert waits == [in_job.HASTENS_EVERY_S * every] * bool(every)
 
 
@@ -171,10 +171,34 @@ def test_a_notice_counts_though_it_was_ignored_before() -> None:
         signal.signal(signal.SIGUSR2, before)
 
 
+@pytest.mark.parametrize("name", ["iowa", "i*"])
+def test_what_acts_beside_it_has_the_notes_of_its_supervisor_on_this_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Folders of supervisors that were killed lie there, too."""
+
+    def begun(path: str, words: tuple[str, ...]) -> None:
+        raise SystemExit(" ".join(words[-2:]) + f" with {Path(environment_value('XDG_STATE_HOME') or '').name}")
+
+    monkeypatch.delenv("DILOCO_HOME", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", "none")
+    monkeypatch.setattr(in_job, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(os, "execv", begun)
+    for folder in ("diloco-iowa-dead", "diloco-iowa-living", "diloco-iowa-late", "diloco-ohio-other"):
+        (tmp_path / folder).mkdir()
+    with pytest.MonkeyPatch.context() as there:
+        there.setenv("XDG_STATE_HOME", str(tmp_path / "diloco-iowa-living"))
+        url = make_bucket(tmp_path / "nano", RUN)
+        with supervisor_lock(url), pytest.raises(SystemExit) as ended:
+            there.setenv("XDG_STATE_HOME", "none")
+            unit(name, url, [], [], ["chaos", "kill"])
+    assert str(ended.value) == f"chaos kill with {'diloco-iowa-living' if name == 'iowa' else 'none'}"
+
+
 def test_a_run_has_certain_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
     with pytest.raises(UsageError, match=r"no unit 'mars'; it has: iowa, rhine, syncer-0, syncer-1, syncer$"):
-        unit("mars", make_bucket(tmp_path / "nano", RUN), [], [])
+        unit("mars", make_bucket(tmp_path / "nano", RUN), [], [], [])
 
 
 def test_once_the_run_is_over_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +207,7 @@ def test_once_the_run_is_over_nothing_is_started(tmp_path: Path, monkeypatch: py
     url = make_bucket(tmp_path / "nano", RUN)
     for phase in ("FINISHED", "STOPPED"):
         monkeypatch.setattr(in_job, "head_of", lambda opened, phase=phase: replace(in_job_state(), phase=phase))
-        assert unit("iowa", url, [], []) is None
+        assert unit("iowa", url, [], [], []) is None
 
 
 def in_job_state() -> Any:

@@ -37,7 +37,7 @@ JobAcctGatherType=jobacct_gather/none
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait=10
@@ -45,8 +45,8 @@ JobRequeue=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_min_interval=100000,bf_interval=1
-NodeName=us0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8
-NodeName=eu0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8
+NodeName=us0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 RealMemory=64000
+NodeName=eu0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 RealMemory=64000
 PartitionName=us Nodes=us0 Default=YES PriorityTier=1 GraceTime=10
 PartitionName=eu Nodes=eu0 PriorityTier=1 GraceTime=10
 PartitionName=wide Nodes=us0,eu0 PriorityTier=1 GraceTime=10

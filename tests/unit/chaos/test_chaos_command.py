@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from diloco_cli.cli import chaos as command
+from diloco_cli.cli import jobs
 from diloco_cli.cli.main import add_command
+from diloco_cli.engines import sites
+from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import NotFoundError, RefusedError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.events.event import KINDS
@@ -85,3 +90,46 @@ def test_logs_name_their_units_if_there_are_several(invoke):
         log_path(URL, unit).write_text(f"one\n\x1b[31m{unit}\n")
     assert invoke("logs", "--lines", "1") == "iowa   | \\x1b[31miowa\nsyncer | \\x1b[31msyncer\n"
     assert invoke("logs", "syncer") == "one\n\\x1b[31msyncer\n"
+
+
+def test_a_unit_that_is_a_job_is_broken_in_its_job(invoke, monkeypatch):
+    asked, unit = [], SimpleNamespace(url=URL, infra="slurm/us")
+    job = Job("iowa", "slurm", "7", JobState.RUNNING, node="us0")
+
+    def beside(unit, job, words, within_s):
+        asked.append((*words, within_s - command.ANSWERS_WITHIN_S))
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return "in the job\n"
+
+    monkeypatch.setattr(command, "open_known_run", lambda known: None)
+    monkeypatch.setattr(jobs, "job_of", lambda opened, name: (unit, job) if name == "iowa" else None)
+    monkeypatch.setattr(jobs, "run_beside", beside)
+    assert invoke("chaos", "kill", "iowa", "--hold", "-n") == "in the job\n"
+    invoke("chaos", "revive", "iowa", "--json")
+    invoke("chaos", "pause", "iowa")
+    invoke("chaos", "pause", "iowa", "--for", "30 s", error=SystemExit)
+    run = f"--run={URL}"
+    assert asked == [
+        ("chaos", "kill", "iowa", run, "--hold", "--dry-run", 0.0),
+        ("chaos", "revive", "iowa", run, "--json", 0.0),
+        ("chaos", "pause", "iowa", run, 0.0),
+        ("chaos", "pause", "iowa", run, "--for=30 s", 30.0),
+        ("chaos", "revive", "iowa", run, 30.0),
+    ], "a pause that is cut short is healed"
+
+
+def test_a_job_is_taken_away_by_its_engine(invoke, monkeypatch):
+    taken, told = [], []
+    job = Job("iowa", "slurm", "7", JobState.RUNNING)
+    found = {"iowa": (SimpleNamespace(infra="slurm/us"), job)}
+    monkeypatch.setattr(command, "open_known_run", lambda known: None)
+    monkeypatch.setattr(command, "tell_event", lambda *words: told.append(words[:4]))
+    monkeypatch.setattr(jobs, "job_of", lambda opened, name: found.get(name))
+    monkeypatch.setattr(sites, "engine_of", lambda infra: SimpleNamespace(preempt=taken.append))
+    assert "would: slurm takes job 7 away" in invoke("chaos", "preempt", "iowa", "-n") and not taken
+    invoke("chaos", "preempt", "iowa")
+    assert taken == [job]
+    assert told == [(URL, "chaos", "iowa", "on purpose: slurm takes job 7 away, and queues it again")]
+    invoke("chaos", "preempt", "rhine", error=RefusedError)
+    invoke("chaos", "preempt", "supervisor", error=RefusedError)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.codec import replace
+from diloco_cli.engines import slurm
 from diloco_cli.engines.port import JobSpec, JobState, job_names
-from diloco_cli.engines.slurm import STATES, WAITS_FOR_STEP, read_queue, render, step
+from diloco_cli.engines.slurm import STATES, WAITS_FOR_STEP, Slurm, read_queue, render, step
 from diloco_cli.errors import UsageError
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,10 +28,20 @@ IOWA = JobSpec(
     nodes=2,
     cores=8,
     gpus=8,
+    memory_gb=96,
     key=Path("/shared/my run/nano-jobs/iowa.key"),
 )
 SYNCER = replace(
-    IOWA, unit="syncer-0", infra="slurm/cpu", folder=Path("/s"), log=Path("/s/l"), nodes=1, cores=2, gpus=0, key=None
+    IOWA,
+    unit="syncer-0",
+    infra="slurm/cpu",
+    folder=Path("/s"),
+    log=Path("/s/l"),
+    nodes=1,
+    cores=2,
+    gpus=0,
+    memory_gb=0,
+    key=None,
 )
 
 
@@ -59,6 +70,17 @@ def test_nothing_that_a_bucket_says_becomes_a_line_of_a_script(harm: dict[str, o
 def test_a_shell_takes_every_word_as_it_is() -> None:
     script = render(replace(SYNCER, command=("true", "$(rm -rf ~)", "a'b")), "/opt/slurm's/bin")
     assert script.endswith("""exec true '$(rm -rf ~)' 'a'"'"'b'\n""") and """PATH='/opt/slurm'"'"'s/bin':""" in script
+
+
+@pytest.mark.parametrize(("said", "asks"), [("1\n", False), ("1000+\n", True), ("1\n515000\n", True), ("", False)])
+def test_memory_is_asked_for_where_slurm_knows_of_it(monkeypatch: pytest.MonkeyPatch, said: str, asks: bool) -> None:
+    """Where nodes have told none, it refuses every job that asks for some."""
+    monkeypatch.setattr(slurm, "run_tool", lambda words, **others: said)
+    monkeypatch.setattr(slurm, "tool_directory", lambda name: Path("/opt/slurm/bin"))
+    slurm.counts_memory.cache_clear()
+    assert ("#SBATCH --mem=96G" in Slurm().render(IOWA)) is asks
+    assert not any(name.startswith("mem") for name in slurm.options_of(IOWA)), "SBATCH_MEM_PER_NODE counts more"
+    slurm.counts_memory.cache_clear()
 
 
 def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa", node: str = "n1") -> str:
