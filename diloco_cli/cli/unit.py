@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from types import FrameType
-from typing import NoReturn, TypeVar
+from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
@@ -21,6 +21,7 @@ from diloco_cli.cli.arguments import AllowCode, AllowStore, OpenRun, head_of, na
 from diloco_cli.cli.jobs import asked, hasten
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
+from diloco_cli.engines.port import AGAIN_STATUS
 from diloco_cli.engines.slurm import queue_again, step
 from diloco_cli.environment import environment_value, set_environment
 from diloco_cli.errors import DilocoError, UsageError
@@ -38,7 +39,6 @@ from diloco_cli.runtime.units import (
     units_of,
 )
 
-AGAIN_STATUS = 75
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
 HEARS_EVERY_S = 0.2
 HASTENS_EVERY_S = 15.0
@@ -68,6 +68,11 @@ def unit(
     allow_code: list[str] = AllowCode,
     allow_store: list[str] = AllowStore,
     beside: list[str] = typer.Argument(None, metavar="[-- COMMAND...]", help="For one that is alive: act beside it."),
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Where the nodes of its island meet, each of which runs this command."),
+    ] = None,
+    node_rank: Annotated[int, typer.Option(min=0, help="Which of them this is.")] = 0,
 ) -> None:
     """Keep one unit of a run alive inside a job, until the run is over or the job has to leave."""
     if beside:
@@ -88,7 +93,7 @@ def unit(
                 return
             if in_job:
                 _log_to_stdout(opened.url, name)
-            outcome = _keep_alive(opened, _in_job(opened, chosen), here, heard)
+            outcome = _keep_alive(opened, _in_job(opened, chosen, rendezvous, node_rank), here, heard)
         status = outcome.exit_status
         if outcome.reason == "interrupted":  # the run was over before the signal came
             status = 0
@@ -189,11 +194,13 @@ def _chosen(opened: OpenRun, name: str) -> RunUnit:
     return units[name]
 
 
-def _in_job(opened: OpenRun, chosen: RunUnit) -> UnitSpec:
+def _in_job(opened: OpenRun, chosen: RunUnit, rendezvous: str | None, node_rank: int) -> UnitSpec:
     """The unit as it runs in a job: it dies with this process, or it would live on where an engine ends nothing but
     what it has started itself. Other nodes have none of this one's notes, nor its consent."""
     spec, run = chosen.spec, opened.format
-    if chosen.island is None or chosen.island.nodes == 1:
+    if rendezvous is not None:
+        spec = replace(spec, command=(*spec.command, f"--rendezvous={rendezvous}", f"--node-rank={node_rank}"))
+    if rendezvous is not None or chosen.island is None or chosen.island.nodes == 1:
         return replace(spec, environment={**spec.environment, PARENT_VARIABLE: str(os.getpid())})
     words = (*spec.command, *consent_words(run, chosen.url, stores=run.settings.syncer.on_learners))
     return replace(spec, command=step(words, chosen.island.nodes, os.uname().nodename))

@@ -21,6 +21,8 @@ from typing import Protocol
 
 from diloco_cli.digests import digest, short_digest
 
+AGAIN_STATUS = 75
+
 
 class JobState(StrEnum):
     QUEUED = "QUEUED"

@@ -236,7 +236,7 @@ class _Family:
 
 def interface_to(host: str) -> str:
     """This machine's network interface on the way to the host: ranks listen for each other on it alone. Raises
-    UsageError if there is none."""
+    UsageError if there is none, TryAgainError if nobody knows the host: a cluster names its pods as they start."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as found:
@@ -244,7 +244,8 @@ def interface_to(host: str) -> str:
             own = found.getsockname()[0]
     except OSError as error:
         hint = "--rendezvous HOST:PORT, a private address of the node with --node-rank 0"
-        raise UsageError(f"no way to {host}: {error.strerror or error}", where="--rendezvous", hint=hint) from error
+        kind = TryAgainError if isinstance(error, socket.gaierror) else UsageError
+        raise kind(f"no way to {host}: {error.strerror or error}", where="--rendezvous", hint=hint) from error
     import psutil
 
     addresses = psutil.net_if_addrs().items()

@@ -93,6 +93,21 @@ def test_a_job_that_is_cancelled_while_it_drains_before_its_time_is_up_does_not_
     assert ended.value.code == 128 + signal.SIGUSR2
 
 
+def test_where_each_node_is_a_job_of_its_own_it_is_told_where_they_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def supervised(at: str, units: list[Any], **others: Any) -> SupervisionResult:
+        assert units[0].command[-2:] == ("--rendezvous=iowa-0:29400", "--node-rank=1")
+        return SupervisionResult("finished", None)
+
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(in_job, "supervise", supervised)
+    run = replace(RUN, islands=(replace(RUN.islands[0], nodes=2, ranks=2), RUN.islands[1]))
+    with pytest.raises(SystemExit) as ended:
+        unit("iowa", make_bucket(tmp_path / "nano", run), [], [], [], rendezvous="iowa-0:29400", node_rank=1)
+    assert ended.value.code == 0
+
+
 def test_a_job_that_begins_while_its_store_is_away_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

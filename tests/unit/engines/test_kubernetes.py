@@ -1,0 +1,212 @@
+"""Jobs byte by byte, what kubectl's lists mean, and that Kubernetes' own schemas allow what is handed over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from diloco_cli.config.codec import replace
+from diloco_cli.engines.kubernetes import RETRIED, Kubernetes, documents, job_name, merged, read_jobs
+from diloco_cli.engines.port import JobSpec
+from diloco_cli.errors import UsageError
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN = "gs://b/runs/nano"
+IOWA = JobSpec(
+    run=RUN,
+    run_name="nano",
+    unit="iowa",
+    infra="kubernetes/gke",
+    command=("diloco", "unit", "iowa", f"--run={RUN}"),
+    folder=Path("/here"),
+    log=Path("/here/nano-jobs/iowa.log"),
+    nodes=2,
+    cores=8,
+    gpus=8,
+    key=Path("/here/nano-jobs/iowa.key"),
+)
+SYNCER = replace(IOWA, unit="syncer-0", nodes=1, cores=2, gpus=0, key=None)
+OPTIONS = {
+    "namespace": "ml",
+    "queue": "spot",
+    "pod": {"serviceAccountName": "diloco", "nodeSelector": {"pool": "h100"}},
+    "container": {"resources": {"requests": {"memory": "64Gi"}, "limits": {"memory": "64Gi"}}},
+}
+GKE = Kubernetes("kubernetes/gke", "gke", "ghcr.io/me/diloco:1")
+BOTH = [(IOWA, replace(GKE, options=OPTIONS)), (SYNCER, GKE)]
+
+
+@pytest.mark.parametrize(("spec", "engine"), BOTH, ids=["iowa", "syncer-0"])
+def test_a_job_is_the_same_bytes_each_time(spec: JobSpec, engine: Kubernetes) -> None:
+    """After a change of `documents`: look at the new text, and write it there."""
+    assert engine.render(spec) == (GOLDEN / f"{spec.unit}.yaml").read_text()
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.33", "1.37"])
+@pytest.mark.parametrize(("spec", "engine"), BOTH, ids=["iowa", "syncer-0"])
+def test_kubernetes_itself_allows_it(spec: JobSpec, engine: Kubernetes, version: str) -> None:
+    checker = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for document in yaml.safe_load_all(engine.render(spec)):
+        checker.validate(document, version, strict=True)
+
+
+def test_a_name_is_a_hosts_name_whatever_the_run_and_the_unit_are_called() -> None:
+    long = [replace(IOWA, run_name="r" * 63, unit=unit) for unit in ("u" * 63, "u" * 62 + "v")]
+    names = {job_name(spec) for spec in [*long, replace(IOWA, run="gs://other/nano"), IOWA]}
+    assert len(names) == 4 and max(map(len, names)) + len("-99999") <= 63
+
+
+def test_what_a_bucket_says_is_no_variable_of_the_pod() -> None:
+    (job,) = documents(replace(SYNCER, command=("diloco", "unit", "$(SECRET)")), "i", {})
+    assert job["spec"]["template"]["spec"]["containers"][0]["command"][2] == "$$(SECRET)"
+
+
+def test_a_site_adds_replaces_and_removes() -> None:
+    ours = {"a": {"b": 1, "c": 2}, "d": [1], "e": 5}
+    assert merged(ours, {"a": {"b": None, "f": {"g": 3}}, "d": [2], "e": 6}) == {
+        "a": {"c": 2, "f": {"g": 3}}, "d": [1, 2], "e": 6,
+    }  # fmt: skip
+    assert ours == {"a": {"b": 1, "c": 2}, "d": [1], "e": 5}
+
+
+@pytest.mark.parametrize(
+    ("engine", "spec", "said"),
+    [
+        (replace(GKE, image=""), IOWA, "kubernetes/gke has no image for its pods"),
+        (
+            replace(GKE, options={"quue": "x"}),
+            IOWA,
+            r"'quue' is none of namespace \(str\), queue \(str\), pod \(dict\)",
+        ),
+        (replace(GKE, options={"pod": "x"}), IOWA, "'pod' is none of"),
+        (GKE, replace(IOWA, run="file:///here/nano"), "pods do not see the folder /here/nano"),
+        (GKE, replace(IOWA, command=("diloco", "--run=file:///there")), "pods do not see the folder /there"),
+    ],
+)
+def test_what_no_pod_could_run_is_refused(engine: Kubernetes, spec: JobSpec, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        engine.render(spec)
+
+
+def test_a_folder_that_is_mounted_there_is_seen() -> None:
+    mounts = {"container": {"volumeMounts": [{"name": "nfs", "mountPath": "/here"}]}}
+    assert "nfs" in replace(GKE, options=mounts).render(replace(SYNCER, run="file:///here/nano"))
+
+
+def test_a_crash_comes_back_and_what_would_end_alike_does_not() -> None:
+    assert {75, 137, 139, 143} < set(RETRIED) and not {0, 1, 2, 9, 12, 127} & set(RETRIED)
+
+
+def job(*conditions: dict[str, Any], unit: str = "iowa", **spec: Any) -> dict[str, Any]:
+    made, *_ = documents(replace(SYNCER, unit=unit), "i", {})
+    held = [{"status": "True", **one} for one in conditions]
+    return {**made, "spec": {**made["spec"], **spec}, "status": {"conditions": held}}
+
+
+def pod(phase: str, number: int = 0, unit: str = "iowa", index: int = 0, **status: Any) -> dict[str, Any]:
+    """`state`: of its container; `conditions`: of the pod; `leaves`: it is told to end."""
+    state, leaves = status.pop("state", None), status.pop("leaves", False)
+    if state is not None:
+        status["containerStatuses"] = [{"name": "sidecar", "state": {}}, {"name": "unit", "state": state}]
+    meta = {
+        "name": f"p{number}",
+        "labels": {"batch.kubernetes.io/job-name": job_name(replace(SYNCER, unit=unit))},
+        "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
+        "creationTimestamp": f"2026-11-29T00:00:{number:02}Z",
+        **({"deletionTimestamp": "2026-11-29T00:01:00Z"} if leaves else {}),
+    }
+    spec = {"nodeName": f"n{number}"} if phase == "Running" else {}
+    return {"kind": "Pod", "metadata": meta, "spec": spec, "status": {"phase": phase, **status}}
+
+
+def waits(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(code: int, reason: str = "Error") -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "reason": reason}}
+
+
+UNSCHEDULED = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available",
+}
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+OOM = pod("Failed", state=ended(137, "OOMKilled"))
+FAILED = {"type": "Failed", "reason": "PodFailurePolicy", "message": "Container unit failed"}
+
+
+@pytest.mark.parametrize(
+    ("own", "pods", "state", "why"),
+    [
+        (job(), [], "QUEUED", "it has no pod yet"),
+        (job(), [pod("Pending", conditions=[UNSCHEDULED])], "QUEUED", "Unschedulable: 0/3 nodes are available"),
+        (job(), [pod("Pending", state=waits("ContainerCreating"))], "STARTING", "ContainerCreating"),
+        (job(), [pod("Pending")], "STARTING", ""),
+        (
+            job(),
+            [pod("Pending", state=waits("ImagePullBackOff", "Back-off pulling image"))],
+            "HELD",
+            "ImagePullBackOff: the image is not there, or not for this cluster: Back-off pulling image",
+        ),
+        (
+            job(),
+            [pod("Pending", state=waits("CreateContainerConfigError", 'secret "x" not found'))],
+            "HELD",
+            'CreateContainerConfigError: it waits for what is named here: secret "x" not found',
+        ),
+        (job(), [pod("Running")], "RUNNING", ""),
+        (job(), [OOM, pod("Running", 1)], "RUNNING", "again, after: OOMKilled, exit code 137"),
+        (job(), [OOM], "QUEUED", "OOMKilled, exit code 137; another pod follows"),
+        (
+            job(),
+            [pod("Failed", reason="Evicted", message="The node was low on resource: memory.")],
+            "QUEUED",
+            "Evicted, The node was low on resource: memory.; another pod follows",
+        ),
+        (job(), [pod("Running", leaves=True, conditions=[EVICTED])], "LEAVING", "EvictionByEvictionAPI"),
+        (job(), [pod("Succeeded", state=ended(0, "Completed"))], "LEAVING", ""),
+        (job({"type": "Complete"}), [], "ENDED", ""),
+        (job({"type": "SuccessCriteriaMet"}), [pod("Running")], "LEAVING", ""),
+        (job(FAILED), [pod("Failed", state=ended(12))], "FAILED", "PodFailurePolicy: exit code 12"),
+        (job(FAILED), [], "FAILED", "PodFailurePolicy: Container unit failed"),
+        (job(suspend=True), [], "HELD", 'Suspended: kubectl patch job NAME -p \'{"spec": {"suspend": false}}\''),
+        (job(completions=2), [pod("Running")], "QUEUED", "it has no pod yet"),
+        (job(completions=2), [pod("Running"), pod("Running", 1, index=1)], "RUNNING", ""),
+        (
+            job(completions=2),
+            [pod("Running"), pod("Pending", 1, index=1, state=waits("ErrImagePull", "no"))],
+            "HELD",
+            "ErrImagePull: the image is not there, or not for this cluster: no",
+        ),
+    ],
+)
+def test_what_a_job_and_its_pods_mean(own: Any, pods: list[Any], state: str, why: str) -> None:
+    text = json.dumps({"kind": "List", "items": [*reversed(pods), own]})
+    (found,) = read_jobs(text, RUN, "kubernetes/gke")
+    assert (found.unit, found.id, found.state, found.why) == ("iowa", job_name(replace(IOWA)), state, why)
+    running = sorted(one["metadata"]["name"].replace("p", "n") for one in pods if one["status"]["phase"] == "Running")
+    assert found.node == ("" if state in ("ENDED", "FAILED") else ",".join(running))
+
+
+def test_a_job_of_a_queue_waits_there() -> None:
+    own = job(suspend=True)
+    own["metadata"]["labels"] = {**own["metadata"]["labels"], "kueue.x-k8s.io/queue-name": "spot"}
+    (found,) = read_jobs(json.dumps({"items": [own]}), RUN, "kubernetes/gke")
+    assert (found.state, found.why) == ("QUEUED", "Suspended: it waits in queue spot")
+
+
+def test_each_job_has_its_own_pods_and_other_runs_have_theirs() -> None:
+    foreign = job(unit="ohio")
+    foreign["metadata"]["annotations"] = {"diloco/run-url": "gs://other/runs/nano"}
+    items = [job(), job(unit="rhine"), foreign, pod("Running", unit="rhine"), OOM]
+    found = read_jobs(json.dumps({"items": items}), RUN, "kubernetes/gke")
+    assert [(one.unit, one.state) for one in found] == [("iowa", "QUEUED"), ("rhine", "RUNNING")]
+    said = read_jobs(json.dumps({"items": [job()]}), RUN, "k", {job_name(IOWA): "FailedCreate: exceeded quota\x1b[1m"})
+    assert said[0].why == "FailedCreate: exceeded quota\\x1b[1m"
