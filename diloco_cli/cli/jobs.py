@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.engines.files import edited
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState
 from diloco_cli.engines.sites import engine_of
 from diloco_cli.environment import environment_with
@@ -178,21 +179,26 @@ def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit]) ->
     return EngineWords([] if stands else known.jobs, known.silent)
 
 
-def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | None, before: EngineWords) -> list[Job]:
-    """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind."""
-    from diloco_cli.report.numbers import read_launch_plan
-
+def submit_missing(
+    opened: OpenRun,
+    planned: Sequence[RunUnit],
+    folder: Path | None,
+    before: EngineWords,
+    files: Path | None = None,
+) -> list[Job]:
+    """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind. `files`:
+    where their edited texts lie."""
     run, known = opened.format, {job.unit: job for job in before.jobs}
     reached = [unit for unit in planned if engine_of(unit.infra).name not in before.silent]
     if left := [unit.name for unit in planned if unit not in reached]:
         talk(f"{before.trouble}; left alone: {', '.join(left)}; once it answers: diloco resume {opened.word}")
     missing = [unit for unit in reached if unit.name not in known or not known[unit.name].lives]
-    folder = (folder or _submitted_from(opened, planned) or Path(this_folder())).absolute()
     own = [] if opened.url.startswith("file:") else sorted(filter(SHELLS_OWN.fullmatch, environment_with()))
     if missing and own:
         talk(f"warning: jobs do not get {', '.join(own)} of this shell: what they need has to stand in files")
-    plan = read_launch_plan(opened.store) if missing else None
-    specs = {unit.name: job_spec(run, run.home_of(opened.url), unit, folder, plan) for unit in missing}
+    specs = specs_of(opened, missing, folder or _submitted_from(opened, planned) or Path(this_folder()))
+    if files is not None:
+        specs = {name: edited(files, spec, run.plan) for name, spec in specs.items()}
     check_jobs(specs.values())
     done: list[Job] = []
     try:
@@ -207,6 +213,15 @@ def submit_missing(opened: OpenRun, planned: Sequence[RunUnit], folder: Path | N
         talk(f"submitted {len(done)} jobs; their logs: {specs[done[0].unit].log.parent}, or diloco logs")
         known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(missing)).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
+
+
+def specs_of(opened: OpenRun, units: Sequence[RunUnit], folder: Path) -> dict[str, JobSpec]:
+    """By unit. `folder`: from which they are submitted."""
+    from diloco_cli.report.numbers import read_launch_plan
+
+    run, plan = opened.format, read_launch_plan(opened.store) if units else None
+    home = run.home_of(opened.url)
+    return {unit.name: job_spec(run, home, unit, folder.absolute(), plan) for unit in units}
 
 
 def _take_back(opened: OpenRun, done: list[Job], units: Collection[str], names: list[str]) -> None:
@@ -266,7 +281,7 @@ def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool
 
 def check_jobs(specs: Iterable[JobSpec]) -> None:
     """Each shape once. Raises UsageError for jobs that the engine would refuse, or never start."""
-    shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus, spec.memory_gb): spec for spec in specs}
+    shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus, spec.memory_gb, spec.text): spec for spec in specs}
     for spec in shapes.values():
         engine_of(spec.infra).check(spec)
 

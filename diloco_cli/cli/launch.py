@@ -38,6 +38,15 @@ if TYPE_CHECKING:
     from diloco_cli.tasks.weights import Values
 
 
+CreateOption = typer.Option(
+    False,
+    "--create-only",
+    help="Create the run and its first commit; start nothing: no syncer needs the model's code.",
+)
+EmitOption = typer.Option(
+    None, "--emit", metavar="DIR", help="Create the run, and write its jobs there, to be edited; submit none."
+)
+FilesOption = typer.Option(None, "--from", metavar="DIR", help="Submit jobs as they are written there.")
 ANSWERS_WITHIN_S = 20.0
 """A store that takes longer for a run's format and a few races is no store to begin with."""
 
@@ -49,12 +58,10 @@ def launch(
     region: str | None = RegionOption,
     syncer: str | None = SyncerOption,
     detach: bool = DetachOption,
-    create_only: bool = typer.Option(
-        False,
-        "--create-only",
-        help="Create the run and its first commit; start nothing: no syncer needs the model's code.",
-    ),
+    create_only: bool = CreateOption,
     dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Say what would start; change nothing."),
+    emit: Path | None = EmitOption,
+    files: Path | None = FilesOption,
     overrides: list[str] = typer.Option([], "--set", metavar="A.B=VALUE", help="Override a key of the run file."),
     on_event: str | None = OnEvent,
     webhook: str | None = Webhook,
@@ -64,6 +71,8 @@ def launch(
     restart what dies. Ctrl-C stops the run if all of it is here; else it ends what runs here, and the run goes on."""
     if file is None and not RUN_FILE.is_file():
         raise UsageError("this folder has no run.yaml", hint="diloco init writes one; or name a run file")
+    if sum((dry_run, create_only, emit is not None, files is not None)) > 1:
+        raise UsageError("-n, --create-only, --emit and --from are four ways", hint="use one of them")
     file = file or RUN_FILE
     syncer_here = is_here(syncer)
     from diloco_cli.cli.preflight import Preflight
@@ -71,6 +80,7 @@ def launch(
     found = _resolved(file, overrides)
     plan = found.plan
     checks = Preflight(plan, file.parent, region, not create_only, on_event, webhook, syncer_here=syncer_here)
+    checks = replace(checks, submits=emit is None and files is None)
     if dry_run:
         checks.pass_or_raise(talk)
         _say_plan(found, region, as_json, file.parent, syncer_here)
@@ -96,7 +106,24 @@ def launch(
     if create_only:
         _say_created(opened, is_new, as_json)
         return
-    sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks, syncer_here))
+    if emit is not None:
+        _emit(opened, region, syncer_here, folder, emit)
+        return
+    sys.exit(go_on(opened, region, detach, as_json, "launch", named, hooks, syncer_here, files))
+
+
+def _emit(opened: OpenRun, region: str | None, syncer_here: bool, folder: Path, to: Path) -> None:
+    from diloco_cli.cli.jobs import specs_of
+    from diloco_cli.engines.files import write_job_files
+    from diloco_cli.runtime.units import units_of
+
+    units = units_of(opened.format, opened.url, region, syncer_here)
+    specs = specs_of(opened, [unit for unit in units if unit.is_submitted], folder)
+    if not specs:
+        raise UsageError(f"run {opened.name} has no jobs", hint="an island with infra: slurm/PARTITION is one")
+    for path in write_job_files(to, specs.values(), opened.format.plan):
+        print(path)
+    talk(f"run {opened.name} is created; once these are edited: diloco launch --from {to}, with the words of this one")
 
 
 def _resolved(file: Path, overrides: list[str]) -> Resolved:

@@ -51,9 +51,10 @@ class Tried:
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is to be launched. `folder`: of its run file. `starts`: whether its units are to start here.
-    `prepare`: makes its data ready, which takes time and space; None: that is not wanted. `loads`: whether code is
-    loaded that planning does without. `tried`: holds what the first step finds, if it was made."""
+    """What is to be launched. `folder`: of its run file. `starts`: whether its units are to start here; `submits`:
+    whether its jobs are submitted as they are planned. `prepare`: makes its data ready, which takes time and space;
+    None: that is not wanted. `loads`: whether code is loaded that planning does without. `tried`: holds what the first
+    step finds, if it was made."""
 
     plan: Plan
     folder: Path
@@ -65,6 +66,7 @@ class Preflight:
     loads: bool = True
     tried: list[Tried] = field(default_factory=list)
     syncer_here: bool = False
+    submits: bool = True
 
     @property
     def here(self) -> list[IslandSettings]:
@@ -160,7 +162,7 @@ def _devices(it: Preflight) -> None:
 
 def _jobs(it: Preflight) -> None:
     """Whether the cluster would take them, before anything is created."""
-    if it.starts and any(is_submitted(island.infra) for island in it.plan.inventory.islands):
+    if it.starts and it.submits and any(is_submitted(island.infra) for island in it.plan.inventory.islands):
         from diloco_cli.cli.jobs import check_jobs, planned_jobs
 
         check_jobs(planned_jobs(it.plan, it.region, it.folder, it.syncer_here))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from diloco_cli.chaos.actions import read_entries
@@ -160,10 +161,11 @@ def go_on(
     here: NamedHere,
     hooks: Hooks = Hooks(),
     syncer_here: bool = False,
+    files: Path | None = None,
 ) -> int:
     """Start (or adopt) what runs here, submit what has no job, and watch, or leave that to a background process.
     `here`: what this machine consents to; it is remembered for its units. `hooks`: what to call when the run stalls,
-    fails or finishes."""
+    fails or finishes. `files`: where edited texts of its jobs lie."""
     state = head_of(opened)
     if state.phase == "FINISHED":
         talk(f"run {opened.name} is FINISHED; start another: diloco launch RUN.yaml --set name={opened.name}-2")
@@ -185,7 +187,7 @@ def go_on(
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     units = _beside_others(opened, state, units)
-    jobs = [] if before is None else submit_missing(opened, planned, here.folder, before)
+    jobs = [] if before is None else submit_missing(opened, planned, here.folder, before, files)
     for line in job_lines(jobs):
         talk(line)
     if not units:

@@ -13,6 +13,7 @@ command ends:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,7 +61,7 @@ class JobSpec:
     """A unit as a job. `run`: the run's URL at home, by which its jobs are found; `infra`: the engine, and where in it;
     `folder`: the working directory; `cores`, `gpus`, `memory_gb` (0: not known): of each of its `nodes`; `key`: the
     file of its signing key. An engine whose jobs do not see this machine's files (`sees_files`) has a folder, a log and
-    a key of its own."""
+    a key of its own. `text`: to submit instead of what would be rendered."""
 
     run: str
     run_name: str
@@ -74,6 +75,7 @@ class JobSpec:
     gpus: int = 0
     memory_gb: int = 0
     key: Path | None = None
+    text: str | None = None
 
     @property
     def place(self) -> str:
@@ -99,6 +101,11 @@ class Engine(Protocol):
     @property
     def sees_files(self) -> bool:
         """Whether its jobs see this machine's files: its Python, the folder from which they are submitted."""
+        ...
+
+    @property
+    def may_change(self) -> re.Pattern[str]:
+        """How lines of what it renders begin that a person may change, or take out."""
         ...
 
     def render(self, spec: JobSpec) -> str:

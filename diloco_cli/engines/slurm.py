@@ -34,6 +34,7 @@ trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 while wait "$step"; status=$?; kill -0 "$step" 2> /dev/null; do :; done
 exit "$status"
 """
+CHANGEABLE = ("partition", "cpus-per-task", "gpus-per-node", "mem")  # by who edits a script
 COLUMNS = "%i|%j|%T|%r|%N|%U|%k"
 STATES = {
     "PENDING": JobState.QUEUED,
@@ -175,6 +176,7 @@ def counts_memory(place: str) -> bool:
 class Slurm:
     name = "slurm"
     sees_files = True
+    may_change = re.compile(rf"#SBATCH --({'|'.join(CHANGEABLE)})=")
 
     def render(self, spec: JobSpec) -> str:
         tools = str(tool_directory("sbatch"))
@@ -197,9 +199,15 @@ class Slurm:
 
     def _sbatch(self, spec: JobSpec, option: str) -> str:
         try:
-            script = self.render(spec)
-            given = (f"--{name}" + (f"={value}" if value else "") for name, value in options_of(spec).items())
-            return run_tool(("sbatch", option, *given), script, within_s=SUBMITS_WITHIN_S, refusal=UsageError)
+            options = options_of(spec).items()
+            kept = [(name, value) for name, value in options if spec.text is None or name not in CHANGEABLE]
+            given = (f"--{name}" + (f"={value}" if value else "") for name, value in kept)
+            return run_tool(
+                ("sbatch", option, *given),
+                spec.text or self.render(spec),
+                within_s=SUBMITS_WITHIN_S,
+                refusal=UsageError,
+            )
         except UsageError as error:
             error.where = error.where or f"{spec.unit} (slurm/{spec.place})"
             error.hint = error.hint or "what the cluster has: sinfo; what is submitted: diloco launch -n"

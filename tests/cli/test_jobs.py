@@ -22,12 +22,14 @@ from diloco_cli.cli.jobs import (
     job_spec,
     jobs_before,
     run_beside,
+    specs_of,
     submit_missing,
 )
 from diloco_cli.cli.operators import stop
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings
 from diloco_cli.engines import sites, slurm
+from diloco_cli.engines.files import write_job_files
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, job_names
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from diloco_cli.observe.screen import job_lines
@@ -51,6 +53,7 @@ class PlayedSlurm:
 
     def __init__(self) -> None:
         self.queue: dict[str, list[str]] = {}
+        self.texts: dict[str, str] = {}
         self.calls: list[tuple[str, ...]] = []
         self.url, self.user = URL, os.getuid()
         self.loses = ""  # the unit whose job it takes without saying so in time
@@ -72,6 +75,7 @@ class PlayedSlurm:
         unit = (re.findall(r"^#SBATCH --job-name=diloco-nano-\w{6}-(\S+)", given, re.M) or [""])[0]
         if self.refuses == (unit, words[1]):
             raise refusal("sbatch: no such thing")
+        self.texts[unit] = given
         self.calls.append((*words, unit) if unit else tuple(words))
         if words[1] == "--parsable":
             self.queue[unit] = ["PENDING", "None"]
@@ -169,6 +173,19 @@ def test_what_a_job_cannot_do_without_is_said_where_no_variable_of_the_user_coun
     submit(tmp_path)
     call = next(call for call in played.calls if call[-1] == "rhine")
     assert {f"--job-name={job_names('nano', URL)}rhine", "--partition=eu", "--requeue", "--export=NIL"} < set(call)
+
+
+def test_edited_texts_are_submitted_and_sbatchs_own_words_leave_what_they_change(
+    played: PlayedSlurm, tmp_path: Path
+) -> None:
+    units = units_of(RUN, URL)
+    write_job_files(tmp_path / "jobs", specs_of(opened(), units, tmp_path).values(), RUN.plan)
+    path = tmp_path / "jobs" / "rhine.slurm"
+    path.write_text(path.read_text().replace("--partition=eu", "--partition=a100"))
+    submit_missing(opened(), units, tmp_path, jobs_before(opened(), RunState(), units), tmp_path / "jobs")
+    assert played.submitted() == NAMES and "--partition=a100" in played.texts["rhine"]
+    call = next(call for call in played.calls if call[-1] == "rhine")
+    assert "--requeue" in call and not [word for word in call if word.startswith("--partition")]
 
 
 def test_what_jobs_do_not_get_of_a_shell_is_said(
