@@ -1,25 +1,40 @@
-"""`diloco events`: what happened in a run, by its processes and by its log; `diloco logs`: what the units of this
-machine printed."""
+"""`diloco events`: what happened in a run, by its processes and by its log; `diloco logs`: what its units
+printed."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import typer
 
-from diloco_cli.cli.arguments import LOOK_S, RunArgument, RunOption, complete_units, find_run, open_run
+from diloco_cli.cli.arguments import (
+    LOOK_S,
+    RunArgument,
+    RunOption,
+    complete_units,
+    find_run,
+    open_known_run,
+    open_run,
+)
+from diloco_cli.cli.output import talk
 from diloco_cli.cli.status import riding_out
-from diloco_cli.clock import sleep_s
+from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.codec import to_plain
-from diloco_cli.errors import INTERRUPTED_STATUS, NotFoundError, suggestion
+from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError, NotFoundError, escaped, suggestion
 from diloco_cli.units import parse_duration, time_text
 
 if TYPE_CHECKING:
     from diloco_cli.events.event import Event
+    from diloco_cli.runtime.registry import KnownRun
 
 FOLLOW_EVERY_S = 2.0
+ANSWERS_WITHIN_S, LOOKS_EVERY_S = 15.0, 0.05
 Seen = set[tuple[str, str, str, str]]
 
 
@@ -90,21 +105,62 @@ def logs(
     lines: int = typer.Option(20, "--lines", min=0, help="How many last lines of each log."),
     follow: bool = typer.Option(False, "-f", "--follow", help="Go on with what is added, until Ctrl-C."),
 ) -> None:
-    """Print the logs that a run's units and their supervisor wrote on this machine, in the order of time."""
+    """Print the logs that a run's units and their supervisor wrote on this machine, and those of its jobs elsewhere, in
+    the order of time."""
     from diloco_cli.runtime.registry import Line, by_time, log_files, noted_at, tail
     from diloco_cli.runtime.registry import follow as follow_logs
 
-    files = log_files(noted_at(find_run(run).url), unit)
-    width = max(map(len, files)) if len(files) > 1 else 0
+    known = find_run(run)
+    with _logs_elsewhere(known, unit, lines, follow) as (there, look):
+        files = there or log_files(noted_at(known.url), unit)
+        if there:
+            with suppress(NotFoundError):
+                files = {**log_files(noted_at(known.url), unit), **there}
+        width = max(map(len, files)) if len(files) > 1 else 0
 
-    def show(line: Line) -> None:
-        print(f"{line.unit:<{width}} | {line.text}" if width else line.text, flush=True)
+        def show(line: Line) -> None:
+            print(f"{line.unit:<{width}} | {line.text}" if width else line.text, flush=True)
 
-    added = follow_logs(files) if follow else iter(())
-    for line in by_time((Line(name, text) for name, path in files.items() for text in tail(path, lines)), {}):
-        show(line)
-    try:
-        for line in added:
+        added = follow_logs(files, look) if follow else iter(())
+        for line in by_time((Line(name, text) for name, path in files.items() for text in tail(path, lines)), {}):
             show(line)
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED_STATUS) from None
+        try:
+            for line in added:
+                show(line)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED_STATUS) from None
+
+
+@contextmanager
+def _logs_elsewhere(
+    known: KnownRun, unit: str | None, lines: int, follow: bool
+) -> Iterator[tuple[dict[str, Path], Callable[[], bool]]]:
+    """Files into which the engines' own commands print the logs of jobs that are not on this machine; and what is to be
+    called now and then: it tells of those that have ended, and says that this is no reason to stop."""
+    from diloco_cli.cli.jobs import log_commands
+    from diloco_cli.engines.tool import start_tool
+
+    with TemporaryDirectory(prefix="diloco-logs-") as folder, ExitStack() as ends:
+        commands, started = dict[str, tuple[str, ...]](), dict[str, subprocess.Popen[bytes]]()
+        try:
+            commands = log_commands(open_known_run(known), unit, lines, follow)
+        except DilocoError as error:
+            talk(f"only logs of this machine: {error}")
+        paths = {name: Path(folder, f"{name}.log") for name in commands}
+        for name, words in commands.items():
+            started[name] = ends.enter_context(start_tool(words, paths[name]))
+            ends.callback(started[name].terminate)
+
+        def look() -> bool:
+            for name in [name for name, process in started.items() if process.poll() is not None]:
+                said = paths[name].with_suffix(".err").read_text(errors="replace").split("\n")
+                status = started.pop(name).returncode
+                if status != 0 or follow:
+                    talk(f"{name}: its log ends here: {escaped('; '.join(filter(None, said[-3:]))) or status}")
+            return False
+
+        until_s = monotonic_s() + ANSWERS_WITHIN_S
+        while started and not follow and monotonic_s() < until_s:
+            look()
+            sleep_s(LOOKS_EVERY_S)
+        yield paths, look

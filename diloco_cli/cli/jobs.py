@@ -153,15 +153,15 @@ def hasten(jobs: Iterable[Job]) -> None:
     _each_engine(jobs, lambda engine, own: engine.hasten(own))
 
 
-def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit]) -> EngineWords:
+def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit], alone: bool = True) -> EngineWords:
     """Before anything of the run is changed: its jobs that go on. While a stop stands there are none: those that have
     seen it, or will, are ended first; what is submitted now follows them, as at most one job of a name runs.
 
-    Raises the error of an engine that does not answer, if none does."""
+    `alone`: nothing else is started. Then it raises the error of an engine that does not answer, if none does."""
     run, names = opened.format, engine_names(planned)
     try:
         known = _ask(opened, names)
-        if len(known.silent) == len(names):
+        if alone and len(known.silent) == len(names):
             raise known.silent[names[0]]
         if others := [job for job in known.jobs if job.lives and job.owner]:
             units, owner = ", ".join(job.unit for job in others), others[0].owner
@@ -210,7 +210,7 @@ def submit_missing(
         raise
     hasten(job for job in known.values() if job.lives)
     if done:
-        talk(f"submitted {len(done)} jobs; their logs: {specs[done[0].unit].log.parent}, or diloco logs")
+        talk(f"submitted {len(done)} jobs; what they print: diloco logs")
         known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(missing)).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
 
@@ -264,6 +264,15 @@ def _key_of(run: RunFormat, unit: RunUnit) -> str | None:
     if own is None:
         raise UsageError(f"run {run.name} is signed: submit its jobs with the operator's key", where=unit.name)
     return own
+
+
+def log_commands(opened: OpenRun, unit: str | None, lines: int, follow: bool) -> dict[str, tuple[str, ...]]:
+    """By unit, of the jobs whose logs are not on this machine."""
+    run = opened.format
+    chosen = [one for one in units_of(run, opened.url) if one.is_submitted and unit in (None, one.name)]
+    given = (run.home_of(opened.url), run.name)
+    found = {one.name: engine_of(one.infra).log_words(*given, one.name, lines, follow) for one in chosen}
+    return {name: words for name, words in found.items() if words}
 
 
 def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool = False) -> list[JobSpec]:

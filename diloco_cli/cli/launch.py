@@ -327,7 +327,7 @@ def _specs(plan: Plan, region: str | None, folder: Path, syncer_here: bool) -> l
     """Of the jobs that would be submitted."""
     from diloco_cli.runtime.units import is_submitted
 
-    if not any(is_submitted(island.infra) for island in plan.inventory.islands):
+    if not any(is_submitted(island.starts_by) for island in plan.inventory.islands):
         return []
     from diloco_cli.cli.jobs import planned_jobs
 

@@ -148,15 +148,21 @@ def resume(
     """Go on with a run from its bucket alone; living units are adopted, missing jobs submitted. Ctrl-C ends what runs
     here; the run goes on."""
     from diloco_cli.cli.hooks import hooks_of
-    from diloco_cli.cli.supervision import go_on, refuse_unless_free
+    from diloco_cli.cli.supervision import go_on, refuse_unless_free, submit_beside
     from diloco_cli.runtime.registry import remember_run
 
     hooks, syncer_here = hooks_of(on_event, webhook), is_here(syncer)
     opened = open_run(run, at_home=False, acts=True)
     _say_unused(opened, Path(run) if run is not None and is_run_file(run) else RUN_FILE)
-    refuse_unless_free(opened.url)
-    remember_run(opened.url, (opened.format.home_of(opened.url), *opened.format.region_urls))
     here = named_here(allow_code, allow_store, Path(run) if run is not None and is_run_file(run) else None)
+    try:
+        refuse_unless_free(opened.url)
+    except RefusedError:
+        if not submit_beside(opened, region, here, syncer_here):
+            raise
+        talk(f"what runs here is supervised already: diloco status {opened.word} --watch")
+        return
+    remember_run(opened.url, (opened.format.home_of(opened.url), *opened.format.region_urls))
     sys.exit(go_on(opened, region, detach, as_json, "resume", here, hooks, syncer_here))
 
 

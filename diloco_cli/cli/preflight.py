@@ -162,7 +162,7 @@ def _devices(it: Preflight) -> None:
 
 def _jobs(it: Preflight) -> None:
     """Whether the cluster would take them, before anything is created."""
-    if it.starts and it.submits and any(is_submitted(island.infra) for island in it.plan.inventory.islands):
+    if it.starts and it.submits and any(is_submitted(island.starts_by) for island in it.plan.inventory.islands):
         from diloco_cli.cli.jobs import check_jobs, planned_jobs
 
         check_jobs(planned_jobs(it.plan, it.region, it.folder, it.syncer_here))
@@ -294,7 +294,7 @@ def refuse_unfit(plan: Plan) -> None:
 
 def refuse_without_a_model(plan: Plan) -> None:
     """Raises UsageError if islands are to be started here, and nothing builds their model."""
-    here = [i.name for i in plan.inventory.islands if i.infra == "local" or is_submitted(i.infra)]
+    here = [i.name for i in plan.inventory.islands if i.infra == "local" or is_submitted(i.starts_by)]
     if here and not plan.run.model.is_built:
         raise UsageError(
             f"model: nothing says how to build what {', '.join(here)} would train",

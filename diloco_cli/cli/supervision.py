@@ -178,7 +178,7 @@ def go_on(
     talk(f"run {opened.name} is {trust_of(opened.format)}")
     for line in starts_elsewhere(opened.format, opened.url, region):
         talk(line)
-    before = jobs_before(opened, state, planned) if planned else None
+    before = jobs_before(opened, state, planned, alone=not units) if planned else None
     state = head_of(opened, state)
     stopped = state.phase == "STOPPED"
     if (stopped or syncer_may_start(opened.format, [*units, *(unit.spec for unit in planned)])) and operator_of(
@@ -195,6 +195,17 @@ def go_on(
     if detach:
         return _detached(opened, region, as_json, command, hooks, syncer_here)
     return supervise_run(opened, units, region, command, as_json, hooks, jobs)
+
+
+def submit_beside(opened: OpenRun, region: str | None, here: NamedHere, syncer_here: bool) -> bool:
+    """Submit what has no job, beside the supervisor of what runs here; False if the run has no jobs."""
+    planned = [unit for unit in units_of(opened.format, opened.url, region, syncer_here) if unit.is_submitted]
+    if planned:
+        consented(opened.format, opened.url, here, stores_of(opened.format), code=False)
+        before = jobs_before(opened, head_of(opened), planned)
+        for line in job_lines(submit_missing(opened, planned, here.folder, before)):
+            talk(line)
+    return bool(planned)
 
 
 def refuse_unless_free(url: str) -> None:

@@ -187,7 +187,7 @@ MEANS: dict[DataClass, str] = {
     "external": "positions not checked: its loader may repeat samples",
 }
 LOCAL_INFRA = ("local", "ssh")
-NAMED_INFRA = {"slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD", LOOP: "addressed"}
+NAMED_INFRA = {"ssh": "HOST", "slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD", LOOP: "addressed"}
 INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
 FABRIC = r"^[\w.-]{1,63}$"
 MAX_ACCELERATORS = 100_000

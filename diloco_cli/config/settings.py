@@ -405,6 +405,11 @@ class IslandSettings(Settings, frozen=True):
     ] = None
 
     @property
+    def starts_by(self) -> str:
+        """`infra`, with the host where that is one of ssh."""
+        return f"ssh/{self.hosts[0]}" if self.infra == "ssh" and len(self.hosts) == 1 else self.infra
+
+    @property
     def num_ranks(self) -> int:
         """Of all nodes."""
         return self.nodes * (self.ranks or self.accelerators.num_ranks)

@@ -125,6 +125,11 @@ class Engine(Protocol):
         """One of each unit that the engine knows. Raises TryAgainError where it does not answer in time."""
         ...
 
+    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
+        """The command that prints the last lines of what the unit's job printed, and what is added until its stdin is
+        closed; none where that is a file here (`JobSpec.log`)."""
+        ...
+
     def cancel(self, jobs: Collection[Job]) -> None:
         """They are told to leave, and are ended once the site's grace is over."""
         ...

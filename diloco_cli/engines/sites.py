@@ -1,4 +1,4 @@
-"""Which engine runs what `infra` names: `slurm/us` is partition us of Slurm."""
+"""Which engine runs what `infra` names: `slurm/us` is partition us of Slurm, `ssh/box` is a host."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Callable
 
 from diloco_cli.engines.port import Engine
 from diloco_cli.engines.slurm import Slurm
+from diloco_cli.engines.ssh import Ssh
 from diloco_cli.runtime.units import ENGINES
 
-KINDS: dict[str, Callable[[str], Engine]] = {"slurm": lambda place: Slurm()}  # by the kinds in ENGINES
+KINDS: dict[str, Callable[[str], Engine]] = {  # by the kinds in ENGINES
+    "slurm": lambda place: Slurm(),
+    "ssh": lambda place: Ssh(f"ssh/{place}", place),
+}
 assert set(KINDS) == ENGINES
 
 

@@ -217,6 +217,9 @@ class Slurm:
         words = ("squeue", "-h", "-t", "all", "-o", COLUMNS)
         return read_queue(run_tool(words, within_s=within_s, refusal=TryAgainError), run, run_name)
 
+    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
+        return ()
+
     def cancel(self, jobs: Collection[Job]) -> None:
         if jobs:
             run_tool(("scancel", *(job.id for job in jobs)), within_s=SUBMITS_WITHIN_S, refusal=TryAgainError)

@@ -1,16 +1,34 @@
-"""The only place that runs a foreign command: with its words, what it reads, and a time limit."""
+"""The only place that runs a foreign command: with its words, what it reads, a time limit, and on which host."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-from diloco_cli.environment import environment_with
+from diloco_cli.environment import environment_value, environment_with
 from diloco_cli.errors import DilocoError, TryAgainError, UsageError, escaped
 
 MAX_SAID = 400  # characters
+HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@%+-]{0,252}")  # it may come from a bucket: never an option of ssh
+SSH_FAILED = 255
+SSH_OPTIONS = {
+    "BatchMode": "yes",
+    "StrictHostKeyChecking": "yes",
+    "ConnectTimeout": "10",
+    "ServerAliveInterval": "5",
+    "ServerAliveCountMax": "3",
+    "ForwardAgent": "no",
+    "ClearAllForwardings": "yes",
+}
+SHARES_FOR_S = 300  # the next call finds the connection open
+MAX_SOCKET = 45  # characters of its folder: ssh adds 58, and a socket's path has at most 107
 
 
 def tool_directory(name: str) -> Path:
@@ -21,28 +39,78 @@ def tool_directory(name: str) -> Path:
     return Path(found).parent
 
 
-def run_tool(words: Sequence[str], given: str = "", *, within_s: float, refusal: type[DilocoError]) -> str:
-    """What it wrote to stdout. Raises UsageError if it is not here, TryAgainError if it takes too long, and `refusal`,
-    with its own words, if it fails."""
-    tool_directory(words[0])
+def over_ssh(host: str, words: Sequence[str]) -> tuple[str, ...]:
+    """The command that runs these words on this host, in a login shell there: by the user's own ssh and its config, one
+    connection for many calls. Raises UsageError for what is no host."""
+    if not HOST.fullmatch(host):
+        raise UsageError(f"{host[:MAX_SAID]!a} is no host", hint="infra: ssh/HOST, as in `ssh HOST`")
+    options = {**SSH_OPTIONS, **_shared(host)}
+    there = f"exec bash -lc {shlex.quote(f'export LC_ALL=C; exec {shlex.join(words)}')}"
+    return ("ssh", "-T", *(f"-o{name}={value}" for name, value in options.items()), "--", host, there)
+
+
+@cache
+def _shared(host: str) -> dict[str, str]:
+    """How connections are shared, unless the user's config says it: a person may have logged in there by a second
+    factor, and only that connection gets in."""
+    tool_directory("ssh")
+    asked = subprocess.run(("ssh", "-G", "--", host), capture_output=True, text=True, check=False, timeout=10.0)
+    own = re.search(r"^controlpath (.+)$", asked.stdout, re.M)
+    folder = Path(environment_value("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"diloco-ssh-{os.getuid()}"
+    if (own is not None and own[1] != "none") or len(str(folder)) > MAX_SOCKET or not _is_private(folder):
+        return {}
+    return {"ControlMaster": "auto", "ControlPath": f"{folder}/%C", "ControlPersist": f"{SHARES_FOR_S}"}
+
+
+def _is_private(folder: Path) -> bool:
     try:
-        done = subprocess.run(
-            words,
-            input=given.encode(),
-            capture_output=True,
-            timeout=within_s,
-            env=environment_with(LC_ALL="C"),
-            check=False,
-        )
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and found.st_mode & 0o170_077 == 0o040_000
+
+
+def run_tool(
+    words: Sequence[str], given: str = "", *, within_s: float, refusal: type[DilocoError], via: str | None = None
+) -> str:
+    """What it wrote to stdout. Raises UsageError if it is not here, TryAgainError if it takes too long, and `refusal`,
+    with its own words, if it fails. `via`: the host on which it runs."""
+    name = words[0] if via is None else f"ssh {via}"
+    called = words if via is None else over_ssh(via, words)
+    tool_directory(called[0])
+    try:
+        with tempfile.TemporaryFile() as said:  # a connection that stays for the next call may hold it open
+            done = subprocess.run(
+                called,
+                input=given.encode(),
+                stdout=subprocess.PIPE,
+                stderr=said,
+                timeout=within_s,
+                env=environment_with(LC_ALL="C"),
+                check=False,
+            )
+            said.seek(0)
+            errors = said.read()
     except subprocess.TimeoutExpired:
-        raise TryAgainError(f"{words[0]} did not answer within {within_s:g} s") from None
+        raise TryAgainError(f"{name} did not answer within {within_s:g} s") from None
     except OSError as error:
-        raise UsageError(f"{words[0]} cannot be run: {error.strerror}") from None
+        raise UsageError(f"{name} cannot be run: {error.strerror}") from None
+    if via is not None and done.returncode == SSH_FAILED:
+        raise refusal(f"{name}: {_said(errors, last=2)}", hint=f"what ssh itself says: ssh {via} true")
     if done.returncode != 0:
-        raise refusal(f"{words[0]}: {_said(done.stderr or done.stdout) or f'ended with status {done.returncode}'}")
+        raise refusal(f"{name}: {_said(errors or done.stdout) or f'ended with status {done.returncode}'}")
     return done.stdout.decode(errors="replace")
 
 
-def _said(words: bytes) -> str:
-    lines = (escaped(line.strip()) for line in words.decode(errors="replace").splitlines() if line.strip())
-    return "; ".join(lines)[:MAX_SAID]
+def start_tool(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """It prints into this file, until its stdin is closed. What it says to stderr is in the file beside, `.err`."""
+    tool_directory(words[0])
+    with log.open("wb") as out, log.with_suffix(".err").open("wb") as errors:
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=errors, start_new_session=True)
+
+
+def _said(words: bytes, last: int = 0) -> str:
+    """On one line. `last`: only so many lines, where a server's banner comes before what matters."""
+    lines = [escaped(line.strip()) for line in words.decode(errors="replace").splitlines() if line.strip()]
+    return "; ".join(lines[-last:])[:MAX_SAID]

@@ -26,7 +26,7 @@ def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
             step_s=planned.step_s / shares[planned.name],
             accelerator=device_name(listed[planned.name].accelerators.name, plan.inventory),
             num_accelerators=planned.devices,
-            infra=listed[planned.name].infra,
+            infra=listed[planned.name].starts_by,
             slowdown=listed[planned.name].slowdown,
             link=listed[planned.name].link,
             micro_batch_tokens=planned.micro_batch_tokens,

@@ -189,7 +189,7 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 LOCAL = "local"
-ENGINES = frozenset({"slurm"})  # to which `launch` submits
+ENGINES = frozenset({"slurm", "ssh"})  # to which `launch` submits
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,8 @@ class RunUnit:
 
 def is_submitted(infra: str) -> bool:
     """Whether `launch` submits it to an engine."""
-    return infra.partition("/")[0] in ENGINES
+    kind, _, place = infra.partition("/")
+    return kind in ENGINES and place != ""
 
 
 def units_of(run: RunFormat, url: str, region: str | None = None, syncer_here: bool = False) -> list[RunUnit]:

@@ -246,7 +246,7 @@ def test_a_silent_engine_is_told_and_nothing_is_submitted(played: PlayedSlurm, t
 class OtherEngine:
     """One that holds its jobs in memory, and fails on demand."""
 
-    name, sees_files = "other", False
+    name, sees_files, may_change = "other", False, re.compile("#")
 
     def __init__(self) -> None:
         self.held: dict[str, Job] = {}
@@ -272,6 +272,14 @@ class OtherEngine:
             del self.held[job.unit]
 
     def hasten(self, jobs: Collection[Job]) -> None: ...
+
+    def preempt(self, job: Job) -> None: ...
+
+    def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
+        return ""
+
+    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
+        return ()
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.engines.tool import run_tool
+from diloco_cli.engines import tool as tools
+from diloco_cli.engines.tool import over_ssh, run_tool
 from diloco_cli.errors import TryAgainError, UsageError
 
 
@@ -43,3 +44,45 @@ def test_one_that_is_not_there_is_told(tool: Path) -> None:
     tool.unlink()
     with pytest.raises(UsageError, match="no command tool"):
         run_tool(("tool",), within_s=20.0, refusal=TryAgainError)
+
+
+@pytest.fixture
+def played_ssh(tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An ssh that runs on this machine what it is to run on a host, in a shell as sshd does; it knows no config."""
+    monkeypatch.setattr(tools, "_shared", lambda host: {})
+    path = tmp_path / "ssh"
+    path.write_text('#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_on_a_host_every_word_arrives_as_it_is(played_ssh: Path, tool: Path) -> None:
+    tool.write_text('#!/bin/sh\ncat; printf "<%s>" "$LC_ALL" "$@"\n')
+    words = ("a b", "$(id)", "it's", 'say "no"', "*", "\\", "")
+    said = run_tool((str(tool), *words), "given ", within_s=20.0, refusal=UsageError, via="box")
+    assert said.endswith("given <C>" + "".join(f"<{word}>" for word in words)), "after what a login prints"
+
+
+def test_a_link_that_fails_is_told_in_the_last_words_of_ssh(played_ssh: Path) -> None:
+    played_ssh.write_text(
+        "#!/bin/sh\nprintf '@@@\\nbanner\\nbox has changed\\nHost key verification failed.\\n' >&2; exit 255\n"
+    )
+    with pytest.raises(TryAgainError, match=r"^ssh box: box has changed; Host key verification failed\.$") as error:
+        run_tool(("squeue",), within_s=20.0, refusal=TryAgainError, via="box")
+    assert error.value.hint == "what ssh itself says: ssh box true"
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=id", "a b", "", "a;id", "box\nid"])
+def test_what_is_no_host_is_never_a_word_of_ssh(host: str) -> None:
+    with pytest.raises(UsageError, match="no host"):
+        over_ssh(host, ("true",))
+
+
+def test_a_connection_that_a_person_has_opened_is_used(
+    tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
+    (tmp_path / "ssh").write_text('#!/bin/sh\n[ "$3" = own ] && echo "controlpath /home/a/%C"; echo port 22\n')
+    (tmp_path / "ssh").chmod(0o755)
+    assert any("ControlPath" in word for word in over_ssh("box", ("true",)))
+    assert not any("ControlPath" in word for word in over_ssh("own", ("true",)))

@@ -1,0 +1,209 @@
+"""ssh: hosts without a scheduler, by the user's own ssh and its config. A unit is started apart, so it outlives the
+connection, in a folder of its own on that host, which has its `log` and its `key`, and says how it is:
+
+    lock    held while it lives: at most one of a name does; nobody needs to trust a number of a process for that
+    lease   the number of its process, the id of the host's boot, and the URL of its run
+    status  how it ended; without it, and with the lock free, it was killed, or the host was restarted
+
+A host that cannot be reached says nothing of its units: they were not asked.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from diloco_cli import __version__
+from diloco_cli.engines.port import Job, JobSpec, JobState, job_names
+from diloco_cli.engines.tool import over_ssh, run_tool
+from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError
+from diloco_cli.signing import KEY_FILE_VARIABLE
+
+ANSWERS_WITHIN_S = 15.0
+STARTS_WITHIN_S = 60.0
+ENDS_WITHIN_S = 30  # of SIGTERM: `diloco unit` is done before
+MARK = "diloco-job"  # begins our lines, as a login may print others
+FOLDERS = """\
+jobs=~/.local/state/diloco/jobs/"$(uname -n)"
+"""
+UNIT = """\
+#!/bin/bash
+# {unit}, started by diloco, apart from its connection
+exec 9>> lock
+flock -w 5 9 || exit 9
+job=$PWD
+read -r boot < /proc/sys/kernel/random/boot_id
+trap : HUP INT TERM USR2
+rm -f status
+printf '%s\\n' "$$ $boot "{run} > lease.new && mv lease.new lease
+cd
+eval {setup} 9>&-
+cd -- {directory} && {key}{command}
+echo $? > "$job/status"
+"""
+INSIDE = """\
+cd
+eval {setup}
+cd -- {directory} || exit 1
+"""
+CHECK = (
+    """\
+for tool in flock setsid; do
+  command -v $tool > /dev/null || {{ echo "there is no command $tool, of util-linux" >&2; exit 1; }}
+done
+read -r boot < /proc/sys/kernel/random/boot_id || exit 1
+"""
+    + INSIDE
+    + """\
+printf '{mark} '
+exec diloco --version
+"""
+)
+START = """\
+umask 077
+mkdir -p "$jobs"/{name} && cd "$jobs"/{name} || exit 1
+if flock -sw {ends_s} lock true; then
+  rm -f lease status
+  printf %s {unit} > unit.new && mv unit.new unit || exit 1
+  [ -z {key} ] || {{ printf %s {key} > key.new && mv key.new key; }} || exit 1
+  setsid -f bash unit < /dev/null >> log 2>&1 || exit 1
+fi
+for i in {{1..100}}; do [ -f lease ] && break; sleep 0.1; done
+read -r pid rest < lease && echo "{mark} $pid"
+"""
+LOOK = """\
+cd "$jobs" 2> /dev/null || exit 0
+read -r now < /proc/sys/kernel/random/boot_id
+for job in {prefix}*; do
+  read -r pid boot run 2> /dev/null < "$job/lease" || continue
+  if ! flock -sn "$job/lock" true; then word=lives
+  elif ! read -r word 2> /dev/null < "$job/status"; then [ "$boot" = "$now" ] && word=killed || word=restarted
+  fi
+  echo "{mark}|$job|$pid|$word|$run"
+done
+"""
+CANCEL = """\
+cd "$jobs" || exit 1
+for pid in {pids}; do
+  for job in $(grep -l "^$pid " */lease); do
+    cd "$jobs/${{job%/lease}}" && flock -sn lock true && continue
+    kill -TERM -- "-$pid"
+    setsid -f bash -c 'flock -sw {ends_s} lock true || kill -KILL -- "-$0"' "$pid" < /dev/null > /dev/null 2>&1
+  done
+done
+"""
+FOLLOW = """\
+cd "$jobs"/{name} || exit 1
+tail -n {lines} -F log 2> /dev/null & cat > /dev/null
+kill $!
+"""
+SHOW = """\
+cd "$jobs"/{name} 2> /dev/null || exit 0
+tail -n {lines} log
+"""
+ENDINGS = {
+    "0": (JobState.ENDED, "the run is over"),
+    "143": (JobState.ENDED, "it was asked to leave"),
+    "killed": (JobState.GONE, "its process was killed"),
+    "restarted": (JobState.GONE, "the host was restarted"),
+    "9": (JobState.FAILED, "another process has its place"),
+}
+
+
+def render(spec: JobSpec, setup: str, directory: str) -> str:
+    """The script that keeps the unit's place on the host, and runs it."""
+    key = "" if spec.key is None else f'{KEY_FILE_VARIABLE}="$job/key" '
+    words = {"unit": spec.unit, "run": spec.run, "setup": setup or ":", "directory": directory}
+    if bad := [word for word in (*words.values(), *spec.command) if not word.isprintable()]:
+        raise UsageError(f"control characters cannot stand in a script: {bad[0]!a}", where=spec.unit)
+    quoted = {name: shlex.quote(word) for name, word in words.items()}
+    return UNIT.format(**quoted, key=key, command=shlex.join(spec.command))
+
+
+def read_jobs(text: str, run: str, run_name: str, engine: str) -> list[Job]:
+    """The jobs of the run at this URL in what the host said."""
+    prefix, found = job_names(run_name, run), []
+    for line in text.splitlines():
+        columns = line.split("|", 4)
+        if len(columns) == 5 and columns[0] == MARK and columns[1].startswith(prefix) and columns[4] == run:
+            _, name, pid, word, _ = columns
+            state, why = JobState.RUNNING, ""
+            if word != "lives":
+                state, why = ENDINGS.get(word, (JobState.FAILED, f"status {word}: its log says why"))
+            found.append(Job(name.removeprefix(prefix), engine, pid, state, why))
+    return found
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """`host`: as in `ssh HOST`; `setup`: a line before `diloco`; `directory`: its working directory, from its home."""
+
+    name: str
+    host: str
+    setup: str = ""
+    directory: str = "."
+    sees_files = False
+    may_change = re.compile("#|eval |cd -- ")
+
+    def render(self, spec: JobSpec) -> str:
+        return render(spec, self.setup, self.directory)
+
+    def check(self, spec: JobSpec) -> None:
+        if spec.nodes > 1:
+            raise UsageError(
+                f"{spec.unit} has {spec.nodes} nodes: by ssh an island is one host",
+                where=spec.infra,
+                hint="infra: ssh without /HOST, and start it there by hand; or a scheduler",
+            )
+        hint = f"what it is there: ssh {self.host} \"bash -lc 'diloco --version'\"; a line before it: `setup` of a site"
+        try:
+            script = CHECK.format(
+                setup=shlex.quote(self.setup or ":"), directory=shlex.quote(self.directory), mark=MARK
+            )
+            said = self._run(script, STARTS_WITHIN_S, UsageError)
+        except DilocoError as error:
+            error.where, error.hint = spec.unit, error.hint or hint
+            raise
+        found = next((line.partition(" ")[2] for line in said.splitlines() if line.startswith(f"{MARK} ")), "nothing")
+        if found != __version__:
+            raise UsageError(
+                f"ssh {self.host}: diloco there is {found[:40]!a}, here {__version__}", where=spec.unit, hint=hint
+            )
+
+    def submit(self, spec: JobSpec, key: str | None = None) -> Job:
+        words = {"name": spec.name, "unit": spec.text or self.render(spec), "key": key or ""}
+        script = START.format(**{k: shlex.quote(v) for k, v in words.items()}, mark=MARK, ends_s=ENDS_WITHIN_S)
+        said = self._run(script, STARTS_WITHIN_S, UsageError)
+        pids = [line.partition(" ")[2] for line in said.splitlines() if line.startswith(f"{MARK} ")]
+        if not pids:
+            raise UsageError(f"ssh {self.host}: it did not start", where=spec.unit)
+        return Job(spec.unit, self.name, pids[-1], JobState.RUNNING)
+
+    def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:
+        script = LOOK.format(prefix=shlex.quote(job_names(run_name, run)), mark=MARK)
+        return read_jobs(self._run(script, within_s, TryAgainError), run, run_name, self.name)
+
+    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
+        script = (FOLLOW if follow else SHOW).format(name=shlex.quote(job_names(run_name, run) + unit), lines=lines)
+        return over_ssh(self.host, ("bash", "-c", FOLDERS + script))
+
+    def cancel(self, jobs: Collection[Job]) -> None:
+        pids = " ".join(job.id for job in jobs if job.id.isdigit())
+        self._run(CANCEL.format(pids=pids, ends_s=ENDS_WITHIN_S), ANSWERS_WITHIN_S, TryAgainError)
+
+    def hasten(self, jobs: Collection[Job]) -> None:
+        """Nothing holds them back."""
+
+    def preempt(self, job: Job) -> None:
+        raise RefusedError(f"nothing preempts units on {self.host}", hint=f"diloco chaos kill {job.unit}")
+
+    def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
+        return self._run(INSIDE.format(**self._inside()) + f"exec {shlex.join(words)}\n", within_s, RefusedError)
+
+    def _inside(self) -> dict[str, str]:
+        return {"setup": shlex.quote(self.setup or ":"), "directory": shlex.quote(self.directory)}
+
+    def _run(self, script: str, within_s: float, refusal: type[DilocoError]) -> str:
+        return run_tool(("bash", "-s"), FOLDERS + script, within_s=within_s, refusal=refusal, via=self.host)

@@ -1,0 +1,171 @@
+"""What runs on a host, byte by byte, and what it does there: by this machine's bash, without ssh in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from diloco_cli import __version__
+from diloco_cli.config.codec import replace
+from diloco_cli.engines import ssh
+from diloco_cli.engines.port import Job, JobSpec, JobState
+from diloco_cli.engines.ssh import MARK, Ssh, read_jobs, render
+from diloco_cli.errors import TryAgainError, UsageError
+from tests.waiting import wait_until
+
+GOLDEN = Path(__file__).parent / "golden"
+RUN = "gs://b/runs/nano"
+IOWA = JobSpec(
+    run=RUN,
+    run_name="nano",
+    unit="iowa",
+    infra="ssh/box",
+    command=("diloco", "unit", "iowa", f"--run={RUN}"),
+    folder=Path("/here"),
+    log=Path("/here/iowa.log"),
+)
+BOX = Ssh("ssh/box", "box")
+
+
+def test_a_script_is_the_same_bytes_each_time() -> None:
+    """After a change of `render`: look at the new text, and write it there."""
+    signed = replace(IOWA, key=Path("/here/iowa.key"), command=(*IOWA.command, "--allow-code", "$(rm -rf ~)"))
+    assert render(signed, ". venv/bin/activate; export A='b c'", "my runs") == (GOLDEN / "iowa.ssh").read_text()
+    for harm in ({"run": f"{RUN}\nrm -rf ~"}, {"command": ("diloco", "a\nrm -rf ~")}):
+        with pytest.raises(UsageError, match="control characters"):
+            BOX.render(replace(IOWA, **harm))
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "why"),
+    [
+        ("lives", "RUNNING", ""),
+        ("0", "ENDED", "the run is over"),
+        ("143", "ENDED", "it was asked to leave"),
+        ("killed", "GONE", "its process was killed"),
+        ("restarted", "GONE", "the host was restarted"),
+        ("127", "FAILED", "status 127: its log says why"),
+    ],
+)
+def test_what_a_host_says_of_a_job(word: str, state: str, why: str) -> None:
+    mine = f"{MARK}|{IOWA.name}|71|{word}|{RUN}"
+    others = (f"{MARK}|{IOWA.name}|72|lives|gs://other/nano", f"{MARK}|diloco-x|73|lives|{RUN}", "welcome | to | box")
+    assert read_jobs("\n".join([mine, *others]), RUN, "nano", "ssh/box") == [
+        Job("iowa", "ssh/box", "71", JobState(state), why)
+    ]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The host is this machine, with this home, and a `diloco` that plays a unit."""
+
+    def here(words: Sequence[str], given: str, *, within_s: float, refusal: type[Exception], via: str) -> str:
+        environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path)}
+        done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, env=environment)
+        if done.returncode != 0:
+            raise refusal(done.stderr)
+        return done.stdout
+
+    monkeypatch.setattr(ssh, "run_tool", here)
+    (tmp_path / "bin").mkdir()
+    plays(tmp_path, "exec sleep 600")
+    return tmp_path
+
+
+def plays(home: Path, text: str) -> None:
+    path = home / "bin" / "diloco"
+    path.write_text(f'#!/bin/sh\n[ "$1" = --version ] && {{ echo {__version__}; exit; }}\n{text}\n')
+    path.chmod(0o755)
+
+
+def job(host: Ssh = BOX) -> Job | None:
+    found = host.jobs(RUN, "nano")
+    return found[0] if found else None
+
+
+def is_(state: str, host: Ssh = BOX) -> bool:
+    return (found := job(host)) is not None and found.state == state
+
+
+def test_at_most_one_of_a_name_lives_and_it_leaves_when_it_is_told(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "ENDS_WITHIN_S", 1)
+    assert job() is None
+    first = BOX.submit(IOWA)
+    assert BOX.submit(IOWA) == first and job() == first
+    assert BOX.jobs(RUN, "other") == []
+    BOX.cancel([first])
+    wait_until(lambda: is_("ENDED"))
+    plays(home, "trap : TERM; while :; do sleep 0.1; done")  # deaf
+    again = BOX.submit(IOWA)
+    assert again.id != first.id and job() == again
+    BOX.cancel([again, first])
+    wait_until(lambda: is_("GONE"))
+
+
+def test_a_killed_unit_is_told_from_a_restarted_host(home: Path) -> None:
+    pid = int(BOX.submit(IOWA).id)
+    os.killpg(pid, signal.SIGKILL)
+    wait_until(lambda: is_("GONE"))
+    assert [one.why for one in BOX.jobs(RUN, "nano")] == ["its process was killed"]
+    lease = next(home.rglob("lease"))
+    lease.write_text(f"{pid} another-boot {RUN}\n")
+    assert [one.why for one in BOX.jobs(RUN, "nano")] == ["the host was restarted"]
+
+
+def test_its_key_is_a_file_that_no_other_user_reads(home: Path) -> None:
+    plays(home, 'cat "$DILOCO_SIGNING_KEY_FILE"; stat -c %a "$DILOCO_SIGNING_KEY_FILE"; ps -o args= $PPID; exit 12')
+    BOX.submit(replace(IOWA, key=Path("/here/key")), "a 'secret'")
+    wait_until(lambda: is_("FAILED"))
+    said = next(home.rglob("log")).read_text()
+    assert said == "a 'secret'600\nbash unit\n"
+
+
+def test_a_site_says_what_comes_before_it_and_where_it_works(home: Path) -> None:
+    (home / "my runs").mkdir()
+    plays(home, 'echo "$WHERE $PWD"')
+    leaves = "sleep 600 > left 2>&1 & echo $! >> pids"  # as an agent for keys does
+    site = Ssh("ssh/lab", "box", f"export WHERE='in the lab'; {leaves}", "my runs")
+    site.check(IOWA)
+    beside = site.run_in(site.submit(IOWA), ("echo", "a  b", "$(id)"), 10.0)
+    assert beside == "a  b $(id)\n"
+    wait_until(lambda: is_("ENDED", site))
+    assert next(home.rglob("log")).read_text() == f"in the lab {home}/my runs\n"
+    for pid in (home / "pids").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        ("echo 0.3.9", "diloco there is '0.3.9', here"),
+        ("exit 0", "diloco there is '', here"),
+        (None, "diloco: not found|diloco: No such file|command not found"),
+        ("#!/nowhere/python", "diloco: .*(not found|bad interpreter)"),
+    ],
+)
+def test_what_could_not_start_there_is_refused_before(home: Path, harm: str | None, words: str) -> None:
+    path = home / "bin" / "diloco"
+    if harm is None:
+        path.unlink()
+    else:
+        path.write_text(harm if harm.startswith("#!") else f"#!/bin/sh\n{harm}\n")
+    with pytest.raises(UsageError, match=words) as error:
+        BOX.check(IOWA)
+    assert error.value.hint and "ssh box" in error.value.hint
+    with pytest.raises(UsageError, match="one host"):
+        BOX.check(replace(IOWA, nodes=2))
+    assert not (home / ".local").exists()
+
+
+def test_a_host_that_cannot_be_reached_says_nothing_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(*words: object, refusal: type[Exception], **given: object) -> str:
+        raise refusal("ssh box: Connection refused")
+
+    monkeypatch.setattr(ssh, "run_tool", cut)
+    with pytest.raises(TryAgainError, match="Connection refused"):
+        BOX.jobs(RUN, "nano")
