@@ -103,6 +103,10 @@ class ParameterFact:
     dtype: str = "float32"
     head: bool = False
 
+    @property
+    def is_hidden_matrix(self) -> bool:
+        return len(self.shape) == 2 and not self.embedding and not self.head
+
 
 class LayoutSettings(Protocol):
     """The `sync` settings of the run that determine the layout."""

@@ -6,10 +6,14 @@ module needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from diloco_cli.errors import UsageError
+from diloco_cli.layout import ParameterFact
 
 FLOAT_BYTES = 4  # of a float32: parameters, moments and buffers
 
@@ -29,17 +33,21 @@ class CodecRecord:
 
 @dataclass(frozen=True)
 class InnerRecord:
-    """`moments`: the float32 tensors that it keeps beside each parameter, by the names in torch's optimizer state.
-    `arithmetic`: MODULE:NAME of a function (parameter groups, InnerSettings) -> torch.optim.Optimizer."""
+    """`moments`: the float32 tensors that it keeps beside each parameter, by the names in torch's optimizer state;
+    `of_matrices`: beside those of hidden matrices, if it has another rule for these (`hidden_matrices`). `torch`: the
+    oldest that has it. `arithmetic`: MODULE:NAME of a function (parameter groups, InnerSettings) ->
+    torch.optim.Optimizer; the group of hidden matrices comes first."""
 
     doc: str
     arithmetic: str
     moments: tuple[str, ...] = ()
+    of_matrices: tuple[str, ...] | None = None
+    torch: tuple[int, int] = (2, 4)
 
-    @property
-    def state_bytes(self) -> int:
-        """Of one parameter, without the parameter itself."""
-        return FLOAT_BYTES * len(self.moments)
+    def state_bytes(self, hidden: float) -> float:
+        """Of one parameter in the mean, without the parameter itself. `hidden`: the share in hidden matrices."""
+        of_matrices = self.moments if self.of_matrices is None else self.of_matrices
+        return FLOAT_BYTES * (hidden * len(of_matrices) + (1 - hidden) * len(self.moments))
 
 
 @dataclass(frozen=True)
@@ -75,6 +83,13 @@ CODECS: dict[str, CodecRecord] = {
 }
 INNER_OPTIMIZERS: dict[str, InnerRecord] = {
     "adamw": InnerRecord("AdamW", "diloco_cli.training.inner:adamw", ("exp_avg", "exp_avg_sq")),
+    "muon": InnerRecord(
+        "hidden matrices by Muon, all else by AdamW, at AdamW's learning rates; needs torch 2.9",
+        "diloco_cli.training.inner:muon",
+        ("exp_avg", "exp_avg_sq"),
+        ("momentum_buffer",),
+        torch=(2, 9),
+    ),
     "sgd": InnerRecord("plain gradient descent", "diloco_cli.training.inner:sgd"),
 }
 OUTER_OPTIMIZERS: dict[str, OuterRecord] = {
@@ -95,6 +110,21 @@ def arithmetic_of(record: CodecRecord | InnerRecord | OuterRecord) -> Any:
     """The object that computes; imports its module."""
     module, _, name = record.arithmetic.partition(":")
     return getattr(import_module(module), name)
+
+
+def hidden_matrices(name: str, facts: Sequence[ParameterFact]) -> list[str]:
+    """The parameters for which the inner optimizer `name` has a rule of its own: matrices, but for embeddings and the
+    output head. Raises UsageError if it has one and there are none, or if the torch here is too old for it."""
+    record, here = INNER_OPTIMIZERS[name], version("torch")
+    wrong = None
+    hidden = [fact.name for fact in facts if fact.is_hidden_matrix]
+    if tuple(int(part) for part in here.split(".")[:2]) < record.torch:
+        wrong = f"{name} needs torch {'.'.join(map(str, record.torch))} or newer; here is torch {here}"
+    elif record.of_matrices is not None and not hidden:
+        wrong = f"{name} is for hidden matrices, and this model has none but embeddings and an output head"
+    if wrong:
+        raise UsageError(wrong, where="train.inner.name", hint="--set train.inner.name=adamw")
+    return [] if record.of_matrices is None else hidden
 
 
 def choices_text(records: Mapping[str, CodecRecord | InnerRecord | OuterRecord]) -> str:

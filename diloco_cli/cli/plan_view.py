@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 from diloco_cli.cli.output import table
 from diloco_cli.config.hardware import compress_hostlist
 from diloco_cli.environment import environment_value
-from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.plan.flow import DAY_S
 from diloco_cli.plan.memory import host_bytes
 from diloco_cli.plan.plan import Plan, PlannedIsland
@@ -336,7 +335,7 @@ def _memory(plan: Plan) -> list[str]:
     host, needs = format_size(max(i.host_memory_gb_needed for i in plan.islands) * GB), plan.syncer
     links = f"{format_bandwidth(needs.down_mbps * 1e6)} down, {format_bandwidth(needs.up_mbps * 1e6)} up"
     syncer = f"{format_size(needs.memory_gb * GB)}, {links}, {needs.merge_percent:.0f} % of its time merging"
-    each = host_bytes(plan.run.sync, INNER_OPTIMIZERS[plan.run.train.inner.name].state_bytes > 0)
+    each = f"{host_bytes(plan.run, plan.model):.3g}"
     kept = f"on the host that commands an island, beside its devices: {each} bytes a parameter and what is on its way"
     lines += _labelled("hosts", f"{host} {kept}; the syncer: {syncer}")
     return [*lines, *_labelled("syncer", _syncer(plan)), *_labelled("disk", _disk(plan))]

@@ -178,6 +178,7 @@ def _facts(
         embedding_parameters=tables,
         num_tensors=num_tables + layers * layer.tensors + norm_tensors + (not tied),
         idle_parameters=layers * layer.idle,
+        head_parameters=head,
     )
 
 

@@ -154,6 +154,7 @@ class FragmentSizes:
 class ModelFacts:
     """`embedding_parameters` travel in fragments of their own; `sequence` is in tokens. `idle_parameters` are those
     of the experts that a token does not visit (mixture of experts): they are kept and sent, but not computed with.
+    `head_parameters`: of an output head that is not tied to an embedding.
     `divides`: it can be sharded layer by layer; else each rank must have a copy."""
 
     parameters: int
@@ -164,6 +165,12 @@ class ModelFacts:
     num_tensors: int
     idle_parameters: int = 0
     divides: bool = True
+    head_parameters: int = 0
+
+    @property
+    def hidden(self) -> float:
+        """The share of the parameters in hidden matrices; norms and biases are counted with them."""
+        return max(0.0, 1 - (self.embedding_parameters + self.head_parameters) / self.parameters)
 
     @property
     def flops_per_token(self) -> float:
@@ -195,6 +202,13 @@ class ModelFacts:
 @formula("model", "FLOPs per token")
 def flops_per_token(active_parameters: int, layers: int, width: int, sequence: int) -> float:
     return 6.0 * active_parameters + 12.0 * layers * width * sequence
+
+
+@formula("island", "FLOPs of Muon per token")
+def newton_schulz_flops(hidden_parameters: float, width: int, tokens_of_a_step: float) -> float:
+    """Five times three products of each matrix, d by n with d the shorter side: 4 d + 2 d^2 / n for each of its
+    parameters, 14/3 d in the mean of a transformer's (n = 3 d, d, 4 d, 4 d)."""
+    return 5 * 14 / 3 * width * hidden_parameters / tokens_of_a_step
 
 
 @formula("model", "largest fragment", "parameters")
@@ -240,4 +254,5 @@ def facts_from_parameters(parameters: Sequence[ParameterFact], sequence: int, di
         embedding_parameters=sum(prod(p.shape) for p in parameters if p.embedding),
         num_tensors=len(parameters),
         divides=divides,
+        head_parameters=sum(prod(p.shape) for p in parameters if p.head),
     )

@@ -95,11 +95,12 @@ class Sizes:
 def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
     """`bits_of`: per parameter, scales included, by codec."""
     sync, parameters = run.settings.sync, [fragment.num_parameters for fragment in run.layout.fragments]
-    moments = float(INNER_OPTIMIZERS[run.settings.train.inner.name].state_bytes * sum(parameters))
+    hidden = sum(fragment.num_parameters for fragment in run.layout.fragments if not fragment.embedding)
+    inner = INNER_OPTIMIZERS[run.settings.train.inner.name]
     return Sizes(
         delta=tuple(n * bits_of[sync.codec] / BITS for n in parameters),
         weights=tuple(n * bits_of[sync.weights_codec] / BITS for n in parameters),
-        moments=moments,
+        moments=inner.state_bytes(hidden / sum(parameters)) * sum(parameters),
         state=tuple(float(n * OUTER_OPTIMIZERS[run.settings.outer.name].state_bytes) for n in parameters),
     )
 

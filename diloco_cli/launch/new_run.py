@@ -17,6 +17,7 @@ from diloco_cli.config.settings import Inventory, LocalMachine, RunSettings
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.launch.planned import region_fields
 from diloco_cli.layout import Layout, ParameterFact, make_layout, with_buffers
+from diloco_cli.methods import hidden_matrices
 from diloco_cli.plan.candidates import busy_cores, share_of_cores
 from diloco_cli.plan.plan import Plan, plan_to_json
 from diloco_cli.protocol.log.commit_log import parse_format, with_keys
@@ -50,6 +51,8 @@ def layout_of(settings: RunSettings, values: Values | None = None) -> Layout:
     """The fragments of the run's model; nothing is allocated. `values`: those of its file, where nothing builds it."""
     known = settings.model.is_built or values is None
     facts = parameter_facts(build_model_on_meta(settings)) if known else facts_of_values(values or {})
+    if known:
+        hidden_matrices(settings.train.inner.name, facts)
     return make_layout(facts, settings.sync)
 
 

@@ -43,6 +43,7 @@ from diloco_cli.learner.daemon import (
     traffic,
 )
 from diloco_cli.loop.data import SavedLoader, ShardSampler, StatefulLoader, encoded, joined, parted
+from diloco_cli.loop.states import keeps_nothing, restore_state, saved_state
 from diloco_cli.protocol.actors.learner import Learner, Moments, Progression, Stepped
 from diloco_cli.protocol.actors.membership import enter
 from diloco_cli.protocol.log.commit_log import read_format, read_log
@@ -62,7 +63,6 @@ from diloco_cli.store.wrappers import MeteredStore
 from diloco_cli.tasks.weights import check_frozen, unchecked_frozen
 from diloco_cli.tensors.flat import bare_tensors, flatten, unflatten
 from diloco_cli.training.carried import State, buffers_of, carried_text, refuse_changed, refuse_shared_memory
-from diloco_cli.training.inner import restore_inner_state, saved_moments
 from diloco_cli.training.replica import check_layout
 from diloco_cli.training.wire import TensorWire
 
@@ -189,7 +189,7 @@ class LentTraining:
         self.keeps_loader = keeps_loader
         self.loader: StatefulLoader | None = None
         self.saved_loader: SavedLoader | None = None
-        self._steps = self.position = 0
+        self._steps, self.position, self._told = 0, 0, False
         self._buffers: State | None = buffers_of(model)  # until the first step
 
     def step(self, position: int, batch_tokens: int, at: Progression) -> Generator[Any, Any, Stepped]:
@@ -212,37 +212,26 @@ class LentTraining:
 
     def save(self) -> Moments | None:
         """Raises UsageError if the loader's state cannot be saved."""
-        moments = saved_moments(self._model, self._optimizer) if saves_moments(self._optimizer) else None
-        if self.loader is None:
-            return moments
-        loader = encoded(self.loader, self.position)
-        step, own = (self._steps, b"") if moments is None else (moments.step, moments.encode())
-        return Moments(step, lambda: joined(own, loader))
+        own = saved_state(self._model, self._optimizer)
+        if own is None and not self._told and self._steps and not keeps_nothing(self._optimizer):
+            self._told = True
+            kind = type(self._optimizer).__name__
+            LOG.warning("the state of %s is not saved: it is more than tensors and numbers by parameter", kind)
+        if self.loader is not None:
+            own = joined(own or b"", encoded(self.loader, self.position))
+        return None if own is None else Moments(self._steps, lambda: own)
 
     def restore(self, moments: bytes) -> bool:
         own = moments
         if self.keeps_loader:
             own, self.saved_loader = parted(moments)
-        if not saves_moments(self._optimizer):
-            return keeps_nothing(self._optimizer)
-        return restore_inner_state(self._model, self._optimizer, own)
+        return keeps_nothing(self._optimizer) or restore_state(self._model, self._optimizer, own)
 
     def reset(self) -> bool:
         if keeps_nothing(self._optimizer):
             return self.keeps_loader
         self._optimizer.state.clear()
         return True
-
-
-def saves_moments(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its moments can be saved: those of Adam and AdamW, in their usual form, can."""
-    usual = isinstance(optimizer, torch.optim.Adam | torch.optim.AdamW)
-    return usual and not any(group["amsgrad"] or group["capturable"] for group in optimizer.param_groups)
-
-
-def keeps_nothing(optimizer: torch.optim.Optimizer) -> bool:
-    """Plain SGD has no state to lose."""
-    return isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
 class LoopIsland:
@@ -470,9 +459,6 @@ def join(
         assert island is not None
         declared = _declared(known, island, given)
         refuse_another_regions_bucket(known, island, run)
-        if not (saves_moments(optimizer) or keeps_nothing(optimizer)):
-            kind = type(optimizer).__name__
-            LOG.warning("%s: the state of %s is not saved; after a restart it begins anew", name, kind)
         training = LentTraining(known, model, optimizer, keeps_loader=declared == "stateful")
         return LoopIsland(LoopExchange(known, island, bare, training), optimizer, declared)
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from diloco_cli.config.hardware import BACKENDS, CPU, HOST_DEVICES, Accelerators, Device, find_device
-from diloco_cli.config.models import ModelFacts
-from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMachine, RunSettings
+from diloco_cli.config.models import ModelFacts, newton_schulz_flops
+from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMachine, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
+from diloco_cli.methods import INNER_OPTIMIZERS
 from diloco_cli.plan.link import GUESSED_MACHINE, Need, machine_of, to_store
 from diloco_cli.plan.memory import Fit, Precision, fit_of_nodes
 from diloco_cli.plan.plan import Assumption, Excluded
@@ -34,26 +35,30 @@ def num_devices(island: IslandSettings) -> int:
 
 
 def island_speed(
-    island: IslandSettings, inventory: Inventory, model: ModelFacts, precision: Precision
+    island: IslandSettings, inventory: Inventory, model: ModelFacts, train: TrainSettings
 ) -> tuple[float, Assumption]:
-    """Tokens per second of an island alone, with its emulated slowdown, and the source of that figure. `precision`: the
-    run's. Raises UsageError for a device whose peak in that type is not known, unless its speed is measured."""
+    """Tokens per second of an island alone, with its emulated slowdown, and the source of that figure. Raises
+    UsageError for a device whose peak in the run's type is not known, unless its speed is measured."""
     if island.tokens_per_s:
         text = f"{island.name}: {island.tokens_per_s:g} tokens/s, from the inventory"
         return island.tokens_per_s / island.slowdown, Assumption(text, "measured")
     device, count = find_device(island.accelerators.name, inventory.devices), num_devices(island)
+    flops = model.flops_per_token
+    if INNER_OPTIMIZERS[train.inner.name].of_matrices is not None:
+        of_a_rank = (island.batch_tokens or train.batch_tokens) / island.num_ranks  # each computes all of it
+        flops += newton_schulz_flops(model.hidden * model.parameters, model.width, of_a_rank)
     if device.name in HOST_DEVICES:
         gflops = min(CPU_GFLOPS_PER_WIDTH * model.width, MAX_CPU_GFLOPS) if device.name == CPU else MPS_GFLOPS
         what = f"a core at width {model.width}" if device.name == CPU else f"on {device.name}"
         text = f"{island.name}: {gflops:.0f} GFLOP/s {what}; tokens_per_s replaces it"
-        rate = host_rate(count, gflops, model.flops_per_token, island.slowdown)
+        rate = host_rate(count, gflops, flops, island.slowdown)
         return rate, Assumption(text, "guessed")
-    tflops, kind = peak_tflops(device, precision)
+    tflops, kind = peak_tflops(device, train.precision)
     usual = GUESSED_MFU if device.achievable is None else min(GUESSED_MFU, MFU_OF_ACHIEVABLE * device.achievable)
     mfu, given = island.mfu or usual, "given" if island.mfu else "guessed"
     doubt = " (to be checked)" if device.check else ""
     text = f"{island.name}: {count} x {tflops:g} TFLOP/s {kind}{doubt}, MFU {mfu:.2f} (MFU {given})"
-    rate = peak_rate(count, tflops, mfu, model.flops_per_token, island.slowdown)
+    rate = peak_rate(count, tflops, mfu, flops, island.slowdown)
     return rate, Assumption(text, "catalogue" if island.mfu else "guessed")
 
 
@@ -226,7 +231,7 @@ def candidate_of(
         whole = max(1, round(batch_tokens / model.sequence)) * model.sequence
         wrong = f"a batch of {batch_tokens} tokens is no whole number of sequences of {model.sequence}"
         raise UsageError(f"{island.name}: {wrong}", hint=f"set batch_tokens to {whole}")
-    undisturbed, assumption = island_speed(island, inventory, model, run.train.precision)
+    undisturbed, assumption = island_speed(island, inventory, model, run.train)
     busy = _busy(island, batch_tokens // model.sequence)
     recomputing = RECOMPUTING if run.train.checkpointing and not island.tokens_per_s else 1.0
     tokens_per_s = rate_in_the_fleet(undisturbed, busy, share, recomputing)

@@ -434,7 +434,8 @@ def costs(fleet: Fleet, run: RunSettings, model: ModelFacts) -> Money:
     islands, slot_s, fragments = len(fleet.kept), fleet.served_slot_s, fleet.schedule.fragments
     days = run.train.tokens / fleet.tokens_per_s / DAY_S
     accelerators = sum(candidate.island.price_per_h for candidate in fleet.kept)
-    sent_gb = up_gb_per_day(model, CODEC_BITS[fleet.sync.codec], moment_bytes(run.train.inner), fleet.served_round_s)
+    moments = moment_bytes(run.train.inner, model)
+    sent_gb = up_gb_per_day(model, CODEC_BITS[fleet.sync.codec], moments, fleet.served_round_s)
     egress = sent_gb * sum(candidate.egress_per_gb for candidate in fleet.kept)
     class_a, class_b = requests_per_day(fleet, run)
     requests = class_a * CLASS_A_PRICE + class_b * CLASS_B_PRICE
@@ -509,7 +510,7 @@ def egress_of_mirrors(versions: float, home_prices: float, deltas: float, region
 
 def storage_gb_per_day(fleet: Fleet, run: RunSettings, model: ModelFacts) -> float:
     up_bits, down_bits = CODEC_BITS[fleet.sync.codec], CODEC_BITS[fleet.sync.weights_codec]
-    state_bytes, moments = OUTER_OPTIMIZERS[run.outer.name].state_bytes, moment_bytes(run.train.inner)
+    state_bytes, moments = OUTER_OPTIMIZERS[run.outer.name].state_bytes, moment_bytes(run.train.inner, model)
     return written_gb_per_day(model, state_bytes, down_bits, len(fleet.kept), up_bits, moments, fleet.served_round_s)
 
 

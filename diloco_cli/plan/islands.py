@@ -263,7 +263,7 @@ class _Decision:
     def _link_carries(self, part: Part) -> bool:
         """Does the part's link carry the round that the part itself would set?"""
         island, sync = island_of("part", part), self.run.sync
-        tokens_per_s, _ = island_speed(island, self.inventory, self.model, self.run.train.precision)
+        tokens_per_s, _ = island_speed(island, self.inventory, self.model, self.run.train)
         load = load_of_round(self.model, sync.codec, sync.weights_codec, self.run.train.inner)
         link = reached(island.link, self.inventory.store.url)
         return load.shortest_round_s(link) <= sync.every * (self._batch_tokens() / tokens_per_s)

@@ -87,13 +87,13 @@ class Need:
 
 def load_of_round(model: ModelFacts, codec: str, weights_codec: str, inner: InnerSettings) -> Need:
     """An island's true traffic: deltas and versions, and its share of the saved moments."""
-    up_bits = CODEC_BITS[codec] + 8 * moment_bytes(inner)
+    up_bits = CODEC_BITS[codec] + 8 * moment_bytes(inner, model)
     return Need(model.parameters * up_bits, model.parameters * CODEC_BITS[weights_codec])
 
 
-def moment_bytes(inner: InnerSettings) -> float:
+def moment_bytes(inner: InnerSettings, model: ModelFacts) -> float:
     """Of a parameter, a round: the moments are saved every so many rounds."""
-    return INNER_OPTIMIZERS[inner.name].state_bytes / inner.save_every
+    return INNER_OPTIMIZERS[inner.name].state_bytes(model.hidden) / inner.save_every
 
 
 def traffic_mbps(

@@ -22,7 +22,7 @@ from typing import Literal
 
 from diloco_cli.config.hardware import HOST_DEVICES, Accelerators, Device, find_device
 from diloco_cli.config.models import ModelFacts, facts_from_numbers, preset_shape
-from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, SyncSettings, TrainSettings
+from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, TrainSettings
 from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
 from diloco_cli.methods import INNER_OPTIMIZERS
@@ -38,7 +38,6 @@ USUAL_OVERLAP = 1  # slots; until the schedule is known
 BASE_BYTES, RESIDUAL_BYTES = 4, 8  # per parameter in the host: adopted versions; rounding errors, with error feedback
 INPUT_BYTES = 4  # per token, layer and width, of a checkpointed layer: the residual stream is float32
 LOGIT_BYTES = 12  # per token and vocabulary entry: float32 logarithms, and the gradients of both their sides
-SAVED_BYTES = 16  # per parameter in the host: AdamW's moments, pinned to copy from a device, and their bytes
 WORKING = ("activations", "logits")  # parts that grow with the micro-batch
 USABLE = 0.9  # the rest is fragmentation and the framework's own
 WORKING_MARGIN = 1.4
@@ -78,7 +77,7 @@ class Computing:
 
     half: bool = True
     checkpointing: bool = False
-    moment_bytes: int = INNER_OPTIMIZERS["adamw"].state_bytes
+    moment_bytes: float = INNER_OPTIMIZERS["adamw"].state_bytes(1.0)
     num_fragments: int = 1
     overlap: int = 0
     arriving: int = 1
@@ -93,9 +92,9 @@ class Computing:
         return HALF.gathered if self.half and self.gathers_half else FULL.gathered
 
 
-def computing(run: RunSettings, half: bool, num_fragments: int, own_memory: bool) -> Computing:
+def computing(run: RunSettings, model: ModelFacts, half: bool, num_fragments: int, own_memory: bool) -> Computing:
     """`own_memory`: the device has some, so that what is exchanged is copied to it."""
-    sync, moments = run.sync, INNER_OPTIMIZERS[run.train.inner.name].state_bytes
+    sync, moments = run.sync, INNER_OPTIMIZERS[run.train.inner.name].state_bytes(model.hidden)
     overlap = USUAL_OVERLAP if sync.overlap == "auto" else sync.overlap
     arriving = 2 if own_memory and keeps_progress(sync) else 1
     return Computing(half, run.train.checkpointing, moments, num_fragments, overlap, arriving, own_memory)
@@ -187,7 +186,7 @@ def how_on(
     """How a rank on one of these accelerators computes. `overlap`: of the schedule, once that is known."""
     device = find_device(accelerators.name, inventory.devices)
     fragments, half = model.fragments(run.sync.fragments).count, computes_in_half(device, run.train.precision)
-    how = computing(run, half, fragments, device.memory_gb is not None)
+    how = computing(run, model, half, fragments, device.memory_gb is not None)
     return how if overlap is None else replace(how, overlap=overlap)
 
 
@@ -265,7 +264,7 @@ def memory_parts(model: ModelFacts, how: Computing, ranks: int = 1, sequences: i
 
 
 @formula("island", "memory, weights", "GB")
-def weights_gb(bytes_of_a_parameter: int, parameters: int, ranks: int) -> float:
+def weights_gb(bytes_of_a_parameter: float, parameters: int, ranks: int) -> float:
     return bytes_of_a_parameter * parameters / ranks / GB
 
 
@@ -365,7 +364,12 @@ def _devices_needed(two: Fit, four: Fit) -> int | None:
 
 @formula("island", "host memory", "GB")
 def host_memory_gb(
-    bytes_of_a_parameter: int, parameters: int, overlap: int, up_bits: float, down_bits: float, largest_fragment: float
+    bytes_of_a_parameter: float,
+    parameters: int,
+    overlap: int,
+    up_bits: float,
+    down_bits: float,
+    largest_fragment: float,
 ) -> float:
     """Memory of the process that commands an island, for the exchange: `host_bytes` of every parameter; for each
     fragment in flight (at most `largest_fragment` parameters) the sent values, the delta and its payload; one arrived
@@ -374,11 +378,12 @@ def host_memory_gb(
     return (bytes_of_a_parameter * parameters + in_flight * largest_fragment) / GB
 
 
-def host_bytes(sync: SyncSettings, saved: bool) -> int:
+def host_bytes(run: RunSettings, model: ModelFacts) -> float:
     """Per parameter, on the host: every adopted version in float32, to measure progress from; with error feedback two
-    rounding errors; if AdamW's moments are `saved`, a copy of them and their bytes, as for a device (without one their
+    rounding errors; of the moments that are saved a copy, pinned for a device, and their bytes (without a device their
     bytes are the copy)."""
-    return BASE_BYTES + (RESIDUAL_BYTES if sync.error_feedback else 0) + (SAVED_BYTES if saved else 0)
+    moments = INNER_OPTIMIZERS[run.train.inner.name].state_bytes(model.hidden)
+    return BASE_BYTES + (RESIDUAL_BYTES if run.sync.error_feedback else 0) + 2 * moments
 
 
 @formula("syncer", "memory", "GB")

@@ -12,7 +12,7 @@ from diloco_cli.config.models import ModelFacts
 from diloco_cli.config.settings import Inventory, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.formulas import Explanation, formula, told
-from diloco_cli.methods import INNER_OPTIMIZERS, OUTER_OPTIMIZERS
+from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.plan.candidates import (
     Candidate,
     candidate_of,
@@ -272,9 +272,9 @@ def planned_island(
     need_round_s = max(schedule.round_s, step_s)
     sent_mbps, received_mbps = traffic_mbps(model, sync, run.train.inner, schedule, step_s, len(fleet.kept))
     up_bits, down_bits = CODEC_BITS[sync.codec], CODEC_BITS[sync.weights_codec]
-    sent_gb = up_gb_per_day(model, up_bits, moment_bytes(run.train.inner), fleet.served_round_s)
-    on_host = host_bytes(sync, INNER_OPTIMIZERS[run.train.inner.name].state_bytes > 0)
+    sent_gb = up_gb_per_day(model, up_bits, moment_bytes(run.train.inner, model), fleet.served_round_s)
     chosen = replace(run, sync=sync)
+    on_host = host_bytes(chosen, model)
     fit = with_overlap(candidate.fit, model, how_on(island.accelerators, chosen, inventory, model, schedule.overlap))
     return PlannedIsland(
         name=island.name,

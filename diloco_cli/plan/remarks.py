@@ -64,7 +64,8 @@ def assumptions(
     """Speeds first, then values that the inventory does not give, then assumptions of every plan."""
     islands = [candidate.island for candidate in kept]
     guesses = [*_of_the_inventory(kept, inventory), *_of_the_model(run, model)]
-    guesses.append("memory: float32 weights, gradients and AdamW; a micro-batch a device at a time")
+    inner = "AdamW" if run.train.inner.name == "adamw" else run.train.inner.name
+    guesses.append(f"memory: float32 weights, gradients and {inner}; a micro-batch a device at a time")
     guesses.append("islands fail independently of each other")
     if searched:
         guesses.append(f"the search takes a doubling of H beyond 50 to cost {100 * PER_DOUBLING:.0f} % of the tokens")

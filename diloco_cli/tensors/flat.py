@@ -37,7 +37,7 @@ def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
     """Every trained tensor once (tied weights share one name), in the model's order and by its bare name.
 
     Weights of torch.nn.Embedding count as embeddings. An untied output head is the model's last torch.nn.Linear, if it
-    maps an embedding's width to that embedding's number of entries and shares no embedding's weight.
+    maps an embedding's width to that embedding's number of entries and shares no embedding's weight, or there is none.
 
     Of all else only buffers that training changes are exchanged (`buffer_facts`): the rest stays as the model's code
     builds it on every learner, in the evaluator, and in an export. Raises UsageError for a trained parameter that no
@@ -125,7 +125,7 @@ def _head_of(model: torch.nn.Module, embeddings: list[torch.nn.Embedding]) -> in
     last = linears[-1]
     tied = any(last.weight is module.weight for module in embeddings)
     fits = any((last.in_features, last.out_features) == (m.embedding_dim, m.num_embeddings) for m in embeddings)
-    return id(last.weight) if fits and not tied else None
+    return id(last.weight) if (fits and not tied) or not embeddings else None
 
 
 def flatten(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -33,7 +33,7 @@ from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.tensors.flat import flatten_into, unflatten
 from diloco_cli.tensors.payload import to_bytes
-from diloco_cli.training.inner import keeps_moments, moments_of, step_of
+from diloco_cli.training.inner import moment_names, moments_of, step_of
 from diloco_cli.training.replica import DeviceTraining, Replica
 from diloco_cli.training.wire import TensorWire, mixed
 
@@ -287,17 +287,16 @@ class CudaTraining(DeviceTraining):
 
 
 class LeavingMoments:
-    """AdamW's moments on their way from a device to the host, beside the training: the lane that encodes them waits for
-    the copies, and on the device the next change of them does."""
+    """Moments on their way from a device to the host, beside the training: the lane that encodes them waits for the
+    copies, and on the device the next change of them does."""
 
     def __init__(self, copies: Copies, replica: Replica) -> None:
         self._copies, self._replica = copies, replica
         self._left: DeviceEvent | None = None
         replica.before_update = self._wait
-        if keeps_moments(replica.optimizer):  # torch keeps freed pinned memory: half a second less at the first save
-            trained = {n: t for n, t in replica.tensors.items() if t.requires_grad}
-            self._pinned_like(trained)
-            self._pinned_like({f"2.{n}": t for n, t in trained.items()})
+        kept = moment_names(replica.model, replica.optimizer)
+        every = {f"{moment}.{name}": replica.tensors[name] for name, moments in kept.items() for moment in moments}
+        self._pinned_like(every)  # torch keeps freed pinned memory: half a second less at the first save
 
     def save(self) -> Moments | None:
         """Orders the copies; None if there is nothing to save."""

@@ -1,5 +1,4 @@
-"""The inner optimizer: AdamW with weight-decay groups, clipping, precision, rate on the RUN's schedule; its saved
-state.
+"""The inner optimizer: weight-decay groups, clipping, precision, rate on the RUN's schedule; its saved state.
 
 The optimizers are torch's without its compiler. torch decorates methods of its optimizers so that torch.compile leaves
 them out, and the decorators import torch._dynamo at the first call, which takes almost as long as importing torch
@@ -11,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from inspect import unwrap
+from itertools import islice
 from math import cos, inf, isfinite, pi
 from typing import Any
 
@@ -19,15 +19,16 @@ from torch import nn
 
 from diloco_cli.config.settings import InnerSettings
 from diloco_cli.errors import RunFailedError
-from diloco_cli.methods import INNER_OPTIMIZERS, arithmetic_of
+from diloco_cli.methods import INNER_OPTIMIZERS, arithmetic_of, hidden_matrices
 from diloco_cli.protocol.actors.learner import Moments
 from diloco_cli.protocol.log.records import RunFormat
-from diloco_cli.tensors.flat import bare_parameters
+from diloco_cli.tensors.flat import bare_parameters, parameter_facts
 from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes, to_bytes
 
 FLOOR = 0.1  # what falls ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
 BF16_CAPABILITY = 8  # major number of the first CUDA devices with bf16 in hardware (Ampere); older ones emulate it
+COUNTED = "exp_avg_sq"  # who keeps it corrects it for its steps, and torch counts them beside it
 FUSED = ("cpu", "cuda")  # where torch has AdamW as one kernel: a third of the time of the others on a CPU
 
 
@@ -50,17 +51,20 @@ def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Op
     """Weight decay for tensors of two or more dimensions, embeddings and positions included, and for nothing else.
 
     A tied embedding is the output head as well, and a head decays; norms and biases, which have one dimension, do not.
+    Raises UsageError for an optimizer that this torch does not have, or that has nothing to do in this model.
     """
-    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
+    record, trained = INNER_OPTIMIZERS[settings.name], _trained(model)
+    hidden = hidden_matrices(settings.name, [] if record.of_matrices is None else parameter_facts(model))
+    decayed = [p for name, p in trained.items() if p.dim() >= 2 and name not in hidden]
+    vectors = [p for p in trained.values() if p.dim() < 2]
     groups: Groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": [trained[name] for name in hidden], "moments": record.of_matrices},
+        {"params": decayed, "moments": record.moments},
+        {"params": vectors, "moments": record.moments, "weight_decay": 0.0},
     ]
-    groups = [group for group in groups if group["params"]]
-    record = INNER_OPTIMIZERS[settings.name]
+    groups = [{"weight_decay": settings.weight_decay, **group} for group in groups if group["params"]]
     optimizer: torch.optim.Optimizer = arithmetic_of(record)(groups, settings)
-    optimizer.moments, optimizer.steps_made = record.moments, 0  # type: ignore[attr-defined]
+    optimizer.steps_made = 0  # type: ignore[attr-defined]
     return optimizer
 
 
@@ -70,14 +74,13 @@ def make_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer.steps_made += 1  # type: ignore[attr-defined]
 
 
-def moment_names(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """What it keeps beside each parameter; of one that a user's loop has made, AdamW's moments or none."""
-    usual = INNER_OPTIMIZERS["adamw"].moments if isinstance(optimizer, torch.optim.AdamW) else ()
-    found: tuple[str, ...] = getattr(optimizer, "moments", usual)
-    return found
-
-
 Groups = list[dict[str, Any]]
+
+
+def moment_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[str, ...]]:
+    """What it keeps beside each trained parameter, by the parameter's name, in the model's order."""
+    kept = {id(p): group["moments"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: kept[id(p)] for name, p in _trained(model).items()}
 
 
 def adamw(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
@@ -87,6 +90,58 @@ def adamw(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
 
 def sgd(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
     return SGD(groups, lr=settings.lr)
+
+
+def muon(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
+    """The first group by torch's Muon, each update .2 sqrt(longer side) times as long, which is AdamW's length."""
+    kind = type("Muon", (_OfRows, _Eager, torch.optim.Muon), {})
+    parts = [kind(groups[:1], lr=settings.lr, adjust_lr_fn="match_rms_adamw")]
+    return Together([*parts, adamw(groups[1:], settings)] if groups[1:] else parts)
+
+
+class _OfRows(torch.optim.Optimizer):
+    """Muon where the rows of each matrix lie on several ranks. Left alone, torch adds up products of bf16 from all of
+    them, many times a step, and rounds each sum. Here a rank keeps its rows of the momentum, the ranks gather one
+    update at a time (in bf16, as Newton-Schulz begins), and each makes it orthogonal and takes its rows of that."""
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if not hasattr(group["params"][0], "full_tensor"):
+                super().step()
+                return
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_on(parameter, group)
+
+    def _step_on(self, parameter: Any, group: dict[str, Any]) -> None:
+        momentum, lr, gradient = group["momentum"], group["lr"], parameter.grad
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        update = gradient.lerp(state["momentum_buffer"].lerp_(gradient, 1 - momentum), momentum)
+        moved = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device, requires_grad=True)
+        moved.grad = update.bfloat16().full_tensor().to(parameter.dtype)
+        kind: Any = type(self)
+        kind([{**group, "params": [moved], "momentum": 0.0, "weight_decay": 0.0}]).step()
+        mine, mesh = parameter.to_local(), parameter.device_mesh
+        first = mesh.get_local_rank() * -(-len(moved) // mesh.size())
+        mine.mul_(1 - lr * group["weight_decay"]).add_(moved[first : first + len(mine)])
+
+
+class Together(_Eager):
+    """Optimizers of different groups as one, with one state. Each goes by its own entries in its groups."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer]) -> None:
+        self._parts = [(part, len(part.param_groups)) for part in parts]
+        super().__init__([group for part in parts for group in part.param_groups], parts[-1].defaults)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        groups = iter(self.param_groups)
+        for part, count in self._parts:
+            part.state, part.param_groups = self.state, list(islice(groups, count))
+            part.step()
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -149,12 +204,12 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in bare_parameters(model).items() if p.requires_grad}
 
 
-def _spec(model: nn.Module, moments: tuple[str, ...]) -> Spec:
+def _spec(model: nn.Module, optimizer: torch.optim.Optimizer) -> Spec:
     """`step`: of each parameter, as one that got its first gradient later is corrected for fewer of them."""
     trained = _trained(model)
     spec: Spec = {"step": (torch.int64, (len(trained),))}
-    for name, parameter in trained.items():
-        spec |= {f"{moment}.{name}": (torch.float32, tuple(parameter.shape)) for moment in moments}
+    for name, moments in moment_names(model, optimizer).items():
+        spec |= {f"{moment}.{name}": (torch.float32, tuple(trained[name].shape)) for moment in moments}
     return spec
 
 
@@ -178,19 +233,17 @@ def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     """The present moments in float32, on their device; those that are float32 already are not copied. Of a parameter
     that never had a gradient (an expert that nothing was routed to) they are zero, at step 0, as the optimizer would
     begin them. None if there are none at all (SGD, or no step yet)."""
-    trained, moments = _trained(model), moment_names(optimizer)
-    known = {
-        name: optimizer.state[p] for name, p in trained.items() if set(moments) <= optimizer.state.get(p, {}).keys()
-    }
-    if not moments or not known:
+    trained, moments = _trained(model), moment_names(model, optimizer)
+    known = {name: state for name, p in trained.items() if moments[name] and (state := optimizer.state.get(p))}
+    if not known:
         return None
-    made = getattr(optimizer, "steps_made", 0)
+    made = optimizer.steps_made  # type: ignore[attr-defined]
     steps = [torch.as_tensor(state.get("step", made)) for state in known.values()]
     at_once = torch.stack([step.to(steps[0].device) for step in steps])  # one wait for the device
     at = dict(zip(known, at_once.long().tolist(), strict=True))
     tensors = {"step": torch.tensor([at.get(name, 0) for name in trained])}
     for name, parameter in trained.items():
-        for moment in moments:
+        for moment in moments[name]:
             found = known[name][moment].detach() if name in known else torch.zeros_like(parameter, requires_grad=False)
             tensors[f"{moment}.{name}"] = found.float()
     return tensors
@@ -198,7 +251,7 @@ def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 
 def keeps_moments(optimizer: torch.optim.Optimizer) -> bool:
     """Whether there is anything to save, to restore and to lose: plain SGD has no state."""
-    return bool(moment_names(optimizer))
+    return any(group["moments"] for group in optimizer.param_groups)
 
 
 def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> bool:
@@ -220,28 +273,27 @@ def restore_inner_state(model: nn.Module, optimizer: torch.optim.Optimizer, data
 def sound_moments(model: nn.Module, optimizer: torch.optim.Optimizer, data: bytes) -> dict[str, torch.Tensor] | None:
     """Saved moments by their names; None if they are not this model's, or not fit for an optimizer."""
     try:
-        tensors = from_bytes(data, _spec(model, moment_names(optimizer)))
+        tensors = from_bytes(data, _spec(model, optimizer))
     except PayloadError:
         return None
     return tensors if _are_sound(tensors) else None
 
 
 def begin_moments(model: nn.Module, optimizer: torch.optim.Optimizer, steps: torch.Tensor) -> None:
-    """Moments of zero, as after so many `steps` of each trained parameter, sharded as the parameters are. A parameter
-    that a user's optimizer does not have gets none."""
+    """Moments of zero, as after so many `steps` of each trained parameter, sharded as the parameters are."""
     optimizer.steps_made = int(steps.max())  # type: ignore[attr-defined]
     fused = bool(optimizer.defaults.get("fused"))  # the fused kernel wants its step count beside the parameters
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    for parameter, step in zip(_trained(model).values(), steps.tolist(), strict=True):
-        if id(parameter) in held:
-            optimizer.state[parameter] = {
-                "step": torch.tensor(float(step), device=parameter.device if fused else None),
-                **{moment: torch.zeros_like(parameter, requires_grad=False) for moment in moment_names(optimizer)},
-            }
+    trained = _trained(model)
+    for (name, moments), step in zip(moment_names(model, optimizer).items(), steps.tolist(), strict=True):
+        parameter = trained[name]
+        state = {moment: torch.zeros_like(parameter, requires_grad=False) for moment in moments}
+        if COUNTED in moments:
+            state["step"] = torch.tensor(float(step), device=parameter.device if fused else None)
+        optimizer.state[parameter] = state
 
 
 def _are_sound(tensors: dict[str, torch.Tensor]) -> bool:
     """Whether all values are finite, and no second moment or step count is below zero."""
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values())
-    squares = [tensor for name, tensor in tensors.items() if name == "step" or name.startswith("exp_avg_sq.")]
+    squares = [tensor for name, tensor in tensors.items() if name == "step" or name.startswith(f"{COUNTED}.")]
     return finite and all(bool((tensor >= 0).all()) for tensor in squares)

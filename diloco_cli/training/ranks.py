@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum, auto
-from itertools import product
+from itertools import chain
 from math import isfinite
 from typing import Protocol
 
@@ -271,11 +271,11 @@ class RankedTraining(DeviceTraining):
         blank = Blank({name: (t.dtype, tuple(t.shape)) for name, t in moments.items()})
         blank.tensors["step"].copy_(moments["step"])
         with self._told(Command.SAVE):
-            for fragment, moment in _all_moments(self._shards, self.replica.optimizer):
-                flat = self._shards.gather(fragment, _of(moments, moment))
+            for fragment, moment, shards in _all_moments(self._shards, self.replica):
+                flat = shards.gather(fragment, _of(moments, moment))
                 assert flat is not None
                 with self._on_host(flat) as host:
-                    unflatten(self.run.layout.fragments[fragment], host, _of(blank.tensors, moment))
+                    unflatten(shards.layout.fragments[fragment], host, _of(blank.tensors, moment))
                 self._alive.beat()
         return as_saved(step_of(moments), blank.seal())
 
@@ -355,8 +355,8 @@ def _do(command: Command, numbers: list[float], rank: Rank) -> None:
             shards.scatter(int(numbers[0]), None, replica.tensors)
         case Command.SAVE:
             moments = moments_of(replica.model, replica.optimizer) or {}
-            for fragment, moment in _all_moments(shards, replica.optimizer):
-                shards.gather(fragment, _of(moments, moment))
+            for fragment, moment, theirs in _all_moments(shards, replica):
+                theirs.gather(fragment, _of(moments, moment))
                 rank.alive.beat()
         case Command.RESTORE:
             _restore(replica, shards, rank.alive, None)
@@ -371,16 +371,22 @@ def _restore(replica: Replica, shards: Shards, alive: Alive, tensors: Tensors | 
     distributed.broadcast(steps := steps.to(replica.device), 0)
     begin_moments(replica.model, replica.optimizer, steps)
     state = replica.optimizer.state
-    for fragment, moment in _all_moments(shards, replica.optimizer):
-        slots, flat = shards.layout.fragments[fragment], None
+    for fragment, moment, theirs in _all_moments(shards, replica):
+        slots, flat = theirs.layout.fragments[fragment], None
         if tensors is not None:
             flat = flatten(slots, _of(tensors, moment)).to(replica.device)
-        shards.scatter(fragment, flat, {name: state[p][moment] for name, p in trained.items()})
+        theirs.scatter(fragment, flat, {name: state[p][moment] for name, p in trained.items() if moment in state[p]})
         alive.beat()
 
 
-def _all_moments(shards: Shards, optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, str]]:
-    return product(range(len(shards.layout.fragments)), moment_names(optimizer))
+def _all_moments(shards: Shards, replica: Replica) -> Iterator[tuple[int, str, Shards]]:
+    """Each moment of each fragment, with the shards of the tensors that have it."""
+    kept = moment_names(replica.model, replica.optimizer)
+    for moment in dict.fromkeys(chain.from_iterable(kept.values())):
+        theirs = shards.of({name for name, moments in kept.items() if moment in moments})
+        for fragment, slots in enumerate(theirs.layout.fragments):
+            if slots.tensors:
+                yield fragment, moment, theirs
 
 
 def _of(tensors: Mapping[str, torch.Tensor], moment: str) -> dict[str, torch.Tensor]:

@@ -309,7 +309,7 @@ def micro_batch_here(
         )
     memory_gb = torch.cuda.get_device_properties(device).total_memory / GB if device.type == "cuda" else None
     half = runs_in_bf16(settings.train.precision, device)
-    how = computing(settings, half, num_fragments, own_memory=device.type == "cuda")
+    how = computing(settings, model, half, num_fragments, own_memory=device.type == "cuda")
     fit = fit_with_micro_batch(settings.train, model, batch_tokens, how, ranks, memory_gb)
     return min(fit.sequences * model.sequence, batch_tokens), fit
 

@@ -14,9 +14,9 @@ extents of its flat vector, and no padding is ever sent.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from math import prod
@@ -243,6 +243,18 @@ class Shards:
     ranks: int
     device: torch.device
     sharded: bool
+
+    def of(self, names: Collection[str]) -> Shards:
+        """The same of these parameters alone."""
+        fragments = []
+        for fragment in self.layout.fragments:
+            start, slots = 0, []
+            for slot in fragment.tensors:
+                if slot.name in names:
+                    slots.append(replace(slot, start=start))
+                    start += slot.num_elements
+            fragments.append(replace(fragment, tensors=tuple(slots), buffers=()))
+        return replace(self, layout=replace(self.layout, fragments=tuple(fragments)))
 
     def gather(self, fragment: int, tensors: Tensors) -> torch.Tensor | None:
         """On rank 0 the fragment's values, [n] float32 on the device; None on the others."""

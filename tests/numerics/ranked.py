@@ -39,6 +39,7 @@ from tests.forked import ForkedProcess
 
 SEQUENCE = 12
 SIDES = ("left", "right")
+LR = {"adamw": 3e-3, "sgd": 0.1, "muon": 3e-4}  # of Muon the default: its products are of bf16, and round
 NUMBERS = Progression(0.5, inf, False)  # any place in a run with a constant learning rate
 
 
@@ -77,7 +78,7 @@ class RankedCase:
                 precision=self.precision,  # type: ignore[arg-type]
                 inner=InnerSettings(
                     name=self.optimizer,  # type: ignore[arg-type]
-                    lr=3e-3 if self.optimizer == "adamw" else 0.1,
+                    lr=LR[self.optimizer],
                     schedule="constant",
                     warmup_steps=0,
                     clip_norm=1.0,

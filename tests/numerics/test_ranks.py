@@ -15,6 +15,7 @@ from tests.numerics.ranked import CARRIED_HERE, RankedCase, Trained, one_rank, s
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROLLED_BACK = ("kept", "adopted", "rolled back", "rolled back to fresh moments")
+MUON = RankedCase("muon", optimizer="muon", steps=3, rows=10, at_once=2)
 CASES = [
     RankedCase("sharded"),
     RankedCase("copied", sharding="ddp", at_once=2),
@@ -23,6 +24,9 @@ CASES = [
     RankedCase("unlike parameters in a step, copied", model="choosing", sharding="ddp", at_once=1),
     RankedCase("tied weights, a frozen tensor and buffers", model="two_names"),
     RankedCase("plain SGD", optimizer="sgd"),
+    MUON,
+    RankedCase("muon copied", optimizer="muon", steps=3, sharding="ddp"),
+    RankedCase("muon, adopted and rolled back", optimizer="muon", steps=1, events=ROLLED_BACK),
     RankedCase("adopted and rolled back", steps=4, events=ROLLED_BACK),
     RankedCase("adopted and rolled back, copied", sharding="ddp", steps=4, events=ROLLED_BACK),
 ]
@@ -109,7 +113,7 @@ def test_a_float32_mixture_ends_within_a_hundredth_whatever_its_micro_batches(tw
     assert two[SPLIT.name].losses[-1] != pytest.approx(expected.losses[-1], abs=NEAR)  # another objective, indeed
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[2]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [CASES[0], CASES[2], MUON], ids=lambda case: case.name)
 def test_moments_of_two_ranks_are_restored_by_one(two: dict[str, Trained], case: RankedCase) -> None:
     assert_near(one_rank(case, two[case.name].moments), one_rank(case, one_rank(case).moments))
 

@@ -44,7 +44,7 @@ from diloco_cli import methods
 from diloco_cli.config.run_file import load_run
 from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
 from diloco_cli.observe.replay import verified
-from diloco_cli.plan.link import CODEC_BITS, moment_bytes
+from diloco_cli.plan.link import CODEC_BITS
 from diloco_cli.syncer.arithmetic import state_spec
 from diloco_cli.tasks.build import build_model
 from tests.numerics.harness import make_run, merges, outer_parameters, run_to_end
@@ -56,7 +56,7 @@ found = verified(store, run)
 assert found.ok and found.merges >= 8, found
 assert set(state_spec(3, "adam")) == {"parameters", "mean", "square"}
 assert methods.OUTER_OPTIMIZERS["adam"].state_bytes == 12
-assert CODEC_BITS["half"] == 16 and moment_bytes(inner) == 4
+assert CODEC_BITS["half"] == 16 and methods.INNER_OPTIMIZERS["heavy"].state_bytes(0.5) == 4
 assert store.list("inner/"), "its moments are saved"
 (open("run.yaml", "w")).write(
     "version: 1\\nname: a\\nmodel: {preset: gpt-nano}\\ndata: {preset: python-stdlib}\\n"

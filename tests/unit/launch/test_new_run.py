@@ -62,6 +62,16 @@ def test_running_statistics_and_what_a_trial_has_seen_are_carried_on_one_rank_al
         with_buffers_of(replace(run, islands=(replace(IOWA, ranks=2),)), None)
 
 
+def test_an_optimizer_that_cannot_step_on_the_model_is_refused_before_there_is_a_run():
+    inner = changed_settings(RUN.settings.train.inner, name="muon")
+    train = changed_settings(RUN.settings.train, inner=inner)
+    settings = changed_settings(RUN.settings, model=ModelSettings(preset="gpt-pico"), train=train)
+    assert layout_of(settings).num_parameters > 0
+    plain = changed_settings(settings, model=ModelSettings(entrypoint=f"{__name__}:HalfKnown"))
+    with pytest.raises(UsageError, match=r"train.inner.name: muon is for hidden matrices, and this model has none"):
+        layout_of(plain)
+
+
 def test_other_islands_are_named_both():
     other = replace(RUN, islands=(IOWA, replace(IOWA, name="ohio")))
     assert differences(RUN, other) == ["islands (iowa there, iowa, ohio here)"]

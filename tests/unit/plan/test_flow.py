@@ -189,9 +189,9 @@ def test_all_money_adds_up() -> None:
 
 
 def test_an_optimizer_without_moments_sends_none() -> None:
-    assert moment_bytes(RUN.train.inner) == 8 / 20
+    assert moment_bytes(RUN.train.inner, MODEL) == 8 / 20
     plain = replace(RUN.train.inner, name="sgd")
-    assert moment_bytes(plain) == 0.0
+    assert moment_bytes(plain, MODEL) == 0.0
 
 
 def test_an_island_in_its_buckets_region_pays_no_egress() -> None:

@@ -4,13 +4,16 @@ to 46 M; and how many sequences a device takes at once."""
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators
 from diloco_cli.config.models import MODEL_PRESETS, FragmentSizes, ModelFacts, facts_from_parameters
 from diloco_cli.config.settings import (
+    InnerSettings,
     Inventory,
     MachineSettings,
     ModelSettings,
@@ -27,6 +30,7 @@ from diloco_cli.plan.memory import (
     WORKING_MARGIN,
     Computing,
     Fit,
+    computing,
     fit_with_micro_batch,
     host_bytes,
     host_memory_gb,
@@ -40,8 +44,9 @@ from diloco_cli.plan.memory import (
 from diloco_cli.plan.plan import Plan
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.protocol.log.operations import MAX_BYTES_AT_ONCE
-from diloco_cli.tasks.build import build_model_on_meta
+from diloco_cli.tasks.build import build_model, build_model_on_meta
 from diloco_cli.tensors.flat import parameter_facts
+from diloco_cli.training.inner import build_optimizer
 from tests.unit.plan.fleets import FAST, IOWA, MODEL, OLD, RUN, fleet, island
 
 EMBEDDING = 1_000_000_000 - 12 * 16 * 2048**2
@@ -104,6 +109,28 @@ def test_sgd_keeps_no_moments() -> None:
     assert "moments" not in parts(1, replace(HOW, moment_bytes=0))
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+@pytest.mark.parametrize("preset", ["gpt-pico", "gpt-micro", "moe-nano", "vit-nano"])
+def test_the_planned_moments_are_those_that_the_optimizer_keeps(preset: str, name: str) -> None:
+    run = RunSettings(name="a", model=ModelSettings(preset=preset), train=TrainSettings(inner=InnerSettings(name=name)))
+    model, facts = build_model(run), model_facts(run.model)
+    optimizer = build_optimizer(model, run.train.inner)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    kept = sum(t.numel() * t.itemsize for state in optimizer.state.values() for t in state.values() if t.dim())
+    (planned,) = (p.gb for p in memory_parts(facts, computing(run, facts, False, 1, False)) if p.name == "moments")
+    assert planned == pytest.approx(kept / 1e9, rel=0.15)
+    built = facts_from_parameters(parameter_facts(model), facts.sequence)
+    assert built.hidden == pytest.approx(facts.hidden, rel=0.02)
+
+
+def test_an_untied_head_keeps_adamws_moments() -> None:
+    model = nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 64, bias=False))
+    facts = facts_from_parameters(parameter_facts(model), 8)
+    assert facts.hidden == pytest.approx(64 / (64 + 2 * 512))
+
+
 def test_tokens_that_meet_wider_or_several_mlps_keep_more() -> None:
     """Per layer and width: 32 + 8 h bytes in fp32, 16 more with experts, as torch's hooks on saved tensors counted."""
     full = Computing(half=False)
@@ -133,9 +160,9 @@ def test_the_number_of_devices_that_would_do_is_the_smallest_one() -> None:
 
 
 def test_host_and_syncer_memory_by_hand() -> None:
-    sync = SyncSettings()
-    assert [host_bytes(sync, saved) for saved in (False, True)] == [4, 20]
-    assert host_bytes(replace(sync, error_feedback=True), saved=False) == 12
+    plain = RunSettings(name="a", train=TrainSettings(inner=InnerSettings(name="sgd")))
+    assert [host_bytes(run, MODEL) for run in (plain, RunSettings(name="a"))] == [4, 20]
+    assert host_bytes(replace(plain, sync=SyncSettings(error_feedback=True)), MODEL) == 12
     assert host_memory_gb(20, 1000, 2, 16.0, 8.0, 100.0) == pytest.approx((20_000 + (3 * 10 + 4 + 1) * 100) / 1e9)
     read_back, not_read_back = (syncer_memory_gb(1000, 100.0, 16.0, 8.0, 3, back, 8) for back in (True, False))
     assert read_back == pytest.approx((8000 + (2 * 9 + 3 * 2) * 100 + 64e6) / 1e9)

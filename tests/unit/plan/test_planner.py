@@ -107,6 +107,17 @@ def test_the_peak_that_is_planned_with_is_of_the_type_that_the_learner_uses() ->
         plan(fleet(replace(IOWA, accelerators=Accelerators("TPU-v5p", 8))), full)
 
 
+def test_muon_costs_its_products_on_every_rank_and_nothing_where_the_speed_is_measured() -> None:
+    """A block of a transformer of width d: 280 d^3 FLOPs a step (5 Newton-Schulz steps of 3 products)."""
+    inner = replace(RUN.train.inner, name="muon")
+    run = replace(RUN, train=replace(RUN.train, inner=inner))
+    for of in (IOWA, replace(IOWA, tokens_per_s=5e5)):
+        plain, muon = (candidates(each, fleet(of), MODEL)[0] for each in (RUN, run))
+        of_a_step = 280 * MODEL.width**3 * MODEL.layers * of.num_ranks
+        slower = of_a_step / plain.batch_tokens / MODEL.flops_per_token if of.tokens_per_s is None else 0.0
+        assert plain.tokens_per_s / muon.tokens_per_s == pytest.approx(1 + slower, rel=0.01)
+
+
 def test_a_measured_speed_beyond_the_device_is_warned_about() -> None:
     """8 A40: 8 x 149.7e12 / 6.805e9 FLOPs a token = 176,000 tokens/s at most."""
     for rate, warned in ((170_000.0, False), (180_000.0, True)):

@@ -15,15 +15,18 @@ import pytest
 import torch
 from torch import nn
 
+from diloco_cli import methods
 from diloco_cli.config.settings import InnerSettings
-from diloco_cli.errors import RunFailedError
+from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.tensors.payload import to_bytes
+from diloco_cli.training import inner
 from diloco_cli.training.inner import (
     autocast,
     build_optimizer,
     clip_gradients,
     finite_norm,
     learning_rate,
+    make_step,
     moments_of,
     restore_inner_state,
     saved_moments,
@@ -45,9 +48,11 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
     optimizer.step()
 
 
-def trained(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.Optimizer, Tensors]:
+def trained(
+    dtype: torch.dtype = torch.float32, name: str = "adamw"
+) -> tuple[nn.Module, torch.optim.Optimizer, Tensors]:
     model = model_in(dtype)
-    optimizer = build_optimizer(model, InnerSettings(lr=0.1))
+    optimizer = build_optimizer(model, InnerSettings(name=name, lr=0.1))
     for seed in range(3):
         step(model, optimizer, seed)
     moments = moments_of(model, optimizer)
@@ -55,12 +60,18 @@ def trained(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, torch.optim.
     return model, optimizer, {name: tensor.clone() for name, tensor in moments.items()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_a_restored_optimizer_goes_on_bit_for_bit(dtype: torch.dtype) -> None:
-    model, optimizer, saved = trained(dtype)
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        *[(dtype, "adamw") for dtype in (torch.float32, torch.bfloat16, torch.float64)],
+        *[(dtype, "muon") for dtype in (torch.float32, torch.bfloat16)],
+    ],
+)
+def test_a_restored_optimizer_goes_on_bit_for_bit(dtype: torch.dtype, name: str) -> None:
+    model, optimizer, saved = trained(dtype, name)
     twin = model_in(dtype)
     twin.load_state_dict(model.state_dict())
-    its_optimizer = build_optimizer(twin, InnerSettings(lr=0.1))
+    its_optimizer = build_optimizer(twin, InnerSettings(name=name, lr=0.1))
     assert restore_inner_state(twin, its_optimizer, to_bytes(saved))
     step(model, optimizer, 9)
     step(twin, its_optimizer, 9)
@@ -75,30 +86,28 @@ class Routed(nn.Module):
         super().__init__()
         torch.manual_seed(3)
         self.experts = nn.ModuleList([nn.Linear(4, 3) for _ in range(3)])
+        self.head = nn.Linear(3, 3)
 
     def step(self, optimizer: torch.optim.Optimizer, *used: int) -> None:
         optimizer.zero_grad(set_to_none=True)
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(sum(used)))
-        torch.stack([(self.experts[index](x) ** 2).mean() for index in used]).sum().backward()
-        optimizer.step()
+        torch.stack([(self.head(self.experts[index](x)) ** 2).mean() for index in used]).sum().backward()
+        make_step(optimizer)
 
 
 @pytest.mark.parametrize("used", [[(0,)], [(0,), (0, 1)], [(1,), (1, 2), (2,), (1,)]])
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize(("name", "fused"), [("adamw", True), ("adamw", False), ("muon", True)])
 def test_moments_of_parameters_without_a_gradient_yet_are_zero_and_go_on_bit_for_bit(
-    used: list[tuple[int, ...]], fused: bool
+    used: list[tuple[int, ...]], name: str, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rarely used expert has made fewer steps than the others, and is corrected for those."""
-
-    def adamw_of(model: Routed) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=0.1, betas=(0.9, 0.999), fused=fused)
-
+    monkeypatch.setattr(inner, "FUSED", ("cpu",) if fused else ())
     model, twin = Routed(), Routed()
-    optimizer, its_optimizer = adamw_of(model), adamw_of(twin)
+    optimizer, its_optimizer = (build_optimizer(m, InnerSettings(name=name, lr=0.1)) for m in (model, twin))
     for experts in used:
         model.step(optimizer, *experts)
     saved = saved_moments(model, optimizer)
-    assert saved is not None and saved.step == max(sum(e in step for step in used) for e in range(3))
+    assert saved is not None and saved.step == len(used)
     twin.load_state_dict(model.state_dict())
     assert restore_inner_state(twin, its_optimizer, saved.encode())
     for experts in ((0, 1, 2), (2,)):
@@ -107,16 +116,6 @@ def test_moments_of_parameters_without_a_gradient_yet_are_zero_and_go_on_bit_for
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     again = saved_moments(twin, its_optimizer)
     assert again is not None and again.encode() == (saved_moments(model, optimizer) or again).encode()
-
-
-def test_parameters_that_a_users_optimizer_leaves_out_get_no_state() -> None:
-    model = Routed()
-    optimizer, fresh = (torch.optim.AdamW(model.experts[0].parameters(), lr=0.1) for _ in range(2))
-    assert saved_moments(model, optimizer) is None
-    model.step(optimizer, 0, 1)
-    saved = saved_moments(model, optimizer)
-    assert saved is not None and restore_inner_state(model, fresh, saved.encode())
-    assert len(fresh.state_dict()["state"]) == 2
 
 
 def poisoned(saved: Tensors, name: str, value: float) -> bytes:
@@ -160,6 +159,66 @@ def test_matrices_and_embeddings_decay_and_vectors_do_not() -> None:
     left = {name: float(parameter.detach().flatten()[0]) for name, parameter in model.named_parameters()}
     decayed, kept = pytest.approx(2.0 * 0.95), 2.0
     assert left == {"0.weight": decayed, "1.weight": kept, "1.bias": kept, "2.weight": decayed, "2.bias": kept}
+
+
+class Kinds(nn.Module):
+    """Every kind of tensor: the head is tied to the embedding or a matrix of its own."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.tokens, self.positions = nn.Embedding(12, 6), nn.Embedding(5, 6)
+        self.conv, self.norm = nn.Conv1d(6, 6, 3, padding=1), nn.LayerNorm(6)
+        self.up, self.down = nn.Linear(6, 24), nn.Linear(24, 6, bias=False)
+        self.head = nn.Linear(6, 12, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.positions.weight
+        x = x + self.conv(x.mT).mT
+        found: torch.Tensor = self.head(x + self.down(self.up(self.norm(x)).relu()))
+        return found
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_all_else_bit_for_bit(tied: bool) -> None:
+    settings = InnerSettings(name="muon", lr=0.02, weight_decay=0.1)
+    model, twin = Kinds(tied), Kinds(tied)
+    hidden = [twin.up.weight, twin.down.weight]
+    others = [p for p in twin.parameters() if not any(p is q for q in hidden)]
+    theirs = [
+        torch.optim.Muon(hidden, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for p in others if p.dim() > 1], lr=0.02, betas=(0.9, 0.95), weight_decay=0.1, fused=True),
+        torch.optim.AdamW([p for p in others if p.dim() < 2], lr=0.02, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+    ]
+    ours = build_optimizer(model, settings)
+    for seed in range(5):
+        tokens = torch.randint(0, 12, (4, 5), generator=torch.Generator().manual_seed(seed))
+        for each, optimizers in ((model, [ours]), (twin, theirs)):
+            each.zero_grad()
+            nn.functional.cross_entropy(each(tokens).flatten(0, 1), tokens.roll(1).flatten()).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Sequential(nn.Embedding(3, 4), nn.LayerNorm(4)), nn.Linear(4, 3), nn.Conv2d(1, 2, 3)]
+)
+def test_muon_is_refused_for_a_model_without_hidden_matrices(model: nn.Module) -> None:
+    with pytest.raises(UsageError, match=r"train.inner.name: muon is for hidden matrices, and this model has none"):
+        build_optimizer(model, InnerSettings(name="muon"))
+
+
+def test_muon_is_refused_by_name_where_torch_is_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Kinds(True)
+    monkeypatch.setattr(methods, "version", lambda package: "2.8.1+cu126")
+    with pytest.raises(
+        UsageError, match=r"train.inner.name: muon needs torch 2.9 or newer; here is torch 2.8.1\+cu126"
+    ):
+        build_optimizer(model, InnerSettings(name="muon"))
+    build_optimizer(model, InnerSettings(name="adamw"))
 
 
 def test_frozen_and_tied_parameters_are_in_no_group_or_in_one() -> None:
@@ -235,7 +294,7 @@ from diloco_cli.training.inner import build_optimizer, restore_inner_state, save
 from tests.benchmarks.micro_batch import replica_of
 
 replica = replica_of("gpt-pico")
-for optimizer in (replica.optimizer, build_optimizer(replica.model, InnerSettings(name="sgd"))):
+for optimizer in (build_optimizer(replica.model, InnerSettings(name=name)) for name in ("adamw", "sgd", "muon")):
     replica.optimizer = optimizer
     for _ in range(2):
         replica.step(0, 128, 1e-3)
@@ -251,10 +310,10 @@ def test_nothing_of_the_compiler_is_imported() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_hooks_are_called_once_a_step_whatever_optimizers_there_were_before(name: str) -> None:
     calls: list[str] = []
-    model = nn.Linear(2, 1)
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     for build in (torch.optim.AdamW, torch.optim.SGD):
         build(nn.Linear(2, 1).parameters(), lr=0.1).step()
     optimizer = build_optimizer(model, InnerSettings(name=name))  # type: ignore[arg-type]
