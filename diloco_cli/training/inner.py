@@ -96,7 +96,7 @@ def muon(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
     """The first group by torch's Muon, each update .2 sqrt(longer side) times as long, which is AdamW's length."""
     kind = type("Muon", (_OfRows, _Eager, torch.optim.Muon), {})
     parts = [kind(groups[:1], lr=settings.lr, adjust_lr_fn="match_rms_adamw")]
-    return Together([*parts, adamw(groups[1:], settings)] if groups[1:] else parts)
+    return AsOne([*parts, adamw(groups[1:], settings)] if groups[1:] else parts)
 
 
 class _OfRows(torch.optim.Optimizer):
@@ -129,7 +129,7 @@ class _OfRows(torch.optim.Optimizer):
         mine.mul_(1 - lr * group["weight_decay"]).add_(moved[first : first + len(mine)])
 
 
-class Together(_Eager):
+class AsOne(_Eager):
     """Optimizers of different groups as one, with one state. Each goes by its own entries in its groups."""
 
     def __init__(self, parts: list[torch.optim.Optimizer]) -> None:

@@ -350,7 +350,7 @@ def test_a_run_that_is_not_there_is_said(run: str) -> None:
     assert "diloco runs" in caught.value.__notes__[0]
 
 
-class Noting(torch.optim.SGD):
+class SGDWithAPast(torch.optim.SGD):
     """Keeps what no tensor holds."""
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -364,13 +364,13 @@ class Noting(torch.optim.SGD):
 def test_state_that_is_not_saved_is_said_and_lost_on_a_restart(caplog: pytest.LogCaptureFixture) -> None:
     meeting = Meeting(own_run(**ROOM, inner=InnerSettings(lr=0.01, save_every=1)))
     with caplog.at_level(logging.WARNING, "diloco"):
-        first = meeting.loop(optimizer=Noting)
+        first = meeting.loop(optimizer=SGDWithAPast)
         assert not first.island.moments_lost
         for _ in range(12):
             first.step()
-    assert caplog.text.count("the state of Noting is not saved") == 1
+    assert caplog.text.count("the state of SGDWithAPast is not saved") == 1
     first.island.finish()
-    second = meeting.loop(optimizer=Noting)
+    second = meeting.loop(optimizer=SGDWithAPast)
     assert second.island.moments_lost
     second.island.finish(0)
 

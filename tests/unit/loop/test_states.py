@@ -34,7 +34,7 @@ class Lion(torch.optim.Optimizer):
             momentum.lerp_(parameter.grad, 0.01)
 
 
-class Odd(Lion):
+class PastKeeping(Lion):
     """Keeps what no tensor holds."""
 
     def step(self) -> None:  # type: ignore[override]
@@ -99,7 +99,7 @@ def test_groups_and_rates_are_those_of_the_loop() -> None:
 
 
 def test_what_is_more_than_tensors_and_numbers_is_not_saved() -> None:
-    assert saved_by(lambda m: Odd(m.parameters()))[2] is None
+    assert saved_by(lambda m: PastKeeping(m.parameters()))[2] is None
     plain = [torch.optim.SGD(model_in().parameters(), lr=0.1, momentum=momentum) for momentum in (0.0, 0.9)]
     assert [keeps_nothing(optimizer) for optimizer in plain] == [True, False]
     assert saved_state(model_in(), plain[0]) is None
