@@ -51,7 +51,7 @@ from diloco_cli.protocol.actors.inbox import (
 )
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.membership import JoinQueue
-from diloco_cli.protocol.actors.merging import READS, read_payload
+from diloco_cli.protocol.actors.merging import read_payload
 from diloco_cli.protocol.actors.syncer import Syncer
 from diloco_cli.protocol.log.claims import ClaimWatch, LearnerKeys
 from diloco_cli.protocol.log.commit_log import (
@@ -105,15 +105,6 @@ COLLECTS_FOR_S = 0.5  # at a time, between two checks for the next commit
 MAKES_FOR_S = 5.0  # at a time, while a write waits for room
 
 
-def read_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
-    """The bytes that the log names, or None after READS reads: a single read may be damaged."""
-    for _ in range(READS):
-        data = yield from fetch_weights(run, output)
-        if data is not None:
-            return data
-    return None
-
-
 @dataclass
 class _WatchedWeights:
     """A fragment's newest version, when its weights are read next, and how many reads in a row failed."""
@@ -138,7 +129,7 @@ class WeightsWatch:
         for output in outputs:
             seen = self._watch(output, now_s, usual_s)
             if now_s >= seen.due_s:
-                data = yield from there(read_weights(self.run, output))
+                data = yield from there(fetch_weights(self.run, output))
                 self._found(output, seen, data is not None)
                 seen.pause_s = min(max(usual_s, LATEST_S), 2 * seen.pause_s)
                 seen.due_s = now_s + (SOONEST_S if 0 < seen.failed < LOOKS else seen.pause_s)
@@ -292,7 +283,7 @@ class Mirror:
         more, or if it cannot be read at home and has been superseded: learners do without such a version."""
         if output not in self.head().history:
             return
-        data = yield from read_weights(self.run, output)
+        data = yield from fetch_weights(self.run, output)
         key = weights_key(output.fragment, output.version, output.epoch, output.weights_digest)
         if data is not None:
             yield from copy_once(key, data)

@@ -31,7 +31,7 @@ from diloco_cli.layout import Fragment
 from diloco_cli.methods import OUTER_OPTIMIZERS
 from diloco_cli.protocol.actors.merging import Merged, Refused, Weighed
 from diloco_cli.protocol.log.keys import max_fragment_bytes, state_key
-from diloco_cli.protocol.log.records import FragmentVersion, Offer, RunFormat, fragment_of_slot
+from diloco_cli.protocol.log.records import LOOKS, FragmentVersion, Offer, RunFormat, fragment_of_slot
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
 from diloco_cli.tasks.build import build_model
@@ -93,8 +93,9 @@ def load_versions(
 def read_version(run: RunFormat, output: FragmentVersion, store: Store) -> torch.Tensor:
     """One version's vector, in float32, read-only. Raises DataCheckError if it is missing or damaged."""
     key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-    data = store.get(key, max_fragment_bytes(run.layout, output.fragment))
-    if data is None or digest(data) != output.state_digest:
+    reads = (store.get(key, max_fragment_bytes(run.layout, output.fragment)) for _ in range(LOOKS))
+    data = next((data for data in reads if data is None or digest(data) == output.state_digest), None)
+    if data is None:
         raise DataCheckError("a committed state is missing or has other bytes than the log says", where=key)
     tensors = views(data, version_spec(run.layout.fragments[output.fragment], run.settings.outer.name))
     return vector_of(tensors["parameters"], tensors)

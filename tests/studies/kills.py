@@ -5,7 +5,8 @@ the syncer or all four are killed and started anew. Or a run of `diloco launch`:
 resume` goes on, and the units must live through it, each once. After every kill: the log that anybody had seen before
 it is a prefix of the log now, byte for byte; `verify` finds every digest in place and no offer applied twice. In most
 cases the run must merge again before the next kill; the next one otherwise strikes while its victims are still
-starting. A run that reaches its target is verified once more, and the next one begins.
+starting. A run that reaches its target is verified once more, a toy run also by the histories' own reader, and the next
+one begins. With `--bad-reads .05` that share of what a toy's processes read is cut short, or has a flipped bit.
 
 Ends with one row for the table in README.md, and with status 1 if anything was violated.
 """
@@ -32,9 +33,11 @@ from diloco_cli.observe.replay import Replay
 from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import FORMAT_KEY
 from diloco_cli.protocol.log.records import RunFormat, decode, encode
+from diloco_cli.signing import OPERATOR
 from diloco_cli.store.open import open_store
+from tests.histories.replayer import Replayer, ViolationError
 from tests.studies.launched import SUPERVISOR, LaunchedRun, run_file
-from tests.studies.toy_process import LEARNERS, integer_run, spawned
+from tests.studies.toy_process import BAD_READS, LEARNERS, integer_run, spawned
 from tests.studies.verifying import problems_of, verified_integers
 
 SYNCER = "syncer"
@@ -85,19 +88,21 @@ class Tally:
 
 
 class ToyRun:
-    """Four processes and a directory."""
+    """Four processes and a directory. `bad_reads`: the share of what they read that is damaged."""
 
-    def __init__(self, directory: Path, run: RunFormat) -> None:
+    def __init__(self, directory: Path, run: RunFormat, bad_reads: float = 0.0) -> None:
+        self.bad_reads = bad_reads
         self.run, self.directory, self.bucket = run, directory, directory / "bucket"
         self.url = self.bucket.as_uri()
         self.store = open_store(self.url, create=True)
-        self.store.create(FORMAT_KEY, encode(run))
+        self.store.create(FORMAT_KEY, run.keyring.sign(OPERATOR, FORMAT_KEY, encode(run)))
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, *names: str) -> None:
         for name in names:
             words = [SYNCER, self.url] if name == SYNCER else ["learner", self.url, name]
-            self.processes[name] = spawned(self.directory / f"{name}.log", "tests.studies.toy_process", *words)
+            log, variables = self.directory / f"{name}.log", {BAD_READS: str(self.bad_reads)}
+            self.processes[name] = spawned(log, "tests.studies.toy_process", *words, **variables)
 
     def kill(self, *names: str) -> None:
         """SIGKILL to all of them, then wait for all of them."""
@@ -133,8 +138,9 @@ class ToyRun:
 class Study:
     """One role's kills, by one seed."""
 
-    def __init__(self, role: Role, seed: int, rounds: int = ROUNDS) -> None:
-        self.role, self.rounds, self.random, self.tally = role, rounds, random.Random(f"{role} {seed}"), Tally()
+    def __init__(self, role: Role, seed: int, rounds: int = ROUNDS, bad_reads: float = 0.0) -> None:
+        self.role, self.rounds, self.bad_reads = role, rounds, bad_reads
+        self.random, self.tally = random.Random(f"{role} {seed}"), Tally()
 
     def kill(self, kills: int) -> Tally:
         while self.tally.kills < kills and not self.tally.violations:
@@ -161,7 +167,8 @@ class Study:
     def _made(self, directory: Path) -> ToyRun | LaunchedRun:
         if self.role == SUPERVISOR:
             return LaunchedRun(directory, run_file(self.rounds))
-        return ToyRun(directory, integer_run(self.rounds, STEP_S, RETENTIONS[self.tally.runs % len(RETENTIONS)]))
+        run = integer_run(self.rounds, STEP_S, RETENTIONS[self.tally.runs % len(RETENTIONS)])
+        return ToyRun(directory, run, self.bad_reads)
 
     def _one_run(self, toy: ToyRun | LaunchedRun, kills: int) -> None:
         toy.start(*EVERYBODY)
@@ -214,11 +221,22 @@ class Study:
         failed = toy.failed()
         toy.end()
         self._is_sound(toy, {}, failed)
+        if isinstance(toy, ToyRun):
+            self._read_independently(toy)
         found = toy.verified()
         self.tally.commits += found.commits
         self.tally.merges += found.merges
         self.tally.applied += found.offers_applied
         self.tally.collected += found.floor > 0
+
+    def _read_independently(self, toy: ToyRun) -> None:
+        try:
+            found = Replayer(toy.store, toy.run).read().n + 1
+        except ViolationError as error:
+            self.tally.violations.append(f"the independent reader: {error}")
+        else:
+            if found != len(toy.log()):
+                self.tally.violations.append(f"the independent reader finds {found} of {len(toy.log())} commits")
 
 
 def num_merges(log: dict[str, bytes]) -> int:
@@ -235,9 +253,10 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=ROUNDS, help="of each run; from about 30 on, garbage is collected"
     )
+    parser.add_argument("--bad-reads", type=float, default=0.0, help="share of a toy's reads that is damaged")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *about: sys.exit(143))  # so that nothing that was started stays behind
-    began_s, study = time.monotonic(), Study(arguments.role, arguments.seed, arguments.rounds)
+    began_s, study = time.monotonic(), Study(arguments.role, arguments.seed, arguments.rounds, arguments.bad_reads)
     try:
         study.kill(arguments.kills)
     finally:  # also of a study that was cut short

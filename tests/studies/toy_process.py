@@ -7,12 +7,16 @@ a third of a second. What is the toy's own is arithmetic: a learner's training p
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, utc_now_text
+from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import EvaluationSettings, RetentionSettings, RunSettings, SyncSettings, TrainSettings
 from diloco_cli.errors import DilocoError
 from diloco_cli.layout import ParameterFact, balanced_layout
@@ -24,9 +28,11 @@ from diloco_cli.protocol.log.records import Island, ProcessClaim, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.daemon import Lanes, StopSignal, SystemClock, perform, say
+from diloco_cli.signing import Checksummed
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore
+from diloco_cli.store.wrappers import StoreWrapper, T
 from tests.histories.integers import IntegerArithmetic
 from tests.histories.learner import IntegerTraining, IntegerWire, LearnerProfile
 
@@ -36,6 +42,23 @@ LEARNERS = ("l0", "l1", "l2")
 FRAGMENTS = 4
 LOCAL_STEPS = 8
 BATCH_TOKENS = 16
+BAD_READS = "TOY_BAD_READS"
+
+
+class BadReads(StoreWrapper):
+    """This share of what it reads is cut short, or has a flipped bit."""
+
+    def __init__(self, store: Store, share: float) -> None:
+        super().__init__(store)
+        self._share, self._random = share, random.Random()
+
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
+        found = call()
+        if isinstance(found, bytes) and found and self._random.random() < self._share:
+            place = self._random.randrange(len(found))
+            flipped = found[:place] + bytes([found[place] ^ 1]) + found[place + 1 :]
+            return self._random.choice((found[:place], flipped))  # type: ignore[return-value]
+        return found
 
 
 def spawned(log: Path, *words: str, **variables: str) -> subprocess.Popen[bytes]:
@@ -57,7 +80,9 @@ def integer_run(rounds: int, step_s: float, retention: RetentionSettings) -> Run
     layout = balanced_layout([ParameterFact(f"w{index}", (1,), False) for index in range(FRAGMENTS)], FRAGMENTS)
     tokens_per_s = BATCH_TOKENS / step_s
     islands = tuple(Island(name, "here", BATCH_TOKENS, LOCAL_STEPS, tokens_per_s, step_s) for name in LEARNERS)
-    return RunFormat(nonce(), settings.name, "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
+    run_id = nonce()
+    made = RunFormat(run_id, settings.name, "2026-01-01T00:00:00.000Z", settings, islands, layout, "test")
+    return replace(made, checksums=True, keyring=Checksummed(run_id))
 
 
 def run_learner(url: str, name: str, stop: StopSignal) -> None:
@@ -96,7 +121,7 @@ def run_syncer(url: str, stop: StopSignal) -> None:
 
 def _background_store(store: Store, stop: StopSignal) -> RetryingStore:
     return RetryingStore(
-        store, sleep=stop.wait, stop=stop.is_set,
+        BadReads(store, float(os.environ.get(BAD_READS, "0"))), sleep=stop.wait, stop=stop.is_set,
         on_retry=lambda failing: say(f"retrying {failing.verb}: {failing.last_error}"),
     )  # fmt: skip
 
@@ -107,6 +132,7 @@ def _claim() -> ProcessClaim:
 
 def _end(error: BaseException) -> None:
     """The process's own exit status, from any thread."""
+    traceback.print_exception(error)
     say(f"error: {type(error).__name__}: {error}")
     os._exit(error.exit_status if isinstance(error, DilocoError) else 1)
 

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from diloco_cli.digests import digest
 from diloco_cli.errors import FencedError, TakenError
 from diloco_cli.protocol.actors.membership import refuse_unless_running
 from diloco_cli.protocol.log.claims import claim_incarnation, next_offer
-from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
+from diloco_cli.protocol.log.commit_log import refuse_revoked
 from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, genuine
 from diloco_cli.protocol.log.keys import (
     delta_key,
@@ -35,6 +34,7 @@ from diloco_cli.protocol.log.records import (
     create_signed,
     decode,
     encode,
+    get_named,
 )
 from diloco_cli.protocol.log.state import LearnerRecord, LearnerState, RunState
 from diloco_cli.signing import UNSIGNED, Unsigned, learner_signer
@@ -73,7 +73,7 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         refuse_unless_running(run, state)
     while not state.outputs:
         yield Sleep(WAIT_FOR_GENESIS_S)
-        state = yield from read_log(run, state)
+        state = yield from patient_log(run, state)
     refuse_revoked(run, state, learner_signer(learner))
     known = state.learner(learner)
     keyring = run.keyring.without(state.revoked)
@@ -84,7 +84,7 @@ def join(run: RunFormat, learner: str, claim: ProcessClaim) -> Steps[Joined]:
         seen = head
         newest |= yield from _newest_offers(keyring, seen.learner(learner), learner, place.earlier)
         if number_of(place.incarnation) > 1:  # an earlier process may have gone on for long
-            head = yield from read_log(run, seen)
+            head = yield from patient_log(run, seen)
     offers = [newest[number] for number in sorted(newest)]
     heartbeat = yield from _last_heartbeat(keyring, learner)
     saves = [(head.n, o.inner) for o in offers if o.inner and o.base >= head.moments_floor][-1:]
@@ -167,8 +167,8 @@ def publish(offer: Offer, payload: bytes, keyring: Unsigned = UNSIGNED) -> Steps
 def fetch_weights(run: RunFormat, output: FragmentVersion) -> Steps[bytes | None]:
     """A committed version's weights; None if they are gone (read the log again) or their digest differs."""
     key = weights_key(output.fragment, output.version, output.epoch, output.weights_digest)
-    data = yield Get(key, max_fragment_bytes(run.layout, output.fragment))
-    return data if data is not None and digest(data) == output.weights_digest else None
+    data = yield from get_named(key, output.weights_digest, max_fragment_bytes(run.layout, output.fragment))
+    return None if isinstance(data, str) else data
 
 
 def fetch_moments(key: str | None, max_bytes: int) -> Steps[bytes | None]:
@@ -176,8 +176,8 @@ def fetch_moments(key: str | None, max_bytes: int) -> Steps[bytes | None]:
     trusted."""
     if key is None or read_inner_key(key) is None:
         return None
-    data: bytes | None = yield Get(key, max_bytes)
-    return data if data is not None and key.endswith(digest(data)) else None
+    data = yield from get_named(key, key.rpartition("/")[2].partition("-")[2], max_bytes)
+    return None if isinstance(data, str) else data
 
 
 class Saves:

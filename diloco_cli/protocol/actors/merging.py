@@ -26,6 +26,7 @@ from diloco_cli.protocol.log.records import (
     RunFormat,
     counted_steps,
     fragment_of_slot,
+    get_named,
 )
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.protocol.rules.belief import proven
@@ -292,8 +293,8 @@ def load_delta(run: RunFormat, arithmetic: Arithmetic, state: RunState, offer: O
         if base is None:
             return "unknown_base"
         key = weights_key(base.fragment, base.version, base.epoch, base.weights_digest)
-        base_weights = yield Get(key, max_fragment_bytes(run.layout, base.fragment))
-        if base_weights is None or digest(base_weights) != base.weights_digest:
+        base_weights = yield from get_named(key, base.weights_digest, max_fragment_bytes(run.layout, base.fragment))
+        if isinstance(base_weights, str):
             return "unknown_base"
     return arithmetic.read_delta(offer, payload, base_weights)
 
@@ -322,12 +323,12 @@ def make_resident(run: RunFormat, arithmetic: Arithmetic, output: FragmentVersio
     if arithmetic.holds(output.fragment, output.state_digest):
         return
     key = state_key(output.fragment, output.version, output.epoch, output.state_digest)
-    data = yield Get(key, max_fragment_bytes(run.layout, output.fragment))
-    if data is None or digest(data) != output.state_digest:
-        problem = "is missing" if data is None else "has other bytes than the log says"
-        data = recover(output)
-        if data is None or digest(data) != output.state_digest:
+    data = yield from get_named(key, output.state_digest, max_fragment_bytes(run.layout, output.fragment))
+    if isinstance(data, str):
+        problem, made = data, recover(output)
+        if made is None or digest(made) != output.state_digest:
             raise DataCheckError(f"the committed state of fragment {output.fragment} {problem}", where=key)
+        data = made
     arithmetic.restore(output.fragment, output.state_digest, data)
 
 
@@ -337,6 +338,6 @@ def write_surely(key: str, data: bytes) -> Steps[None]:
     answer = yield Create(key, data)
     if isinstance(answer, Created) and answer.checked:
         return
-    seen = yield Get(key, len(data))
-    if not isinstance(answer, Created) or seen != data:
+    seen = yield from get_named(key, digest(data), len(data))
+    if not isinstance(answer, Created) or isinstance(seen, str):
         raise DataCheckError("the store holds other bytes than were written", where=key, hint="diloco doctor URL")

@@ -23,7 +23,6 @@ from itertools import count, takewhile
 
 from msgspec import structs
 
-from diloco_cli.digests import digest
 from diloco_cli.errors import NotFoundError
 from diloco_cli.protocol.actors.collection import Collector, collected, floor_by_request
 from diloco_cli.protocol.actors.merging import write_surely
@@ -32,7 +31,7 @@ from diloco_cli.protocol.log.commit_log import Pulse, append, no_pulse, state_af
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Quarantine, Readmit, Refuse, Revoke, Rollback, Stop
 from diloco_cli.protocol.log.keys import max_fragment_bytes, request_key, state_key, weights_key
 from diloco_cli.protocol.log.mending import whole_log
-from diloco_cli.protocol.log.operations import Get, List, Now, Sleep, Steps
+from diloco_cli.protocol.log.operations import List, Now, Sleep, Steps
 from diloco_cli.protocol.log.records import (
     LOOKS,
     FragmentVersion,
@@ -44,6 +43,7 @@ from diloco_cli.protocol.log.records import (
     create_signed,
     decode,
     encode,
+    get_named,
     read_signed,
 )
 from diloco_cli.protocol.log.state import RunPhase, RunState
@@ -95,9 +95,9 @@ def published_anew(
         anew = replace(output, version=version, slot=slot, epoch=epoch)
         named = (output.state_digest, output.weights_digest)
         for old_key, new_key, expected in zip(keys_of(output), keys_of(anew), named, strict=True):
-            data = yield Get(old_key, max_fragment_bytes(run.layout, output.fragment))
-            if data is None or digest(data) != expected:
-                return f"{old_key} {'is missing' if data is None else 'has other bytes than the log says'}"
+            data = yield from get_named(old_key, expected, max_fragment_bytes(run.layout, output.fragment))
+            if isinstance(data, str):
+                return f"{old_key} {data}"
             yield from write_surely(new_key, data)
         published.append(anew)
     return tuple(published)

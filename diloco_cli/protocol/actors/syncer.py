@@ -24,7 +24,6 @@ from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.membership import JoinQueue, admitted
 from diloco_cli.protocol.actors.merging import (
-    READS,
     Arithmetic,
     Candidates,
     Loader,
@@ -345,12 +344,8 @@ class Repairer:
 
 
 def is_readable(run: RunFormat, output: FragmentVersion, pulse: Pulse) -> Steps[bool]:
-    """Whether one of READS reads succeeds, as a read may be damaged. Models are large: `pulse` runs before each."""
-    for _ in range(READS):
-        yield from pulse()
-        if (yield from fetch_weights(run, output)) is not None:
-            return True
-    return False
+    yield from pulse()
+    return (yield from fetch_weights(run, output)) is not None
 
 
 class Syncer:

@@ -521,6 +521,18 @@ def read_signed(keyring: Unsigned, signer: str, key: str, same: int = 2) -> Step
     return data
 
 
+def get_named(key: str, named: str, max_bytes: int) -> Steps[bytes | str]:
+    """The bytes under the key that have this digest, or what is wrong. Others may be damaged in the read, and are
+    read again first."""
+    for _ in range(LOOKS):
+        data: bytes | None = yield Get(key, max_bytes)
+        if data is None:
+            return "is missing"
+        if digest(data) == named:
+            return data
+    return "has other bytes than the log says"
+
+
 def create_signed(keyring: Unsigned, signer: str, key: str, mine: bytes, same: int = 2) -> Steps[bytes]:
     """Create a record, and return the bytes that then lie under the key: `mine`, or the record that was there before.
     The bytes in the store's answer may be damaged, so others than `mine` are checked and read again. `same`: see

@@ -9,8 +9,10 @@ import pytest
 from msgspec import structs
 
 from diloco_cli.digests import digest
+from diloco_cli.protocol.actors.joining import fetch_weights
 from diloco_cli.protocol.actors.merging import READS, Candidates, judged, read_payload
-from diloco_cli.protocol.log.operations import Get
+from diloco_cli.protocol.log.operations import Get, Steps
+from diloco_cli.protocol.log.records import LOOKS, get_named
 from diloco_cli.protocol.log.state import RunState
 from tests.unit.protocol.records import RUN, genesis, offer
 
@@ -56,10 +58,29 @@ FLIPPED, SHORT = b"pbyload", b"pay"
     ],
 )
 def test_what_was_damaged_on_its_way_is_read_again(answers: list[bytes | None], found: bytes | str) -> None:
-    steps = read_payload(OFFER)
+    assert answered(read_payload(OFFER), answers) == found
+
+
+def answered(steps: Steps[Any], answers: list[bytes | None]) -> Any:
+    """What it returns after exactly these reads."""
     operation = next(steps)
     with pytest.raises(StopIteration) as ended:
         for answer in answers:
             assert isinstance(operation, Get)
             operation = steps.send(answer)
-    assert ended.value.value == found
+    return ended.value.value
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ([GOOD], GOOD),
+        ([SHORT, FLIPPED, SHORT, GOOD], GOOD),
+        ([FLIPPED] * LOOKS, "has other bytes than the log says"),
+        ([FLIPPED, None], "is missing"),
+    ],
+)
+def test_so_is_what_the_log_names(answers: list[bytes | None], found: bytes | str) -> None:
+    assert answered(get_named("state/0000/x", digest(GOOD), 100), answers) == found
+    weights = replace(genesis().outputs[0], weights_digest=digest(GOOD))
+    assert answered(fetch_weights(RUN, weights), answers) == (found if found == GOOD else None)
