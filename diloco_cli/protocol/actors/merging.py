@@ -287,15 +287,16 @@ def load_delta(run: RunFormat, arithmetic: Arithmetic, state: RunState, offer: O
     payload = yield from read_payload(offer)
     if isinstance(payload, str):
         return payload
-    base_weights = None
+    base_weights: bytes | None = None
     if offer.base != current.version:
         base = state.version(offer.fragment, offer.base)
         if base is None:
             return "unknown_base"
         key = weights_key(base.fragment, base.version, base.epoch, base.weights_digest)
-        base_weights = yield from get_named(key, base.weights_digest, max_fragment_bytes(run.layout, base.fragment))
-        if isinstance(base_weights, str):
+        found = yield from get_named(key, base.weights_digest, max_fragment_bytes(run.layout, base.fragment))
+        if isinstance(found, str):
             return "unknown_base"
+        base_weights = found
     return arithmetic.read_delta(offer, payload, base_weights)
 
 
