@@ -244,7 +244,7 @@ def _created(
         refuse_another_run(home, there, fresh, store)
     shown.text = f"creating the run: {url}"
     consented(fresh, url, named, stores_of(fresh), code=False)  # first: who is killed behind it can be resumed
-    searched = frozenset(s.name.removeprefix("sync.") for s in plan.settings if not s.pinned)
+    searched = frozenset(setting.name for setting in plan.settings if not setting.pinned)
     run, how = create_run(home, fresh, url, secret, searched)
     for store, there in theirs:
         create_in_region(home, there, run, store)

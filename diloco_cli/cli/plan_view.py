@@ -20,7 +20,7 @@ from diloco_cli.config.hardware import compress_hostlist
 from diloco_cli.environment import environment_value
 from diloco_cli.plan.flow import DAY_S
 from diloco_cli.plan.memory import host_bytes
-from diloco_cli.plan.plan import Plan, PlannedIsland
+from diloco_cli.plan.plan import Plan, PlannedIsland, Setting
 from diloco_cli.plan.remarks import SYNCHRONOUS, WORTH_MORE
 from diloco_cli.plots import bar_chart
 from diloco_cli.units import format_bandwidth, format_count, format_duration, format_size
@@ -184,8 +184,9 @@ def _help(plan: Plan) -> str:
 
 def _exchange(plan: Plan) -> str:
     s = plan.schedule
-    searched = [item.name.removeprefix("sync.") for item in plan.settings if not item.pinned]
+    searched = [name for _, name in _searched(plan)]
     found = f"; searched: {', '.join(searched)}" if searched else ""
+    found += f"; outer {fitting}" if (fitting := _fitting(plan)) else ""
     return (
         f"each {s.sync_every} steps ({format_duration(s.round_s)}), {s.fragments} fragments, {_codecs(plan)}, overlap"
         f" {s.overlap}, quorum {s.quorum}{found}"
@@ -304,7 +305,7 @@ def _schedule(plan: Plan) -> list[str]:
     exchange, grace = format_duration(s.exchange_s), format_duration(s.grace_s)
     slack = f"{'-' if s.slack_s < 0 else ''}{format_duration(abs(s.slack_s))}"
     pinned = [f"{item.name.removeprefix('sync.')} ({item.origin})" for item in plan.settings if item.pinned]
-    searched = [f"{item.name.removeprefix('sync.')}={item.value}" for item in plan.settings if not item.pinned]
+    searched = [f"{name}={item.value}" for item, name in _searched(plan)]
     offsets = ", ".join(map(str, s.offsets[:4])) + (f", ... {s.offsets[-1]}" if len(s.offsets) > 4 else "")
     lines = [
         f"round T    {s.sync_every} x {step}, the fastest step, = {round_}; H_i = round(T / step)",
@@ -317,7 +318,22 @@ def _schedule(plan: Plan) -> list[str]:
         lines += _labelled("pinned", ", ".join(pinned))
     if searched:
         lines += _labelled("searched", f"{', '.join(searched)}; launch takes them")
+    if fitting := _fitting(plan):
+        lines += _labelled("outer", fitting)
     return lines
+
+
+def _fitting(plan: Plan) -> str:
+    """`lr 0.4, momentum 0.9 (auto: 98 rounds of adamw)`; empty if they were given."""
+    found = [item for item in plan.settings if item.name.startswith("outer.")]
+    values = ", ".join(f"{item.name.removeprefix('outer.')} {item.value}" for item in found)
+    return f"{values} ({found[0].origin})" if found else ""
+
+
+def _searched(plan: Plan) -> list[tuple[Setting, str]]:
+    """With its name in `sync`."""
+    sync = [item for item in plan.settings if item.name.startswith("sync.") and not item.pinned]
+    return [(item, item.name.removeprefix("sync.")) for item in sync]
 
 
 def _memory(plan: Plan) -> list[str]:

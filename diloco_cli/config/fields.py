@@ -27,6 +27,7 @@ from diloco_cli.errors import UsageError, suggestion
 from diloco_cli.units import parse_bandwidth, parse_count, parse_duration, parse_egress, parse_price, parse_size
 
 MAX_FILE_BYTES = 8_000_000
+AUTO = "auto"
 DEEPEST_NESTING = 12
 MAX_SCALAR = 4096
 MAX_SHOWN = 60  # characters of a value in an error
@@ -249,6 +250,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     HINT: ClassVar[str | None] = None  # what to say of an unknown key
     GONE: ClassVar[Mapping[str, str]] = {}  # keys of earlier versions, and what happens now
+    AUTO: ClassVar[tuple[str, ...]] = ()  # the keys that are `auto` where that word stands in place of them all
 
 
 @dataclass(frozen=True)
@@ -468,8 +470,11 @@ class SettingsReader:
     def read(self, cls: type[T], node: Node, path: str = "") -> T:
         """One mapping. Unknown and missing keys are errors; a missing key with a default keeps it."""
         at, known = f"{path}: " if path else "", fields_of(cls)
+        if cls.AUTO and node.value == AUTO:
+            node = Node(dict.fromkeys(cls.AUTO, node), node.where)
         if not isinstance(node.value, dict):
-            raise UsageError(f"{at}must be a mapping, not {shown(node)}", where=node.where)
+            also = f"; '{AUTO}' is allowed too" if cls.AUTO else ""
+            raise UsageError(f"{at}must be a mapping, not {shown(node)}{also}", where=node.where)
         for key, child in node.value.items():
             if key in cls.GONE:
                 raise UsageError(f"{at}the key '{key}' is gone: {cls.GONE[key]}", where=child.where)
@@ -528,12 +533,13 @@ def _join(path: str, key: str) -> str:
 def schema_of(cls: type[Settings]) -> dict[str, Any]:
     """The JSON Schema of a file of these settings."""
     known = fields_of(cls)
-    return {
+    found: dict[str, Any] = {
         "type": "object",
         "properties": {key: each.schema() for key, each in known.items()},
         "required": [key for key, each in known.items() if each.required],
         "additionalProperties": False,
     }
+    return {"anyOf": [found, {"enum": [AUTO]}]} if cls.AUTO else found
 
 
 def keys_of(cls: type[Settings], path: str = "") -> Iterator[tuple[str, Field]]:

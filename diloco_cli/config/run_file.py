@@ -221,6 +221,9 @@ def refuse_impossible(run: RunSettings, origins: Origins, default_place: str) ->
     _check_length(run, place)
     _check_decay(run, origins, place)
     _check_cold_start(run, place)
+    if run.outer.name != "nesterov" and "auto" in (run.outer.lr, run.outer.momentum):
+        problem = f"'auto' is known for nesterov alone, not for {run.outer.name}"
+        place.refuse("outer.lr", problem, "--set outer.lr=0.7")
     if run.data.cache_bytes < SMALLEST_CACHE:
         place.refuse("data.cache", f"must be at least {SMALLEST_CACHE / 1e6:g} MB, not {run.data.cache_bytes}", "4 GB")
     if run.syncer.takeover_s != "auto" and run.syncer.takeover_s < SHORTEST_TAKEOVER_S:

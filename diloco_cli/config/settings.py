@@ -240,9 +240,14 @@ class SyncSettings(Settings, frozen=True):
 class OuterSettings(Settings, frozen=True):
     """The optimizer on the syncer: SGD, or SGD with Nesterov momentum (DiLoCo, arXiv 2311.08105)."""
 
+    AUTO: ClassVar = ("lr", "momentum")
+
     name: Annotated[OuterName, doc(choices_text(OUTER_OPTIMIZERS))] = "nesterov"
-    lr: Annotated[Positive, doc("share of the mean delta that a merge applies")] = 0.7
-    momentum: Annotated[BelowOne, doc("of nesterov; short runs want less, for example 0.5")] = 0.9
+    lr: Annotated[
+        Positive | Literal["auto"],
+        doc("share of the mean delta that a merge applies; outer: auto sets both by train.inner and the run's rounds"),
+    ] = 0.7
+    momentum: Annotated[BelowOne | Literal["auto"], doc("of nesterov; short runs want less, for example 0.5")] = 0.9
 
 
 class ColdStartSettings(Settings, frozen=True):

@@ -92,6 +92,8 @@ def make_format(
     """FORMAT.json of a new run at `url`. `values`: with which it begins, where they are brought; `plan`: its digest."""
     settings = carried(settings, values)
     layout = layout_of(settings, values)
+    if "auto" in (settings.outer.lr, settings.outer.momentum):
+        raise UsageError("outer: auto was not planned", hint="diloco plan -f RUN says what it is in this run")
     overlap, every, fragments = settings.sync.overlap, settings.sync.every, len(layout.fragments)
     problem = None if overlap == "auto" else overlap_problem(overlap, every, fragments)
     if problem is not None:  # a plan file was written by hand, or the model has changed since
@@ -191,8 +193,11 @@ def _another_run(run: RunFormat, region: RegionStore) -> UsageError:
 def differences(there: RunFormat, fresh: RunFormat, searched: frozenset[str] = frozenset()) -> list[str]:
     """Names of the settings in which two formats differ, if the difference matters to the run. Planned speeds do not
     matter: they depend on the machine that planned; nor do settings that a plan `searched` because nobody gave them."""
-    kept = {key: getattr(there.settings.sync, key) for key in searched}
-    fresh = replace(fresh, settings=replace(fresh.settings, sync=replace(fresh.settings.sync, **kept)))
+    settings = fresh.settings
+    for section, _, key in (name.partition(".") for name in searched):
+        kept = {key: getattr(getattr(there.settings, section), key)}
+        settings = replace(settings, **{section: replace(getattr(settings, section), **kept)})
+    fresh = replace(fresh, settings=settings)
     old, new = to_plain(there), to_plain(fresh)
     found = _changed(old["settings"], new["settings"], "")
     old_islands, new_islands = ({i["name"]: i for i in plain["islands"]} for plain in (old, new))
@@ -205,7 +210,7 @@ def differences(there: RunFormat, fresh: RunFormat, searched: frozenset[str] = f
         found.append("signing" if fresh.signing is None else "signing (it is not signed, and here is a key)")
     urls_there, urls_here = ({region.name: region.url for region in run.regions} for run in (there, fresh))
     found += _changed(dict(urls_there), dict(urls_here), "regions.")
-    is_alike = "fragments" in searched and _tensors(there.layout) == _tensors(fresh.layout)
+    is_alike = "sync.fragments" in searched and _tensors(there.layout) == _tensors(fresh.layout)
     if there.layout.digest != fresh.layout.digest and not is_alike:
         found.append("model layout")
     return found

@@ -146,6 +146,7 @@ def settings_changes(began: RunSettings, now: RunSettings, origins: Origins) -> 
     """`sync.every 40 -> 80`: what a run file says `now`, of settings that were planned or launched. What it leaves open
     was filled in there: searched, or read of the model and its data."""
     free = {"inventory", "model.revision"} | {f"sync.{key}" for key in SEARCHED} - origins.keys()
+    free |= {f"outer.{key}" for key in now.outer.AUTO if getattr(now.outer, key) == "auto"}
     found = changed_keys(to_plain(began), to_plain(now))
     return [f"{key} {before} -> {after}" for key, before, after in found if key not in free and after is not None]
 

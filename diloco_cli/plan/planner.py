@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.models import ModelFacts
-from diloco_cli.config.settings import Inventory, RunSettings
+from diloco_cli.config.settings import Inventory, OuterSettings, RunSettings
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.formulas import Explanation, formula, told
-from diloco_cli.methods import OUTER_OPTIMIZERS
+from diloco_cli.methods import OUTER_OPTIMIZERS, fitting_outer
 from diloco_cli.plan.candidates import (
     Candidate,
     candidate_of,
@@ -69,7 +70,7 @@ from diloco_cli.plan.remarks import (
     tight,
 )
 from diloco_cli.protocol.rules.capacity import most_learners
-from diloco_cli.units import format_duration
+from diloco_cli.units import format_count, format_duration
 
 AGAIN_WORK = 2_000  # evaluations of one island when a plan is made again with one thing changed
 
@@ -97,9 +98,11 @@ def make_plan(
         """With the settings pinned: only the islands may change."""
         return _plan(other, inventory, model, goal, frozenset(), AGAIN_WORK, chosen)
 
+    outer, fitting = _fitting_outer(plan)
     return replace(
         plan,
-        settings=_settings(run, plan.run, free, origins),
+        run=replace(plan.run, outer=outer),
+        settings=_settings(run, plan.run, free, origins) + fitting,
         formed=forming.formed,
         alternatives=alternatives(plan, again),
     )
@@ -209,6 +212,17 @@ def _settings(
             origin = "given" if origins is None else pins_of(origins)[key]
         found.append(Setting(f"sync.{key}", str(value), origin, key not in free))
     return tuple(found)
+
+
+def _fitting_outer(plan: Plan) -> tuple[OuterSettings, tuple[Setting, ...]]:
+    """The outer settings with numbers for `auto`, and what these are."""
+    run, outer = plan.run, plan.run.outer
+    rounds = run.train.tokens / sum(island.batch_tokens * island.local_steps for island in plan.islands)
+    fit = dict(zip(OuterSettings.AUTO, fitting_outer(run.train.inner.name, rounds), strict=True))
+    found: dict[str, Any] = {key: value for key, value in fit.items() if getattr(outer, key) == "auto"}
+    why = f"auto: {format_count(round(rounds))} rounds of {run.train.inner.name}"
+    settings = tuple(Setting(f"outer.{key}", f"{value:g}", why, False) for key, value in found.items())
+    return replace(outer, **found), settings
 
 
 def pins_of(origins: Mapping[str, str]) -> dict[str, str]:

@@ -257,13 +257,14 @@ def why_unsound(cut: Cut, source: DeltaSource) -> str | None:
 
 
 def nesterov(settings: OuterSettings, before: Tensors, delta: torch.Tensor, after: Tensors) -> None:
-    torch.mul(before["momentum"], settings.momentum, out=after["momentum"]).add_(delta)
-    delta.add_(after["momentum"], alpha=settings.momentum)
+    momentum = float(settings.momentum)
+    torch.mul(before["momentum"], momentum, out=after["momentum"]).add_(delta)
+    delta.add_(after["momentum"], alpha=momentum)
     sgd(settings, before, delta, after)
 
 
 def sgd(settings: OuterSettings, before: Tensors, delta: torch.Tensor, after: Tensors) -> None:
-    torch.add(before["parameters"], delta, alpha=-settings.lr, out=after["parameters"])
+    torch.add(before["parameters"], delta, alpha=-float(settings.lr), out=after["parameters"])
 
 
 def apply_merge(settings: OuterSettings, merging: Merging, before: Tensors, after: Tensors) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.environment import environment_with
-from diloco_cli.methods import CODECS, INNER_OPTIMIZERS, OUTER_OPTIMIZERS, arithmetic_of
+from diloco_cli.methods import CODECS, INNER_OPTIMIZERS, OUTER_OPTIMIZERS, arithmetic_of, fitting_outer
 
 ROOT = Path(__file__).resolve().parents[2]
 METHODS = ROOT / "diloco_cli" / "methods.py"
@@ -72,6 +72,19 @@ print("used")
 def test_every_record_names_arithmetic_that_is_there() -> None:
     for record in (*CODECS.values(), *INNER_OPTIMIZERS.values(), *OUTER_OPTIMIZERS.values()):
         assert arithmetic_of(record) is not None and record.doc
+
+
+@pytest.mark.parametrize(
+    ("inner", "rounds", "outer"),
+    [
+        *[("adamw", rounds, (0.4, 0.9)) for rounds in (100, 80, 1e6)],
+        *[("muon", rounds, (0.7, 0.8)) for rounds in (100, 80, 1e6)],
+        *[(inner, rounds, (0.7, 0.5)) for inner in ("adamw", "muon") for rounds in (79.9, 30)],
+        *[(inner, rounds, (0.4, 0.5)) for inner in ("adamw", "muon") for rounds in (29.9, 0.1)],
+    ],
+)
+def test_the_outer_settings_fit_the_number_of_rounds(inner: str, rounds: float, outer: tuple[float, float]) -> None:
+    assert fitting_outer(inner, rounds) == outer
 
 
 def test_the_records_need_no_torch() -> None:

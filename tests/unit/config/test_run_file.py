@@ -68,6 +68,13 @@ def test_values_and_defaults_are_typed(tmp_path):
     assert run.outer == settings.OuterSettings()
 
 
+@pytest.mark.parametrize("override", ["outer=auto", "outer={lr: auto, momentum: auto}"])
+def test_one_word_stands_for_all_outer_settings(tmp_path, override):
+    run, origins = load_run_with_origins(write(tmp_path, GOOD), [override])
+    assert run.outer == settings.OuterSettings(lr="auto", momentum="auto")
+    assert origins["outer.lr"] == origins["outer.momentum"] == f"--set {override}"
+
+
 def test_the_inventory_is_found_beside_the_run_file(tmp_path):
     path = write(tmp_path, GOOD)
     assert inventory_path_of(load_run(path), path) == tmp_path / "fleet" / "inventory.yaml"
@@ -102,6 +109,9 @@ MALFORMED = [
     ("train.inner.lr=.nan", "train.inner.lr: must be a finite number, not .nan"),
     ("train.inner.lr=true", "train.inner.lr: must be a number, not true"),
     ("train.tokens=-5", "train.tokens: count '-5' must not be negative"),
+    ("outer=best", "outer: must be a mapping, not 'best'; 'auto' is allowed too"),
+    ("outer.lr=best", "outer.lr: must be a number, not 'best'; 'auto' is allowed too"),
+    ("outer={name: sgd, lr: auto}", "outer.lr: 'auto' is known for nesterov alone, not for sgd"),
     ("outer.momentum=1.0", "outer.momentum: must be at least 0 and below 1, not 1.0"),
     ("name=Nano_1", "name: must be a name (lower-case letters"),
     ("name=" + "n" * 64, "name: must be a name"),

@@ -52,6 +52,13 @@ class HalfKnown(nn.Module):
         self.register_buffer("constant", torch.zeros(3))
 
 
+def test_outer_settings_that_a_plan_chose_are_those_that_the_run_was_created_with():
+    outer = changed_settings(RUN.settings.outer, lr=0.3, momentum=0.2)
+    other = replace(RUN, settings=changed_settings(RUN.settings, outer=outer))
+    assert differences(RUN, other, frozenset({"outer.lr", "outer.momentum", "sync.every"})) == []
+    assert differences(RUN, other, frozenset({"outer.lr"})) == ["outer.momentum (0.9 there, 0.2 here)"]
+
+
 def test_running_statistics_and_what_a_trial_has_seen_are_carried_on_one_rank_alone():
     settings = changed_settings(RUN.settings, model=ModelSettings(entrypoint=f"{__name__}:HalfKnown"))
     run = replace(RUN, settings=settings, layout=layout_of(settings))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.codec import replace
+from diloco_cli.config.run_file import load_run_with_origins
 from diloco_cli.config.settings import StoreSettings
 from diloco_cli.errors import InfeasibleError, UsageError
-from diloco_cli.launch.plan_files import Resolved, as_used_here, keep, read_plan, resolve
+from diloco_cli.launch.plan_files import Resolved, as_used_here, keep, read_plan, resolve, settings_changes
 from diloco_cli.plan.link import machine_of
 from diloco_cli.plan.plan import Goal, save_plan
 from diloco_cli.store.open import CONNECTIONS_VARIABLE
@@ -90,6 +91,16 @@ def test_a_plan_of_other_inputs_is_made_anew_and_says_so(
     assert after.is_kept is not bool(changed)
     assert (f"made now: {changed} changed since " in after.how) is bool(changed)
     assert (after.digest == before.digest) is not bool(changed)
+
+
+def test_outer_settings_are_resolved_once_and_are_no_change(files: Path) -> None:
+    edit(files, "train:", "outer: auto\ntrain:")
+    made = resolve(files)
+    assert (made.plan.run.outer.lr, made.plan.run.outer.momentum) == (0.4, 0.9) and not kept(made)
+    again = resolve(files)
+    assert again.is_kept and again.plan.run.outer == made.plan.run.outer
+    run, origins = load_run_with_origins(files)
+    assert run.outer.lr == "auto" and settings_changes(made.plan.run, run, origins) == []
 
 
 def test_what_this_machine_says_of_connections_belongs_to_a_plan(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,14 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators, Device, find_device
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import load_run
-from diloco_cli.config.settings import IslandSettings, Link, ModelSettings, RunSettings, TrainSettings
+from diloco_cli.config.settings import (
+    IslandSettings,
+    Link,
+    ModelSettings,
+    OuterSettings,
+    RunSettings,
+    TrainSettings,
+)
 from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import candidates
@@ -21,6 +28,7 @@ from diloco_cli.plan.islands import SEARCHED, search
 from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.planner import explain, make_plan
+from diloco_cli.units import format_count
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SLOW_UP, SPOT, fleet, island, with_sync
 
 
@@ -105,6 +113,24 @@ def test_the_peak_that_is_planned_with_is_of_the_type_that_the_learner_uses() ->
     assert old.tokens_per_s == pytest.approx(4 * 15.7e12 * 0.3 / model_facts(RUN.model).flops_per_token)
     with pytest.raises(UsageError, match="the fp32 peak of the device TPU-v5p is not known"):
         plan(fleet(replace(IOWA, accelerators=Accelerators("TPU-v5p", 8))), full)
+
+
+@pytest.mark.parametrize(("name", "lr", "momentum"), [("adamw", 0.4, 0.9), ("muon", 0.7, 0.8)])
+def test_outer_settings_left_to_the_plan_fit_its_rounds_and_are_told(name: str, lr: float, momentum: float) -> None:
+    train = replace(RUN.train, inner=replace(RUN.train.inner, name=name))
+    auto = replace(RUN, train=train, outer=OuterSettings(lr="auto", momentum="auto"))
+    found = plan(fleet(IOWA), auto)
+    rounds = auto.train.tokens / (IOWA.batch_tokens * 100)
+    assert found.run.outer == OuterSettings(lr=lr, momentum=momentum)
+    told = {item.name: (item.value, item.origin) for item in found.settings if item.name.startswith("outer.")}
+    why = f"auto: {format_count(round(rounds))} rounds of {name}"
+    assert told == {"outer.lr": (f"{lr:g}", why), "outer.momentum": (f"{momentum:g}", why)}
+    half = plan(fleet(IOWA), replace(auto, outer=OuterSettings(lr=0.6, momentum="auto")))
+    assert half.run.outer == OuterSettings(lr=0.6, momentum=momentum)
+    short = plan(fleet(IOWA), replace(auto, train=replace(train, tokens=auto.train.tokens // round(rounds / 40))))
+    assert (short.run.outer.lr, short.run.outer.momentum) == (0.7, 0.5)
+    given = plan(fleet(IOWA), replace(RUN, train=train))
+    assert given.run.outer == OuterSettings() and not any(s.name.startswith("outer.") for s in given.settings)
 
 
 def test_muon_costs_its_products_on_every_rank_and_nothing_where_the_speed_is_measured() -> None:
