@@ -331,7 +331,9 @@ def run_beside(unit: RunUnit, job: Job, words: Sequence[str], within_s: float) -
     try:
         return engine.run_in(job, diloco_command(*command) if engine.sees_files else ("diloco", *command), within_s)
     except RefusedError as error:
-        if (said := re.search(r"\berror: (.+?)(?:; hint: (.+?))?(?:; srun: |$)", error.message)) is not None:
+        if (
+            said := re.search(r"\berror: (.+?)(?:; hint: (.+?))?(?:; srun: |; command terminated |$)", error.message)
+        ) is not None:
             raise RefusedError(said[1], where=f"job {job.id}", hint=said[2]) from None
         raise
 

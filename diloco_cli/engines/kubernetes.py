@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import yaml
 from diloco_cli.digests import digest, short_digest
 from diloco_cli.engines.port import AGAIN_STATUS, OVER, Job, JobSpec, JobState, of_each_unit
 from diloco_cli.engines.tool import run_tool
-from diloco_cli.errors import DilocoError, TryAgainError, UsageError, escaped
+from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError, escaped
 from diloco_cli.runtime.units import JOB_ENDS_S
 from diloco_cli.signing import KEY_VARIABLE
 
@@ -36,7 +37,9 @@ RUN, UNIT, RUN_URL = "diloco/run", "diloco/unit", "diloco/run-url"
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
 OPTIONS = {"namespace": str, "queue": str, "pod": dict, "container": dict}
+NO_IMAGE = "IMAGE"  # in its place: who edits the text names it
 MAX_SAID = 200  # characters
+MAX_PODS = 100  # whose logs are read at a time
 NEEDS_A_PERSON = {
     "ErrImagePull": "the image is not there, or not for this cluster",
     "ImagePullBackOff": "the image is not there, or not for this cluster",
@@ -90,7 +93,8 @@ def documents(spec: JobSpec, image: str, options: Mapping[str, Any]) -> list[Doc
     if several:
         words += [f"--rendezvous={name}-0.{name}:{PORT}", "--node-rank=$(JOB_COMPLETION_INDEX)"]
     container: Document = {"name": "unit", "image": image, "command": words}
-    container["resources"] = {"requests": {"cpu": str(spec.cores)}}
+    memory = {"memory": f"{spec.memory_gb}G"} if spec.memory_gb else {}  # no limit: it is planned, not measured
+    container["resources"] = {"requests": {"cpu": str(spec.cores), **memory}}
     pod: Document = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_S,
@@ -249,16 +253,19 @@ class Kubernetes:
     image: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     sees_files = False
+    may_change = re.compile(r"\s*(image|requests|limits): ")
 
     def render(self, spec: JobSpec) -> str:
-        return yaml.safe_dump_all(self._documents(spec), sort_keys=False, default_flow_style=None, width=2**16)
+        return yaml.safe_dump_all(
+            self._documents(spec), sort_keys=False, explicit_start=True, default_flow_style=None, width=2**16
+        )
 
     def check(self, spec: JobSpec) -> None:
         with suppress(_TakenError):
-            self._create(spec, self._documents(spec), "--dry-run=server", "--output=name")
+            self._create(spec, self._checked(spec), "--dry-run=server", "--output=name")
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
-        job, *others = self._documents(spec)
+        job, *others = self._checked(spec)
         try:
             uid = self._create(spec, [job], "--output=jsonpath={.metadata.uid}")
         except _TakenError:
@@ -293,16 +300,55 @@ class Kubernetes:
     def hasten(self, jobs: Collection[Job]) -> None:
         """Nothing is held back for long."""
 
+    def preempt(self, job: Job) -> None:
+        """Evict its pods, as a node that is drained does."""
+        for pod in self._pods(job):
+            meta = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+            eviction = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
+            path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction"
+            words = ("create", f"--raw={path}", "--filename=-")
+            self._kubectl(*words, given=eviction, within_s=ANSWERS_WITHIN_S, refusal=RefusedError)
+
+    def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
+        first = next((pod["metadata"]["name"] for pod in self._pods(job) if _node_rank(pod) == "0"), None)
+        if first is None:
+            raise RefusedError(f"{job.unit} has no pod that runs")
+        given = ("exec", first, "--container=unit", "--", *words)
+        return self._kubectl(*given, within_s=within_s, refusal=RefusedError)
+
+    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
+        """Also of pods that have ended, while they are there."""
+        chosen = f"--selector={RUN}={run_label(run)},{UNIT}={unit}"
+        words = ("logs", chosen, f"--tail={lines}", "--container=unit", f"--max-log-requests={MAX_PODS}")
+        return ("kubectl", *self._place, *words, *(["--follow"] if follow else []))
+
+    def _pods(self, job: Job) -> list[Document]:
+        """Those that run."""
+        words = ("get", "pods", f"--selector=batch.kubernetes.io/job-name={job.id}", "--output=json")
+        found = json.loads(self._kubectl(*words, within_s=ANSWERS_WITHIN_S))["items"]
+        return [pod for pod in found if pod["status"].get("phase") == "Running"]
+
     def _documents(self, spec: JobSpec) -> list[Document]:
-        if not self.image:
-            raise UsageError(f"{self.name} has no image for its pods", where=spec.unit)
         for key, value in self.options.items():
             if not isinstance(value, OPTIONS.get(key, ())):
                 allowed = ", ".join(f"{name} ({kind.__name__})" for name, kind in OPTIONS.items())
                 raise UsageError(f"options of {self.name}: {key!a} is none of {allowed}")
-        found = documents(spec, self.image, self.options)
-        pod = found[0]["spec"]["template"]["spec"]
-        mounted = [PurePath(one["mountPath"]) for one in pod["containers"][0].get("volumeMounts", [])]
+        return documents(spec, self.image or NO_IMAGE, self.options)
+
+    def _checked(self, spec: JobSpec) -> list[Document]:
+        """What is handed over. Raises UsageError for what no pod could run."""
+        found = self._documents(spec)
+        try:
+            if spec.text is not None:
+                found = [one for one in yaml.safe_load_all(spec.text) if one]
+            container = found[0]["spec"]["template"]["spec"]["containers"][0]
+            image = container["image"]
+            mounted = [PurePath(one["mountPath"]) for one in container.get("volumeMounts", [])]
+        except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+            raise UsageError(f"this is no Job: {error}", where=spec.unit) from None
+        if image == NO_IMAGE:
+            hint = "diloco launch --emit DIR; write the image there; then diloco launch --from DIR"
+            raise UsageError(f"{self.name} has no image for its pods", where=spec.unit, hint=hint)
         for word in (spec.run, *spec.command):
             path = word.partition("file://")[2]
             if path and not any(PurePath(path).is_relative_to(place) for place in mounted):
@@ -337,10 +383,12 @@ class Kubernetes:
     def _kubectl(
         self, *words: str, given: str = "", within_s: float, refusal: type[DilocoError] = TryAgainError
     ) -> str:
-        place = [f"--namespace={self.options['namespace']}"] if "namespace" in self.options else []
-        return run_tool(
-            ("kubectl", f"--context={self.context}", *place, *words), given, within_s=within_s, refusal=refusal
-        )
+        return run_tool(("kubectl", *self._place, *words), given, within_s=within_s, refusal=refusal)
+
+    @property
+    def _place(self) -> list[str]:
+        namespace = [f"--namespace={self.options['namespace']}"] if "namespace" in self.options else []
+        return [f"--context={self.context}", *namespace]
 
 
 class _TakenError(UsageError):

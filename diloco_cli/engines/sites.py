@@ -1,9 +1,11 @@
-"""Which engine runs what `infra` names: `slurm/us` is partition us of Slurm, `ssh/box` is a host."""
+"""Which engine runs what `infra` names: `slurm/us` is partition us of Slurm, `ssh/box` a host,
+`kubernetes/gke` a context of kubectl."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from diloco_cli.engines.kubernetes import Kubernetes
 from diloco_cli.engines.port import Engine
 from diloco_cli.engines.slurm import Slurm
 from diloco_cli.engines.ssh import Ssh
@@ -12,6 +14,7 @@ from diloco_cli.runtime.units import ENGINES
 KINDS: dict[str, Callable[[str], Engine]] = {  # by the kinds in ENGINES
     "slurm": lambda place: Slurm(),
     "ssh": lambda place: Ssh(f"ssh/{place}", place),
+    "kubernetes": lambda place: Kubernetes(f"kubernetes/{place}", place),
 }
 assert set(KINDS) == ENGINES
 

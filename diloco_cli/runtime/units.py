@@ -189,7 +189,7 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 
 LOCAL = "local"
-ENGINES = frozenset({"slurm", "ssh"})  # to which `launch` submits
+ENGINES = frozenset({"slurm", "ssh", "kubernetes"})  # to which `launch` submits
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,8 @@ class FakeCluster:
         self.folder, self.cpus = folder, cpus
         self.objects: dict[Key, Any] = {}
         self.watchers: list[tuple[Callable[[Any], bool], asyncio.Queue[Any]]] = []
-        self.processes: dict[str, asyncio.subprocess.Process] = {}
+        self.processes: dict[str, asyncio.subprocess.Process] = {}  # by a pod's uid
+        self.environments: dict[str, dict[str, str]] = {}
         self.tasks: set[asyncio.Task[None]] = set()
         self.version = 1
 
@@ -141,7 +142,8 @@ class FakeCluster:
         container, meta = pod["spec"]["containers"][0], pod["metadata"]
         index = meta["annotations"][INDEX]
         environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(self.folder)}
-        environment["JOB_COMPLETION_INDEX"] = index
+        environment |= {"JOB_COMPLETION_INDEX": index, "TMPDIR": str(self.folder / meta["name"])}
+        (self.folder / meta["name"]).mkdir(exist_ok=True)
         pod["spec"]["nodeName"] = "n0"
         pod["status"]["conditions"] = [{"type": "PodScheduled", "status": "True"}]
         if container["image"].startswith("missing"):
@@ -171,7 +173,7 @@ class FakeCluster:
             self.set_state(pod, "Failed", terminated=ended)
             self.settle(pod)
             return
-        self.processes[meta["uid"]] = process
+        self.processes[meta["uid"]], self.environments[meta["uid"]] = process, environment
         self.set_state(pod, "Running", running={"startedAt": now()})
         self.later(self.wait(pod, process))
 
@@ -347,6 +349,8 @@ class ApiServer:
             return problem(404, "NotFound", f'{what} "{name}" not found')
         if sub == "log":
             return await self._log(request, thing)
+        if sub == "exec":
+            return await self._exec(request, self.cluster.environments[thing["metadata"]["uid"]])
         if sub == "eviction":
             self.cluster.end_pod(thing, why="EvictionByEvictionAPI")
         elif request.method == "DELETE":
@@ -411,10 +415,29 @@ class ApiServer:
                 meta = {"resourceVersion": str(self.cluster.version)}
                 meta["annotations"] = {"k8s.io/initial-events-end": "true"}
                 queue.put_nowait({"type": "BOOKMARK", "object": {"kind": kind, "apiVersion": gv, "metadata": meta}})
-            while True:
-                await answer.write(json.dumps(await queue.get()).encode() + b"\n")
+            with suppress(ConnectionError):  # until it has seen enough
+                while True:
+                    await answer.write(json.dumps(await queue.get()).encode() + b"\n")
         finally:
             self.cluster.watchers.remove(entry)
+        return answer
+
+    async def _exec(self, request: web.Request, environment: dict[str, str]) -> web.WebSocketResponse:
+        """Channels of v5.channel.k8s.io: 1 is stdout, 2 stderr, 3 how it ended."""
+        answer = web.WebSocketResponse(protocols=("v5.channel.k8s.io",))
+        await answer.prepare(request)
+        pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+        process = await asyncio.create_subprocess_exec(*request.query.getall("command"), **pipes, env=environment)
+        for channel, text in enumerate(await process.communicate(), 1):
+            await answer.send_bytes(bytes([channel]) + text)
+        end: dict[str, Any] = {"metadata": {}, "status": "Success"}
+        if process.returncode:
+            causes = [{"reason": "ExitCode", "message": str(process.returncode)}]
+            said = f"command terminated with non-zero exit code: exit status {process.returncode}"
+            end |= {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}, "message": said}
+        await answer.send_bytes(b"\x03" + json.dumps(end).encode())
+        await answer.close()
+        return answer
 
     async def _log(self, request: web.Request, pod: Any) -> web.StreamResponse:
         answer, path = web.StreamResponse(), self.cluster.folder / f"{pod['metadata']['name']}.log"

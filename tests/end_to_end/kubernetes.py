@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ class KubernetesCluster:
     """`environment`: with which kubectl finds it; `folder`: of what its pods print."""
 
     def __init__(self, folder: Path, server: str) -> None:
-        self.folder, self.server = folder, server
+        self.folder = folder
         (folder / "config").write_text(CONFIGURATION.format(server=server))
         self.environment = {
             "KUBECONFIG": str(folder / "config"), "KUBECACHEDIR": str(folder / "cache"), "PATH": TOOLS,
@@ -58,13 +57,6 @@ class KubernetesCluster:
         """The names of those that live."""
         found = [pod for pod in self.get("pods") if pod["metadata"]["labels"]["diloco/unit"] == unit]
         return [pod["metadata"]["name"] for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
-
-    def evict(self, pod: str) -> None:
-        """As `kubectl drain` does."""
-        path = f"{self.server}/api/v1/namespaces/default/pods/{pod}/eviction"
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": "default"}}
-        request = urllib.request.Request(path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        urllib.request.urlopen(request, timeout=30).close()
 
 
 @contextmanager

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.engines.kubernetes import Kubernetes
 from diloco_cli.engines.port import Job, JobSpec
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import RefusedError, UsageError
 from tests.end_to_end.kubernetes import KubernetesCluster, cluster, eventually, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -71,18 +68,13 @@ def test_what_a_cluster_takes_away_comes_back(place: KubernetesCluster) -> None:
     assert job("iowa").node == "n0"
 
     (pod,) = place.pods("iowa")
-    place.evict(pod)
+    ENGINE.preempt(job("iowa"))
     another_pod(place, "iowa", [pod])
     assert failures(place) == 0
     (pod,) = place.pods("iowa")
     place.kubectl("delete", "pod", pod, "--wait=false")
     another_pod(place, "iowa", [pod])
     assert failures(place) == 1
-    (own,) = [
-        one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "600"] and of(one, place)
-    ]
-    os.kill(own.pid, signal.SIGKILL)
-    becomes("iowa", "RUNNING", "again, after: exit code 137")
 
     ENGINE.cancel([first])
     eventually(lambda: job("iowa") is None)
@@ -90,8 +82,20 @@ def test_what_a_cluster_takes_away_comes_back(place: KubernetesCluster) -> None:
     ENGINE.cancel([first])
 
 
-def of(process: psutil.Process, place: KubernetesCluster) -> bool:
-    return process.environ().get("HOME") == str(place.folder)
+def test_a_job_is_listened_to_and_acted_in(place: KubernetesCluster) -> None:
+    ENGINE.submit(spec("iowa", "sh", "-c", "echo one; echo two; echo $$; exec sleep 600"))
+    becomes("iowa", "RUNNING")
+    words = ENGINE.log_words(RUN, "nano", "iowa", 2, False)
+    eventually(lambda: len(place.kubectl(*words[2:]).splitlines()) == 2)
+    two, pid = place.kubectl(*words[2:]).splitlines()
+    assert two == "two" and ENGINE.log_words(RUN, "nano", "iowa", 2, True) == (*words, "--follow")
+    assert ENGINE.run_in(job("iowa"), ("sh", "-c", f"kill -9 {pid}; echo 'a  b'"), 30.0) == "a  b\n"
+    becomes("iowa", "RUNNING", "again, after: exit code 137")
+    with pytest.raises(RefusedError, match="gone wrong; command terminated with exit code 7"):
+        ENGINE.run_in(job("iowa"), ("sh", "-c", "echo gone wrong >&2; exit 7"), 30.0)
+    ENGINE.submit(spec("wide", cores=64))
+    with pytest.raises(RefusedError, match="wide has no pod that runs"):
+        ENGINE.run_in(job("wide"), ("true",), 30.0)
 
 
 def test_what_cannot_go_on_ends_and_what_asks_for_it_comes_back(place: KubernetesCluster, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from diloco_cli.config.codec import replace
+from diloco_cli.engines import kubernetes
 from diloco_cli.engines.kubernetes import RETRIED, Kubernetes, documents, job_name, merged, read_jobs
 from diloco_cli.engines.port import JobSpec
 from diloco_cli.errors import UsageError
@@ -27,14 +28,15 @@ IOWA = JobSpec(
     nodes=2,
     cores=8,
     gpus=8,
+    memory_gb=96,
     key=Path("/here/nano-jobs/iowa.key"),
 )
-SYNCER = replace(IOWA, unit="syncer-0", nodes=1, cores=2, gpus=0, key=None)
+SYNCER = replace(IOWA, unit="syncer-0", nodes=1, cores=2, gpus=0, memory_gb=6, key=None)
 OPTIONS = {
     "namespace": "ml",
     "queue": "spot",
     "pod": {"serviceAccountName": "diloco", "nodeSelector": {"pool": "h100"}},
-    "container": {"resources": {"requests": {"memory": "64Gi"}, "limits": {"memory": "64Gi"}}},
+    "container": {"resources": {"limits": {"memory": "128Gi"}}},
 }
 GKE = Kubernetes("kubernetes/gke", "gke", "ghcr.io/me/diloco:1")
 BOTH = [(IOWA, replace(GKE, options=OPTIONS)), (SYNCER, GKE)]
@@ -89,12 +91,26 @@ def test_a_site_adds_replaces_and_removes() -> None:
 )
 def test_what_no_pod_could_run_is_refused(engine: Kubernetes, spec: JobSpec, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        engine.render(spec)
+        engine.submit(spec)
 
 
-def test_a_folder_that_is_mounted_there_is_seen() -> None:
+def test_an_edited_text_counts_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(kubernetes, "run_tool", lambda words, text="", **others: given.append(text) or "")
+    text = GKE.render(SYNCER).replace("image: ghcr.io/me/diloco:1", "image: other:2")
+    lost = [line for line in GKE.render(SYNCER).splitlines() if line not in text.splitlines()]
+    assert lost and all(GKE.may_change.match(line) for line in lost)
+    replace(GKE, image="").check(replace(SYNCER, text=text))
+    assert json.loads(given[0])["spec"]["template"]["spec"]["containers"][0]["image"] == "other:2"
+    for harmed in (text.replace("spec:", "spec: x"), text.replace("containers", "container"), "", "- 1"):
+        with pytest.raises(UsageError, match="this is no Job"):
+            GKE.check(replace(SYNCER, text=harmed))
+
+
+def test_a_folder_that_is_mounted_there_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = {"container": {"volumeMounts": [{"name": "nfs", "mountPath": "/here"}]}}
-    assert "nfs" in replace(GKE, options=mounts).render(replace(SYNCER, run="file:///here/nano"))
+    monkeypatch.setattr(kubernetes, "run_tool", lambda *words, **others: "")
+    replace(GKE, options=mounts).check(replace(SYNCER, run="file:///here/nano"))
 
 
 def test_a_crash_comes_back_and_what_would_end_alike_does_not() -> None:
