@@ -4,6 +4,7 @@ What this machine keeps beside the buckets lies in one place for all folders: in
 folders, the state in ~/.local/state/diloco and what may be deleted at any time in ~/.cache/diloco:
 
     state  runs/<run>/run.json             name and URL of the run, and the folder from which it was launched
+           runs/<run>/sites.json           what its jobs' sites are, as launched here
            runs/<run>/supervisor.json      identity of the supervising process
            runs/<run>/units/<unit>.json    identity of each living unit
            runs/<run>/supervised.json      what the supervisor last decided about each unit

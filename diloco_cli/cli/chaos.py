@@ -113,7 +113,7 @@ def preempt(
     unit: str = UNIT, run: str | None = RunOption, json_output: bool = JsonOption, dry_run: bool = DryRunOption
 ) -> None:
     """Take a job away from a unit, as its engine does for others: it drains, and comes back."""
-    from diloco_cli.engines.sites import engine_of
+    from diloco_cli.cli.jobs import engine_for
 
     known = find_run(run, acts=True)
     found = _job_of(known, unit)
@@ -122,7 +122,7 @@ def preempt(
     its, job = found
     deed = f"{job.engine} takes job {job.id} away, and queues it again"
     if not dry_run:
-        engine_of(its.infra).preempt(job)
+        engine_for(known.url, its.infra).preempt(job)
         tell_event(known.url, "chaos", unit, f"on purpose: {deed}", {"fault": "preempt"})
     if json_output:
         print_json("chaos preempt", {"run": known.name, "target": unit, "job": job.id, "dry_run": dry_run})

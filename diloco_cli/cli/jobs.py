@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from diloco_cli.cli.arguments import OpenRun
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.settings import Site
 from diloco_cli.engines.files import edited
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState
 from diloco_cli.engines.sites import engine_of
@@ -24,7 +25,7 @@ from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import signing_secret
-from diloco_cli.runtime.registry import log_path, this_folder
+from diloco_cli.runtime.registry import log_path, sites_of, this_folder
 from diloco_cli.runtime.units import RunUnit, consent_words, diloco_command, is_of_cores, keys_of, threads_of, units_of
 from diloco_cli.signing import KEY_VARIABLE
 from diloco_cli.store.url import join_url
@@ -50,6 +51,7 @@ def job_spec(
     folder: Path,
     plan: Plan | LaunchPlan | None = None,
     consent: tuple[str, ...] | None = None,
+    sites: Mapping[str, Site] | None = None,
 ) -> JobSpec:
     """`folder`: where modules are looked for, and where the folder of its logs lies. All nodes have to see it. `plan`:
     knows how much memory it needs."""
@@ -61,13 +63,13 @@ def job_spec(
         nodes = island.nodes
         gpus = 0 if is_of_cores(island) else island.num_accelerators // nodes
         cores = threads_of(island, run.settings.train.threads) * (island.ranks // nodes)
-    words = ("unit", unit.name, f"--run={unit.url}", *words)
+    words, site = ("unit", unit.name, f"--run={unit.url}", *words), (sites or {}).get(unit.infra)
     return JobSpec(
         run=home,
         run_name=run.name,
         unit=unit.name,
         infra=unit.infra,
-        command=diloco_command(*words) if engine_of(unit.infra).sees_files else ("diloco", *words),
+        command=diloco_command(*words) if engine_of(unit.infra, site).sees_files else ("diloco", *words),
         folder=folder,
         log=logs / f"{unit.name}.log",
         nodes=nodes,
@@ -75,6 +77,7 @@ def job_spec(
         gpus=gpus,
         memory_gb=0 if plan is None else memory_gb(unit, plan, run.settings.syncer.on_learners),
         key=None if run.signing is None else logs / f"{unit.name}.key",
+        site=site,
     )
 
 
@@ -104,6 +107,11 @@ class EngineWords:
         return f"jobs: not asked: {'; '.join(map(str, self.silent.values()))}" if self.silent else ""
 
 
+def engine_for(url: str, infra: str) -> Engine:
+    """Of the run at this URL."""
+    return engine_of(infra, sites_of(url).get(infra))
+
+
 def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN_S) -> EngineWords:
     """All engines of these names at once."""
     run, answers = opened.format, EngineWords([], {})
@@ -111,7 +119,7 @@ def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN
 
     def ask(name: str) -> list[Job] | DilocoError:
         try:
-            return engine_of(name).jobs(home, run.name, within_s)
+            return engine_for(opened.url, name).jobs(home, run.name, within_s)
         except DilocoError as error:
             return error
 
@@ -124,11 +132,11 @@ def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN
     return answers
 
 
-def engine_names(units: Iterable[RunUnit]) -> list[str]:
-    return list(dict.fromkeys(engine_of(unit.infra).name for unit in units if unit.is_submitted))
+def engine_names(url: str, units: Iterable[RunUnit]) -> list[str]:
+    return list(dict.fromkeys(engine_for(url, unit.infra).name for unit in units if unit.is_submitted))
 
 
-def _each_engine(jobs: Iterable[Job], do: Callable[[Engine, list[Job]], None]) -> None:
+def _each_engine(url: str, jobs: Iterable[Job], do: Callable[[Engine, list[Job]], None]) -> None:
     """`do` with each engine and those of the jobs that are its own. One that fails holds up none of the others; then
     its error is raised."""
     of_engine: dict[str, list[Job]] = {}
@@ -137,20 +145,20 @@ def _each_engine(jobs: Iterable[Job], do: Callable[[Engine, list[Job]], None]) -
     failed: DilocoError | None = None
     for name, own in of_engine.items():
         try:
-            do(engine_of(name), own)
+            do(engine_for(url, name), own)
         except DilocoError as error:
             failed = failed or error
     if failed is not None:
         raise failed
 
 
-def _cancel(jobs: Iterable[Job]) -> None:
-    _each_engine(jobs, lambda engine, own: engine.cancel(own))
+def _cancel(url: str, jobs: Iterable[Job]) -> None:
+    _each_engine(url, jobs, lambda engine, own: engine.cancel(own))
 
 
-def hasten(jobs: Iterable[Job]) -> None:
+def hasten(url: str, jobs: Iterable[Job]) -> None:
     """Lift what holds them back after a requeue."""
-    _each_engine(jobs, lambda engine, own: engine.hasten(own))
+    _each_engine(url, jobs, lambda engine, own: engine.hasten(own))
 
 
 def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit], alone: bool = True) -> EngineWords:
@@ -158,7 +166,7 @@ def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit], al
     seen it, or will, are ended first; what is submitted now follows them, as at most one job of a name runs.
 
     `alone`: nothing else is started. Then it raises the error of an engine that does not answer, if none does."""
-    run, names = opened.format, engine_names(planned)
+    run, names = opened.format, engine_names(opened.url, planned)
     try:
         known = _ask(opened, names)
         if alone and len(known.silent) == len(names):
@@ -189,7 +197,7 @@ def submit_missing(
     """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind. `files`:
     where their edited texts lie."""
     run, known = opened.format, {job.unit: job for job in before.jobs}
-    reached = [unit for unit in planned if engine_of(unit.infra).name not in before.silent]
+    reached = [unit for unit in planned if engine_for(opened.url, unit.infra).name not in before.silent]
     if left := [unit.name for unit in planned if unit not in reached]:
         talk(f"{before.trouble}; left alone: {', '.join(left)}; once it answers: diloco resume {opened.word}")
     missing = [unit for unit in reached if unit.name not in known or not known[unit.name].lives]
@@ -203,15 +211,15 @@ def submit_missing(
     done: list[Job] = []
     try:
         for unit in missing:
-            done.append(engine_of(unit.infra).submit(specs[unit.name], _key_of(run, unit)))
+            done.append(engine_for(opened.url, unit.infra).submit(specs[unit.name], _key_of(run, unit)))
             _show_log(opened.url, specs[unit.name])
     except BaseException:
-        _take_back(opened, done, specs, engine_names(missing))
+        _take_back(opened, done, specs, engine_names(opened.url, missing))
         raise
-    hasten(job for job in known.values() if job.lives)
+    hasten(opened.url, (job for job in known.values() if job.lives))
     if done:
         talk(f"submitted {len(done)} jobs; what they print: diloco logs")
-        known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(missing)).jobs]}
+        known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(opened.url, missing)).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
 
 
@@ -220,8 +228,8 @@ def specs_of(opened: OpenRun, units: Sequence[RunUnit], folder: Path) -> dict[st
     from diloco_cli.report.numbers import read_launch_plan
 
     run, plan = opened.format, read_launch_plan(opened.store) if units else None
-    home = run.home_of(opened.url)
-    return {unit.name: job_spec(run, home, unit, folder.absolute(), plan) for unit in units}
+    home, sites = run.home_of(opened.url), sites_of(opened.url)
+    return {unit.name: job_spec(run, home, unit, folder.absolute(), plan, sites=sites) for unit in units}
 
 
 def _take_back(opened: OpenRun, done: list[Job], units: Collection[str], names: list[str]) -> None:
@@ -230,7 +238,7 @@ def _take_back(opened: OpenRun, done: list[Job], units: Collection[str], names: 
     found = _ask(opened, names)
     try:
         trouble = found.trouble
-        _cancel(job for job in found.jobs if job.lives and job.unit in units)
+        _cancel(opened.url, (job for job in found.jobs if job.lives and job.unit in units))
     except DilocoError as error:
         trouble = str(error)
     if trouble:
@@ -271,7 +279,7 @@ def log_commands(opened: OpenRun, unit: str | None, lines: int, follow: bool) ->
     run = opened.format
     chosen = [one for one in units_of(run, opened.url) if one.is_submitted and unit in (None, one.name)]
     given = (run.home_of(opened.url), run.name)
-    found = {one.name: engine_of(one.infra).log_words(*given, one.name, lines, follow) for one in chosen}
+    found = {one.name: engine_for(opened.url, one.infra).log_words(*given, one.name, lines, follow) for one in chosen}
     return {name: words for name, words in found.items() if words}
 
 
@@ -281,10 +289,11 @@ def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool
 
     url = join_url(plan.inventory.store.url, plan.run.name)
     run, found = planned_format(plan, url), []
+    sites = plan.inventory.sites_by_infra
     for unit in units_of(run, url, region, syncer_here):
         if unit.is_submitted:
             consent = ("--allow-code", "DIGEST") if consent_words(run, unit.url, stores=True) else ()
-            found.append(job_spec(run, url, unit, folder.absolute(), plan, consent))
+            found.append(job_spec(run, url, unit, folder.absolute(), plan, consent, sites))
     return found
 
 
@@ -292,16 +301,16 @@ def check_jobs(specs: Iterable[JobSpec]) -> None:
     """Each shape once. Raises UsageError for jobs that the engine would refuse, or never start."""
     shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus, spec.memory_gb, spec.text): spec for spec in specs}
     for spec in shapes.values():
-        engine_of(spec.infra).check(spec)
+        engine_of(spec.infra, spec.site).check(spec)
 
 
 def asked(opened: OpenRun) -> tuple[list[Job], str]:
     """What the engines say of the run's jobs, and of learners that have none; and which were not asked, and why."""
     units = [unit for unit in units_of(opened.format, opened.url) if unit.is_submitted]
-    found = _ask(opened, engine_names(units), ASKED_WITHIN_S)
+    found = _ask(opened, engine_names(opened.url, units), ASKED_WITHIN_S)
     known = {job.unit for job in found.jobs}
     for unit in units:
-        name = engine_of(unit.infra).name
+        name = engine_for(opened.url, unit.infra).name
         if unit.island is not None and unit.name not in known and name not in found.silent:
             found.jobs.append(Job(unit.name, name, "", JobState.GONE, f"{name} has no job of it"))
     return found.jobs, found.trouble
@@ -312,7 +321,7 @@ def job_of(opened: OpenRun, name: str) -> tuple[RunUnit, Job] | None:
     unit = next((unit for unit in units_of(opened.format, opened.url) if unit.name == name and unit.is_submitted), None)
     if unit is None:
         return None
-    found = _ask(opened, engine_names([unit]))
+    found = _ask(opened, engine_names(opened.url, [unit]))
     for error in found.silent.values():
         raise error
     job = next((job for job in found.jobs if job.unit == name), None)
@@ -326,7 +335,7 @@ def job_of(opened: OpenRun, name: str) -> tuple[RunUnit, Job] | None:
 
 def run_beside(unit: RunUnit, job: Job, words: Sequence[str], within_s: float) -> str:
     """What this command of diloco prints in the unit's job, with the notes that its supervisor has there."""
-    engine = engine_of(unit.infra)
+    engine = engine_for(unit.url, unit.infra)
     command = ("unit", unit.name, f"--run={unit.url}", "--", *words)
     try:
         return engine.run_in(job, diloco_command(*command) if engine.sees_files else ("diloco", *command), within_s)
@@ -386,7 +395,7 @@ def end_jobs(opened: OpenRun, drain_s: float = DRAIN_S) -> list[str]:
         late = monotonic_s() >= until_s
         due = [job for job in living if job.state in WAITS or (late and job.state is not JobState.LEAVING)]
         ended = [job for job in due if not job.owner]  # what others have submitted sees the stop, now or when it starts
-        _cancel(ended)
+        _cancel(opened.url, ended)
         cancelled |= {job.unit: job for job in ended}
         if late or len(ended) == len(living):
             return sorted(cancelled)

@@ -219,7 +219,7 @@ def _created(
     from diloco_cli.launch.planned import islands_of
     from diloco_cli.layout import layout_warning
     from diloco_cli.runtime.consent import consented, signing_secret, stores_of
-    from diloco_cli.runtime.registry import remember_run
+    from diloco_cli.runtime.registry import note_sites, remember_run
     from diloco_cli.store.url import join_url
 
     plan = found.plan
@@ -251,6 +251,7 @@ def _created(
     if how == "created":
         _keep(home, found)
     known = remember_run(url, run.region_urls)
+    note_sites(url, plan.inventory.sites_by_infra)
     if how == "existed":
         other = f", as launched by plan {short_digest(run.plan)}" if run.plan not in ("", found.digest) else ""
         talk(f"run {run.name} exists already at {url}: going on with it{other}")
@@ -320,7 +321,7 @@ def _say_plan(found: Resolved, region: str | None, as_json: bool, folder: Path, 
     for spec in specs:
         from diloco_cli.engines.sites import engine_of
 
-        print(f"\n{engine_of(spec.infra).render(spec)}", end="")
+        print(f"\n{engine_of(spec.infra, spec.site).render(spec)}", end="")
 
 
 def _specs(plan: Plan, region: str | None, folder: Path, syncer_here: bool) -> list[JobSpec]:

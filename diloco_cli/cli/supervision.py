@@ -412,7 +412,7 @@ class ProgressDisplay:
     becomes of the run's `jobs`, too, and hastens them."""
 
     def __init__(self, opened: OpenRun, calling: HookCaller, jobs: list[Job]) -> None:
-        self._calling = calling
+        self._calling, self._url = calling, opened.url
         box, self._news = Deadline(LOOK_S), JobNews(jobs, self.say)
         self._watcher = Watcher(boxed(opened, box), box, self._hear)
         self._curves = Curves()
@@ -445,7 +445,7 @@ class ProgressDisplay:
 
     def _hear(self, jobs: list[Job], trouble: str) -> None:
         self._news(jobs, trouble)
-        hasten(jobs)
+        hasten(self._url, jobs)
 
     def say(self, line: str) -> None:
         if self._live is None:

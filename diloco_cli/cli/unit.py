@@ -18,11 +18,11 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 
 from diloco_cli.cli.arguments import AllowCode, AllowStore, OpenRun, head_of, named_here, open_run
-from diloco_cli.cli.jobs import asked, hasten
+from diloco_cli.cli.jobs import ASKED_WITHIN_S
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.engines.port import AGAIN_STATUS
-from diloco_cli.engines.slurm import queue_again, step
+from diloco_cli.engines.slurm import Slurm, queue_again, step
 from diloco_cli.environment import environment_value, set_environment
 from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.learner.parent import PARENT_VARIABLE
@@ -41,7 +41,7 @@ from diloco_cli.runtime.units import (
 
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
 HEARS_EVERY_S = 0.2
-HASTENS_EVERY_S = 10.0
+HASTENS_EVERY_S = 15.0
 Result = TypeVar("Result")
 
 
@@ -174,14 +174,17 @@ def _hastening(opened: OpenRun, spec: UnitSpec) -> AbstractContextManager[object
     they ask the engine no oftener than one would."""
     run = opened.format
     units = [unit for unit in units_of(run, opened.url) if unit.is_submitted]
-    serve = [unit.name for unit in units if syncer_may_start(run, [unit.spec])]
+    serve = [unit.name for unit in units if unit.infra.startswith("slurm/") and syncer_may_start(run, [unit.spec])]
     if spec.name not in serve:
         return nullcontext()
 
     def look() -> str:
-        jobs, trouble = asked(opened)
-        hasten(jobs)
-        return trouble
+        engine = Slurm()  # this job's own
+        try:
+            engine.hasten(engine.jobs(run.home_of(opened.url), run.name, ASKED_WITHIN_S))
+        except DilocoError as error:
+            return str(error)
+        return ""
 
     return Asking(look, HASTENS_EVERY_S * len(serve))
 

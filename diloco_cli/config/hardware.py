@@ -189,6 +189,7 @@ MEANS: dict[DataClass, str] = {
 LOCAL_INFRA = ("local", "ssh")
 NAMED_INFRA = {"ssh": "HOST", "slurm": "PARTITION", "kubernetes": "CONTEXT", "skypilot": "CLOUD", LOOP: "addressed"}
 INFRA_FORMS = ", ".join([*LOCAL_INFRA, *(f"{kind}/{what}" for kind, what in NAMED_INFRA.items())])
+VIA = r"^ssh [A-Za-z0-9][A-Za-z0-9._:@%+-]*$"
 FABRIC = r"^[\w.-]{1,63}$"
 MAX_ACCELERATORS = 100_000
 WRITTEN_ACCELERATORS = re.compile(r"([A-Za-z][\w.-]*)(?::([1-9]\d{0,5}))?")
@@ -235,6 +236,13 @@ def read_infra(node: Node, folder: Path) -> str:
     likely = "" if kind in NAMED_INFRA else suggestion(kind, [*LOCAL_INFRA, *NAMED_INFRA])
     hint = f"say which: infra: {kind}/{NAMED_INFRA[kind]}" if kind in NAMED_INFRA else None
     raise UsageError(f"must be one of {INFRA_FORMS}, not '{node.text}'{likely}", where=node.where, hint=hint)
+
+
+def read_options(node: Node, folder: Path) -> dict[str, Any]:
+    found = plain(node)
+    if not isinstance(found, dict):
+        raise UsageError(f"must be a mapping, not {shown(node)}", where=node.where)
+    return found
 
 
 def read_accelerators(node: Node, folder: Path) -> dict[str, Any]:

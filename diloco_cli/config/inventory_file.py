@@ -166,6 +166,7 @@ def check_inventory(inventory: Inventory, places: Places) -> None:
     _check_islands(inventory, places)
     _check_machines(inventory, places)
     _check_regions(inventory, places)
+    _check_sites(inventory, places)
     if inventory.store.link.emulate:
         raise UsageError(
             "store.link is the syncer's own link, which is not emulated",
@@ -259,6 +260,36 @@ def _check_regions(inventory: Inventory, places: Places) -> None:
             )
 
 
+USED = {  # of a site's keys, by its engine
+    "slurm": {"via", "directory", "setup", "account", "options"},
+    "ssh": {"via", "directory", "setup"},
+    "kubernetes": {"image", "context", "options"},
+}
+SITE_KEYS = set().union(*USED.values())
+
+
+def _check_sites(inventory: Inventory, places: Places) -> None:
+    for name, site in inventory.sites.items():
+        where, at = places.of(f"sites.{name}.engine", places.tree.where), f"sites.{name}"
+        for key in sorted(SITE_KEYS - USED[site.engine]):
+            if getattr(site, key):
+                has = f"a site of {site.engine} has no {key}; it has: {', '.join(sorted(USED[site.engine]))}"
+                raise UsageError(f"{at}: {has}", where=places.of(f"{at}.{key}", where))
+        if site.engine == "slurm" and site.via is not None and not (site.directory or "").startswith("/"):
+            raise UsageError(
+                f"{at}: where {site.via} is, a directory from / is needed, for its jobs and their logs", where=where
+            )
+        if site.engine == "ssh" and site.via is None:
+            raise UsageError(f"{at}: which host?", where=where, hint="via: ssh HOST")
+    for path, entry, hardware in places.paths(inventory):
+        kind, _, name = hardware.infra.partition("/")
+        if name in inventory.sites and kind != inventory.sites[name].engine:
+            raise UsageError(
+                f"{path}.infra: {name} is a site of {inventory.sites[name].engine}, not of {kind}",
+                where=places.of(f"{path}.infra", entry.where),
+            )
+
+
 def inventory_to_text(inventory: Inventory, comments: Mapping[str, str], head: str = "") -> str:
     """`comments` by the path of a key: {"islands.iowa.tokens_per_s": "measured"}; `head`: the comment at the top."""
     lines = [f"# {line}" for line in head.splitlines()]
@@ -281,6 +312,9 @@ def inventory_to_text(inventory: Inventory, comments: Mapping[str, str], head: s
         lines.append("devices:")
         for name, device in inventory.devices.items():
             lines.append(_commented(f"  {name}: {_flow(_device(device))}", comments.get(f"devices.{name}")))
+    if inventory.sites:
+        lines.append("sites:")
+        lines += [f"  {name}: {_flow(_given(site))}" for name, site in inventory.sites.items()]
     if inventory.local:
         lines.append("local:")
         for entry, value in _given(inventory.local):
@@ -308,7 +342,7 @@ def _given(item: Any) -> list[Entry]:
     entries = []
     for entry in structs.fields(item):
         value = getattr(item, entry.name)
-        if value not in (entry.default, (), Link()):
+        if value not in (entry.default, (), {}, Link()):
             key, write = SPELLING.get(entry.name, (entry.name, _scalar))
             entries.append((key, write(value)))
     return entries
@@ -367,6 +401,7 @@ SPELLING: dict[str, tuple[str, Callable[[Any], str]]] = {
     "restart_s": ("restart", _duration),
     "price_per_h": ("price", lambda price: f"{_number(price)}/h"),
     "egress_per_gb": ("egress", lambda price: f"{_number(price)}/GB"),
+    "options": ("options", json.dumps),
     "slowdown": ("emulate", lambda factor: f"{{slowdown: {_number(factor)}}}"),
 }
 FIRST_KEYS = ("name", "hosts", "region", "infra", "fabric", "accelerators", "nodes")

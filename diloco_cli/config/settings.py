@@ -379,6 +379,7 @@ Hosts = Annotated[tuple[str, ...], form(hardware.read_hosts, hardware.HOSTS)]
 Installed = Annotated[hardware.Accelerators, form(hardware.read_accelerators, hardware.ACCELERATORS)]
 Infra = Annotated[str, form(hardware.read_infra, {"type": "string"})]
 Slowdown = Annotated[float, form(hardware.read_slowdown, hardware.EMULATE, key="emulate")]
+Options = Annotated[dict[str, Any], form(hardware.read_options, {"type": "object"})]
 Fabric = Annotated[str, matching(hardware.FABRIC, "one word for an interconnect, such as pod-a", ["string", "integer"])]
 Host = Annotated[str, matching(r"^[A-Za-z0-9.:-]+$", "a host name or address")]
 StoreURL = Annotated[str, form(hardware.read_store_url, {"type": "string"})]
@@ -445,6 +446,23 @@ class MachineSettings(Settings, frozen=True):
     tokens_per_s: Annotated[Positive | None, doc("measured, of one machine; replaces mfu")] = None
 
 
+class Site(Settings, frozen=True):
+    """What a name means in `infra: ENGINE/NAME`, where jobs are submitted. Nothing of it goes into a bucket."""
+
+    engine: Literal["slurm", "ssh", "kubernetes"]
+    via: Annotated[Annotated[str, matching(hardware.VIA, "`ssh HOST`")] | None, doc("where its commands run")] = None
+    directory: Annotated[Text | None, doc("of the jobs there; all nodes see it")] = None
+    setup: Annotated[Text | None, doc("a line of shell before `diloco`")] = None
+    account: Annotated[Text | None, doc("to which Slurm counts the jobs")] = None
+    image: Annotated[Text | None, doc("of Kubernetes' pods")] = None
+    context: Annotated[Text | None, doc("of kubectl; null: the site's name")] = None
+    options: Annotated[Options, doc("of the engine: those of sbatch by their long names")] = field(default_factory=dict)
+
+    @property
+    def host(self) -> str | None:
+        return None if self.via is None else self.via.split()[1]
+
+
 class LocalMachine(Settings, frozen=True):
     """The machine that every island with `infra: local` on `cpu` shares."""
 
@@ -485,3 +503,9 @@ class Inventory(Settings, frozen=True):
     devices: dict[str, hardware.Device] = field(default_factory=dict)
     machines: tuple[MachineSettings, ...] = ()
     local: LocalMachine | None = None
+    sites: dict[str, Site] = field(default_factory=dict)
+
+    @property
+    def sites_by_infra(self) -> dict[str, Site]:
+        """As `infra` names them."""
+        return {f"{site.engine}/{name}": site for name, site in self.sites.items()}

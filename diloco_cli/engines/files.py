@@ -39,7 +39,7 @@ def edited(folder: Path, spec: JobSpec, plan: str) -> JobSpec:
         raise NotFoundError(f"{folder} has no file of {spec.unit}", where=str(path), hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot be read: {error}", where=str(path)) from None
-    has, may_change = set(text.splitlines()), engine_of(spec.infra).may_change
+    has, may_change = set(text.splitlines()), engine_of(spec.infra, spec.site).may_change
     lost = [line for line in _stamped(spec, plan).splitlines() if line not in has and not may_change.match(line)]
     if lost:
         raise RefusedError(f"it does not fit the run's plan: it lacks the line {lost[0]!r}", where=str(path), hint=hint)
@@ -52,5 +52,5 @@ def _path(folder: Path, spec: JobSpec) -> Path:
 
 def _stamped(spec: JobSpec, plan: str) -> str:
     """Below the first line, which may name a shell."""
-    first, newline, rest = engine_of(spec.infra).render(spec).partition("\n")
+    first, newline, rest = engine_of(spec.infra, spec.site).render(spec).partition("\n")
     return f"{first}{newline}# of plan {plan}\n{rest}"

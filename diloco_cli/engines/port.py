@@ -20,6 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from diloco_cli.config.settings import Site
 from diloco_cli.digests import digest, short_digest
 
 AGAIN_STATUS = 75
@@ -61,7 +62,8 @@ class JobSpec:
     """A unit as a job. `run`: the run's URL at home, by which its jobs are found; `infra`: the engine, and where in it;
     `folder`: the working directory; `cores`, `gpus`, `memory_gb` (0: not known): of each of its `nodes`; `key`: the
     file of its signing key. An engine whose jobs do not see this machine's files (`sees_files`) has a folder, a log and
-    a key of its own. `text`: to submit instead of what would be rendered."""
+    a key of its own. `site`: what `infra` names, if
+    that is one. `text`: to submit instead of what would be rendered."""
 
     run: str
     run_name: str
@@ -75,6 +77,7 @@ class JobSpec:
     gpus: int = 0
     memory_gb: int = 0
     key: Path | None = None
+    site: Site | None = None
     text: str | None = None
 
     @property

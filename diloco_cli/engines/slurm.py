@@ -12,11 +12,13 @@ import re
 import shlex
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path, PurePath
 
 from diloco_cli.engines.port import Job, JobSpec, JobState, job_names, of_each_unit
-from diloco_cli.engines.tool import run_tool, tool_directory
+from diloco_cli.engines.ssh import check_installed, tail_of
+from diloco_cli.engines.tool import over_ssh, run_tool, tool_directory
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError
 from diloco_cli.paths import make_directory, write_whole
@@ -51,10 +53,8 @@ STATES = {
     "STOPPED": JobState.HELD,
     "COMPLETED": JobState.ENDED,
     "CANCELLED": JobState.ENDED,
-    "REVOKED": JobState.ENDED,
     "PREEMPTED": JobState.ENDED,
     "FAILED": JobState.FAILED,
-    "LAUNCH_FAILED": JobState.FAILED,
     "TIMEOUT": JobState.FAILED,
     "DEADLINE": JobState.FAILED,
     "NODE_FAIL": JobState.FAILED,
@@ -81,10 +81,13 @@ MEANINGS = {
 
 
 def options_of(spec: JobSpec) -> dict[str, str]:
-    """For sbatch; "" for those without a value."""
-    return {
+    """For sbatch; "" for those without a value. A site's own count less than what a job cannot do without."""
+    site = spec.site
+    named = {} if site is None else {name: "" if v in (None, True) else str(v) for name, v in site.options.items()}
+    account = {"account": site.account} if site is not None and site.account else {}
+    ours = {
         "job-name": spec.name,
-        "partition": spec.place,
+        **({"partition": spec.place} if site is None else {}),
         "comment": mark(spec.run),
         "chdir": str(spec.folder),
         "output": str(spec.log).replace("%", "%%"),
@@ -98,21 +101,24 @@ def options_of(spec: JobSpec) -> dict[str, str]:
         "signal": f"B:USR2@{NOTICE_S}",
         "export": "NIL",
     }
+    return account | named | {name: v for name, v in ours.items() if name not in named or name not in CHANGEABLE}
 
 
 def render(spec: JobSpec, tools: str) -> str:
     """The batch script. `tools`: the directory of Slurm's commands. Raises UsageError for words that could not stand in
     it: they may come from a bucket."""
     options = options_of(spec)
+    setup = (spec.site and spec.site.setup) or ""
     if not PLACE.fullmatch(spec.place):
         raise UsageError(f"{spec.place!a} is no partition", where=spec.unit, hint="infra: slurm/PARTITION")
-    if bad := [word for word in (*options.values(), *spec.command, tools) if not word.isprintable()]:
+    if bad := [word for word in (*options, *options.values(), *spec.command, tools, setup) if not word.isprintable()]:
         raise UsageError(f"control characters cannot stand in a batch script: {bad[0]!a}", where=spec.unit)
-    options |= {"mem": f"{spec.memory_gb}G"} if spec.memory_gb else {}
+    options |= {"mem": f"{spec.memory_gb}G"} if spec.memory_gb and "mem" not in options else {}
     asked = [f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options.items()]
     key = [] if spec.key is None else [f"export {KEY_FILE_VARIABLE}={shlex.quote(str(spec.key))}"]
     # `exec`: signals of Slurm reach the unit itself; the notice kills nothing before it listens
     lines = ["#!/bin/bash", *asked, "trap '' USR2", f'export HOME=~ PATH={shlex.quote(tools)}:"$PATH"', *key]
+    lines += [setup] if setup else []
     return "\n".join([*lines, f"exec {shlex.join(spec.command)}", ""])
 
 
@@ -138,19 +144,20 @@ def mark(run: str) -> str:
     return f"diloco {run}"
 
 
-def read_queue(text: str, run: str, run_name: str) -> list[Job]:
-    """The jobs of the run at this URL in what squeue printed, by unit. Lines of another form are warnings of a site."""
+def read_queue(text: str, run: str, run_name: str, me: str, engine: str = "slurm") -> list[Job]:
+    """The jobs of the run at this URL in what squeue printed, by unit. Lines of another form are warnings of a site.
+    `me`: the number of this user."""
     prefix, found = job_names(run_name, run), []
     for line in text.splitlines():
         columns = line.strip().split("|", 6)
         if len(columns) == 7 and columns[1].startswith(prefix) and columns[6] == mark(run):
             number, name, state, reason, node, user, _ = columns
-            job = _job(number, name.removeprefix(prefix), state, reason, node)
-            found.append(job if user == str(os.getuid()) else replace(job, owner=user))
+            job = _job(number, name.removeprefix(prefix), state, reason, node, engine)
+            found.append(job if user == me else replace(job, owner=user))
     return of_each_unit(sorted(found, key=lambda job: int(re.sub(r"\D.*", "", job.id) or 0)))
 
 
-def _job(number: str, unit: str, state: str, reason: str, node: str) -> Job:
+def _job(number: str, unit: str, state: str, reason: str, node: str, engine: str) -> Job:
     """A state that is not known here counts as one in which the job lives: nothing is submitted twice for it."""
     known = STATES.get(state, JobState.STARTING)
     if known is JobState.QUEUED and HELD.search(reason):
@@ -158,9 +165,7 @@ def _job(number: str, unit: str, state: str, reason: str, node: str) -> Job:
     said = "" if reason in ("None", "(null)") else reason
     word = said if known is JobState.QUEUED and said else " ".join(filter(None, (_odd(state), said)))
     meaning = next((text for name, text in MEANINGS.items() if said.startswith(name)), "")
-    return Job(
-        unit, "slurm", number, known, f"{word}: {meaning}" if meaning else word, "" if node == "(null)" else node
-    )
+    return Job(unit, engine, number, known, f"{word}: {meaning}" if meaning else word, "" if node == "(null)" else node)
 
 
 def _odd(state: str) -> str:
@@ -169,26 +174,62 @@ def _odd(state: str) -> str:
 
 
 @cache
-def counts_memory(place: str) -> bool:
+def counts_memory(partition: str, via: str | None) -> bool:
     """Whether this partition's nodes have told Slurm their memory: else it refuses every job that asks for some."""
-    said = run_tool(("sinfo", "-h", "-o", "%m", "-p", place), within_s=ANSWERS_WITHIN_S, refusal=UsageError)
-    return any(megabytes.rstrip("+") not in ("0", "1") for megabytes in said.split())
+    words = ("sinfo", "-h", "-o", "%m", *(("-p", partition) if partition else ()))
+    said = run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=UsageError, via=via)
+    return any(megabytes.rstrip("+") not in ("0", "1") for megabytes in said.split() if megabytes.rstrip("+").isdigit())
 
 
+@cache
+def _there(via: str, *words: str) -> str:
+    """The last line of what the command says on that host: a login may print others."""
+    said = run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=UsageError, via=via).splitlines()
+    return said[-1] if said else ""
+
+
+@dataclass(frozen=True)
 class Slurm:
-    name = "slurm"
-    sees_files = True
+    """`via`: the host on which its commands run, and which sees `directory`, as all nodes do; `setup`: as of a site."""
+
+    name: str = "slurm"
+    via: str | None = None
+    directory: str = ""
+    setup: str = ""
     may_change = re.compile(rf"#SBATCH --({'|'.join(CHANGEABLE)})=")
 
+    @property
+    def sees_files(self) -> bool:
+        return self.via is None
+
     def render(self, spec: JobSpec) -> str:
-        tools = str(tool_directory("sbatch"))
-        return render(spec if counts_memory(spec.place) else replace(spec, memory_gb=0), tools)
+        spec = self._placed(spec)
+        if self.via is None:
+            tools = str(tool_directory("sbatch"))
+        else:
+            tools = str(PurePath(_there(self.via, "bash", "-c", "command -v sbatch")).parent)
+        counted = counts_memory(options_of(spec).get("partition", ""), self.via)
+        return render(spec if counted else replace(spec, memory_gb=0), tools)
 
     def check(self, spec: JobSpec) -> None:
+        if self.via is not None:
+            check_installed(self.via, self.setup, self.directory, spec.unit)
         self._sbatch(spec, "--test-only")
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
+        self._make_ready(self._placed(spec), key)
+        number = self._sbatch(spec, "--parsable").strip().splitlines()[-1].partition(";")[0]
+        return Job(spec.unit, self.name, number, JobState.QUEUED, "submitted")
+
+    def _make_ready(self, spec: JobSpec, key: str | None) -> None:
         """A job whose log's folder is missing would fail without a word."""
+        if self.via is not None:
+            logs, script = shlex.quote(str(spec.log.parent)), "umask 077\n"
+            script += f"mkdir -p {logs} && touch {shlex.quote(str(spec.log))} || exit 1\n"
+            if spec.key is not None and key is not None:
+                script += f"printf %s {shlex.quote(key)} > {shlex.quote(str(spec.key))}\n"
+            self._run(("bash", "-s"), SUBMITS_WITHIN_S, UsageError, script)
+            return
         try:
             make_directory(spec.log.parent)
             spec.log.touch(mode=0o600)
@@ -196,35 +237,40 @@ class Slurm:
                 write_whole(spec.key, key.encode())
         except OSError as error:
             raise UsageError(f"cannot be written: {error.strerror}", where=str(spec.log.parent)) from None
-        number = self._sbatch(spec, "--parsable").strip().splitlines()[-1].partition(";")[0]
-        return Job(spec.unit, self.name, number, JobState.QUEUED, "submitted")
+
+    def _placed(self, spec: JobSpec) -> JobSpec:
+        """In the site's directory, if it has one."""
+        if not self.directory:
+            return spec
+        logs = Path(self.directory) / spec.log.parent.name
+        key = None if spec.key is None else logs / spec.key.name
+        return replace(spec, folder=Path(self.directory), log=logs / spec.log.name, key=key)
 
     def _sbatch(self, spec: JobSpec, option: str) -> str:
         try:
-            options = options_of(spec).items()
+            options = options_of(self._placed(spec)).items()
             kept = [(name, value) for name, value in options if spec.text is None or name not in CHANGEABLE]
             given = (f"--{name}" + (f"={value}" if value else "") for name, value in kept)
-            return run_tool(
-                ("sbatch", option, *given),
-                spec.text or self.render(spec),
-                within_s=SUBMITS_WITHIN_S,
-                refusal=UsageError,
-            )
+            return self._run(("sbatch", option, *given), SUBMITS_WITHIN_S, UsageError, spec.text or self.render(spec))
         except UsageError as error:
             error.where = error.where or f"{spec.unit} (slurm/{spec.place})"
             error.hint = error.hint or "what the cluster has: sinfo; what is submitted: diloco launch -n"
             raise
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:
-        words = ("squeue", "-h", "-t", "all", "-o", COLUMNS)
-        return read_queue(run_tool(words, within_s=within_s, refusal=TryAgainError), run, run_name)
+        said = self._run(("squeue", "-h", "-t", "all", "-o", COLUMNS), within_s, TryAgainError)
+        user = str(os.getuid()) if self.via is None else _there(self.via, "id", "-u")
+        return read_queue(said, run, run_name, user, self.name)
 
     def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
-        return ()
+        if self.via is None:
+            return ()
+        script = f"cd {shlex.quote(f'{self.directory}/{run_name}-jobs')} || exit 1\n"
+        return over_ssh(self.via, ("bash", "-c", script + tail_of(f"{unit}.log", lines, follow)))
 
     def cancel(self, jobs: Collection[Job]) -> None:
         if jobs:
-            run_tool(("scancel", *(job.id for job in jobs)), within_s=SUBMITS_WITHIN_S, refusal=TryAgainError)
+            self._run(("scancel", *(job.id for job in jobs)), SUBMITS_WITHIN_S, TryAgainError)
 
     def hasten(self, jobs: Collection[Job]) -> None:
         """Lift what holds a requeued job back. Where a site does not let its user, the job waits its two minutes."""
@@ -232,14 +278,19 @@ class Slurm:
             if job.why.startswith("BeginTime"):
                 with suppress(DilocoError):
                     words = ("scontrol", "update", f"jobid={job.id}", "StartTime=now")
-                    run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=TryAgainError)
+                    self._run(words, ANSWERS_WITHIN_S, TryAgainError)
 
     def preempt(self, job: Job) -> None:
-        run_tool(("scontrol", "requeue", job.id), within_s=ANSWERS_WITHIN_S, refusal=RefusedError)
+        self._run(("scontrol", "requeue", job.id), ANSWERS_WITHIN_S, RefusedError)
 
     def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
         step = ("srun", f"--jobid={job.id}", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--export=NIL")
-        return run_tool((*step, *words), within_s=within_s, refusal=RefusedError)
+        if not self.sees_files:  # its commands are found as in the job
+            words = ("/bin/bash", "-c", f'export HOME=~\n{self.setup}\nexec "$@"', "bash", *words)
+        return self._run((*step, *words), within_s, RefusedError)
+
+    def _run(self, words: tuple[str, ...], within_s: float, refusal: type[DilocoError], given: str = "") -> str:
+        return run_tool(words, given, within_s=within_s, refusal=refusal, via=self.via)
 
 
 def queue_again() -> None:

@@ -48,19 +48,19 @@ cd
 eval {setup}
 cd -- {directory} || exit 1
 """
-CHECK = (
-    """\
-for tool in flock setsid; do
-  command -v $tool > /dev/null || {{ echo "there is no command $tool, of util-linux" >&2; exit 1; }}
-done
-read -r boot < /proc/sys/kernel/random/boot_id || exit 1
-"""
-    + INSIDE
+VERSION = (
+    INSIDE
     + """\
 printf '{mark} '
 exec diloco --version
 """
 )
+TOOLS = """\
+for tool in flock setsid; do
+  command -v $tool > /dev/null || { echo "there is no command $tool, of util-linux" >&2; exit 1; }
+done
+read -r boot < /proc/sys/kernel/random/boot_id || exit 1
+"""
 START = """\
 umask 077
 mkdir -p "$jobs"/{name} && cd "$jobs"/{name} || exit 1
@@ -94,15 +94,6 @@ for pid in {pids}; do
   done
 done
 """
-FOLLOW = """\
-cd "$jobs"/{name} || exit 1
-tail -n {lines} -F log 2> /dev/null & cat > /dev/null
-kill $!
-"""
-SHOW = """\
-cd "$jobs"/{name} 2> /dev/null || exit 0
-tail -n {lines} log
-"""
 ENDINGS = {
     "0": (JobState.ENDED, "the run is over"),
     "143": (JobState.ENDED, "it was asked to leave"),
@@ -120,6 +111,28 @@ def render(spec: JobSpec, setup: str, directory: str) -> str:
         raise UsageError(f"control characters cannot stand in a script: {bad[0]!a}", where=spec.unit)
     quoted = {name: shlex.quote(word) for name, word in words.items()}
     return UNIT.format(**quoted, key=key, command=shlex.join(spec.command))
+
+
+def check_installed(host: str, setup: str, directory: str, where: str, tools: str = "") -> None:
+    """Raises UsageError, in its own words, if `diloco` there is none, another version, or cannot be run."""
+    words = {"setup": shlex.quote(setup or ":"), "directory": shlex.quote(directory)}
+    hint = f"what it is there: ssh {host} \"bash -lc 'diloco --version'\"; a line before it: `setup` of a site"
+    try:
+        script = tools + VERSION.format(**words, mark=MARK)
+        said = run_tool(("bash", "-s"), script, within_s=STARTS_WITHIN_S, refusal=UsageError, via=host)
+    except DilocoError as error:
+        error.where, error.hint = where, error.hint or hint
+        raise
+    found = next((line.partition(" ")[2] for line in said.splitlines() if line.startswith(f"{MARK} ")), "nothing")
+    if found != __version__:
+        raise UsageError(f"ssh {host}: diloco there is {found[:40]!a}, here {__version__}", where=where, hint=hint)
+
+
+def tail_of(log: str, lines: int, follow: bool) -> str:
+    """The line of shell that prints it. What is followed ends with its stdin: nobody else would end it there."""
+    if not follow:
+        return f"tail -n {lines} -- {shlex.quote(log)}"
+    return f"tail -n {lines} -F -- {shlex.quote(log)} 2> /dev/null & cat > /dev/null; kill $!"
 
 
 def read_jobs(text: str, run: str, run_name: str, engine: str) -> list[Job]:
@@ -157,20 +170,7 @@ class Ssh:
                 where=spec.infra,
                 hint="infra: ssh without /HOST, and start it there by hand; or a scheduler",
             )
-        hint = f"what it is there: ssh {self.host} \"bash -lc 'diloco --version'\"; a line before it: `setup` of a site"
-        try:
-            script = CHECK.format(
-                setup=shlex.quote(self.setup or ":"), directory=shlex.quote(self.directory), mark=MARK
-            )
-            said = self._run(script, STARTS_WITHIN_S, UsageError)
-        except DilocoError as error:
-            error.where, error.hint = spec.unit, error.hint or hint
-            raise
-        found = next((line.partition(" ")[2] for line in said.splitlines() if line.startswith(f"{MARK} ")), "nothing")
-        if found != __version__:
-            raise UsageError(
-                f"ssh {self.host}: diloco there is {found[:40]!a}, here {__version__}", where=spec.unit, hint=hint
-            )
+        check_installed(self.host, self.setup, self.directory, spec.unit, TOOLS)
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
         words = {"name": spec.name, "unit": spec.text or self.render(spec), "key": key or ""}
@@ -186,8 +186,8 @@ class Ssh:
         return read_jobs(self._run(script, within_s, TryAgainError), run, run_name, self.name)
 
     def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
-        script = (FOLLOW if follow else SHOW).format(name=shlex.quote(job_names(run_name, run) + unit), lines=lines)
-        return over_ssh(self.host, ("bash", "-c", FOLDERS + script))
+        script = f'{FOLDERS}cd "$jobs"/{shlex.quote(job_names(run_name, run) + unit)} 2> /dev/null || exit 0\n'
+        return over_ssh(self.host, ("bash", "-c", script + tail_of("log", lines, follow)))
 
     def cancel(self, jobs: Collection[Job]) -> None:
         pids = " ".join(job.id for job in jobs if job.id.isdigit())
@@ -200,10 +200,8 @@ class Ssh:
         raise RefusedError(f"nothing preempts units on {self.host}", hint=f"diloco chaos kill {job.unit}")
 
     def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
-        return self._run(INSIDE.format(**self._inside()) + f"exec {shlex.join(words)}\n", within_s, RefusedError)
-
-    def _inside(self) -> dict[str, str]:
-        return {"setup": shlex.quote(self.setup or ":"), "directory": shlex.quote(self.directory)}
+        inside = INSIDE.format(setup=shlex.quote(self.setup or ":"), directory=shlex.quote(self.directory))
+        return self._run(f"{inside}exec {shlex.join(words)}\n", within_s, RefusedError)
 
     def _run(self, script: str, within_s: float, refusal: type[DilocoError]) -> str:
         return run_tool(("bash", "-s"), FOLDERS + script, within_s=within_s, refusal=refusal, via=self.host)

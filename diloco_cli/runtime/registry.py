@@ -22,7 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text, wall_s
-from diloco_cli.config.codec import from_plain
+from diloco_cli.config.codec import from_plain, to_plain
+from diloco_cli.config.settings import Site
 from diloco_cli.digests import digest
 from diloco_cli.errors import NoSpaceError, NotFoundError, RefusedError, UsageError, escaped
 from diloco_cli.paths import (
@@ -237,6 +238,20 @@ def remember_run(url: str, also: Iterable[str] = ()) -> KnownRun:
     run = KnownRun(run_name(url), url, this_folder(), wall_s(), tuple(sorted({*also} - {url})))
     write_json(run_directory(url) / "run.json", asdict(run))
     return run
+
+
+def note_sites(url: str, sites: Mapping[str, Site]) -> None:
+    """What `infra` means here."""
+    write_json(run_directory(url) / "sites.json", to_plain(sites))
+
+
+def sites_of(url: str) -> dict[str, Site]:
+    """As the run at this URL was last launched on this machine; none are known elsewhere."""
+    try:
+        body = read_json(run_directory(noted_at(url)) / "sites.json")
+        return {name: from_plain(Site, site) for name, site in (body or {}).items()}
+    except (UnreadableError, UsageError):
+        return {}
 
 
 def known_at(url: str) -> KnownRun:

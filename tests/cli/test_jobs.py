@@ -61,7 +61,15 @@ class PlayedSlurm:
         self.answers = True
         self.ends = False  # jobs see the stop, and end
 
-    def run(self, words: Sequence[str], given: str = "", *, within_s: float, refusal: type[Exception]) -> str:
+    def run(
+        self,
+        words: Sequence[str],
+        given: str = "",
+        *,
+        within_s: float,
+        refusal: type[Exception],
+        via: str | None = None,
+    ) -> str:
         if not self.answers:
             raise TryAgainError(f"{words[0]} did not answer within {within_s:g} s")
         if words[0] == "squeue":
@@ -286,7 +294,7 @@ class OtherEngine:
 def other(monkeypatch: pytest.MonkeyPatch) -> OtherEngine:
     found = OtherEngine()
     engines: dict[str, Engine] = {"other": found}
-    monkeypatch.setitem(sites.KINDS, "other", lambda place: engines["other"])
+    monkeypatch.setitem(sites.KINDS, "other", lambda place, site: engines["other"])
     monkeypatch.setattr(units, "ENGINES", frozenset({"slurm", "other"}))
     return found
 
@@ -434,7 +442,7 @@ def test_what_changes_is_said_once_and_what_is_held_back_is_hastened(played: Pla
         news([queued], "")
         news([], "jobs: not asked: squeue")
     assert said == ["iowa: job 7 QUEUED: BeginTime: later", "jobs: not asked: squeue", "jobs: not asked: squeue"]
-    hasten([job, queued])
+    hasten(URL, [job, queued])
     assert played.calls == [("scontrol", "update", "jobid=7", "StartTime=now")]
 
 

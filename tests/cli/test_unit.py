@@ -16,6 +16,7 @@ from diloco_cli.cli.arguments import OpenRun, open_run
 from diloco_cli.cli.unit import Notices, unit
 from diloco_cli.config.codec import replace
 from diloco_cli.engines.port import Job, JobState
+from diloco_cli.engines.slurm import Slurm
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import StoreError, TryAgainError, UsageError
 from diloco_cli.runtime.registry import log_path, supervisor_lock
@@ -156,8 +157,8 @@ def test_who_serves_the_run_hastens_its_jobs(
     held = [Job("rhine", "slurm", "7", JobState.QUEUED, "BeginTime")]
     hastened = threading.Event()
     waits: list[float] = []
-    monkeypatch.setattr(in_job, "asked", lambda opened: (held, ""))
-    monkeypatch.setattr(in_job, "hasten", lambda jobs: hastened.set() if jobs is held else None)
+    monkeypatch.setattr(Slurm, "jobs", lambda self, *given: held)
+    monkeypatch.setattr(Slurm, "hasten", lambda self, jobs: hastened.set() if jobs is held else None)
 
     class NotedAsking(Asking):
         def __init__(self, ask: Callable[[], str], every_s: float) -> None:

@@ -17,6 +17,7 @@ from diloco_cli.config.settings import (
     LocalMachine,
     MachineSettings,
     RegionSettings,
+    Site,
     StoreSettings,
 )
 from diloco_cli.paths import templates_directory
@@ -42,6 +43,9 @@ SHARED = {
 ISLANDS = st.lists(
     st.builds(IslandSettings, name=NAMES, nodes=st.integers(1, 1000), **SHARED), max_size=4, unique_by=lambda i: i.name
 )
+LAB = Site(
+    "slurm", "ssh a@lab", "/x y", "a: b # c", options={"time": "1:00:00", "exclusive": True, "pod": {"a": [1, None]}}
+)
 INVENTORIES = st.builds(
     lambda islands, local, device: Inventory(
         StoreSettings("gs://my-bucket/runs"),
@@ -49,6 +53,7 @@ INVENTORIES = st.builds(
         devices={"MyChip": device},
         machines=(MachineSettings("r", Accelerators("L4", 2), hosts=("box1", "box2", "x.lan"), nodes=3, fabric="p_1"),),
         local=local,
+        sites={"lab": LAB},
     ),
     ISLANDS,
     st.none() | st.builds(LocalMachine, st.integers(1, 64)),

@@ -17,7 +17,7 @@ PLAN = "blake3-ab"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(slurm, "tool_directory", lambda name: Path("/opt/slurm/bin"))
-    monkeypatch.setattr(slurm, "counts_memory", lambda place: True)
+    monkeypatch.setattr(slurm, "counts_memory", lambda place, via: True)
     assert write_job_files(tmp_path / "jobs", [IOWA, SYNCER], PLAN) == [
         tmp_path / "jobs" / name for name in ("iowa.slurm", "syncer-0.slurm")
     ]

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from diloco_cli import __version__
 from diloco_cli.config.codec import replace
-from diloco_cli.engines import slurm
+from diloco_cli.config.settings import Site
+from diloco_cli.engines import slurm, ssh
 from diloco_cli.engines.port import JobSpec, JobState, job_names
+from diloco_cli.engines.sites import engine_of
 from diloco_cli.engines.slurm import STATES, WAITS_FOR_STEP, Slurm, read_queue, render, step
+from diloco_cli.engines.ssh import MARK
 from diloco_cli.errors import UsageError
 
+ME = "1000"
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "gs://b/runs/nano"
 IOWA = JobSpec(
@@ -45,7 +53,24 @@ SYNCER = replace(
 )
 
 
-@pytest.mark.parametrize("spec", [IOWA, SYNCER], ids=lambda spec: spec.unit)
+LAB = Site(
+    engine="slurm",
+    via="ssh login",
+    directory="/shared/me",
+    setup="module load python; . venv/bin/activate",
+    account="physics",
+    options={
+        "partition": "gpu",
+        "constraint": "a100|h100",
+        "exclusive": True,
+        "requeue": "no",
+        "gpus-per-node": "a100:8",
+    },
+)
+AT_LAB = replace(IOWA, unit="at-a-site", infra="slurm/lab", site=LAB, command=("diloco", "unit", "iowa"))
+
+
+@pytest.mark.parametrize("spec", [IOWA, SYNCER, AT_LAB], ids=lambda spec: spec.unit)
 def test_a_script_is_the_same_bytes_each_time(spec: JobSpec) -> None:
     """After a change of `render`: look at the new text, and write it there."""
     assert render(spec, "/opt/slurm/bin") == (GOLDEN / f"{spec.unit}.sbatch").read_text()
@@ -84,7 +109,7 @@ def test_memory_is_asked_for_where_slurm_knows_of_it(monkeypatch: pytest.MonkeyP
 
 
 def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa", node: str = "n1") -> str:
-    return f"{number}|{job_names('nano', RUN)}{name}|{state}|{reason}|{node}|{os.getuid()}|diloco {RUN}"
+    return f"{number}|{job_names('nano', RUN)}{name}|{state}|{reason}|{node}|{ME}|diloco {RUN}"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +144,7 @@ def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa"
     ],
 )
 def test_what_a_line_of_the_queue_means(state: str, reason: str, means: str, why: str) -> None:
-    (job,) = read_queue(line(state, reason), RUN, "nano")
+    (job,) = read_queue(line(state, reason), RUN, "nano", ME)
     assert (job.unit, job.id, job.node, job.state) == ("iowa", "7", "n1", means)
     assert job.why == why or (len(why) > 40 and job.why.startswith(why))
     assert job.lives == (STATES.get(state, JobState.STARTING) not in (JobState.ENDED, JobState.FAILED))
@@ -136,16 +161,16 @@ def test_only_the_runs_own_jobs_count_whatever_else_is_printed() -> None:
             "",
         ]
     )
-    assert [job.id for job in read_queue(text, RUN, "nano")] == ["8"]
+    assert [job.id for job in read_queue(text, RUN, "nano", ME)] == ["8"]
 
 
 def test_of_several_jobs_of_a_unit_the_one_that_runs_counts_then_the_newest() -> None:
     both = [line("RUNNING", number="7"), line("PENDING", "Dependency", number="8")]
     for lines in (both, both[::-1]):
-        assert [job.id for job in read_queue("\n".join(lines), RUN, "nano")] == ["7"]
+        assert [job.id for job in read_queue("\n".join(lines), RUN, "nano", ME)] == ["7"]
     over = [line("FAILED", number="10"), line("CANCELLED", number="9"), line("COMPLETED", number="8")]
-    assert [job.id for job in read_queue("\n".join(over), RUN, "nano")] == ["10"]
-    assert [job.id for job in read_queue("\n".join([*over, line("PENDING", number="6")]), RUN, "nano")] == ["6"]
+    assert [job.id for job in read_queue("\n".join(over), RUN, "nano", ME)] == ["10"]
+    assert [job.id for job in read_queue("\n".join([*over, line("PENDING", number="6")]), RUN, "nano", ME)] == ["6"]
 
 
 def test_an_island_of_several_nodes_is_one_step_that_meets_on_the_first_of_them(
@@ -175,3 +200,30 @@ def test_the_shell_before_a_step_tells_its_tasks_to_end_and_ends_as_it_does(tmp_
         time.sleep(0.01)
     shell.terminate()
     assert shell.wait(60.0) == 7 and told.read_text() == "--signal=TERM 7\n"
+
+
+def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[tuple[str, ...], str]] = []
+
+    def there(words: Sequence[str], given: str = "", *, via: str, **others: Any) -> str:
+        assert via == "login"
+        calls.append((tuple(words), given))
+        answers = {"bash": f"welcome\n{MARK} {__version__}\n/opt/slurm/bin/sbatch", "id": "welcome\n71\n"}
+        answers |= {"sbatch": "welcome\n8;lab\n", "sinfo": "256000+\n", "squeue": line("RUNNING").replace(ME, "71")}
+        return answers.get(words[0], "")
+
+    monkeypatch.setattr(slurm, "run_tool", there)
+    monkeypatch.setattr(ssh, "run_tool", there)
+    engine = engine_of("slurm/lab", LAB)
+    spec = replace(AT_LAB, unit="iowa")
+    engine.check(spec)
+    assert engine.submit(spec, "the 'key'").id == "8" and not engine.sees_files
+    (job,) = engine.jobs(RUN, "nano")
+    assert (job.engine, job.owner) == ("slurm/lab", "")
+    engine.cancel([job])
+    made = [given for words, given in calls if words == ("bash", "-s")][-1]
+    assert f"""printf %s {shlex.quote("the 'key'")} > /shared/me/nano-jobs/iowa.key""" in made
+    given = next(words for words, _ in calls if words[:2] == ("sbatch", "--parsable"))
+    assert {"--chdir=/shared/me", "--output=/shared/me/nano-jobs/100%%.log", "--partition=gpu"} < {*given}
+    assert calls[-1][0] == ("scancel", "7") and "'key'" not in str([words for words, _ in calls])
+    assert "/shared/me/nano-jobs" in engine.log_words(RUN, "nano", "iowa", 20, follow=False)[-1]
