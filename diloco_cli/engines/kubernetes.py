@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,9 +19,10 @@ from typing import Any
 
 import yaml
 
+from diloco_cli.clock import monotonic_s
 from diloco_cli.digests import digest, short_digest
 from diloco_cli.engines.port import AGAIN_STATUS, OVER, Job, JobSpec, JobState, of_each_unit
-from diloco_cli.engines.tool import run_tool
+from diloco_cli.engines.tool import over_ssh, run_tool
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError, escaped
 from diloco_cli.runtime.units import JOB_ENDS_S
 from diloco_cli.signing import KEY_VARIABLE
@@ -37,6 +39,8 @@ RUN, UNIT, RUN_URL = "diloco/run", "diloco/unit", "diloco/run-url"
 QUEUE = "kueue.x-k8s.io/queue-name"
 INDEX = "batch.kubernetes.io/job-completion-index"
 OPTIONS = {"namespace": str, "queue": str, "pod": dict, "container": dict}
+OURS = "unit"  # the container: others may be put beside it
+NO_POD = "it has no pod yet"
 NO_IMAGE = "IMAGE"  # in its place: who edits the text names it
 MAX_SAID = 200  # characters
 MAX_PODS = 100  # whose logs are read at a time
@@ -50,9 +54,9 @@ NEEDS_A_PERSON = {
     "RunContainerError": "it could not be started",
 }
 HINTS = {
-    "exceeded quota": "what is left: kubectl describe quota",
-    "(Forbidden)": "what you may do there: kubectl auth can-i --list",
-    "namespaces ": "those that are there: kubectl get namespaces",
+    "exceeded quota": "what is left: kubectl {place} describe quota",
+    "(Forbidden)": "what you may do there: kubectl {place} auth can-i --list",
+    "namespaces ": "those that are there: kubectl {place} get namespaces",
     "context ": "those that kubectl knows: kubectl config get-contexts",
 }
 Document = dict[str, Any]
@@ -92,7 +96,7 @@ def documents(spec: JobSpec, image: str, options: Mapping[str, Any]) -> list[Doc
     words = [word.replace("$", "$$") for word in spec.command]  # Kubernetes puts variables in the place of $(NAME)
     if several:
         words += [f"--rendezvous={name}-0.{name}:{PORT}", "--node-rank=$(JOB_COMPLETION_INDEX)"]
-    container: Document = {"name": "unit", "image": image, "command": words}
+    container: Document = {"name": OURS, "image": image, "command": words}
     memory = {"memory": f"{spec.memory_gb}G"} if spec.memory_gb else {}  # no limit: it is planned, not measured
     container["resources"] = {"requests": {"cpu": str(spec.cores), **memory}}
     pod: Document = {
@@ -121,7 +125,7 @@ def documents(spec: JobSpec, image: str, options: Mapping[str, Any]) -> list[Doc
         "podFailurePolicy": {
             "rules": [
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": {"operator": "NotIn", "values": RETRIED}},
+                {"action": "FailJob", "onExitCodes": {"containerName": OURS, "operator": "NotIn", "values": RETRIED}},
             ]
         },
         "template": {"metadata": {"labels": labels}, "spec": merged(pod, options.get("pod", {}))},
@@ -148,7 +152,7 @@ def _secret(spec: JobSpec, key: str) -> Document:
 def read_jobs(text: str, run: str, engine: str, refused: Mapping[str, str] = {}) -> list[Job]:
     """The Jobs of the run at this URL in the list that kubectl printed, by unit. `refused`: by Job, why it got no
     pod."""
-    items = json.loads(text).get("items", [])
+    items = _items(text)
     pods: dict[str, list[Document]] = {}
     for item in sorted(items, key=lambda item: str(item["metadata"].get("creationTimestamp"))):
         if item["kind"] == "Pod":
@@ -163,6 +167,16 @@ def read_jobs(text: str, run: str, engine: str, refused: Mapping[str, str] = {})
             state, why, nodes = _state_of(item, pods.get(name, []), refused.get(name, ""))
             found.append(Job(unit, engine, name, state, escaped(why)[:MAX_SAID], ",".join(nodes)))
     return of_each_unit(found)
+
+
+def _items(text: str) -> list[Document]:
+    """Of the list in what kubectl printed, before which a login may have said something. Raises TryAgainError if there
+    is none, or half of one."""
+    try:
+        found: list[Document] = json.JSONDecoder().raw_decode(text, text.index("{"))[0]["items"]
+    except (ValueError, LookupError, TypeError):
+        raise TryAgainError(f"kubectl printed no list: {escaped(text)[:MAX_SAID]}") from None
+    return found
 
 
 def _state_of(job: Document, pods: Sequence[Document], refused: str) -> tuple[JobState, str, list[str]]:
@@ -181,10 +195,11 @@ def _state_of(job: Document, pods: Sequence[Document], refused: str) -> tuple[Jo
         queue = job["metadata"].get("labels", {}).get(QUEUE)
         if queue:
             return JobState.QUEUED, f"Suspended: it waits in queue {queue}", nodes
-        return JobState.HELD, 'Suspended: kubectl patch job NAME -p \'{"spec": {"suspend": false}}\'', nodes
+        words = f'kubectl patch job {job["metadata"]["name"]} -p \'{{"spec": {{"suspend": false}}}}\''
+        return JobState.HELD, f"Suspended: {words}", nodes
     states = [_state_of_pod(pod, pods) for pod in latest.values()]
     if len(latest) < job["spec"].get("completions", 1):
-        states.append((JobState.QUEUED, refused or "it has no pod yet"))
+        states.append((JobState.QUEUED, refused or NO_POD))
     ranks = [JobState.HELD, JobState.QUEUED, JobState.STARTING, JobState.LEAVING, JobState.RUNNING]
     state, why = min(states, key=lambda one: ranks.index(one[0]))
     return state, why, nodes
@@ -229,7 +244,7 @@ def _disruption(pod: Document) -> str:
 
 def _container(pod: Document) -> Document:
     """The state of its only container that is ours."""
-    states = [one.get("state", {}) for one in pod["status"].get("containerStatuses", []) if one.get("name") == "unit"]
+    states = [one.get("state", {}) for one in pod["status"].get("containerStatuses", []) if one.get("name") == OURS]
     return states[0] if states else {}
 
 
@@ -246,12 +261,13 @@ def _node_rank(pod: Document) -> str:
 @dataclass(frozen=True)
 class Kubernetes:
     """`name`: as `infra` says; `options`: namespace, queue (of Kueue), and what is merged into the pod and into its
-    container (pod, container), as Kubernetes names it."""
+    container (pod, container), as Kubernetes names it; `via`: the host on which kubectl runs."""
 
     name: str
     context: str
     image: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    via: str | None = None
     sees_files = False
     may_change = re.compile(r"\s*(image|requests|limits): ")
 
@@ -275,7 +291,12 @@ class Kubernetes:
             words = ("delete", "job", job_name(spec), "--cascade=foreground", "--ignore-not-found")
             self._kubectl(*words, f"--timeout={LEAVES_WITHIN_S:.0f}s", within_s=LEAVES_WITHIN_S + 5.0)
             uid = self._create(spec, [job], "--output=jsonpath={.metadata.uid}")
-        owner: Document = {"apiVersion": "batch/v1", "kind": "Job", "name": job_name(spec), "uid": uid.strip()}
+        owner: Document = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": job_name(spec),
+            "uid": uid.rpartition("\n")[2],
+        }
         owner["blockOwnerDeletion"] = True  # the Job is gone when they are: the next one's have the same names
         for other in [*others, *([] if key is None else [_secret(spec, key)])]:
             own = {**other, "metadata": {**other["metadata"], "ownerReferences": [owner]}}
@@ -283,12 +304,12 @@ class Kubernetes:
         return Job(spec.unit, self.name, job_name(spec), JobState.QUEUED, "submitted")
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:
-        words = ("get", "jobs,pods", f"--selector={RUN}={run_label(run)}", "--output=json")
+        words, asked_s = ("get", "jobs,pods", f"--selector={RUN}={run_label(run)}", "--output=json"), monotonic_s()
         text = self._kubectl(*words, within_s=within_s)
-        found = read_jobs(text, run, self.name)
-        if any(job.state is JobState.QUEUED and not job.node for job in found):
-            with suppress(DilocoError):  # who may not see events sees no reason
-                found = read_jobs(text, run, self.name, self._refused(within_s))
+        found, left_s = read_jobs(text, run, self.name), within_s + asked_s - monotonic_s()
+        if any(job.why == NO_POD for job in found):
+            with suppress(DilocoError):  # who may not see events, or has no time left, sees no reason
+                found = read_jobs(text, run, self.name, self._refused(left_s))
         return found
 
     def cancel(self, jobs: Collection[Job]) -> None:
@@ -313,26 +334,28 @@ class Kubernetes:
         first = next((pod["metadata"]["name"] for pod in self._pods(job) if _node_rank(pod) == "0"), None)
         if first is None:
             raise RefusedError(f"{job.unit} has no pod that runs")
-        given = ("exec", first, "--container=unit", "--", *words)
+        given = ("exec", first, f"--container={OURS}", "--", *words)
         return self._kubectl(*given, within_s=within_s, refusal=RefusedError)
 
     def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
         """Also of pods that have ended, while they are there."""
         chosen = f"--selector={RUN}={run_label(run)},{UNIT}={unit}"
-        words = ("logs", chosen, f"--tail={lines}", "--container=unit", f"--max-log-requests={MAX_PODS}")
-        return ("kubectl", *self._place, *words, *(["--follow"] if follow else []))
+        words = ["logs", chosen, f"--tail={lines}", f"--container={OURS}", f"--max-log-requests={MAX_PODS}"]
+        words += ["--ignore-errors", *(["--follow"] if follow else [])]
+        called = ("kubectl", *self._place, *words)
+        return called if self.via is None else over_ssh(self.via, called)
 
     def _pods(self, job: Job) -> list[Document]:
         """Those that run."""
         words = ("get", "pods", f"--selector=batch.kubernetes.io/job-name={job.id}", "--output=json")
-        found = json.loads(self._kubectl(*words, within_s=ANSWERS_WITHIN_S))["items"]
+        found = _items(self._kubectl(*words, within_s=ANSWERS_WITHIN_S))
         return [pod for pod in found if pod["status"].get("phase") == "Running"]
 
     def _documents(self, spec: JobSpec) -> list[Document]:
         for key, value in self.options.items():
             if not isinstance(value, OPTIONS.get(key, ())):
                 allowed = ", ".join(f"{name} ({kind.__name__})" for name, kind in OPTIONS.items())
-                raise UsageError(f"options of {self.name}: {key!a} is none of {allowed}")
+                raise UsageError(f"{key!a} is none of {allowed}", where=f"options of {self.name}")
         return documents(spec, self.image or NO_IMAGE, self.options)
 
     def _checked(self, spec: JobSpec) -> list[Document]:
@@ -347,7 +370,8 @@ class Kubernetes:
         except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
             raise UsageError(f"this is no Job: {error}", where=spec.unit) from None
         if image == NO_IMAGE:
-            hint = "diloco launch --emit DIR; write the image there; then diloco launch --from DIR"
+            place = self.name.partition("/")[2]
+            hint = f"in the inventory: sites: {{{place}: {{engine: kubernetes, image: IMAGE}}}}"
             raise UsageError(f"{self.name} has no image for its pods", where=spec.unit, hint=hint)
         for word in (spec.run, *spec.command):
             path = word.partition("file://")[2]
@@ -371,19 +395,21 @@ class Kubernetes:
                 raise _TakenError(error.message, where=spec.unit, hint=mend) from None
             error.where = error.where or f"{spec.unit} ({self.name})"
             hint = next((text for word, text in HINTS.items() if word in error.message), None)
-            error.hint = error.hint or hint or "what is submitted: diloco launch -n"
+            hint = "what is submitted: diloco launch -n" if hint is None else hint.format(place=shlex.join(self._place))
+            error.hint = error.hint or hint
             raise
 
     def _refused(self, within_s: float) -> dict[str, str]:
         """By Job, why it got no pod: a quota, a policy."""
         selector = "--field-selector=involvedObject.kind=Job,reason=FailedCreate"
-        events = json.loads(self._kubectl("get", "events", selector, "--output=json", within_s=within_s))
-        return {one["involvedObject"]["name"]: f"FailedCreate: {one.get('message', '')}" for one in events["items"]}
+        events = _items(self._kubectl("get", "events", selector, "--output=json", within_s=within_s))
+        return {one["involvedObject"]["name"]: f"FailedCreate: {one.get('message', '')}" for one in events}
 
     def _kubectl(
         self, *words: str, given: str = "", within_s: float, refusal: type[DilocoError] = TryAgainError
     ) -> str:
-        return run_tool(("kubectl", *self._place, *words), given, within_s=within_s, refusal=refusal)
+        called = ("kubectl", *self._place, *words)
+        return run_tool(called, given, within_s=within_s, refusal=refusal, via=self.via)
 
     @property
     def _place(self) -> list[str]:

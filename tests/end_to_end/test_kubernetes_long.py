@@ -20,17 +20,23 @@ pytestmark = [pytest.mark.long, pytest.mark.skipif(why_not() is not None, reason
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 INVENTORY = """\
 version: 1
-store: {url: bucket, region: us}
+store: {{url: bucket, region: us}}
 islands:
-  - {name: iowa, region: us, infra: kubernetes/fake, accelerators: cpu:1}
-  - {name: rhine, region: eu, infra: kubernetes/fake, accelerators: cpu:1}
+{islands}
+sites:
+  lab:
+    engine: kubernetes
+    context: fake
+    image: diloco:1
+    options:
+      pod: {{volumes: [{{name: shared, hostPath: {{path: {folder}}}}}]}}
+      container: {{volumeMounts: [{{name: shared, mountPath: {folder}}}]}}
 """
-WIDE = """\
-version: 1
-store: {url: bucket, region: us}
-islands:
-  - {name: big, region: us, infra: kubernetes/fake, nodes: 2, accelerators: cpu:1}
+TWO = """\
+  - {name: iowa, region: us, infra: kubernetes/lab, accelerators: cpu:1}
+  - {name: rhine, region: eu, infra: kubernetes/lab, accelerators: cpu:1}
 """
+WIDE = "  - {name: big, region: us, infra: kubernetes/lab, nodes: 2, accelerators: cpu:1}"
 SETTINGS = (
     "model.preset=gpt-pico", "train.batch_tokens=256", "sync.every=16", "train.inner.save_every=2",
     "evaluation.every=1000",
@@ -43,7 +49,7 @@ class Run:
     """`folder`: where it is launched from, and mounted into its pods."""
 
     def __init__(self, place: KubernetesCluster, folder: Path) -> None:
-        self.place, self.folder, self.launched = place, folder, tuple[str, ...]()
+        self.place, self.folder = place, folder
 
     def diloco(self, *words: str) -> str:
         command = (sys.executable, "-P", "-m", "diloco_cli", *words)
@@ -52,24 +58,10 @@ class Run:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def launch(self, inventory: str, *settings: str) -> None:
+    def launch(self, islands: str, *settings: str) -> None:
         shutil.copy(EXAMPLE / "run.yaml", self.folder)
-        (self.folder / "inventory.yaml").write_text(inventory)
-        self.launched = tuple(word for setting in (*SETTINGS, *settings) for word in ("--set", setting))
-        for path in map(Path, self.diloco("launch", "--emit", "jobs", *self.launched).split()):
-            self._edit(self.folder / path)
-        self.go_on()
-
-    def go_on(self) -> None:
-        self.diloco("launch", "--from", "jobs", "--detach", *self.launched)
-
-    def _edit(self, path: Path) -> None:
-        """Name the image, and mount the folder of the bucket."""
-        text = path.read_text().replace("image: IMAGE", "image: diloco:1")
-        mount = f"        volumeMounts:\n        - {{name: shared, mountPath: {self.folder}}}\n"
-        volume = f"      volumes:\n      - {{name: shared, hostPath: {{path: {self.folder}}}}}\n"
-        job, sep, service = text.partition("---\napiVersion: v1\n")
-        path.write_text(job.rstrip("\n") + "\n" + mount + volume + sep + service)
+        (self.folder / "inventory.yaml").write_text(INVENTORY.format(islands=islands, folder=self.folder))
+        self.diloco("launch", "--detach", *(word for setting in (*SETTINGS, *settings) for word in ("--set", setting)))
 
     def status(self) -> dict[str, Any]:
         return json.loads(self.diloco("status", "quickstart", "--json"))["data"]
@@ -96,7 +88,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 
 def test_a_run_outlives_what_a_cluster_does_to_its_pods(run: Run) -> None:
-    run.launch(INVENTORY, "train.tokens=100M")
+    run.launch(TWO, "train.tokens=100M")
     run.trains("iowa", 1)
     assert run.jobs() == dict.fromkeys(NAMES, "RUNNING")
     assert "iowa: started" in run.diloco("logs", "iowa", "--lines", "1000")
@@ -116,16 +108,19 @@ def test_a_run_outlives_what_a_cluster_does_to_its_pods(run: Run) -> None:
 
     run.place.kubectl("delete", "job", "--selector=diloco/unit=iowa")
     eventually(lambda: run.jobs()["iowa"] == "GONE", WITHIN_S)
-    run.go_on()
+    run.diloco("resume", "--detach")
     run.trains("iowa", 3)
 
     assert "STOPPED" in run.diloco("stop", "quickstart")
     eventually(lambda: not any(run.place.pods(name) for name in NAMES), WITHIN_S)
+    run.diloco("resume", "--detach")
+    run.trains("iowa", 4)
+    assert "STOPPED" in run.diloco("stop", "quickstart")
     assert json.loads(run.diloco("verify", "quickstart", "--json"))["data"]["ok"]
 
 
 def test_a_run_ends_and_its_jobs_with_it(run: Run) -> None:
-    run.launch(INVENTORY, "train.tokens=200k")
+    run.launch(TWO, "train.tokens=200k")
     eventually(lambda: run.status()["state"] == "FINISHED", WITHIN_S)
     jobs = "{.items[*].status.conditions[*].type}"
     eventually(lambda: run.place.kubectl("get", "jobs", "-o", f"jsonpath={jobs}").split() == ["Complete"] * 4, WITHIN_S)

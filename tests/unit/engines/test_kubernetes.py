@@ -13,7 +13,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.engines import kubernetes
 from diloco_cli.engines.kubernetes import RETRIED, Kubernetes, documents, job_name, merged, read_jobs
 from diloco_cli.engines.port import JobSpec
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import TryAgainError, UsageError
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = "gs://b/runs/nano"
@@ -192,7 +192,12 @@ FAILED = {"type": "Failed", "reason": "PodFailurePolicy", "message": "Container 
         (job({"type": "SuccessCriteriaMet"}), [pod("Running")], "LEAVING", ""),
         (job(FAILED), [pod("Failed", state=ended(12))], "FAILED", "PodFailurePolicy: exit code 12"),
         (job(FAILED), [], "FAILED", "PodFailurePolicy: Container unit failed"),
-        (job(suspend=True), [], "HELD", 'Suspended: kubectl patch job NAME -p \'{"spec": {"suspend": false}}\''),
+        (
+            job(suspend=True),
+            [],
+            "HELD",
+            'Suspended: kubectl patch job diloco-nano-iowa-ba8a0c9e7390 -p \'{"spec": {"suspend": false}}\'',
+        ),
         (job(completions=2), [pod("Running")], "QUEUED", "it has no pod yet"),
         (job(completions=2), [pod("Running"), pod("Running", 1, index=1)], "RUNNING", ""),
         (
@@ -209,6 +214,14 @@ def test_what_a_job_and_its_pods_mean(own: Any, pods: list[Any], state: str, why
     assert (found.unit, found.id, found.state, found.why) == ("iowa", job_name(replace(IOWA)), state, why)
     running = sorted(one["metadata"]["name"].replace("p", "n") for one in pods if one["status"]["phase"] == "Running")
     assert found.node == ("" if state in ("ENDED", "FAILED") else ",".join(running))
+
+
+def test_a_login_may_say_something_before_the_list_and_half_a_list_is_none() -> None:
+    text = json.dumps({"items": [job()]})
+    assert [one.unit for one in read_jobs(f"Welcome to lab\n{text}", RUN, "kubernetes/gke")] == ["iowa"]
+    for half in (text[:-1], "", "[]", "{}"):
+        with pytest.raises(TryAgainError, match="kubectl printed no list"):
+            read_jobs(half, RUN, "kubernetes/gke")
 
 
 def test_a_job_of_a_queue_waits_there() -> None:
