@@ -210,9 +210,7 @@ def submit_missing(
     check_jobs(specs.values())
     done: list[Job] = []
     try:
-        for unit in missing:
-            done.append(engine_for(opened.url, unit.infra).submit(specs[unit.name], _key_of(run, unit)))
-            _show_log(opened.url, specs[unit.name])
+        _submit(opened, missing, specs, done)
     except BaseException:
         _take_back(opened, done, specs, engine_names(opened.url, missing))
         raise
@@ -221,6 +219,21 @@ def submit_missing(
         talk(f"submitted {len(done)} jobs; what they print: diloco logs")
         known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(opened.url, missing)).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
+
+
+def _submit(opened: OpenRun, units: Sequence[RunUnit], specs: Mapping[str, JobSpec], done: list[Job]) -> None:
+    """To all engines at once, to each of them one after the other. `done`: gets those that were submitted."""
+    keys = {unit.name: _key_of(opened.format, unit) for unit in units}
+
+    def submit(name: str) -> None:
+        for unit in units:
+            engine = engine_for(opened.url, unit.infra)
+            if engine.name == name:
+                done.append(engine.submit(specs[unit.name], keys[unit.name]))
+                _show_log(opened.url, specs[unit.name])
+
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        list(pool.map(submit, engine_names(opened.url, units)))
 
 
 def specs_of(opened: OpenRun, units: Sequence[RunUnit], folder: Path) -> dict[str, JobSpec]:
@@ -300,8 +313,8 @@ def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool
 def check_jobs(specs: Iterable[JobSpec]) -> None:
     """Each shape once. Raises UsageError for jobs that the engine would refuse, or never start."""
     shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus, spec.memory_gb, spec.text): spec for spec in specs}
-    for spec in shapes.values():
-        engine_of(spec.infra, spec.site).check(spec)
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        list(pool.map(lambda spec: engine_of(spec.infra, spec.site).check(spec), shapes.values()))
 
 
 def asked(opened: OpenRun) -> tuple[list[Job], str]:

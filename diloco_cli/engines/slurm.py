@@ -178,14 +178,12 @@ def counts_memory(partition: str, via: str | None) -> bool:
     """Whether this partition's nodes have told Slurm their memory: else it refuses every job that asks for some."""
     words = ("sinfo", "-h", "-o", "%m", *(("-p", partition) if partition else ()))
     said = run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=UsageError, via=via)
-    return any(megabytes.rstrip("+") not in ("0", "1") for megabytes in said.split() if megabytes.rstrip("+").isdigit())
+    return any(megabytes.rstrip("+") not in ("0", "1") for megabytes in said.split())
 
 
 @cache
 def _there(via: str, *words: str) -> str:
-    """The last line of what the command says on that host: a login may print others."""
-    said = run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=UsageError, via=via).splitlines()
-    return said[-1] if said else ""
+    return run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=UsageError, via=via).strip()
 
 
 @dataclass(frozen=True)
@@ -213,7 +211,7 @@ class Slurm:
 
     def check(self, spec: JobSpec) -> None:
         if self.via is not None:
-            check_installed(self.via, self.setup, self.directory, spec.unit)
+            check_installed(self.via, self.setup, self.directory, spec)
         self._sbatch(spec, "--test-only")
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:

@@ -14,17 +14,18 @@ import re
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from diloco_cli import __version__
 from diloco_cli.engines.port import Job, JobSpec, JobState, job_names
 from diloco_cli.engines.tool import over_ssh, run_tool
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError
 from diloco_cli.signing import KEY_FILE_VARIABLE
+from diloco_cli.store.url import parse_url
 
 ANSWERS_WITHIN_S = 15.0
 STARTS_WITHIN_S = 60.0
 ENDS_WITHIN_S = 30  # of SIGTERM: `diloco unit` is done before
-MARK = "diloco-job"  # begins our lines, as a login may print others
 FOLDERS = """\
 jobs=~/.local/state/diloco/jobs/"$(uname -n)"
 """
@@ -51,7 +52,7 @@ cd -- {directory} || exit 1
 VERSION = (
     INSIDE
     + """\
-printf '{mark} '
+[ -d {bucket} ] || {{ echo "the folder of the bucket is not there: "{bucket} >&2; exit 1; }}
 exec diloco --version
 """
 )
@@ -71,7 +72,7 @@ if flock -sw {ends_s} lock true; then
   setsid -f bash unit < /dev/null >> log 2>&1 || exit 1
 fi
 for i in {{1..100}}; do [ -f lease ] && break; sleep 0.1; done
-read -r pid rest < lease && echo "{mark} $pid"
+read -r pid rest < lease && echo "$pid"
 """
 LOOK = """\
 cd "$jobs" 2> /dev/null || exit 0
@@ -81,7 +82,7 @@ for job in {prefix}*; do
   if ! flock -sn "$job/lock" true; then word=lives
   elif ! read -r word 2> /dev/null < "$job/status"; then [ "$boot" = "$now" ] && word=killed || word=restarted
   fi
-  echo "{mark}|$job|$pid|$word|$run"
+  echo "$job|$pid|$word|$run"
 done
 """
 CANCEL = """\
@@ -113,19 +114,21 @@ def render(spec: JobSpec, setup: str, directory: str) -> str:
     return UNIT.format(**quoted, key=key, command=shlex.join(spec.command))
 
 
-def check_installed(host: str, setup: str, directory: str, where: str, tools: str = "") -> None:
-    """Raises UsageError, in its own words, if `diloco` there is none, another version, or cannot be run."""
-    words = {"setup": shlex.quote(setup or ":"), "directory": shlex.quote(directory)}
+def check_installed(host: str, setup: str, directory: str, spec: JobSpec, tools: str = "") -> None:
+    """Raises UsageError, in its own words, if `diloco` there is none, another version, or cannot be run, and if the
+    bucket is a folder that is not there (the run's own, and its bucket's, need not exist yet)."""
+    is_folder = spec.run.startswith("file:") and f"--run={spec.run}" in spec.command
+    bucket = str(PurePath(parse_url(spec.run).place).parent.parent) if is_folder else "/"
+    words = {"setup": shlex.quote(setup or ":"), "directory": shlex.quote(directory), "bucket": shlex.quote(bucket)}
     hint = f"what it is there: ssh {host} \"bash -lc 'diloco --version'\"; a line before it: `setup` of a site"
     try:
-        script = tools + VERSION.format(**words, mark=MARK)
-        said = run_tool(("bash", "-s"), script, within_s=STARTS_WITHIN_S, refusal=UsageError, via=host)
+        script = tools + VERSION.format(**words)
+        found = run_tool(("bash", "-s"), script, within_s=STARTS_WITHIN_S, refusal=UsageError, via=host).strip()
     except DilocoError as error:
-        error.where, error.hint = where, error.hint or hint
+        error.where, error.hint = spec.unit, error.hint or hint
         raise
-    found = next((line.partition(" ")[2] for line in said.splitlines() if line.startswith(f"{MARK} ")), "nothing")
     if found != __version__:
-        raise UsageError(f"ssh {host}: diloco there is {found[:40]!a}, here {__version__}", where=where, hint=hint)
+        raise UsageError(f"ssh {host}: diloco there is {found[:40]!a}, here {__version__}", where=spec.unit, hint=hint)
 
 
 def tail_of(log: str, lines: int, follow: bool) -> str:
@@ -139,9 +142,9 @@ def read_jobs(text: str, run: str, run_name: str, engine: str) -> list[Job]:
     """The jobs of the run at this URL in what the host said."""
     prefix, found = job_names(run_name, run), []
     for line in text.splitlines():
-        columns = line.split("|", 4)
-        if len(columns) == 5 and columns[0] == MARK and columns[1].startswith(prefix) and columns[4] == run:
-            _, name, pid, word, _ = columns
+        columns = line.split("|", 3)
+        if len(columns) == 4 and columns[0].startswith(prefix) and columns[3] == run:
+            name, pid, word, _ = columns
             state, why = JobState.RUNNING, ""
             if word != "lives":
                 state, why = ENDINGS.get(word, (JobState.FAILED, f"status {word}: its log says why"))
@@ -170,19 +173,18 @@ class Ssh:
                 where=spec.infra,
                 hint="infra: ssh without /HOST, and start it there by hand; or a scheduler",
             )
-        check_installed(self.host, self.setup, self.directory, spec.unit, TOOLS)
+        check_installed(self.host, self.setup, self.directory, spec, TOOLS)
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
         words = {"name": spec.name, "unit": spec.text or self.render(spec), "key": key or ""}
-        script = START.format(**{k: shlex.quote(v) for k, v in words.items()}, mark=MARK, ends_s=ENDS_WITHIN_S)
-        said = self._run(script, STARTS_WITHIN_S, UsageError)
-        pids = [line.partition(" ")[2] for line in said.splitlines() if line.startswith(f"{MARK} ")]
-        if not pids:
-            raise UsageError(f"ssh {self.host}: it did not start", where=spec.unit)
-        return Job(spec.unit, self.name, pids[-1], JobState.RUNNING)
+        script = START.format(**{k: shlex.quote(v) for k, v in words.items()}, ends_s=ENDS_WITHIN_S)
+        pid = self._run(script, STARTS_WITHIN_S, UsageError).strip()
+        if not pid:
+            raise UsageError(f"ssh {self.host}: it did not start", where=spec.unit, hint="diloco logs")
+        return Job(spec.unit, self.name, pid, JobState.RUNNING)
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:
-        script = LOOK.format(prefix=shlex.quote(job_names(run_name, run)), mark=MARK)
+        script = LOOK.format(prefix=shlex.quote(job_names(run_name, run)))
         return read_jobs(self._run(script, within_s, TryAgainError), run, run_name, self.name)
 
     def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:

@@ -41,12 +41,13 @@ def tool_directory(name: str) -> Path:
 
 def over_ssh(host: str, words: Sequence[str]) -> tuple[str, ...]:
     """The command that runs these words on this host, in a login shell there: by the user's own ssh and its config, one
-    connection for many calls. Raises UsageError for what is no host."""
+    connection for many calls. What a login prints or reads is none of it. Raises UsageError for what is no host."""
     if not HOST.fullmatch(host):
         raise UsageError(f"{host[:MAX_SAID]!a} is no host", hint="infra: ssh/HOST, as in `ssh HOST`")
     options = {**SSH_OPTIONS, **_shared(host)}
-    there = f"exec bash -lc {shlex.quote(f'export LC_ALL=C; exec {shlex.join(words)}')}"
-    return ("ssh", "-T", *(f"-o{name}={value}" for name, value in options.items()), "--", host, there)
+    inside = f"export LC_ALL=C; exec {shlex.join(words)} >&3 <&4 3>&- 4<&-"
+    there = shlex.join(("sh", "-c", 'exec bash -lc "$0" 3>&1 4<&0 > /dev/null < /dev/null', inside))
+    return ("ssh", "-T", *(f"-o{name}={value}" for name, value in options.items()), "--", host, f"exec {there}")
 
 
 @cache

@@ -308,7 +308,7 @@ def test_each_unit_is_a_job_of_its_own_engine_and_all_are_taken_back_together(
     other.fails = True
     with pytest.raises(UsageError, match="other: no such thing"):
         submit_missing(opened(BOTH), units_of(BOTH, URL), tmp_path, EngineWords([], {}))
-    assert played.submitted() == ["iowa"] and played.cancelled() == [("71",)]
+    assert played.submitted() == ["iowa", "syncer-0"] and played.cancelled() == [("71", "73")]
     other.fails = False
     assert submit(tmp_path, BOTH) == NAMES and sorted(other.held) == ["rhine", "syncer-1"]
     assert other.held["rhine"].id == "diloco", "found by its name where jobs do not see this machine's files"

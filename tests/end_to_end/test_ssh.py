@@ -83,7 +83,7 @@ def test_what_links_and_hosts_do(reach: Reach) -> None:
     hosts = reach.hosts
     with in_namespace(hosts, "box"):
         launching = reach.place.start("launch", "quickstart/run.yaml", "--set", "train.tokens=3M", *SMALL)
-        wait_until(hosts.units, WITHIN_S)
+        wait_until(lambda: any(hosts.base.glob("box/.local/**/lease")), WITHIN_S)
         os.killpg(launching.pid, signal.SIGKILL)  # the client, with its connection
         launching.communicate()
         reach.diloco("resume", "quickstart", "--detach")

@@ -19,7 +19,6 @@ from diloco_cli.engines import slurm, ssh
 from diloco_cli.engines.port import JobSpec, JobState, job_names
 from diloco_cli.engines.sites import engine_of
 from diloco_cli.engines.slurm import STATES, WAITS_FOR_STEP, Slurm, read_queue, render, step
-from diloco_cli.engines.ssh import MARK
 from diloco_cli.errors import UsageError
 
 ME = "1000"
@@ -208,8 +207,8 @@ def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch)
     def there(words: Sequence[str], given: str = "", *, via: str, **others: Any) -> str:
         assert via == "login"
         calls.append((tuple(words), given))
-        answers = {"bash": f"welcome\n{MARK} {__version__}\n/opt/slurm/bin/sbatch", "id": "welcome\n71\n"}
-        answers |= {"sbatch": "welcome\n8;lab\n", "sinfo": "256000+\n", "squeue": line("RUNNING").replace(ME, "71")}
+        answers = {"bash": "/opt/slurm/bin/sbatch\n" if words[1] == "-c" else f"{__version__}\n", "id": "71\n"}
+        answers |= {"sbatch": "8;lab\n", "sinfo": "256000+\n", "squeue": line("RUNNING").replace(ME, "71")}
         return answers.get(words[0], "")
 
     monkeypatch.setattr(slurm, "run_tool", there)

@@ -14,7 +14,7 @@ from diloco_cli import __version__
 from diloco_cli.config.codec import replace
 from diloco_cli.engines import ssh
 from diloco_cli.engines.port import Job, JobSpec, JobState
-from diloco_cli.engines.ssh import MARK, Ssh, read_jobs, render
+from diloco_cli.engines.ssh import Ssh, read_jobs, render
 from diloco_cli.errors import TryAgainError, UsageError
 from tests.waiting import wait_until
 
@@ -53,8 +53,8 @@ def test_a_script_is_the_same_bytes_each_time() -> None:
     ],
 )
 def test_what_a_host_says_of_a_job(word: str, state: str, why: str) -> None:
-    mine = f"{MARK}|{IOWA.name}|71|{word}|{RUN}"
-    others = (f"{MARK}|{IOWA.name}|72|lives|gs://other/nano", f"{MARK}|diloco-x|73|lives|{RUN}", "welcome | to | box")
+    mine = f"{IOWA.name}|71|{word}|{RUN}"
+    others = (f"{IOWA.name}|72|lives|gs://other/nano", f"diloco-x|73|lives|{RUN}", "bash: warning")
     assert read_jobs("\n".join([mine, *others]), RUN, "nano", "ssh/box") == [
         Job("iowa", "ssh/box", "71", JobState(state), why)
     ]
@@ -65,7 +65,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The host is this machine, with this home, and a `diloco` that plays a unit."""
 
     def here(words: Sequence[str], given: str, *, within_s: float, refusal: type[Exception], via: str) -> str:
-        environment = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path)}
+        environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
         done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, env=environment)
         if done.returncode != 0:
             raise refusal(done.stderr)
@@ -160,6 +160,17 @@ def test_what_could_not_start_there_is_refused_before(home: Path, harm: str | No
     with pytest.raises(UsageError, match="one host"):
         BOX.check(replace(IOWA, nodes=2))
     assert not (home / ".local").exists()
+
+
+def test_a_bucket_that_is_a_folder_has_to_be_there_too(home: Path) -> None:
+    for folder, is_there in ((home, True), (home / "else where", False)):
+        url = f"file://{folder}/bucket/nano".replace(" ", "%20")
+        spec = replace(IOWA, run=url, command=("diloco", "unit", "iowa", f"--run={url}"))
+        if is_there:
+            BOX.check(spec)
+        else:
+            with pytest.raises(UsageError, match=f"the folder of the bucket is not there: {folder}"):
+                BOX.check(spec)
 
 
 def test_a_host_that_cannot_be_reached_says_nothing_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
