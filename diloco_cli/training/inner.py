@@ -24,6 +24,7 @@ from diloco_cli.protocol.actors.learner import Moments
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.tensors.flat import bare_parameters, parameter_facts
 from diloco_cli.tensors.payload import PayloadError, Spec, from_bytes, to_bytes
+from diloco_cli.training.muon import OfRanks
 
 FLOOR = 0.1  # what falls ends at this share of the peak
 REWARM_STEPS = 20  # after moments were lost
@@ -94,39 +95,9 @@ def sgd(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
 
 def muon(groups: Groups, settings: InnerSettings) -> torch.optim.Optimizer:
     """The first group by torch's Muon, each update .2 sqrt(longer side) times as long, which is AdamW's length."""
-    kind = type("Muon", (_OfRows, _Eager, torch.optim.Muon), {})
+    kind = type("Muon", (OfRanks, _Eager, torch.optim.Muon), {})
     parts = [kind(groups[:1], lr=settings.lr, adjust_lr_fn="match_rms_adamw")]
     return AsOne([*parts, adamw(groups[1:], settings)] if groups[1:] else parts)
-
-
-class _OfRows(torch.optim.Optimizer):
-    """Muon where the rows of each matrix lie on several ranks. Left alone, torch adds up products of bf16 from all of
-    them, many times a step, and rounds each sum. Here a rank keeps its rows of the momentum, the ranks gather one
-    update at a time (in bf16, as Newton-Schulz begins), and each makes it orthogonal and takes its rows of that."""
-
-    @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            if not hasattr(group["params"][0], "full_tensor"):
-                super().step()
-                return
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._step_on(parameter, group)
-
-    def _step_on(self, parameter: Any, group: dict[str, Any]) -> None:
-        momentum, lr, gradient = group["momentum"], group["lr"], parameter.grad
-        state = self.state[parameter]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(gradient)
-        update = gradient.lerp(state["momentum_buffer"].lerp_(gradient, 1 - momentum), momentum)
-        moved = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device, requires_grad=True)
-        moved.grad = update.bfloat16().full_tensor().to(parameter.dtype)
-        kind: Any = type(self)
-        kind([{**group, "params": [moved], "momentum": 0.0, "weight_decay": 0.0}]).step()
-        mine, mesh = parameter.to_local(), parameter.device_mesh
-        first = mesh.get_local_rank() * -(-len(moved) // mesh.size())
-        mine.mul_(1 - lr * group["weight_decay"]).add_(moved[first : first + len(mine)])
 
 
 class AsOne(_Eager):

@@ -133,13 +133,13 @@ def test_outer_settings_left_to_the_plan_fit_its_rounds_and_are_told(name: str, 
     assert given.run.outer == OuterSettings() and not any(s.name.startswith("outer.") for s in given.settings)
 
 
-def test_muon_costs_its_products_on_every_rank_and_nothing_where_the_speed_is_measured() -> None:
+def test_muon_costs_its_products_and_nothing_where_the_speed_is_measured() -> None:
     """A block of a transformer of width d: 280 d^3 FLOPs a step (5 Newton-Schulz steps of 3 products)."""
     inner = replace(RUN.train.inner, name="muon")
     run = replace(RUN, train=replace(RUN.train, inner=inner))
     for of in (IOWA, replace(IOWA, tokens_per_s=5e5)):
         plain, muon = (candidates(each, fleet(of), MODEL)[0] for each in (RUN, run))
-        of_a_step = 280 * MODEL.width**3 * MODEL.layers * of.num_ranks
+        of_a_step = 280 * MODEL.width**3 * MODEL.layers
         slower = of_a_step / plain.batch_tokens / MODEL.flops_per_token if of.tokens_per_s is None else 0.0
         assert plain.tokens_per_s / muon.tokens_per_s == pytest.approx(1 + slower, rel=0.01)
 
