@@ -33,8 +33,8 @@ FIRST_PORT, PORTS = 20_000, 10_000  # below those that Linux gives to clients
 WAITS_FOR_STEP = """\
 trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 "$@" & step=$!
-while wait "$step"; status=$?; kill -0 "$step" 2> /dev/null; do :; done
-exit "$status"
+while kill -0 "$step" 2> /dev/null; do wait "$step"; done
+wait "$step"
 """
 CHANGEABLE = ("partition", "cpus-per-task", "gpus-per-node", "mem")  # by who edits a script
 COLUMNS = "%i|%j|%T|%r|%N|%U|%k"
@@ -74,6 +74,7 @@ MEANINGS = {
     "PartitionTimeLimit": "asks for more time than the partition allows",
     "ReqNodeNotAvail": "its nodes are down or reserved",
     "JobHeldUser": "held: scontrol release",
+    "launch failed": "Slurm could not start it: scontrol release, once that is mended",
     "JobHeldAdmin": "held by an administrator",
     "JobLaunchFailure": "it could not be started, or its process was killed",
     "NonZeroExitCode": "its log says why",

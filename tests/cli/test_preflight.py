@@ -26,9 +26,11 @@ from diloco_cli.config.settings import (
     StoreSettings,
 )
 from diloco_cli.corpus.indexing import index_shards
+from diloco_cli.engines.port import JobSpec
 from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
 from diloco_cli.launch.plan_files import read_plan
 from diloco_cli.plan.memory import model_facts
+from diloco_cli.signing import Secret
 from diloco_cli.store.open import open_store
 from diloco_cli.store.port import StoreGoneError
 from tests.cli.conftest import Diloco, copied, edit
@@ -106,10 +108,16 @@ def checks(change: Callable[[str], str] = lambda text: text, **given: Any) -> Ca
 
 
 def test_jobs_are_checked_as_they_will_be_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(jobs, "check_jobs", lambda specs: asked.extend(spec.unit for spec in specs))
-    assert not checks(lambda text: text.replace("accel", "infra: slurm/x\n    accel"), syncer_here=True)(tmp_path)
-    assert asked and not [name for name in asked if name.startswith("syncer")]
+    def on_slurm(text: str) -> str:
+        return text.replace("accel", "infra: slurm/x\n    accel")
+
+    asked: list[JobSpec] = []
+    monkeypatch.setattr(jobs, "check_jobs", asked.extend)
+    assert not checks(on_slurm, submits=False)(tmp_path / "edited") and not asked
+    assert not checks(on_slurm, syncer_here=True)(tmp_path)
+    assert asked and not [spec for spec in asked if spec.unit.startswith("syncer") or spec.key]
+    monkeypatch.setattr(jobs, "signing_secret", lambda: Secret("o" * 32, "here"))
+    assert not checks(on_slurm)(tmp_path / "signed") and asked[-1].key
 
 
 def test_presets_and_large_models_are_not_tried() -> None:

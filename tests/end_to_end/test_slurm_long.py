@@ -130,7 +130,7 @@ def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     before = jobs.learner("rhine")["incarnation"]
     jobs.place.ask("scancel", jobs.jobs()["rhine"][0])
     eventually(lambda: "rhine" not in jobs.jobs(), WITHIN_S)
-    assert jobs.status()["hint"].startswith("diloco resume ")
+    eventually(lambda: jobs.status()["hint"].startswith("diloco resume "), WITHIN_S)
     jobs.diloco("resume", "--detach")
     jobs.diloco("resume", "--detach")
     jobs.trains("rhine", before + 1)

@@ -131,7 +131,12 @@ def line(state: str, reason: str = "None", number: str = "7", name: str = "iowa"
             "ReqNodeNotAvail, UnavailableNodes:n1: its nodes",
         ),
         ("PENDING", "JobHeldUser", "HELD", "JobHeldUser: held: scontrol release"),
-        ("PENDING", "launch failed requeued held", "HELD", "launch failed requeued held"),
+        (
+            "PENDING",
+            "launch failed requeued held",
+            "HELD",
+            "launch failed requeued held: Slurm could not start it: scontrol release",
+        ),
         ("CONFIGURING", "None", "STARTING", "CONFIGURING"),
         ("RUNNING", "None", "RUNNING", ""),
         ("COMPLETING", "None", "LEAVING", "COMPLETING"),
