@@ -25,7 +25,6 @@ from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, St
 from diloco_cli.digests import short_digest
 from diloco_cli.errors import InfeasibleError, NotFoundError, UsageError
 from diloco_cli.paths import templates_directory
-from diloco_cli.plan.islands import SEARCHED
 from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import (
     Goal,
@@ -39,6 +38,7 @@ from diloco_cli.plan.plan import (
     save_plan,
 )
 from diloco_cli.plan.planner import make_plan, pins_of
+from diloco_cli.plan.search import SEARCHED
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here
 from diloco_cli.store.port import MAX_CONNECTIONS
 from diloco_cli.units import parse_time

@@ -300,6 +300,11 @@ class Fleet:
         return self.syncer.seconds / self.schedule.slot_s
 
     @property
+    def has_room(self) -> bool:
+        """Whether each rank's memory holds all that may be on its way at once."""
+        return all(self.schedule.overlap <= candidate.fit.most_overlap for candidate in self.kept)
+
+    @property
     def served_slot_s(self) -> float:
         """From merge to merge: as planned, or as the syncer can."""
         return max(self.schedule.slot_s, self.syncer.seconds)

@@ -63,14 +63,22 @@ INPUT_BYTES = 350
 OFFER_BYTES = 700
 HEARTBEAT_BYTES = 349
 HEARTBEAT_EVERY_S = 3.0
+MOST_BESIDE = 0.9  # of a lane's time, for calls beside
+
+
+UP_CALLS, DOWN_CALLS = 2, 3  # of a slot, in turn: payload, offer; the next commit, its version, a look in vain
+FOLLOWS_PER_S = 1 / HEARTBEAT_EVERY_S + 1 / 5  # calls between those that read: heartbeats, looks for a successor
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bits of one round, up and down."""
+    """Bits of one round, up and down, and the calls that carry them, in turn: what is sent and what comes each have one
+    lane, in which a fragment waits for the one before."""
 
     up_bits: float
     down_bits: float
+    up_calls: int = 0
+    down_calls: int = 0
 
     def up_bps(self, round_s: float) -> float:
         return self.up_bits / round_s
@@ -84,11 +92,21 @@ class Need:
         down = self.down_bits / link.down_bps if link.down_bps else 0.0
         return max(up, down)
 
+    def busy_s(self, link: Link) -> float:
+        """Of a round, in the busier lane: its bytes and its calls. Whoever needs more falls behind, and more than a
+        little less is caught up with only slowly, after a start or saved moments."""
+        rtt_s = link.rtt_s or 0.0
+        up = (self.up_bits / link.up_bps if link.up_bps else 0.0) + self.up_calls * rtt_s
+        down = (self.down_bits / link.down_bps if link.down_bps else 0.0) + self.down_calls * rtt_s
+        return max(up, down / (1 - min(MOST_BESIDE, FOLLOWS_PER_S * rtt_s)))
 
-def load_of_round(model: ModelFacts, codec: str, weights_codec: str, inner: InnerSettings) -> Need:
+
+def load_of_round(model: ModelFacts, sync: SyncSettings, inner: InnerSettings) -> Need:
     """An island's true traffic: deltas and versions, and its share of the saved moments."""
-    up_bits = CODEC_BITS[codec] + 8 * moment_bytes(inner, model)
-    return Need(model.parameters * up_bits, model.parameters * CODEC_BITS[weights_codec])
+    up_bits = CODEC_BITS[sync.codec] + 8 * moment_bytes(inner, model)
+    count = model.fragments(sync.fragments).count
+    down_bits = model.parameters * CODEC_BITS[sync.weights_codec]
+    return Need(model.parameters * up_bits, down_bits, UP_CALLS * count, DOWN_CALLS * count)
 
 
 def moment_bytes(inner: InnerSettings, model: ModelFacts) -> float:
@@ -102,7 +120,7 @@ def traffic_mbps(
     """(sent, received) by one island, payloads and records together. `step_s`: its own. If a step takes longer than a
     round, the island exchanges once a step."""
     round_s = max(schedule.round_s, step_s)
-    load = load_of_round(model, sync.codec, sync.weights_codec, inner)
+    load = load_of_round(model, sync, inner)
     return (
         sent_mbps(load.up_bits, round_s, schedule.fragments),
         received_mbps(load.down_bits, round_s, commit_bytes(num_islands), schedule.slot_s),

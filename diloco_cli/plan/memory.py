@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal
 
 from diloco_cli.config.hardware import HOST_DEVICES, Accelerators, Device, find_device
@@ -34,6 +35,7 @@ Precision = Literal["auto", "fp32", "bf16"]  # as in `train.precision`
 WEIGHT_BYTES, GRADIENT_BYTES = 4, 4  # float32
 CAST_BYTES = 2  # per parameter
 VALUE_BYTES = 4  # of a fragment that is exchanged, per parameter
+SMALLER_FRAGMENTS = (24, 48, 96, 192, 384)  # how many of them there may be, where fewer do not fit
 USUAL_OVERLAP = 1  # slots; until the schedule is known
 BASE_BYTES, RESIDUAL_BYTES = 4, 8  # per parameter in the host: adopted versions; rounding errors, with error feedback
 INPUT_BYTES = 4  # per token, layer and width, of a checkpointed layer: the residual stream is float32
@@ -103,7 +105,8 @@ def computing(run: RunSettings, model: ModelFacts, half: bool, num_fragments: in
 @dataclass(frozen=True)
 class Fit:
     """What each rank's device holds, with a micro-batch of `sequences`; `available_gb` None: the host's memory, not
-    checked. `devices_needed` and `settings` (of the run) name what would fit."""
+    checked. `devices_needed` and `settings` (of the run) name what would fit; `most_overlap`: the slots that an offer
+    may be on its way."""
 
     parts: tuple[MemoryPart, ...]
     available_gb: float | None
@@ -112,6 +115,7 @@ class Fit:
     sequences: int = 1
     devices_needed: int | None = None
     settings: tuple[str, ...] = ()
+    most_overlap: float = math.inf
 
     @property
     def needed_gb(self) -> float:
@@ -177,7 +181,11 @@ def fit_of_nodes(
     `batch_tokens`."""
     memory_gb = find_device(accelerators.name, inventory.devices).memory_gb
     how = how_on(accelerators, run, inventory, model)
-    return fit_with_micro_batch(run.train, model, batch_tokens, how, ranks, memory_gb)
+    fit = fit_with_micro_batch(run.train, model, batch_tokens, how, ranks, memory_gb)
+    if not fit.fits or memory_gb is None:
+        return fit
+    a_slot_gb = exchange_gb(model, replace(how, overlap=how.overlap + 1)) - exchange_gb(model, how)
+    return replace(fit, most_overlap=how.overlap + int((fit.usable_gb - fit.needed_gb) / a_slot_gb))
 
 
 def how_on(
@@ -236,6 +244,9 @@ def memory_fit(
     ways = ["train.sharding=auto"] if asked == "ddp" and model.divides and sharded(ranks).fits else []
     again = replace(how, checkpointing=True)
     ways += ["train.checkpointing=true"] if sharded(1 if asked == "ddp" else ranks, how=again).fits else []
+    smaller = [replace(how, num_fragments=count) for count in SMALLER_FRAGMENTS if count > how.num_fragments]
+    fitting = (h for h in smaller if sharded(1 if asked == "ddp" else ranks, how=h).fits)
+    ways += [f"sync.fragments={h.num_fragments}" for h in islice(fitting, 1)]
     needed = _devices_needed(sharded(2), sharded(4)) if model.divides else None
     return replace(fit, devices_needed=needed, settings=tuple(ways))
 

@@ -35,7 +35,7 @@ from diloco_cli.plan.flow import (
     synchronous_tokens_per_s,
     up_gb_per_day,
 )
-from diloco_cli.plan.islands import MAX_WORK, SEARCHED, form_islands, score, search
+from diloco_cli.plan.islands import form_islands
 from diloco_cli.plan.link import (
     CODEC_BITS,
     MBPS,
@@ -69,6 +69,7 @@ from diloco_cli.plan.remarks import (
     syncer_warnings,
     tight,
 )
+from diloco_cli.plan.search import MAX_WORK, SEARCHED, score, search, with_sync
 from diloco_cli.protocol.rules.capacity import most_learners
 from diloco_cli.units import format_count, format_duration
 
@@ -119,30 +120,29 @@ def _plan(
     unused: Sequence[Excluded] = (),
 ) -> Plan:
     """`start`: this plan is made again with one thing changed; reasons for left-out islands are not needed."""
-    everyone = candidates(run, inventory, model)
-    _require_prices(everyone, goal)
-    found = search(everyone, run, model, free, goal, max_work, start)
-    found = found or _fastest_within(everyone, run, model, free, goal)
+    _require_prices(inventory, goal)
+    found = search(run, inventory, model, free, goal, max_work, start)
+    found = found or _fastest_within(run, inventory, model, free, goal)
     if found is None:
-        raise _infeasible(everyone, run, model, free, goal)
-    missing = [] if start else excluded(everyone, found, run, model, goal)
+        raise _infeasible(run, inventory, model, free, goal)
     chosen = replace(run, sync=found.sync)
+    missing = [] if start else excluded(candidates(chosen, inventory, model), found, run, model, goal)
     plan = assemble(found, missing, chosen, inventory, model, goal, unused)
     return replace(plan, assumptions=assumptions(run, found.kept, model, inventory, bool(free)))
 
 
 def _fastest_within(
-    everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
+    run: RunSettings, inventory: Inventory, model: ModelFacts, free: frozenset[str], goal: Goal
 ) -> Fleet | None:
     """The fastest plan, if it is within the limits: a search of many islands for another goal can miss every plan
     that is."""
     limits = replace(goal, objective="tokens")
-    fastest = None if limits == Goal() else search(everyone, run, model, free, Goal())
+    fastest = None if limits == Goal() else search(run, inventory, model, free, Goal())
     return fastest if fastest and score(fastest, run, model, limits) is not None else None
 
 
-def _require_prices(everyone: Sequence[Candidate], goal: Goal) -> None:
-    if goal.objective == "cost" and not any(c.island.price_per_h or c.island.egress_per_gb for c in everyone):
+def _require_prices(inventory: Inventory, goal: Goal) -> None:
+    if goal.objective == "cost" and not any(i.price_per_h or i.egress_per_gb for i in inventory.islands):
         raise UsageError(
             "--objective cost needs prices, and no island has one",
             hint="give islands a price, for example `price: 14.0/h`, and `egress: 0.02/GB`",
@@ -150,15 +150,14 @@ def _require_prices(everyone: Sequence[Candidate], goal: Goal) -> None:
 
 
 def _infeasible(
-    everyone: Sequence[Candidate], run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
+    run: RunSettings, inventory: Inventory, model: ModelFacts, free: frozenset[str], goal: Goal
 ) -> InfeasibleError:
     """Why there is no plan: limits, the quorum, or no island at all; and what to change."""
-    fastest = search(everyone, run, model, free, Goal())
+    fastest = search(run, inventory, model, free, Goal())
     if fastest is not None:
-        return _beyond_limits(everyone, fastest, run, model, free, goal)
-    alone = replace(run, sync=replace(run.sync, quorum=1))
-    without_quorum = search(everyone, alone, model, free, Goal())
-    missing = excluded(everyone, without_quorum, run, model, Goal())
+        return _beyond_limits(fastest, run, inventory, model, free, goal)
+    without_quorum = search(with_sync(run, quorum=1), inventory, model, free, Goal())
+    missing = excluded(candidates(run, inventory, model), without_quorum, run, model, Goal())
     reasons = "; ".join(f"{island.name} {island.reason}" for island in missing[:5])
     ways = "; ".join(
         f"{island.name}: {' or '.join(island.suggestions[:2])}" for island in missing[:5] if island.suggestions
@@ -175,7 +174,7 @@ def _infeasible(
 
 
 def _beyond_limits(
-    everyone: Sequence[Candidate], fastest: Fleet, run: RunSettings, model: ModelFacts, free: frozenset[str], goal: Goal
+    fastest: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts, free: frozenset[str], goal: Goal
 ) -> InfeasibleError:
     """The limits that would be feasible: the fastest plan's days, or the cheapest one's costs."""
     days = math.ceil(100 * run.train.tokens / fastest.tokens_per_s / DAY_S) / 100
@@ -186,7 +185,7 @@ def _beyond_limits(
             hint=f"--deadline '{days:g} d', or a smaller train.tokens",
         )
     limitless = replace(goal, objective="cost", budget_per_h=None, budget_total=None)
-    cheapest = costs(search(everyone, run, model, free, limitless) or fastest, run, model)
+    cheapest = costs(search(run, inventory, model, free, limitless) or fastest, run, model)
     within = f" with the deadline of {format_duration(goal.deadline_s)}" if goal.deadline_s is not None else ""
     if goal.budget_per_h is not None:
         cents = math.ceil(100 * cheapest.per_h) / 100

@@ -35,7 +35,6 @@ from diloco_cli.plan.flow import (
     max_overlap,
     run_fleet,
 )
-from diloco_cli.plan.islands import score
 from diloco_cli.plan.link import (
     CLIENT_BPS,
     CODEC_BITS,
@@ -50,6 +49,7 @@ from diloco_cli.plan.link import (
 )
 from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
 from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Plan, Schedule, SyncerNeeds
+from diloco_cli.plan.search import HEADROOM, score
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.quorum import covering_slots
@@ -275,7 +275,7 @@ def island_warnings(
     candidate: Candidate, fleet: Fleet, run: RunSettings, inventory: Inventory, model: ModelFacts
 ) -> list[str]:
     name, step_s, schedule = candidate.island.name, candidate.step_s, fleet.schedule
-    load = load_of_round(model, fleet.sync.codec, fleet.sync.weights_codec, run.train.inner)
+    load = load_of_round(model, fleet.sync, run.train.inner)
     warnings = link_warnings(candidate.island.name, candidate.link, load, max(schedule.round_s, step_s))
     unfit = not_launched(candidate.island, inventory)
     warnings += [] if unfit is None else [f"{name}: launch cannot run it: {unfit[0]}; {unfit[1]}"]
@@ -334,7 +334,7 @@ def excluded(
     taking_part = {candidate.island.name for candidate in kept}
     fitting = sum(c.tokens_per_s for c in everyone if c.can_train)
     run = replace(run, sync=fleet.sync) if fleet else run
-    load = load_of_round(model, run.sync.codec, run.sync.weights_codec, run.train.inner)
+    load = load_of_round(model, run.sync, run.train.inner)
     found: list[Excluded] = []
     for candidate in everyone:
         name, fastest = candidate.island.name, min([candidate, *kept[:1]], key=lambda c: c.step_s)
@@ -380,7 +380,7 @@ def _link_too_slow(
     link, own, sync = candidate.link, candidate.island.link, run.sync
     round_s = max(sync.every * fastest.step_s, candidate.step_s)
     need = Need(model.parameters * CODEC_BITS[sync.codec], model.parameters * CODEC_BITS[sync.weights_codec])
-    load = load_of_round(model, sync.codec, sync.weights_codec, run.train.inner)
+    load = load_of_round(model, sync, run.train.inner)
     moments = f" with the moments it saves each {run.train.inner.save_every} rounds"
     missing, faster, widest = [], [], 0.0
     for way, bare, whole, have, stated in (
@@ -411,7 +411,7 @@ def _longer_rounds(candidate: Candidate, fastest: Candidate, run: RunSettings, m
     smaller = [codec for codec, bits in CODEC_BITS.items() if bits < CODEC_BITS[sync.codec]]
     for codec in (sync.codec, *smaller):
         weights_codec = min(codec, sync.weights_codec, key=CODEC_BITS.__getitem__)
-        load = load_of_round(model, codec, weights_codec, run.train.inner)
+        load = load_of_round(model, replace(sync, codec=codec, weights_codec=weights_codec), run.train.inner)
         every = max(sync.every, candidate.least_every(load, fastest.step_s))
         changes = {
             "sync.codec": (sync.codec, codec),
@@ -432,7 +432,7 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
         money, seconds = costs(other, run, model), run.train.tokens / other.tokens_per_s
         found = f"{money.per_h:.2f}/h, {money.total:,.0f} in all, {format_duration(seconds)}"
         return Excluded(name, f"with it the plan is beyond the limits: {found}")
-    load = load_of_round(model, sync.codec, sync.weights_codec, run.train.inner)
+    load = load_of_round(model, sync, run.train.inner)
     round_s = sync.every * candidate.step_s
     late = [c.island.name for c in fleet.kept if not c.carries(load, round_s)]
     if late and round_s < fleet.schedule.round_s:
@@ -442,7 +442,14 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
         return Excluded(name, f"{reason}, too short for the link of {some_of(late)}", (way,))
     if goal.objective == "cost":
         without, with_it = (costs(each, run, model).per_billion_tokens for each in (fleet, other))
-        return Excluded(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")
+        if with_it >= without:
+            return Excluded(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")
+    busy = load.busy_s(candidate.link) / max(other.schedule.round_s, candidate.step_s)
+    if busy > HEADROOM:
+        calls = f"calls of {format_duration(candidate.rtt_s)} included"
+        return Excluded(name, f"its link would be {100 * busy:.0f} % busy, {calls}")
+    if other.syncer_load > max(HEADROOM, fleet.syncer_load):
+        return Excluded(name, f"with it the syncer would be {100 * other.syncer_load:.0f} % busy")
     change = 100 * (other.tokens_per_s / fleet.tokens_per_s - 1)
     return Excluded(name, f"the plan is better without it: with it {change:+.2f} % tokens/s")
 

@@ -24,10 +24,10 @@ from diloco_cli.errors import InfeasibleError, UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import run_fleet
-from diloco_cli.plan.islands import SEARCHED, search
 from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.planner import explain, make_plan
+from diloco_cli.plan.search import SEARCHED, search
 from diloco_cli.units import format_count
 from tests.unit.plan.fleets import HOME, IOWA, MODEL, OLD, RUN, SLOW_UP, SPOT, fleet, island, with_sync
 
@@ -270,7 +270,7 @@ def predicted(islands: list[IslandSettings], run: RunSettings) -> float:
 
 def valued(islands: list[IslandSettings], run: RunSettings) -> float:
     """The score with everything searched. 0: no plan."""
-    found = search(candidates(run, fleet(*islands), MODEL), run, MODEL, frozenset(SEARCHED), Goal())
+    found = search(run, fleet(*islands), MODEL, frozenset(SEARCHED), Goal())
     return found.effective_tokens_per_s if found else 0.0
 
 

@@ -1,0 +1,348 @@
+"""Which islands, which codec, H, fragments and quorum: the best fleet that keeps every limit.
+
+Only settings that the user did not pin are searched. Every fleet is evaluated by `flow.run_fleet`, as the plan itself
+is. Its limits: the syncer's slot (calls, bytes, processor), each island's two lanes to the store (link.py), each rank's
+memory with all that is on its way. Where H is searched, a fifth of syncer and lanes stays free, and a run has
+LEAST_ROUNDS rounds; what breaks a limit is taken only where nothing else comes near it. Where H is given, links and
+memory have to hold the run, and a warning tells the rest.
+
+A coarse scan of the settings, each with all islands that it carries, gives starts; so do the best island alone, all of
+them, and for money the best by tokens. From each start, moves while they help: another codec, number of fragments or
+quorum; an island more, less or exchanged; after each, H anew: from the shortest that keeps the limits upwards. Many
+islands come and go in portions of a ranking. The evaluations of single islands are bounded, so that ten thousand
+islands take no longer than ten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+from diloco_cli.config.codec import replace
+from diloco_cli.config.models import ModelFacts
+from diloco_cli.config.settings import Inventory, RunSettings, SyncSettings
+from diloco_cli.plan.candidates import Candidate, candidates
+from diloco_cli.plan.flow import MAX_EVERY, Fleet, costs, run_fleet
+from diloco_cli.plan.link import CODEC_BITS, load_of_round
+from diloco_cli.plan.plan import Goal
+from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
+
+SEARCHED = ("codec", "weights_codec", "every", "fragments", "quorum")  # keys of `sync`
+FRAGMENTS = (6, 12, 24, 48, 96, 192, 384)
+MAX_WORK = 80_000  # evaluations of one island
+SCAN_SHARE = 0.3  # of the work, for the coarse scan
+LEAST_EVALUATIONS = 8  # of a whole fleet, however large
+STARTS = 3  # settings of the scan from which the search goes on
+MANY_ISLANDS = 32  # beyond it, islands come and go in portions, and of so many one is always there as a quorum
+SWAPPED = 12  # islands up to which one may take another's place
+WORTH_A_CHANGE = 1.002  # a fleet of fewer islands must be better by this factor
+HEADROOM = 0.8  # of what syncer and lanes can, where H is searched
+BEYOND = 0.1  # what a fleet that breaks a limit is worth beside one that does not
+LEAST_SLOT_S = 0.1  # that is searched: the log grows by a commit a slot, and each takes a syncer's processor some 10 ms
+LEAST_ROUNDS = 100  # of a run whose H is searched
+CLIMB = (4.0, 2.0, 2**0.5, 2**0.25, 2**0.125, 2**0.0625)  # factors of H
+PORTIONS = (0.25, 0.5, 0.75, 0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0, 4.0)  # of the number of islands that take part
+
+
+class Point(NamedTuple):
+    """Settings of a fleet. `quorum`: 1, or a share of the islands."""
+
+    pair: tuple[str, str]
+    fragments: int
+    every: int
+    quorum: float
+
+
+Kept = tuple[int, ...]  # islands by their place among all, fastest step first
+
+
+@dataclass(frozen=True)
+class Space:
+    """The values to choose from, the run's own first. `everys` None: any."""
+
+    codecs: tuple[tuple[str, str], ...]
+    every: int | None
+    fragments: tuple[int, ...]
+    quorums: tuple[float, ...]
+
+
+def space_of(sync: SyncSettings, free: frozenset[str], model: ModelFacts) -> Space:
+    """The search space; `free`: names of `SEARCHED` that the user did not pin."""
+    smaller = [codec for codec in CODEC_BITS if codec != "fp32"]
+    ups = dict.fromkeys((sync.codec, *smaller)) if "codec" in free else (sync.codec,)
+    downs = dict.fromkeys((sync.weights_codec, *smaller)) if "weights_codec" in free else (sync.weights_codec,)
+    both = {"codec", "weights_codec"} <= free
+    pairs = [(up, up) for up in ups] if both else list(product(ups, downs))
+    counts = [count for count in FRAGMENTS if model.fragments(count).count == count] if "fragments" in free else []
+    return Space(
+        codecs=tuple(dict.fromkeys(((sync.codec, sync.weights_codec), *pairs))),
+        every=None if "every" in free else sync.every,
+        fragments=tuple(dict.fromkeys((sync.fragments, *counts))),
+        quorums=(1, 0.5, 1.0) if "quorum" in free else (sync.quorum,),
+    )
+
+
+def score(fleet: Fleet, run: RunSettings, model: ModelFacts, goal: Goal) -> float | None:
+    """A fleet's score by the goal, larger is better; None if it breaks one of the goal's limits."""
+    days_s = run.train.tokens / fleet.tokens_per_s
+    if goal.deadline_s is not None and days_s > goal.deadline_s:
+        return None
+    if goal.objective == "tokens" and goal.budget_per_h is None and goal.budget_total is None:
+        return fleet.effective_tokens_per_s
+    money = costs(fleet, run, model)
+    if goal.budget_per_h is not None and money.per_h > goal.budget_per_h:
+        return None
+    if goal.budget_total is not None and money.total > goal.budget_total:
+        return None
+    if goal.objective == "tokens":
+        return fleet.effective_tokens_per_s
+    return fleet.effective_tokens_per_s / (money.total * fleet.tokens_per_s) if money.total else None
+
+
+def search(
+    run: RunSettings,
+    inventory: Inventory,
+    model: ModelFacts,
+    free: frozenset[str],
+    goal: Goal,
+    max_work: int = MAX_WORK,
+    start: frozenset[str] = frozenset(),
+) -> Fleet | None:
+    """The best fleet among those that fit their memory; None if there is none. `start`: names of islands that are tried
+    first."""
+    attempt = _Search(run, inventory, model, space_of(run.sync, free, model), goal, max_work)
+    attempt.search(start)
+    return attempt.best
+
+
+@dataclass
+class _Search:
+    """One search: the best fleet so far, the work done (evaluations of one island), what every fleet was worth."""
+
+    run: RunSettings
+    inventory: Inventory
+    model: ModelFacts
+    space: Space
+    goal: Goal
+    max_work: int
+    best: Fleet | None = None
+    best_worth: float = 0.0
+    work: int = 0
+    seen: dict[tuple[Kept, Point], tuple[float, float]] = field(default_factory=dict)
+    pools: dict[int, list[Candidate]] = field(default_factory=dict)
+    shortest: dict[tuple[tuple[str, str], int, bool], list[float]] = field(default_factory=dict)
+
+    @property
+    def limits(self) -> bool:
+        """Whether lanes, syncer and rounds are limits: only where H is searched."""
+        return self.space.every is None
+
+    @property
+    def wants_money(self) -> bool:
+        return self.goal.objective == "cost" or self.goal.budget_per_h is not None or self.goal.budget_total is not None
+
+    def search(self, start: frozenset[str]) -> None:
+        pool = self.pool(self.space.fragments[0])
+        own = Point(self.space.codecs[0], self.space.fragments[0], self.run.sync.every, self.space.quorums[0])
+        if start:
+            self.improve(tuple(i for i, c in enumerate(pool) if c.island.name in start), own)
+        for kept, point in self._starts(own, start):
+            self.improve(kept, point)
+
+    # -- starts ---------------------------------------------------------------------------------------------------
+
+    def _starts(self, own: Point, start: frozenset[str]) -> Iterator[tuple[Kept, Point]]:
+        everyone = tuple(range(len(self.pool(own.fragments))))
+        found: dict[tuple[Any, ...], tuple[float, Kept, Point]] = {}
+        for point in self._coarse(own):
+            if self._spent(SCAN_SHARE):
+                break
+            kept = self.carried(everyone, point)
+            worth = self.worth(kept, point)
+            if kept and worth > found.get(point[:2], (0.0,))[0]:
+                found[point[:2]] = worth, kept, point
+        if self.wants_money and not start:
+            fastest = _Search(self.run, self.inventory, self.model, self.space, Goal(), self.max_work // 2)
+            fastest.search(frozenset())
+            yield from fastest.optimum(own)
+        if len(everyone) <= MANY_ISLANDS:
+            alone = max(everyone, key=lambda i: self.worth(*self.tuned((i,), own)), default=None)
+            yield from [] if alone is None else [((alone,), own)]
+        yield from ((kept, point) for _, kept, point in sorted(found.values(), key=lambda item: -item[0])[:STARTS])
+        for ranking in self._rankings(everyone):
+            yield self._within_budget(ranking), own
+
+    def optimum(self, own: Point) -> Iterator[tuple[Kept, Point]]:
+        """What was found, as a start for another goal."""
+        if self.best is None:
+            return
+        sync, names = self.best.sync, {c.island.name for c in self.best.kept}
+        kept = tuple(i for i, c in enumerate(self.pool(sync.fragments)) if c.island.name in names)
+        yield kept, Point((sync.codec, sync.weights_codec), sync.fragments, sync.every, own.quorum)
+
+    def _coarse(self, own: Point) -> Iterator[Point]:
+        everys = [own.every] if self.space.every else [own.every, *(2**n for n in range(9, -1, -1)), MAX_EVERY]
+        for every, pair, fragments in product(everys, self.space.codecs, self.space.fragments):
+            yield Point(pair, fragments, every, own.quorum)
+
+    def _rankings(self, islands: Sequence[int]) -> list[list[int]]:
+        """The largest first; the cheapest tokens first, if the goal asks for money."""
+        pool = self.pool(self.space.fragments[0])
+        able = [i for i in islands if pool[i].can_train]
+        found = [sorted(able, key=lambda i: (-pool[i].tokens_per_s, pool[i].island.name))]
+        if self.wants_money:
+            found.append(
+                sorted(able, key=lambda i: (pool[i].island.price_per_h / pool[i].tokens_per_s, pool[i].island.name))
+            )
+        return found
+
+    def _within_budget(self, ranking: Sequence[int]) -> Kept:
+        spent, pool, kept = 0.0, self.pool(self.space.fragments[0]), []
+        for i in ranking:
+            spent += pool[i].island.price_per_h
+            if self.goal.budget_per_h is not None and spent > self.goal.budget_per_h:
+                break
+            kept.append(i)
+        return tuple(sorted(kept))
+
+    # -- moves ----------------------------------------------------------------------------------------------------
+
+    def improve(self, kept: Kept, point: Point) -> None:
+        """Moves while they help."""
+        kept, point = self.tuned(self.carried(kept, point) or kept, point)
+        best = self.worth(kept, point)
+        helped = bool(kept)
+        while helped and not self._spent(1.0):
+            helped = False
+            for move in self._moves(kept, point):
+                if self._spent(1.0):
+                    return
+                other, setting = self.tuned(*move)
+                worth = self.worth(other, setting)
+                if worth > best * (WORTH_A_CHANGE if len(other) < len(kept) else 1 + 1e-9):
+                    kept, point, best, helped = other, setting, worth, True
+                    break
+
+    def _moves(self, kept: Kept, point: Point) -> Iterator[tuple[Kept, Point]]:
+        everyone = range(len(self.pool(point.fragments)))
+        others = [i for i in everyone if i not in set(kept) and self.pool(point.fragments)[i].can_train]
+        if len(everyone) > MANY_ISLANDS:
+            for ranking in self._rankings(everyone):
+                for portion in PORTIONS:
+                    yield self.carried(tuple(sorted(ranking[: round(portion * len(kept)) or 1])), point), point
+            yield kept[1:], point
+        else:
+            yield from ((tuple(sorted((*kept, i))), point) for i in others)
+            yield from ((tuple(i for i in kept if i != gone), point) for gone in kept)
+        for pair in self.space.codecs:
+            yield kept, point._replace(pair=pair)
+        for fragments in self.space.fragments:
+            same_slot = max(1, round(point.every * fragments / point.fragments))
+            yield kept, point._replace(fragments=fragments, every=point.every if self.space.every else same_slot)
+        for quorum in self.space.quorums if len(kept) <= MANY_ISLANDS else ():
+            yield kept, point._replace(quorum=quorum)
+        if len(everyone) <= SWAPPED:
+            swaps = product(others, kept)
+            yield from ((tuple(sorted((*(i for i in kept if i != gone), come))), point) for come, gone in swaps)
+
+    def tuned(self, kept: Kept, point: Point) -> tuple[Kept, Point]:
+        """With the best H: not below the shortest that keeps the limits."""
+        if self.space.every or not kept:
+            return kept, point
+        least = min(MAX_EVERY, point.every)
+        for _ in range(3):
+            self.worth(kept, point := point._replace(every=least))
+            used = self.seen[kept, point][1] / HEADROOM
+            again = min(MAX_EVERY, max(1, math.ceil(least * used - 1e-9)))
+            if again == least:
+                break
+            least = again
+        best, every = self.worth(kept, point := point._replace(every=least)), least
+        for factor in CLIMB:
+            for way in (factor, 1 / factor):
+                other = min(MAX_EVERY, max(least, round(every * way)))
+                while (worth := self.worth(kept, point._replace(every=other))) > best:
+                    best, every, other = worth, other, min(MAX_EVERY, max(least, round(other * way)))
+        return kept, point._replace(every=every)
+
+    # -- what a fleet is worth ------------------------------------------------------------------------------------
+
+    def pool(self, fragments: int) -> list[Candidate]:
+        """All islands, with their memory at so many fragments."""
+        if fragments not in self.pools:
+            self.pools[fragments] = candidates(with_sync(self.run, fragments=fragments), self.inventory, self.model)
+        return self.pools[fragments]
+
+    def _shortest(self, point: Point, lanes: bool) -> list[float]:
+        """The shortest round of each island: by its link alone, or by its lanes, calls included."""
+        key = point.pair, point.fragments, lanes
+        if key not in self.shortest:
+            codecs = {"codec": point.pair[0], "weights_codec": point.pair[1]}
+            need = load_of_round(
+                self.model, with_sync(self.run, fragments=point.fragments, **codecs).sync, self.run.train.inner
+            )
+            of = need.busy_s if lanes else need.shortest_round_s
+            self.shortest[key] = [of(c.link) for c in self.pool(point.fragments)]
+        return self.shortest[key]
+
+    def carried(self, kept: Kept, point: Point) -> Kept:
+        """Those that fit their memory and whose links carry the round that the fastest of them sets; islands whose link
+        cannot carry even the round that they would set themselves are removed first."""
+        pool, shortest = self.pool(point.fragments), self._shortest(point, self.limits)
+        limit = HEADROOM if self.limits else 1.0
+        able = [i for i in kept if pool[i].can_train]
+        own = [i for i in able if shortest[i] <= limit * max(point.every * pool[i].step_s, pool[i].step_s)]
+        if not own:
+            return ()
+        round_s = point.every * pool[own[0]].step_s
+        return tuple(i for i in able if i >= own[0] and shortest[i] <= limit * max(round_s, pool[i].step_s))
+
+    def worth(self, kept: Kept, point: Point) -> float:
+        """0: it cannot be."""
+        if (kept, point) not in self.seen:
+            self.seen[kept, point] = self._judged(kept, point)
+        return self.seen[kept, point][0]
+
+    def _judged(self, kept: Kept, point: Point) -> tuple[float, float]:
+        """(what it is worth, how much of its most used limit it uses)."""
+        chosen = [self.pool(point.fragments)[i] for i in kept]
+        quorum = point.quorum if isinstance(point.quorum, int) else max(1, math.ceil(point.quorum * len(kept)))
+        if not kept or quorum > len(kept) or not all(candidate.can_train for candidate in chosen):
+            return 0.0, 1.0
+        round_s = point.every * chosen[0].step_s
+        link, lanes = (
+            max(shortest[i] / max(round_s, c.step_s) for i, c in zip(kept, chosen, strict=True))
+            for shortest in (self._shortest(point, lanes) for lanes in (False, True))
+        )
+        if link > 1:
+            return 0.0, lanes
+        changed = {"codec": point.pair[0], "weights_codec": point.pair[1], "quorum": quorum}
+        self.work += len(kept)
+        sync = with_sync(self.run, fragments=point.fragments, every=point.every, **changed).sync
+        fleet = run_fleet(chosen, sync, self.model)
+        worth = self._valued(fleet)
+        used = max(lanes, fleet.syncer_load, HEADROOM * LEAST_SLOT_S / fleet.schedule.slot_s)
+        if self.limits and (used > HEADROOM or not fleet.has_room):
+            worth *= BEYOND / max(1.0, used)
+        fewer = self.best is not None and len(kept) < len(self.best.kept)
+        if worth > self.best_worth * (WORTH_A_CHANGE if fewer else 1.0):
+            self.best, self.best_worth = fleet, worth
+        return worth, used
+
+    def _valued(self, fleet: Fleet) -> float:
+        worth = score(fleet, self.run, self.model, self.goal) or 0.0
+        if self.limits:
+            rounds = self.run.train.tokens / (fleet.tokens_per_s * fleet.served_round_s)
+            worth *= 1.0 if rounds >= LEAST_ROUNDS else BEYOND * rounds / LEAST_ROUNDS
+        if len(self.space.fragments) > 1 and len(fleet.kept) * fleet.schedule.fragments > SNAPSHOT_HOLDS:
+            worth *= BEYOND
+        return worth
+
+    def _spent(self, share: float) -> bool:
+        return self.work > share * self.max_work and len(self.seen) >= share * LEAST_EVALUATIONS
+
+
+def with_sync(run: RunSettings, **changed: Any) -> RunSettings:
+    return replace(run, sync=replace(run.sync, **changed))
