@@ -284,8 +284,9 @@ class Slurm:
 
     def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
         step = ("srun", f"--jobid={job.id}", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--export=NIL")
+        setup = shlex.quote(self.setup or ":")
         if not self.sees_files:  # its commands are found as in the job
-            words = ("/bin/bash", "-c", f'export HOME=~\n{self.setup}\nexec "$@"', "bash", *words)
+            words = ("/bin/bash", "-c", f'export HOME=~\neval {setup} > /dev/null\nexec "$@"', "bash", *words)
         return self._run((*step, *words), within_s, RefusedError)
 
     def _run(self, words: tuple[str, ...], within_s: float, refusal: type[DilocoError], given: str = "") -> str:

@@ -43,10 +43,11 @@ cd
 eval {setup} 9>&-
 cd -- {directory} && {key}{command}
 echo $? > "$job/status"
+rm -f "$job/key"
 """
 INSIDE = """\
 cd
-eval {setup}
+eval {setup} > /dev/null < /dev/null
 cd -- {directory} || exit 1
 """
 VERSION = (

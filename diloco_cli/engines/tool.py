@@ -55,7 +55,10 @@ def _shared(host: str) -> dict[str, str]:
     """How connections are shared, unless the user's config says it: a person may have logged in there by a second
     factor, and only that connection gets in."""
     tool_directory("ssh")
-    asked = subprocess.run(("ssh", "-G", "--", host), capture_output=True, text=True, check=False, timeout=10.0)
+    try:
+        asked = subprocess.run(("ssh", "-G", "--", host), capture_output=True, text=True, check=False, timeout=10.0)
+    except (OSError, subprocess.SubprocessError):
+        return {}
     own = re.search(r"^controlpath (.+)$", asked.stdout, re.M)
     folder = Path(environment_value("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"diloco-ssh-{os.getuid()}"
     if (own is not None and own[1] != "none") or len(str(folder)) > MAX_SOCKET or not _is_private(folder):

@@ -122,19 +122,19 @@ def test_its_key_is_a_file_that_no_other_user_reads(home: Path) -> None:
     BOX.submit(replace(IOWA, key=Path("/here/key")), "a 'secret'")
     wait_until(lambda: is_("FAILED"))
     said = next(home.rglob("log")).read_text()
-    assert said == "a 'secret'600\nbash unit\n"
+    assert said == "a 'secret'600\nbash unit\n" and not list(home.rglob("key")), "it goes with the unit"
 
 
 def test_a_site_says_what_comes_before_it_and_where_it_works(home: Path) -> None:
     (home / "my runs").mkdir()
     plays(home, 'echo "$WHERE $PWD"')
     leaves = "sleep 600 > left 2>&1 & echo $! >> pids"  # as an agent for keys does
-    site = Ssh("ssh/lab", "box", f"export WHERE='in the lab'; {leaves}", "my runs")
+    site = Ssh("ssh/lab", "box", f"export WHERE='in the lab'; echo loaded; cat; {leaves}", "my runs")
     site.check(IOWA)
     beside = site.run_in(site.submit(IOWA), ("echo", "a  b", "$(id)"), 10.0)
     assert beside == "a  b $(id)\n"
     wait_until(lambda: is_("ENDED", site))
-    assert next(home.rglob("log")).read_text() == f"in the lab {home}/my runs\n"
+    assert next(home.rglob("log")).read_text() == f"loaded\nin the lab {home}/my runs\n"
     for pid in (home / "pids").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
 
