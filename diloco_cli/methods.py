@@ -137,7 +137,10 @@ def hidden_matrices(name: str, facts: Sequence[ParameterFact]) -> list[str]:
     elif record.of_matrices is not None and not hidden:
         wrong = f"{name} is for hidden matrices, and this model has none but embeddings and an output head"
     if wrong:
-        raise UsageError(wrong, where="train.inner.name", hint="--set train.inner.name=adamw")
+        allowed = ", ".join(other for other, of in INNER_OPTIMIZERS.items() if of.of_matrices is None)
+        raise UsageError(
+            f"{wrong}; allowed here: {allowed}", where="train.inner.name", hint="--set train.inner.name=adamw"
+        )
     return [] if record.of_matrices is None else hidden
 
 

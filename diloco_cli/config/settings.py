@@ -137,8 +137,8 @@ class InnerSettings(Settings, frozen=True):
     ] = "cosine"
     decay: Annotated[Share, doc("of wsd: the share of the run in which the learning rate falls")] = 0.2
     weight_decay: Annotated[NotNegative, doc("share of a parameter that each step takes away, times lr")] = 0.1
-    beta1: Annotated[BelowOne, doc("of adamw")] = 0.9
-    beta2: Annotated[BelowOne, doc("of adamw")] = 0.95
+    beta1: Annotated[BelowOne, doc("of adamw, and of what muon leaves to it")] = 0.9
+    beta2: Annotated[BelowOne, doc("of the same")] = 0.95
     clip_norm: Annotated[NotNegative, doc("the longest that the gradients of one step count; 0: any length")] = 1.0
     save_every: Annotated[Whole, doc("rounds between two saves of the optimizer's state")] = 20
 

@@ -55,7 +55,8 @@ def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Op
     Raises UsageError for an optimizer that this torch does not have, or that has nothing to do in this model.
     """
     record, trained = INNER_OPTIMIZERS[settings.name], _trained(model)
-    hidden = hidden_matrices(settings.name, [] if record.of_matrices is None else parameter_facts(model))
+    facts = [] if record.of_matrices is None else parameter_facts(model)
+    hidden = dict.fromkeys(hidden_matrices(settings.name, facts))
     decayed = [p for name, p in trained.items() if p.dim() >= 2 and name not in hidden]
     vectors = [p for p in trained.values() if p.dim() < 2]
     groups: Groups = [

@@ -1,9 +1,9 @@
-"""What is compared: five methods, three tasks, equal tokens. Every number that was tuned stands here."""
+"""What is compared: methods, tasks, equal tokens. Every number that was tuned stands here."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from ledger import Named
 from methods.pacing import Pacing
@@ -16,13 +16,19 @@ from diloco_cli.config.settings import (
     InnerSettings,
     ModelSettings,
     OuterSettings,
+    RetentionSettings,
     RunSettings,
     SyncSettings,
     TrainSettings,
 )
+from diloco_cli.methods import fitting_outer
 
-Method = Literal["data-parallel", "diloco", "streaming", "decoupled", "failures"]
-METHODS: tuple[Method, ...] = ("data-parallel", "diloco", "streaming", "decoupled", "failures")
+Method = Literal[
+    "data-parallel", "diloco", "streaming", "decoupled", "failures",
+    "decoupled, outer auto", "data-parallel, muon", "decoupled, muon, outer auto",
+]  # fmt: skip
+METHODS: tuple[Method, ...] = get_args(Method)
+CUSTOMARY = METHODS[:5]
 CHIPS = 1_200_000
 SEQUENCES = 512  # of the held-out data, for a trial's last loss
 QUICK_TOKENS = 491_520
@@ -39,28 +45,36 @@ class Task:
     tokens: int
     batch_tokens: int
     inner: InnerSettings
+    methods: tuple[Method, ...] = CUSTOMARY
+    long: bool = False
 
 
 ROUND = 24 * 4 * 256  # tokens of a round of four learners: every budget is whole rounds for everybody
 TASKS: dict[str, Task] = {
     "dense": Task("dense", "dense", "text", 64, 20 * ROUND, 128, InnerSettings(lr=3e-3, warmup_steps=40)),
     "moe": Task("moe", "moe", "text", 64, 10 * ROUND, 128, InnerSettings(lr=3e-3, warmup_steps=40)),
+    "dense-20": Task(
+        "dense-20",
+        "dense",
+        "text",
+        64,
+        100 * ROUND,
+        256,
+        InnerSettings(lr=4e-3, warmup_steps=150),
+        ("data-parallel", "decoupled", *METHODS[5:]),
+        long=True,
+    ),
     "vision": Task("vision", "vision", "digits", 16, 20 * ROUND, 256, InnerSettings(lr=1e-3, warmup_steps=40)),
 }
 PARALLEL_LR: dict[tuple[str, int], float] = {}  # where data-parallel training prefers another inner learning rate
 SYNC = SyncSettings(every=24, fragments=12, overlap=2, quorum=1)
-OUTER: dict[Method, OuterSettings] = {
-    "diloco": OuterSettings(lr=0.7, momentum=0.5),
-    "streaming": OuterSettings(lr=0.7, momentum=0.5),
-    "decoupled": OuterSettings(lr=0.7, momentum=0.5),
-    "failures": OuterSettings(lr=0.7, momentum=0.5),
-}
+OUTER = OuterSettings(lr=0.7, momentum=0.5)  # of short runs; long ones have the product's default
 
 
 def trial(task: Task, method: Method, learners: int, seed: int, tokens: int | None = None) -> Trial:
     """One method on one task. All of them read the same shards in the same order from the same first parameters."""
     lr = PARALLEL_LR.get((task.name, learners)) if method == "data-parallel" else None
-    inner = task.inner if lr is None else replace(task.inner, lr=lr)
+    inner = replace(task.inner, lr=lr or task.inner.lr, name="muon" if "muon" in method else "adamw")
     train = TrainSettings(tokens or task.tokens, task.batch_tokens, seed, inner=inner)
     settings = RunSettings(
         name=f"{task.name}-{method}",
@@ -68,15 +82,24 @@ def trial(task: Task, method: Method, learners: int, seed: int, tokens: int | No
         data=DataSettings(entrypoint=f"models:{task.data}", args={"seed": seed}),
         train=train,
         sync=sync_of(method, learners),
-        outer=OUTER.get(method, OuterSettings()),
+        outer=outer_of(task, method, train, learners),
+        retention=RetentionSettings(rounds="all" if task.long else 64),
     )
-    kind: Literal["data_parallel", "fleet"] = "data_parallel" if method == "data-parallel" else "fleet"
+    kind: Literal["data_parallel", "fleet"] = "data_parallel" if method.startswith("data-parallel") else "fleet"
     return Trial(kind, settings, pacings_of(method, learners, seed, train), task.sequence, SEQUENCES)
+
+
+def outer_of(task: Task, method: Method, train: TrainSettings, learners: int) -> OuterSettings:
+    if "outer auto" in method:
+        rounds = train.tokens / (train.batch_tokens * learners * SYNC.every)
+        lr, momentum = fitting_outer(train.inner.name, rounds)
+        return OuterSettings(lr=lr, momentum=momentum)
+    return OuterSettings() if task.long or method.startswith("data-parallel") else OUTER
 
 
 def sync_of(method: Method, learners: int) -> SyncSettings:
     match method:
-        case "data-parallel":
+        case "data-parallel" | "data-parallel, muon":
             return SYNC  # it has no rounds
         case "diloco":
             return synchronous(SYNC, learners)
@@ -87,7 +110,7 @@ def sync_of(method: Method, learners: int) -> SyncSettings:
 
 def pacings_of(method: Method, learners: int, seed: int, train: TrainSettings) -> tuple[Pacing, ...]:
     match method:
-        case "decoupled":
+        case "decoupled" | "decoupled, outer auto" | "decoupled, muon, outer auto":
             return nearly_equal(learners)
         case "failures":
             return failing(learners, CHIPS, seed, train.tokens // train.batch_tokens // learners)

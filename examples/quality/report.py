@@ -49,10 +49,8 @@ def percent_over(rows: list[Row], others: list[Row]) -> Estimate | None:
     return estimate([100 * (loss / other - 1) for loss, other in pairs]) if pairs else None
 
 
-def verdict(found: Estimate | None, goal_percent: float) -> str:
+def verdict(found: Estimate, goal_percent: float) -> str:
     """Met and missed are said only where the whole interval lies on one side."""
-    if found is None:
-        return "not run"
     within = f"{found} % (goal <= {goal_percent} %)"
     if found.half_width is None:
         return f"{within}: one seed tells nothing"
@@ -98,16 +96,20 @@ def verdicts(rows: list[Row]) -> list[str]:
     lines = []
     for task, learners in _groups(rows):
         group = [row for row in rows if (row["labels"]["task"], row["labels"]["learners"]) == (task, learners)]
-        data_parallel, diloco, decoupled, failures = (
-            of(group, method=method) for method in ("data-parallel", "diloco", "decoupled", "failures")
-        )
-        where = f"{task}, M = {learners}"
+        published = PUBLISHED_GAP_PERCENT[learners]
         goals = [
-            ("decoupled over synchronous DiLoCo", percent_over(decoupled, diloco), SYNCHRONOUS_GOAL_PERCENT),
-            ("failures over none", percent_over(failures, decoupled), FAILURES_GOAL_PERCENT),
-            ("decoupled over data-parallel", percent_over(decoupled, data_parallel), PUBLISHED_GAP_PERCENT[learners]),
+            ("decoupled", "diloco", SYNCHRONOUS_GOAL_PERCENT),
+            ("failures", "decoupled", FAILURES_GOAL_PERCENT),
+            ("decoupled", "data-parallel", published),
+            ("decoupled, outer auto", "data-parallel", published),
+            ("decoupled, outer auto", "decoupled", 0.0),
+            ("decoupled, muon, outer auto", "data-parallel, muon", published),
+            ("decoupled, muon, outer auto", "data-parallel", 0.0),
         ]
-        lines += [f"- {where}: {name}: {verdict(found, goal)}" for name, found, goal in goals]
+        for method, other, goal in goals:
+            found = percent_over(of(group, method=method), of(group, method=other))
+            if found is not None:
+                lines.append(f"- {task}, M = {learners}: {method} over {other}: {verdict(found, goal)}")
     return lines
 
 

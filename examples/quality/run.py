@@ -28,8 +28,7 @@ def main(words: list[str]) -> None:
         for seed in range(options.seeds)
         for task in chosen_tasks(options)
         for learners in options.learners
-        for method in METHODS
-        if method in options.methods
+        for method in options.methods or task.methods
     ]
     budgets = [] if options.quick else more_budgets(options)
     results = options.output / "results.jsonl"
@@ -44,8 +43,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="dense text, M = 2, one seed: does everything work?")
     parser.add_argument("--jobs", type=int, default=2, help="processes, one thread each")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    short = [name for name, task in TASKS.items() if not task.long]
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=short)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: those of each task")
     parser.add_argument("--learners", nargs="+", type=int, choices=(2, 4, 8), default=[2, 4])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--report", action="store_true", help="run nothing: the table of what is finished")
