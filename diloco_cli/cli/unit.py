@@ -41,7 +41,7 @@ from diloco_cli.runtime.units import (
 
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
 HEARS_EVERY_S = 0.2
-HASTENS_EVERY_S = 15.0
+HASTENS_EVERY_S = 10.0
 Result = TypeVar("Result")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -14,8 +16,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 NEEDED = ("slurmctld", "slurmd", "sbatch", "squeue", "setpriv")
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
+INVENTORY = """\
+version: 1
+store: {url: bucket, region: us}
+islands:
+  - {name: iowa, region: us, infra: slurm/us, accelerators: cpu:1, emulate: {slowdown: 3}}
+  - {name: rhine, region: eu, infra: slurm/eu, accelerators: cpu:1, emulate: {slowdown: 3}}
+"""
+SETTINGS = (
+    "model.preset=gpt-pico", "train.batch_tokens=256", "train.tokens=2M", "sync.every=16", "train.inner.save_every=2",
+    "evaluation.every=1000",
+)  # fmt: skip
+NAMES = ["iowa", "rhine", "syncer-0", "syncer-1"]
+WORDS = {"PENDING": "QUEUED", "COMPLETING": "LEAVING", "CONFIGURING": "STARTING"}
+OVER = ("ENDED", "GONE")
+WITHIN_S = 300.0
 CONFIGURATION = """\
 ClusterName=diloco
 SlurmctldHost={host}(127.0.0.1)
@@ -36,6 +57,7 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 SwitchType=switch/none
 MpiDefault=none
+SlurmdTimeout=20
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 SlurmdParameters=config_overrides
@@ -93,6 +115,25 @@ class Cluster:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def start(self, *words: str) -> None:
+        """A daemon."""
+        subprocess.run(words, env=self.environment, check=True, capture_output=True)
+
+    def kill(self, daemon: str) -> None:
+        """By the pid that it wrote."""
+        path = self.base / "run" / f"{daemon}.pid"
+        os.kill(int(path.read_text()), signal.SIGKILL)
+        path.unlink()
+
+    def kill_steps(self, number: str) -> None:
+        """What Slurm keeps beside the processes of this job."""
+        mine = f"slurmstepd: [{number}."
+        for one in psutil.process_iter(["cmdline"]):
+            if " ".join(one.info["cmdline"] or []).startswith(mine) and self.base.name in one.environ().get(
+                "SLURM_CONF", ""
+            ):
+                one.kill()
+
     def own(self, place: Path) -> None:
         """Give all of it to the user."""
         owner = self.folder.stat()
@@ -122,7 +163,7 @@ def cluster() -> Iterator[Cluster]:
         place = Cluster(base)
         ends.callback(_end, base / "run")
         for words in (("slurmctld", "-i", "-c"), ("slurmd", "-N", "us0"), ("slurmd", "-N", "eu0")):
-            subprocess.run(words, env=place.environment, check=True, capture_output=True)
+            place.start(*words)
         eventually(lambda: set(place.ask("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"}, 60.0)
         yield place
         for number, _, _ in place.living().values():
@@ -134,6 +175,71 @@ def eventually(holds: Callable[[], object], within_s: float) -> None:
     while not holds():
         assert time.monotonic() < until_s, f"not so within {within_s} s"
         time.sleep(1.0)
+
+
+class Jobs:
+    def __init__(self, place: Cluster) -> None:
+        self.place = place
+
+    def diloco(self, *words: str) -> str:
+        return self.place.ask(sys.executable, "-P", "-m", "diloco_cli", *words)
+
+    def status(self) -> dict[str, Any]:
+        """`status`; what it says of jobs is what the cluster said before or after."""
+        for _ in range(10):
+            before = self.jobs()
+            data: dict[str, Any] = json.loads(self.diloco("status", "quickstart", "--json"))["data"]
+            if data["state"] == "FINISHED":  # then nobody is asked
+                return data
+            told = {job["unit"]: (job["id"], job["state"]) for job in data["jobs"] if job["state"] not in OVER}
+            for now in (before, self.jobs()):
+                if told == {unit: (number, WORDS.get(state, state)) for unit, (number, state, _) in now.items()}:
+                    return data
+        raise AssertionError(f"status says {told}, the cluster {now}")
+
+    def jobs(self) -> dict[str, tuple[str, str, str]]:
+        living = self.place.living().items()
+        return {found[1]: job for name, job in living if (found := re.match(r"diloco-quickstart-\w{6}-(.+)", name))}
+
+    def run(self, *names: str) -> None:
+        eventually(lambda: [self.jobs().get(name, "  ")[1] for name in names] == ["RUNNING"] * len(names), WITHIN_S)
+
+    def learner(self, name: str) -> dict[str, Any]:
+        return next(one for one in self.status()["learners"] if one["name"] == name)
+
+    def trains(self, name: str, incarnation: int) -> None:
+        """It steps again."""
+
+        def steps() -> bool:
+            found = self.learner(name)
+            return bool(found["incarnation"] >= incarnation and found["step"] > 0)
+
+        eventually(steps, WITHIN_S)
+
+    def learners(self, name: str, *words: str) -> list[psutil.Process]:
+        """The processes of this learner that have these words, too."""
+        wanted = {"learner", f"--name={name}", f"--run=file://{self.place.folder}/bucket/quickstart", *words}
+        found = [one for one in psutil.process_iter(["cmdline"]) if wanted <= {*(one.info["cmdline"] or [])}]
+        return [process for process in found if process.info["cmdline"][0] == sys.executable]
+
+    def kill_learner(self, name: str, *words: str) -> None:
+        found = self.learners(name, *words)
+        assert found
+        for process in found:
+            process.kill()
+
+    def launch(self, *words: str) -> None:
+        self.diloco("launch", *(word for setting in SETTINGS for word in ("--set", setting)), *words)
+
+
+@contextmanager
+def quickstart() -> Iterator[Jobs]:
+    """In two regions, of a user who has not launched it yet."""
+    with cluster() as place:
+        shutil.copy(EXAMPLE / "run.yaml", place.folder)
+        (place.folder / "inventory.yaml").write_text(INVENTORY)
+        place.own(place.folder)
+        yield Jobs(place)
 
 
 def _free_ports(number: int) -> list[int]:
