@@ -44,7 +44,7 @@ BEGIN = {
     ),
     "plan": Listed(
         "Islands, schedule and predictions for the hardware there is.",
-        ("diloco plan -f run.yaml", "diloco plan inventory.yaml -f run.yaml -o fleet.plan.json"),
+        ("diloco plan run.yaml", "diloco plan inventory.yaml -f run.yaml -o fleet.plan.json"),
     ),
     "simulate": Listed(
         "What would happen, in virtual time.",

@@ -28,7 +28,7 @@ MAX_BEFORE_A_MERGE = 100  # commits that are looked through for the first merge
 
 
 def plan(
-    inventory: Path = typer.Argument(None, help="The inventory; without it, the one the run file names."),
+    inventory: Path = typer.Argument(None, help="The inventory, or a run file, which names its inventory."),
     file: Path | None = typer.Option(None, "-f", "--file", help="The run file; else run.yaml here, or the template."),
     output: Path = typer.Option(
         None, "-o", "--output", help="Write the plan here, for `diloco launch`; into a folder: named after its content."
@@ -49,10 +49,11 @@ def plan(
     from diloco_cli.launch.plan_files import resolve
     from diloco_cli.plan.plan import load_plan, plan_differences, summary_of
 
-    file, earlier = file or _run_file_here(inventory), load_plan(diff) if diff else None
+    named, file = _files(inventory, file)
+    earlier = load_plan(diff) if diff else None
     goal = _goal(objective, budget, deadline)
     with progress("planning"):
-        found = resolve(file, overrides, inventory, goal, anew=True, tell=talk)
+        found = resolve(file, overrides, named, goal, anew=True, tell=talk)
     extra: dict[str, Any] = {}
     if calibrate is not None:
         made, extra["calibration"] = _calibrated(calibrate, found.plan)
@@ -103,13 +104,17 @@ def _checked(made: Plan, folder: Path) -> list[str]:
     return found
 
 
-def _run_file_here(inventory: Path | None) -> Path | None:
-    """What `diloco init` writes: `diloco plan` alone plans it."""
+def _files(given: Path | None, file: Path | None) -> tuple[Path | None, Path | None]:
+    """The inventory and the run file. Without both: what `diloco init` writes."""
+    from diloco_cli.config.fields import kinds_of, read_yaml_file
+
+    if given is not None and file is None and kinds_of(read_yaml_file(given)) == ["run file"]:
+        return None, given
     here = Path("run.yaml")
-    if inventory is not None or not here.is_file():
-        return None
-    talk(f"planning {here} of this folder")
-    return here
+    if given is None and file is None and here.is_file():
+        talk(f"planning {here} of this folder")
+        return None, here
+    return given, file
 
 
 def _goal(objective: str, budget: str | None, deadline: str | None) -> Goal:

@@ -46,7 +46,7 @@ ONLY_IN: dict[Kind, frozenset[str]] = {
 }
 HINTS: dict[tuple[str, Kind], str] = {  # (what was given, what it was given as)
     ("inventory", "run file"): "diloco plan {path} -f RUN plans it; a run file names it: inventory: {name}",
-    ("run file", "inventory"): "diloco plan -f {path}, which takes the inventory that this run file names",
+    ("run file", "inventory"): "diloco plan {path}, which takes the inventory that this run file names",
     ("plan", "run file"): "diloco launch {path}",
     ("plan", "inventory"): "diloco launch {path}",
 }
@@ -199,13 +199,16 @@ def shown(node: Node) -> str:
 
 def refuse_other_file(tree: Node, wanted: Kind, path: Path) -> None:
     """Raises UsageError for a file that has keys of another kind alone."""
+    kinds = kinds_of(tree)
+    if kinds and wanted not in kinds:
+        hint = HINTS[kinds[0], wanted].format(path=path, name=path.name)
+        raise UsageError(f"this is {_one(kinds[0])}, not {_one(wanted)}", where=str(path), hint=hint)
+
+
+def kinds_of(tree: Node) -> list[Kind]:
+    """The kinds of file that have keys of this one; several for a mixture."""
     keys = set(tree.value) if isinstance(tree.value, dict) else set()
-    if keys & ONLY_IN[wanted]:
-        return
-    for kind, own in ONLY_IN.items():
-        if kind != wanted and keys & own:
-            hint = HINTS[kind, wanted].format(path=path, name=path.name)
-            raise UsageError(f"this is {_one(kind)}, not {_one(wanted)}", where=str(path), hint=hint)
+    return [kind for kind, own in ONLY_IN.items() if keys & own]
 
 
 def _one(kind: Kind) -> str:

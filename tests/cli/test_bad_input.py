@@ -113,14 +113,14 @@ def test_a_region_that_does_not_exist_is_refused_before_anything_is_created(dilo
     [
         ("launch q/inventory.yaml", "this is an inventory, not a run file", "diloco plan q/inventory.yaml -f RUN"),
         ("status q/inventory.yaml", "this is an inventory, not a run file", "inventory: inventory.yaml"),
-        ("plan q/run.yaml", "this is a run file, not an inventory", "diloco plan -f q/run.yaml"),
+        ("plan q/run.yaml -f q/run.yaml", "this is a run file, not an inventory", "diloco plan q/run.yaml"),
         ("plan plan.json", "this is a plan, not an inventory", "diloco launch plan.json"),
         ("plan -f plan.json", "this is a plan, not a run file", "diloco launch plan.json"),
     ],
 )
 @pytest.mark.usefixtures("quickstart")
 def test_a_file_of_another_kind_is_said_to_be_one(diloco: Diloco, words: str, says: str, hint: str) -> None:
-    assert diloco("plan", "-f", "q/run.yaml", "-o", "plan.json").returncode == 0
+    assert diloco("plan", "q/run.yaml", "-o", "plan.json").returncode == 0
     done = diloco(*words.split())
     assert done.returncode == 2 and says in done.stderr and hint in done.stderr.partition("hint:")[2]
 
