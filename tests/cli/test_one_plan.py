@@ -66,6 +66,17 @@ def test_a_run_that_was_created_names_the_plan_that_was_read(diloco: Diloco, qui
     assert f"plan {short}; not signed" in diloco("status", "q/run.yaml", DILOCO_HOME=home).stdout
 
 
+def test_what_a_site_is_stays_on_the_machine_that_launches(diloco: Diloco, quickstart: Path) -> None:
+    site = "lab: {engine: slurm, via: ssh login.lab, directory: /shared/me}"
+    edit(quickstart / "inventory.yaml", "version: 1", f"version: 1\nsites: {{{site}}}")
+    home = quickstart.parent / "home"
+    assert diloco("launch", "q/run.yaml", "--create-only", DILOCO_HOME=str(home)).returncode == 0
+    names = [path for path in quickstart.parent.rglob("*") if path.is_file() and b"login.lab" in path.read_bytes()]
+    assert quickstart / "inventory.yaml" in names and any(path.is_relative_to(home) for path in names)
+    assert any((quickstart / "bucket").rglob("FORMAT.json"))
+    assert not [path for path in names if path.is_relative_to(quickstart / "bucket")]
+
+
 def test_a_run_goes_on_as_it_was_planned_although_another_search_finds_other_settings(
     diloco: Diloco, quickstart: Path
 ) -> None:

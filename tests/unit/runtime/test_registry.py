@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from diloco_cli.config.settings import Site
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import NotFoundError, RefusedError, UsageError
 from diloco_cli.runtime.processes import Identity
@@ -27,6 +28,7 @@ from diloco_cli.runtime.registry import (
     log_files,
     log_path,
     note_line,
+    note_sites,
     noted_at,
     printable,
     read_unit,
@@ -35,6 +37,7 @@ from diloco_cli.runtime.registry import (
     remember_run,
     run_directory,
     run_of_name,
+    sites_of,
     supervisor_lock,
     tail,
     write_unit,
@@ -153,6 +156,16 @@ def test_the_notes_of_a_run_are_found_by_each_of_its_urls():
     assert known_at("file:///home/nano").also == ("file:///eu/nano",)
     assert noted_at("file:///eu/nano") == noted_at("file:///home/nano") == "file:///home/nano"
     assert noted_at("file:///other/nano") == "file:///other/nano"
+
+
+def test_sites_are_those_of_the_last_launch_here():
+    lab = Site("slurm", "ssh login", "/x", options={"partition": "gpu", "exclusive": True})
+    remember_run("file:///home/nano", ("file:///eu/nano",))
+    note_sites("file:///home/nano", {"slurm/lab": lab})
+    assert sites_of("file:///home/nano") == sites_of("file:///eu/nano") == {"slurm/lab": lab}
+    assert sites_of("file:///other/nano") == {}
+    (run_directory("file:///home/nano") / "sites.json").write_text('{"slurm/lab": {"engine": "pbs"}')
+    assert sites_of("file:///home/nano") == {}
 
 
 def test_one_folder_has_one_place_whatever_leads_there(tmp_path):
