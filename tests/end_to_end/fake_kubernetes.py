@@ -459,8 +459,7 @@ async def main(folder: Path, cpus: float) -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     task = asyncio.ensure_future(cluster.control())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), task.cancel)  # it ends with its stdin
     print(runner.addresses[0][1], flush=True)
     try:
         with suppress(asyncio.CancelledError):

@@ -62,12 +62,13 @@ class KubernetesCluster:
 @contextmanager
 def cluster(folder: Path, cpus: int) -> Iterator[KubernetesCluster]:
     command = (sys.executable, "-m", "tests.end_to_end.fake_kubernetes", str(folder), str(cpus))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True, cwd=ROOT) as process:
         try:
-            assert process.stdout is not None
+            assert process.stdin is not None and process.stdout is not None
             yield KubernetesCluster(folder, f"http://127.0.0.1:{process.stdout.readline().strip()}")
         finally:
-            process.terminate()
+            process.stdin.close()
             process.wait(60)
 
 
