@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from diloco_cli.cli import chaos as command
 from diloco_cli.cli import jobs
 from diloco_cli.cli.main import add_command
-from diloco_cli.engines import sites
 from diloco_cli.engines.port import Job, JobState
 from diloco_cli.errors import NotFoundError, RefusedError
 from diloco_cli.events.bucket import EventReader
@@ -126,7 +125,7 @@ def test_a_job_is_taken_away_by_its_engine(invoke, monkeypatch):
     monkeypatch.setattr(command, "open_known_run", lambda known: None)
     monkeypatch.setattr(command, "tell_event", lambda *words: told.append(words[:4]))
     monkeypatch.setattr(jobs, "job_of", lambda opened, name: found.get(name))
-    monkeypatch.setattr(sites, "engine_of", lambda infra: SimpleNamespace(preempt=taken.append))
+    monkeypatch.setattr(jobs, "engine_for", lambda url, infra: SimpleNamespace(preempt=taken.append))
     assert "would: slurm takes job 7 away" in invoke("chaos", "preempt", "iowa", "-n") and not taken
     invoke("chaos", "preempt", "iowa")
     assert taken == [job]
