@@ -90,9 +90,10 @@ CANCEL = """\
 cd "$jobs" || exit 1
 for pid in {pids}; do
   for job in $(grep -l "^$pid " */lease); do
-    cd "$jobs/${{job%/lease}}" && flock -sn lock true && continue
+    lock=${{job%/lease}}/lock
+    flock -sn "$lock" true && continue
     kill -TERM -- "-$pid"
-    setsid -f bash -c 'flock -sw {ends_s} lock true || kill -KILL -- "-$0"' "$pid" < /dev/null > /dev/null 2>&1
+    setsid -f bash -c 'flock -sw {ends_s} "$1" true || kill -KILL -- "-$0"' "$pid" "$lock" < /dev/null > /dev/null 2>&1
   done
 done
 """

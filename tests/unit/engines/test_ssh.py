@@ -107,6 +107,15 @@ def test_at_most_one_of_a_name_lives_and_it_leaves_when_it_is_told(home: Path, m
     wait_until(lambda: is_("GONE"))
 
 
+def test_all_of_a_host_leave_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "ENDS_WITHIN_S", 1)
+    units = [BOX.submit(replace(IOWA, unit=unit)) for unit in ("iowa", "ohio")]
+    plays(home, "trap : TERM; while :; do sleep 0.1; done")  # deaf
+    units += [BOX.submit(replace(IOWA, unit=unit)) for unit in ("utah", "syncer-0")]
+    BOX.cancel(units)
+    wait_until(lambda: not any(job.lives for job in BOX.jobs(RUN, "nano")))
+
+
 def test_a_killed_unit_is_told_from_a_restarted_host(home: Path) -> None:
     pid = int(BOX.submit(IOWA).id)
     os.killpg(pid, signal.SIGKILL)
