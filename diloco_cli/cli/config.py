@@ -119,6 +119,7 @@ SHAPES: dict[str, Shape] = {
     "chaos kill": FAULT,
     "chaos pause": FAULT,
     "chaos revive": {"run": str, "target": str, **DRY},
+    "chaos preempt": {"run": str, "target": str, "job": str, **DRY},
     "chaos list": {"run": str, "units": list[dict[str, Any]]},
     "data tokenize": TOKENS,
     "data index": TOKENS,
