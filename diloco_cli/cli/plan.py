@@ -17,6 +17,7 @@ from diloco_cli.plots import save_svg
 from diloco_cli.units import parse_count, parse_duration, parse_price
 
 if TYPE_CHECKING:
+    from diloco_cli.forecast.fleet import SimulatedFleet
     from diloco_cli.launch.plan_files import Resolved
     from diloco_cli.plan.calibrate import MeasuredRun
     from diloco_cli.plan.plan import Goal, Plan
@@ -39,7 +40,9 @@ def plan(
     budget: str = typer.Option(None, help="All money at most: 150/h, or 20k/run."),
     deadline: str = typer.Option(None, help="Days to the target at most: '30 d'."),
     calibrate: str = typer.Option(None, metavar="RUN", help="Compare with what a run measured, and plan with that."),
-    simulate: bool = typer.Option(False, "--simulate", help="Also simulate the failures, event by event."),
+    simulate: bool = typer.Option(
+        False, "--simulate", help="Confirm it: the run's own syncer and learners, and failures, in virtual time."
+    ),
     verbose: bool = typer.Option(False, "-v", "--verbose", help="Everything that is known of the plan."),
     explain: bool = typer.Option(False, "--explain", help="Every number with its formula and its inputs."),
     plot: Path = typer.Option(None, metavar="FILE.svg", help="Draw the waterfall."),
@@ -61,10 +64,7 @@ def plan(
     made = found.plan
     warnings = [] if file is None else _checked(made, file.parent)
     if simulate:
-        from diloco_cli.forecast.goodput import simulated
-
-        with progress("simulating failures"):
-            extra["simulation"] = to_plain(simulated(made))
+        extra |= _confirmed(made)
     if explain:
         from diloco_cli.plan.planner import explain as explanations
 
@@ -83,6 +83,20 @@ def plan(
     talk(found.told() + (f", kept in {found.place}" if is_kept else ""))
     if changes:
         raise typer.Exit(DIFFERS_STATUS)
+
+
+def _confirmed(made: Plan) -> dict[str, Any]:
+    from diloco_cli.forecast.goodput import simulated
+    from diloco_cli.forecast.run import confirmed
+
+    with progress("simulating the run") as shown:
+
+        def watch(fleet: SimulatedFleet, seconds: float) -> None:
+            shown.share = lambda: min(1.0, fleet.world.now_s / seconds)
+
+        found = confirmed(made, watch)
+    with progress("simulating failures"):
+        return {"confirmed": to_plain(found), "simulation": to_plain(simulated(made))}
 
 
 def print_plan(found: Resolved, extra: dict[str, Any], warnings: Sequence[str] = ()) -> None:
@@ -168,7 +182,14 @@ def _write(found: Resolved, output: Path | None, plot: Path | None) -> bool:
 
 
 def _text(made: Plan, extra: dict[str, Any], verbose: bool) -> str:
-    from diloco_cli.cli.plan_view import answer, calibration_text, details_text, explanation_text, plan_text
+    from diloco_cli.cli.plan_view import (
+        answer,
+        calibration_text,
+        confirmed_text,
+        details_text,
+        explanation_text,
+        plan_text,
+    )
 
     parts = ["\n".join(answer(made))] if "explanations" in extra else []
     parts = [details_text(made)] if verbose else parts or [plan_text(made)]
@@ -177,7 +198,7 @@ def _text(made: Plan, extra: dict[str, Any], verbose: bool) -> str:
     if "simulation" in extra:
         from diloco_cli.forecast.goodput import simulation_text
 
-        parts.append(simulation_text(extra["simulation"]))
+        parts += [confirmed_text(extra["confirmed"]), simulation_text(extra["simulation"])]
     if "explanations" in extra:
         parts.append(explanation_text(extra["explanations"]))
     return "\n\n".join(parts)

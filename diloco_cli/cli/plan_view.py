@@ -469,6 +469,15 @@ def _explained(item: Mapping[str, Any]) -> list[str]:
     return [head, body, f"      = {item['numbers']}"] if item["numbers"] else [head, body]
 
 
+def confirmed_text(found: Mapping[str, Any]) -> str:
+    rates = [format_count(found[name]) for name in ("tokens_per_s", "planned_tokens_per_s")]
+    text = (
+        f"confirmed  {rates[0]} tok/s by the run's own syncer and learners in {format_duration(found['simulated_s'])}"
+        f" of virtual time, without failures; the plan says {rates[1]} ({found['off_percent']:+.1f} %)"
+    )
+    return "\n".join(_wrapped(text, LABEL))
+
+
 def calibration_text(comparison: Sequence[Mapping[str, Any]]) -> str:
     """Predicted and measured side by side."""
     rows = [("compared", "predicted", "measured", "measured / predicted")]

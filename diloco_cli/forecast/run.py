@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf
 
+from diloco_cli.config.codec import replace
 from diloco_cli.config.models import tensors_of
 from diloco_cli.config.settings import Link
+from diloco_cli.errors import UsageError
 from diloco_cli.faults import Injection
 from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
 from diloco_cli.forecast.stand_ins import Condition, sizes_of
 from diloco_cli.layout import make_layout
 from diloco_cli.plan.candidates import crossing_of, egress_per_gb, restart_s
-from diloco_cli.plan.link import CODEC_BITS, to_store, work_of
+from diloco_cli.plan.link import CODEC_BITS, machine_of, to_store, work_of
 from diloco_cli.plan.plan import Plan, plan_digest
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.protocol.log.state import RunPhase, RunState
@@ -22,6 +25,7 @@ from diloco_cli.virtual.world import World
 
 GB = 1e9
 HOUR_S, DAY_S = 3600.0, 86_400.0
+ENDLESS = 10**17  # tokens
 NOT_CHARGED = ("requests", "storage")  # of a bucket: the plan counts them, a history does not
 
 
@@ -162,6 +166,46 @@ def simulated(
     on_start(fleet)
     fleet.run_for(within_s)
     return fleet
+
+
+WARM_ROUNDS, LEAST_SLOTS = 4, 72  # until a run has its pace; over which merges are counted
+MOST_OFFERS = 20_000  # of a confirmation
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """What a plan's own syncer and learners merge in virtual time, without failures and once the first rounds are over,
+    beside what the plan says of the same. `off_percent`: by how much the plan says more."""
+
+    tokens_per_s: float
+    planned_tokens_per_s: float
+    off_percent: float
+    simulated_s: float
+
+
+def confirmed(plan: Plan, on_start: Callable[[SimulatedFleet, float], object] = lambda fleet, for_s: None) -> Confirmed:
+    """Raises UsageError for more islands and fragments than a confirmation waits for."""
+    slot_s = max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
+    round_s, slowest_s = plan.schedule.fragments * slot_s, max(island.step_s for island in plan.islands)
+    from_s = max(WARM_ROUNDS * round_s, 3 * slowest_s)
+    for_s = max(LEAST_SLOTS * slot_s, min(round_s, 20 * slowest_s), 4 * slowest_s)
+    offers = len(plan.islands) * (from_s + for_s) / slot_s
+    if offers > MOST_OFFERS:
+        raise UsageError(
+            f"to confirm this plan takes {offers:,.0f} simulated offers, more than {MOST_OFFERS:,}",
+            hint="diloco plan without --simulate; or a part of it: diloco simulate run RUN --for '1 h'",
+        )
+    endless = replace(plan.run, train=replace(plan.run.train, tokens=ENDLESS))
+    made, before = run_of_plan(replace(plan, run=endless), "confirmed", ""), list[int]()
+
+    def watch(fleet: SimulatedFleet) -> None:
+        on_start(fleet, from_s + for_s)
+        fleet.world.call_at(from_s, lambda: before.append(fleet.state.tokens(made.layout)))
+
+    fleet = simulated(made, {}, (), 0, from_s + for_s, machine_of(plan.inventory.store), watch)
+    rate = (fleet.state.tokens(made.layout) - before[0]) / for_s
+    planned = plan.prediction.waterfall[-2].tokens_per_s
+    return Confirmed(rate, planned, 100 * (planned / rate - 1) if rate else inf, fleet.world.now_s)
 
 
 def report(

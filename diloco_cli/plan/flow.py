@@ -241,6 +241,7 @@ def quorum_s(quorum: int, step_s: Sequence[float]) -> float:
 
 
 MAX_IN_FLIGHT = 0.75  # of a round
+OF_A_STEP = 0.75  # 0.4 to 1.1 in virtual time
 
 # The cost of coarser exchanges in quality: guesses from published comparisons, used by the search alone.
 FREE_STEPS = 50  # H up to which longer rounds cost nothing
@@ -358,7 +359,7 @@ def flow_of(
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
     mean_s = transfer_s(candidate.link, candidate.rtt_s, mean, sync.codec, sync.weights_codec)
     in_flight_s = in_flight(mean_s, schedule.quorum_s, at_syncer.seconds)
-    dropped = 0.0 if keeps_progress(sync) else in_flight_s / (late * schedule.round_s)
+    dropped = 0.0 if keeps_progress(sync) else dropped_share(in_flight_s, step_s, late * schedule.round_s)
     after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
     busy = busy_share(served_s, hidden_s, exchange_s)
     after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late))
@@ -380,6 +381,12 @@ def flow_of(
 @formula("island", "in flight", "s")
 def in_flight(transfer_of_the_mean_fragment_s: float, quorum_s: float, at_the_syncer_s: float) -> float:
     return transfer_of_the_mean_fragment_s + quorum_s + at_the_syncer_s
+
+
+@formula("island", "dropped")
+def dropped_share(in_flight_s: float, step_s: float, round_s: float) -> float:
+    """Of a round, under replacement: what is learned in flight; offers and adoptions come at the ends of steps."""
+    return (in_flight_s + OF_A_STEP * step_s) / round_s
 
 
 @formula("island", "after idle", "tokens/s")

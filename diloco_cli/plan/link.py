@@ -281,7 +281,7 @@ def spent_a_slot(
 @formula("schedule", "waiting for its slot", "s")
 def waiting_s(slot_s: float, spent_s: float) -> float:
     """How long an offer waits at the syncer for its slot, in the mean: the busier, the longer; at most one merge."""
-    return min(1.0, spent_s / slot_s) * max(slot_s, spent_s)
+    return min(1.0, spent_s / slot_s) * spent_s
 
 
 def kept_at_pace(sync: SyncSettings, load: float) -> float:

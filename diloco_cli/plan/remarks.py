@@ -49,7 +49,7 @@ from diloco_cli.plan.link import (
 )
 from diloco_cli.plan.memory import USABLE, Fit, Precision, with_micro_batch
 from diloco_cli.plan.plan import Alternative, Assumption, Excluded, Goal, Plan, Schedule, SyncerNeeds
-from diloco_cli.plan.search import HEADROOM, score
+from diloco_cli.plan.search import HEADROOM, LANES, score
 from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 from diloco_cli.protocol.rules.merging import keeps_progress
 from diloco_cli.protocol.rules.quorum import covering_slots
@@ -445,7 +445,7 @@ def _not_chosen(candidate: Candidate, fleet: Fleet, run: RunSettings, model: Mod
         if with_it >= without:
             return Excluded(name, f"with it 1B tokens cost {with_it:.2f} instead of {without:.2f}")
     busy = load.busy_s(candidate.link) / max(other.schedule.round_s, candidate.step_s)
-    if busy > HEADROOM:
+    if busy > LANES:
         calls = f"calls of {format_duration(candidate.rtt_s)} included"
         return Excluded(name, f"its link would be {100 * busy:.0f} % busy, {calls}")
     if other.syncer_load > max(HEADROOM, fleet.syncer_load):

@@ -2,7 +2,7 @@
 
 Only settings that the user did not pin are searched. Every fleet is evaluated by `flow.run_fleet`, as the plan itself
 is. Its limits: the syncer's slot (calls, bytes, processor), each island's two lanes to the store (link.py), each rank's
-memory with all that is on its way. Where H is searched, a fifth of syncer and lanes stays free, and a run has
+memory with all that is on its way. Where H is searched, a part of syncer and lanes stays free, and a run has
 LEAST_ROUNDS rounds; what breaks a limit is taken only where nothing else comes near it. Where H is given, links and
 memory have to hold the run, and a warning tells the rest.
 
@@ -38,8 +38,11 @@ STARTS = 3  # settings of the scan from which the search goes on
 MANY_ISLANDS = 32  # beyond it, islands come and go in portions, and of so many one is always there as a quorum
 SWAPPED = 12  # islands up to which one may take another's place
 WORTH_A_CHANGE = 1.002  # a fleet of fewer islands must be better by this factor
-HEADROOM = 0.8  # of what syncer and lanes can, where H is searched
+HEADROOM = 0.8  # of what the syncer can, where H is searched
+LANES = 0.6  # of what an island's lanes can: a start, or saved moments, are caught up with in a round and a half
 BEYOND = 0.1  # what a fleet that breaks a limit is worth beside one that does not
+LEAST_STEPS = 4  # of each island in a round, where H is searched: with fewer its offers come late, and others wait
+PER_DOUBLING = 0.004  # of the tokens, guessed: the more fragments beyond 24, the more slots until a run has its pace
 LEAST_SLOT_S = 0.1  # that is searched: the log grows by a commit a slot, and each takes a syncer's processor some 10 ms
 LEAST_ROUNDS = 100  # of a run whose H is searched
 CLIMB = (4.0, 2.0, 2**0.5, 2**0.25, 2**0.125, 2**0.0625)  # factors of H
@@ -291,13 +294,18 @@ class _Search:
         """Those that fit their memory and whose links carry the round that the fastest of them sets; islands whose link
         cannot carry even the round that they would set themselves are removed first."""
         pool, shortest = self.pool(point.fragments), self._shortest(point, self.limits)
-        limit = HEADROOM if self.limits else 1.0
+        limit = LANES if self.limits else 1.0
         able = [i for i in kept if pool[i].can_train]
         own = [i for i in able if shortest[i] <= limit * max(point.every * pool[i].step_s, pool[i].step_s)]
         if not own:
             return ()
         round_s = point.every * pool[own[0]].step_s
-        return tuple(i for i in able if i >= own[0] and shortest[i] <= limit * max(round_s, pool[i].step_s))
+        slowest_s = round_s / LEAST_STEPS if self.limits and point.every >= LEAST_STEPS else math.inf
+        return tuple(
+            i
+            for i in able
+            if i >= own[0] and pool[i].step_s <= slowest_s and shortest[i] <= limit * max(round_s, pool[i].step_s)
+        )
 
     def worth(self, kept: Kept, point: Point) -> float:
         """0: it cannot be."""
@@ -317,13 +325,14 @@ class _Search:
             for shortest in (self._shortest(point, lanes) for lanes in (False, True))
         )
         if link > 1:
-            return 0.0, lanes
+            return 0.0, lanes * HEADROOM / LANES
         changed = {"codec": point.pair[0], "weights_codec": point.pair[1], "quorum": quorum}
         self.work += len(kept)
         sync = with_sync(self.run, fragments=point.fragments, every=point.every, **changed).sync
         fleet = run_fleet(chosen, sync, self.model)
         worth = self._valued(fleet)
-        used = max(lanes, fleet.syncer_load, HEADROOM * LEAST_SLOT_S / fleet.schedule.slot_s)
+        slow = max(LEAST_STEPS * chosen[-1].step_s / round_s, LEAST_SLOT_S / fleet.schedule.slot_s)
+        used = max(lanes * HEADROOM / LANES, fleet.syncer_load, slow * HEADROOM)
         if self.limits and (used > HEADROOM or not fleet.has_room):
             worth *= BEYOND / max(1.0, used)
         fewer = self.best is not None and len(kept) < len(self.best.kept)
@@ -335,6 +344,7 @@ class _Search:
         worth = score(fleet, self.run, self.model, self.goal) or 0.0
         if self.limits:
             rounds = self.run.train.tokens / (fleet.tokens_per_s * fleet.served_round_s)
+            worth *= 1 - PER_DOUBLING * max(0.0, math.log2(fleet.schedule.fragments / 24))
             worth *= 1.0 if rounds >= LEAST_ROUNDS else BEYOND * rounds / LEAST_ROUNDS
         if len(self.space.fragments) > 1 and len(fleet.kept) * fleet.schedule.fragments > SNAPSHOT_HOLDS:
             worth *= BEYOND

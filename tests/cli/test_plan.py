@@ -128,7 +128,8 @@ def test_simulate_puts_events_beside_the_closed_form(diloco):
     found = json.loads(diloco("plan", "-f", run, "--simulate", "--json"))["data"]["simulation"]
     assert found["failures"] > 100
     assert found["failures_percent"] == pytest.approx(found["closed_form_percent"], abs=1.5)
-    assert "closed form" in " ".join(diloco("plan", "-f", run, "--simulate").split())
+    text = " ".join(diloco("plan", "-f", run, "--simulate").split())
+    assert "closed form" in text and "by the run's own syncer and learners" in text
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,9 @@ from diloco_cli.config.settings import (
     TrainSettings,
 )
 from diloco_cli.errors import InfeasibleError
-from diloco_cli.forecast.fleet import SimulatedFleet
-from diloco_cli.forecast.run import run_of_plan, simulated
+from diloco_cli.forecast.run import confirmed
 from diloco_cli.plan.candidates import candidates
 from diloco_cli.plan.flow import run_fleet
-from diloco_cli.plan.link import machine_of
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.planner import make_plan
 from diloco_cli.plan.search import score
@@ -41,7 +39,6 @@ KINDS = (("H100-SXM", 8), ("A100-80GB-SXM", 8), ("L40S", 4), ("RTX-4090", 2), ("
 MODELS = ((85_000_000, 12, 768), (350_000_000, 24, 1024), (1_000_000_000, 16, 2048), (7_000_000_000, 32, 4096),
           (70_000_000_000, 80, 8192))  # fmt: skip
 SEQUENCE = 2048
-WARM_ROUNDS, LEAST_SLOTS = 2.5, 72
 SAME = 0.995  # a score that falls by less is no worse
 
 
@@ -103,22 +100,6 @@ def plan_score(plan: Plan, goal: Goal) -> float:
     return score(run_fleet(kept, plan.run.sync, plan.model), plan.run, plan.model, goal) or 0.0
 
 
-def merged_per_s(plan: Plan, seed: int = 0) -> float:
-    """Tokens merged a second of the plan's run in virtual time without failures, once its first rounds are over."""
-    fragments = plan.schedule.fragments
-    slot_s = max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
-    round_s = max(fragments * slot_s, 2 * max(i.step_s for i in plan.islands))
-    from_s, for_s = WARM_ROUNDS * round_s, max(round_s, LEAST_SLOTS * slot_s)
-    endless = replace(plan, run=replace(plan.run, train=replace(plan.run.train, tokens=10**17)))
-    made, seen = run_of_plan(endless, "studied", "test"), list[int]()
-
-    def note(fleet: SimulatedFleet) -> None:
-        fleet.world.call_at(from_s, lambda: seen.append(fleet.state.tokens(made.layout)))
-
-    fleet = simulated(made, {}, (), seed, from_s + for_s, machine_of(plan.inventory.store), note)
-    return (fleet.state.tokens(made.layout) - seen[0]) / for_s
-
-
 def variations(base: PlanCase, seed: int) -> Iterator[tuple[str, PlanCase, PlanCase]]:
     """(what only adds to the choices, without it, with it)."""
     draw, inventory, islands = random.Random(1000 + seed), base.inventory, list(base.inventory.islands)
@@ -171,7 +152,7 @@ def rows(seeds: range, simulate: bool) -> Iterator[PlanRow]:
         plan = case(seed).plan()
         seconds = time.process_time() - began
         if plan is not None:
-            ratio = plan.prediction.waterfall[2].tokens_per_s / merged_per_s(plan) if simulate else 1.0
+            ratio = 1 + confirmed(plan).off_percent / 100 if simulate else 1.0
             yield PlanRow(seed, plan, seconds, ratio)
 
 

