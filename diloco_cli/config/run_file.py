@@ -17,9 +17,11 @@ from typing import NoReturn
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.fields import (
+    AUTO,
     Node,
     Origins,
     SettingsReader,
+    Value,
     fields_of,
     keys_of,
     parse_yaml,
@@ -32,7 +34,7 @@ from diloco_cli.config.fields import (
 from diloco_cli.config.hardware import data_class_of
 from diloco_cli.config.huggingface import is_hub_name
 from diloco_cli.config.models import BYTE_VOCABULARY, DATA_PRESETS, MODEL_PRESETS, TEXT_DATA, ViTShape, data_of
-from diloco_cli.config.settings import DataSettings, Inventory, ModelSettings, RunSettings
+from diloco_cli.config.settings import DataSettings, Inventory, ModelSettings, OuterSettings, RunSettings
 from diloco_cli.environment import environment_value, environment_with_prefix
 from diloco_cli.errors import UsageError, suggestion
 from diloco_cli.methods import CODECS
@@ -149,14 +151,23 @@ def variables() -> list[str]:
 
 def put(tree: Node, keys: list[str], value: Node, place: str) -> None:
     """One value into the tree, with the mappings that lead to it."""
-    node = tree
     for key in keys[:-1]:
-        if not isinstance(node.value, dict):
-            raise UsageError(f"'{key}' lies inside a value that is no mapping", where=place)
-        node = node.value.setdefault(key, Node({}, place))
-    if not isinstance(node.value, dict):
-        raise UsageError(f"'{keys[-1]}' lies inside a value that is no mapping", where=place)
-    node.value[keys[-1]] = value
+        tree = _mapping(tree, key, place).setdefault(key, Node({}, place))
+    _mapping(tree, keys[-1], place)[keys[-1]] = value
+
+
+def _mapping(node: Node, key: str, place: str) -> dict[str, Node]:
+    inside = _spread(node)
+    if not isinstance(inside, dict):
+        raise UsageError(f"'{key}' lies inside a value that is no mapping", where=place)
+    return inside
+
+
+def _spread(node: Node) -> Value:
+    """The value; for `outer: auto` the keys that this stands for, so that one of them may be given elsewhere."""
+    if node.value == AUTO:
+        node.value = dict.fromkeys(OuterSettings.AUTO, Node(AUTO, node.where, AUTO))
+    return node.value
 
 
 def read_user_file() -> dict[str, Node]:
@@ -205,8 +216,8 @@ def put_below(tree: Node, defaults: dict[str, Node]) -> None:
     for key, value in defaults.items():
         if key not in tree.value:
             tree.value[key] = value
-        elif isinstance(value.value, dict):
-            put_below(tree.value[key], value.value)
+        elif isinstance(tree.value[key].value, dict) and isinstance(inside := _spread(value), dict):
+            put_below(tree.value[key], inside)
 
 
 SMALLEST_CACHE = 64_000_000  # bytes: the blocks that one reader uses at a time

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.config.run_file import PREFIX, variables
-from tests.cli.conftest import Diloco
+from tests.cli.conftest import Diloco, edit
 
 
 @pytest.fixture
@@ -40,6 +40,20 @@ def test_each_layer_goes_above_the_next(diloco: Diloco, own_file: Path) -> None:
     assert found["sync.grace.gamma"] == ("0.25", "DILOCO_SYNC_GRACE_GAMMA")
     found = shown(diloco, "--set", "train.tokens=1M", **variables)
     assert found["train.tokens"] == ("1000000", "--set train.tokens=1M")
+
+
+def test_a_word_for_several_settings_leaves_each_to_the_layers_above(
+    diloco: Diloco, own_file: Path, quickstart: Path
+) -> None:
+    found = shown(diloco, "--set", "outer=auto", "--set", "outer.lr=0.2")
+    assert (found["outer.lr"][0], found["outer.momentum"][0]) == ("0.2", '"auto"')
+    edit(quickstart / "run.yaml", "outer: {name: nesterov, lr: 0.7, momentum: 0.5}", "outer: auto")
+    found = shown(diloco, DILOCO_OUTER_MOMENTUM="0.3")
+    assert found["outer.lr"][0] == '"auto"' and found["outer.momentum"] == ("0.3", "DILOCO_OUTER_MOMENTUM")
+    own_file.write_text("outer: auto\n")
+    edit(quickstart / "run.yaml", "outer: auto", "outer: {momentum: 0.4}")
+    found = shown(diloco)
+    assert found["outer.lr"] == ('"auto"', f"{own_file}:1") and found["outer.momentum"][0] == "0.4"
 
 
 @pytest.mark.usefixtures("quickstart")
