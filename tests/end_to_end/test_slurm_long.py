@@ -71,7 +71,7 @@ def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     jobs.trains("iowa", before + 1)  # nobody watches: those that serve the run hasten it
     assert jobs.jobs()["iowa"][0] == number
 
-    eventually(lambda: jobs.status()["state"] == "FINISHED", WITHIN_S)
+    eventually(lambda: jobs.status()["state"] == "FINISHED", 4 * WITHIN_S)
     eventually(lambda: not jobs.jobs(), WITHIN_S)
     assert json.loads(jobs.diloco("verify", "quickstart", "--json"))["data"]["ok"]
 
