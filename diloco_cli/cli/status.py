@@ -77,8 +77,8 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
     from diloco_cli.observe.situation import SILENCE, State
     from diloco_cli.observe.situation import starts as has_not_merged
 
-    silent = {learner.name for learner in current.learners if learner.state in SILENCE}
-    jobs = [job for job in jobs if job.state is not JobState.GONE or job.unit in silent]
+    heard = {learner.name for learner in current.learners if learner.state not in SILENCE}
+    jobs = [job for job in jobs if job.state is not JobState.GONE or job.unit not in heard]
     waits = [f"{job.unit} ({job.why or job.state})" for job in jobs if job.state in WAITS]
     if waits and has_not_merged(facts) and current.state in (State.SILENT, State.STALLED):
         current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")

@@ -66,11 +66,12 @@ def test_jobs_that_wait_or_are_missing_are_said_of_a_run_that_goes_on(
     islands = tuple(replace(island, infra=f"slurm/{island.region}") for island in NANO.islands)
     opened = open_run(make_bucket(tmp_path / "jobs", replace(NANO, islands=islands)))
     waits, gone = Job("iowa", "slurm", "7", JobState.QUEUED, "Resources"), Job("rhine", "slurm", "", JobState.GONE)
+    killed = Job("syncer-1", "ssh/box", "71", JobState.GONE, "its process was killed")
     asked: list[OpenRun] = []
 
     def answer(opened: OpenRun) -> tuple[list[Job], str]:
         asked.append(opened)
-        return [waits, gone], "jobs: not asked: squeue"
+        return [waits, gone, killed], "jobs: not asked: squeue"
 
     def look() -> Status:
         return Watcher(opened, Deadline(60.0), lambda *answer: told.append(answer)).look()
@@ -81,9 +82,9 @@ def test_jobs_that_wait_or_are_missing_are_said_of_a_run_that_goes_on(
         say(tmp_path / "jobs", name, 1000)
     current = look()
     assert (current.state, current.reason) == ("STARTING", "jobs wait: iowa (Resources)"), "its hooks are not called"
-    assert current.jobs == [waits, gone] and told == [([waits, gone], "jobs: not asked: squeue")]
+    assert current.jobs == [waits, gone, killed] and told == [(current.jobs, "jobs: not asked: squeue")]
     say(tmp_path / "jobs", "rhine", 1)
-    assert look().jobs == [waits], "it works on another cluster"
+    assert look().jobs == [waits, killed], "it works on another cluster; of a syncer nothing else is heard"
     monkeypatch.setattr(observed, "status_of", lambda *given: replace(current, state="STOPPED"))
     assert look() and len(asked) == 2, "of a run that is over nobody is asked"
 
