@@ -27,6 +27,7 @@ SSH_OPTIONS = {
     "ForwardAgent": "no",
     "ClearAllForwardings": "yes",
 }
+CONFIG_WITHIN_S = 1.0  # to read it, which may ask commands of the user
 SHARES_FOR_S = 300  # the next call finds the connection open
 MAX_SOCKET = 45  # characters of its folder: ssh adds 58, and a socket's path has at most 107
 
@@ -56,7 +57,9 @@ def _shared(host: str) -> dict[str, str]:
     factor, and only that connection gets in."""
     tool_directory("ssh")
     try:
-        asked = subprocess.run(("ssh", "-G", "--", host), capture_output=True, text=True, check=False, timeout=10.0)
+        asked = subprocess.run(
+            ("ssh", "-G", "--", host), capture_output=True, text=True, check=False, timeout=CONFIG_WITHIN_S
+        )
     except (OSError, subprocess.SubprocessError):
         return {}
     own = re.search(r"^controlpath (.+)$", asked.stdout, re.M)

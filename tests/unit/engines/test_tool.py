@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.cli.jobs import ASKED_WITHIN_S
 from diloco_cli.engines import tool as tools
-from diloco_cli.engines.tool import over_ssh, run_tool
+from diloco_cli.engines.tool import CONFIG_WITHIN_S, over_ssh, run_tool
 from diloco_cli.errors import TryAgainError, UsageError
 
 
@@ -65,6 +66,16 @@ def test_on_a_host_every_word_arrives_as_it_is(
     words = ("a b", "$(id)", "it's", 'say "no"', "*", "\\", "")
     said = run_tool((str(tool), *words), "given ", within_s=20.0, refusal=UsageError, via="box")
     assert said == "given <C>" + "".join(f"<{word}>" for word in words)
+
+
+def test_a_config_that_does_not_answer_holds_nothing_up(
+    tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setattr(tools, "CONFIG_WITHIN_S", 0.1)
+    assert over_ssh("slow.config", ("true",))[-2] == "slow.config"
+    assert CONFIG_WITHIN_S < ASKED_WITHIN_S
 
 
 def test_a_link_that_fails_is_told_in_the_last_words_of_ssh(played_ssh: Path) -> None:
