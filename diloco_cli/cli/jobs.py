@@ -208,11 +208,11 @@ def submit_missing(
     if files is not None:
         specs = {name: edited(files, spec, run.plan) for name, spec in specs.items()}
     check_jobs(specs.values())
-    done: list[Job] = []
+    done, tried = list[Job](), set[str]()
     try:
-        _submit(opened, missing, specs, done)
+        _submit(opened, missing, specs, done, tried)
     except BaseException:
-        _take_back(opened, done, specs, engine_names(opened.url, missing))
+        _take_back(opened, done, tried, engine_names(opened.url, missing))
         raise
     hasten(opened.url, (job for job in known.values() if job.lives))
     if done:
@@ -221,14 +221,18 @@ def submit_missing(
     return [known[unit.name] for unit in planned if unit.name in known]
 
 
-def _submit(opened: OpenRun, units: Sequence[RunUnit], specs: Mapping[str, JobSpec], done: list[Job]) -> None:
-    """To all engines at once, to each of them one after the other. `done`: gets those that were submitted."""
+def _submit(
+    opened: OpenRun, units: Sequence[RunUnit], specs: Mapping[str, JobSpec], done: list[Job], tried: set[str]
+) -> None:
+    """To all engines at once, to each of them one after the other. `done` gets those that were submitted, `tried` the
+    units that may have been: a job of any other unit was submitted by somebody else meanwhile."""
     keys = {unit.name: _key_of(opened.format, unit) for unit in units}
 
     def submit(name: str) -> None:
         for unit in units:
             engine = engine_for(opened.url, unit.infra)
             if engine.name == name:
+                tried.add(unit.name)
                 done.append(engine.submit(specs[unit.name], keys[unit.name]))
                 _show_log(opened.url, specs[unit.name])
 

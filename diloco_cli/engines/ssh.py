@@ -41,7 +41,8 @@ rm -f status
 printf '%s\\n' "$$ $boot "{run} > lease.new && mv lease.new lease
 cd
 eval {setup} 9>&-
-cd -- {directory} && {key}{command}
+cd -- {directory} &&
+{key}{command}
 echo $? > "$job/status"
 rm -f "$job/key"
 """
@@ -66,11 +67,12 @@ read -r boot < /proc/sys/kernel/random/boot_id || exit 1
 START = """\
 umask 077
 mkdir -p "$jobs"/{name} && cd "$jobs"/{name} || exit 1
+exec 8< . && flock 8 || exit 1  # one after the other
 if flock -sw {ends_s} lock true; then
   rm -f lease status
   printf %s {unit} > unit.new && mv unit.new unit || exit 1
   [ -z {key} ] || {{ printf %s {key} > key.new && mv key.new key; }} || exit 1
-  setsid -f bash unit < /dev/null >> log 2>&1 || exit 1
+  setsid -f bash unit 8>&- < /dev/null >> log 2>&1 || exit 1
 fi
 for i in {{1..100}}; do [ -f lease ] && break; sleep 0.1; done
 read -r pid rest < lease && echo "$pid"
@@ -163,7 +165,7 @@ class Ssh:
     setup: str = ""
     directory: str = "."
     sees_files = False
-    may_change = re.compile("#|eval |cd -- ")
+    may_change = re.compile("eval |cd -- ")
 
     def render(self, spec: JobSpec) -> str:
         return render(spec, self.setup, self.directory)

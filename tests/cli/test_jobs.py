@@ -88,6 +88,7 @@ class PlayedSlurm:
         if words[1] == "--parsable":
             self.queue[unit] = ["PENDING", "None"]
             if unit == self.loses:
+                self.queue["syncer-1"] = ["RUNNING", "None"]  # somebody else resumes the run, too
                 raise TryAgainError("sbatch did not answer within 30 s")
         return f"{ID.get(unit, '')}\n"
 

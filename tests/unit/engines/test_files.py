@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.engines import slurm
 from diloco_cli.engines.files import edited, write_job_files
 from diloco_cli.errors import NotFoundError, RefusedError, UsageError
 from tests.unit.engines.test_slurm import IOWA, SYNCER
+from tests.unit.engines.test_ssh import IOWA as BY_SSH
 
 PLAN = "blake3-ab"
 
@@ -57,6 +59,15 @@ def test_a_file_that_does_not_fit_the_plan_is_refused(folder: Path, old: str, ne
     with pytest.raises(RefusedError, match="does not fit the run's plan: it lacks the line") as error:
         edited(folder, IOWA, PLAN)
     assert error.value.where == str(folder / "iowa.slurm")
+
+
+def test_a_script_of_ssh_is_held_to_its_plan_and_its_command(tmp_path: Path) -> None:
+    write_job_files(tmp_path, [BY_SSH], PLAN)
+    edited(tmp_path, BY_SSH, PLAN)
+    with pytest.raises(RefusedError, match="# of plan blake3-cd"):
+        edited(tmp_path, BY_SSH, "blake3-cd")
+    with pytest.raises(RefusedError, match=r"diloco unit iowa .*--allow-code"):
+        edited(tmp_path, replace(BY_SSH, command=(*BY_SSH.command, "--allow-code", "x")), PLAN)
 
 
 def test_a_file_of_another_plan_one_that_is_missing_and_one_that_is_no_text(folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,15 @@ def test_at_most_one_of_a_name_lives_and_it_leaves_when_it_is_told(home: Path, m
     assert again.id != first.id and job() == again
     BOX.cancel([again, first])
     wait_until(lambda: is_("GONE"))
+
+
+def test_of_many_that_start_it_at_once_one_does(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "ENDS_WITHIN_S", 0)
+    with ThreadPoolExecutor(8) as pool:
+        started = set(pool.map(BOX.submit, [IOWA] * 8))
+    assert started == {job()}
+    BOX.cancel(started)
+    wait_until(lambda: not any(job.lives for job in BOX.jobs(RUN, "nano")))
 
 
 def test_all_of_a_host_leave_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
