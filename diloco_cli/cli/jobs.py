@@ -26,7 +26,16 @@ from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import signing_secret
 from diloco_cli.runtime.registry import log_path, sites_of, this_folder
-from diloco_cli.runtime.units import RunUnit, consent_words, diloco_command, is_of_cores, keys_of, threads_of, units_of
+from diloco_cli.runtime.units import (
+    RunUnit,
+    consent_words,
+    devices_of,
+    diloco_command,
+    is_of_cores,
+    keys_of,
+    threads_of,
+    units_of,
+)
 from diloco_cli.signing import KEY_VARIABLE
 from diloco_cli.store.url import join_url
 
@@ -53,8 +62,10 @@ def job_spec(
     consent: tuple[str, ...] | None = None,
     sites: Mapping[str, Site] | None = None,
 ) -> JobSpec:
-    """`folder`: where modules are looked for, and where the folder of its logs lies. All nodes have to see it. `plan`:
-    knows how much memory it needs."""
+    """`folder`: where modules are looked for, and where the folder of its logs lies, unless its site has a directory.
+    All nodes have to see it. `plan`: knows how much memory it needs."""
+    site = (sites or {}).get(unit.infra)
+    folder = folder / ((site and site.directory) or "")
     logs = folder / f"{run.name}-jobs"
     stores = unit.island is None or run.settings.syncer.on_learners
     words = consent_words(run, unit.url, stores=stores) if consent is None else consent
@@ -63,13 +74,14 @@ def job_spec(
         nodes = island.nodes
         gpus = 0 if is_of_cores(island) else island.num_accelerators // nodes
         cores = threads_of(island, run.settings.train.threads) * (island.ranks // nodes)
-    words, site = ("unit", unit.name, f"--run={unit.url}", *words), (sites or {}).get(unit.infra)
+    words = ("unit", unit.name, f"--run={unit.url}", *words)
+    command = diloco_command(*words) if engine_of(unit.infra, site).sees_files else ("diloco", *words)
     return JobSpec(
         run=home,
         run_name=run.name,
         unit=unit.name,
         infra=unit.infra,
-        command=diloco_command(*words) if engine_of(unit.infra, site).sees_files else ("diloco", *words),
+        command=(*_devices_on_host(run, unit), *command),
         folder=folder,
         log=logs / f"{unit.name}.log",
         nodes=nodes,
@@ -79,6 +91,15 @@ def job_spec(
         key=None if run.signing is None else logs / f"{unit.name}.key",
         site=site,
     )
+
+
+def _devices_on_host(run: RunFormat, unit: RunUnit) -> tuple[str, ...]:
+    """Words before the command that give islands of one host devices of their own: by ssh nobody else does."""
+    beside = [island for island in run.islands if island.infra == unit.infra]
+    if unit.island is None or not unit.infra.startswith("ssh/"):
+        return ()
+    own = devices_of(beside, talk, None)[beside.index(unit.island)]
+    return ("env", *(f"{name}={value}" for name, value in own.items())) if own else ()
 
 
 def memory_gb(unit: RunUnit, plan: Plan | LaunchPlan, on_learners: bool) -> int:
@@ -113,9 +134,10 @@ def engine_for(url: str, infra: str) -> Engine:
 
 
 def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN_S) -> EngineWords:
-    """All engines of these names at once."""
-    run, answers = opened.format, EngineWords([], {})
-    home = run.home_of(opened.url)
+    """All engines of these names at once. Of two that are one cluster, and both know a job, the unit's own counts."""
+    run, silent, jobs = opened.format, dict[str, DilocoError](), dict[tuple[str, str], Job]()
+    home, units = run.home_of(opened.url), units_of(run, opened.url)
+    own = {unit.name: engine_for(opened.url, unit.infra).name for unit in units if unit.is_submitted}
 
     def ask(name: str) -> list[Job] | DilocoError:
         try:
@@ -126,10 +148,12 @@ def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         for name, found in zip(names, pool.map(ask, names), strict=True):
             if isinstance(found, DilocoError):
-                answers.silent[name] = found
-            else:
-                answers.jobs.extend(found)
-    return answers
+                silent[name] = found
+                continue
+            for job in found:
+                if jobs.setdefault((job.unit, job.id), job).engine != own.get(job.unit):
+                    jobs[job.unit, job.id] = job
+    return EngineWords(list(jobs.values()), silent)
 
 
 def engine_names(url: str, units: Iterable[RunUnit]) -> list[str]:
@@ -234,7 +258,8 @@ def _submit(
             if engine.name == name:
                 tried.add(unit.name)
                 done.append(engine.submit(specs[unit.name], keys[unit.name]))
-                _show_log(opened.url, specs[unit.name])
+                if engine.sees_files:
+                    _show_log(opened.url, specs[unit.name])
 
     with ThreadPoolExecutor(MAX_ASKED) as pool:
         list(pool.map(submit, engine_names(opened.url, units)))
@@ -267,7 +292,9 @@ def _take_back(opened: OpenRun, done: list[Job], units: Collection[str], names: 
 
 def _submitted_from(opened: OpenRun, units: Iterable[RunUnit]) -> Path | None:
     """The folder from which this machine has submitted them before: their modules and relative data are found there."""
-    logs = [path for unit in units if (path := log_path(opened.url, unit.name)).is_symlink()]
+    placed = {infra for infra, site in sites_of(opened.url).items() if site.directory}
+    own = (log_path(opened.url, unit.name) for unit in units if unit.infra not in placed)
+    logs = [path for path in own if path.is_symlink()]
     before = [path.readlink().parent.parent for path in logs]
     return next((folder for folder in before if folder.is_dir()), None)
 
@@ -316,10 +343,19 @@ def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool
 
 
 def check_jobs(specs: Iterable[JobSpec]) -> None:
-    """Each shape once. Raises UsageError for jobs that the engine would refuse, or never start."""
+    """Each shape once, all engines at once: a host takes few connections at a time. Raises UsageError for jobs that the
+    engine would refuse, or never start."""
     shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus, spec.memory_gb, spec.text): spec for spec in specs}
+    of_engine: dict[str, list[JobSpec]] = {}
+    for spec in shapes.values():
+        of_engine.setdefault(engine_of(spec.infra, spec.site).name, []).append(spec)
+
+    def check(own: list[JobSpec]) -> None:
+        for spec in own:
+            engine_of(spec.infra, spec.site).check(spec)
+
     with ThreadPoolExecutor(MAX_ASKED) as pool:
-        list(pool.map(lambda spec: engine_of(spec.infra, spec.site).check(spec), shapes.values()))
+        list(pool.map(check, of_engine.values()))
 
 
 def asked(opened: OpenRun) -> tuple[list[Job], str]:

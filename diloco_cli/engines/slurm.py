@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 from diloco_cli.engines.port import Job, JobSpec, JobState, job_names, of_each_unit
 from diloco_cli.engines.ssh import check_installed, tail_of
@@ -204,7 +204,6 @@ class Slurm:
         return self.via is None
 
     def render(self, spec: JobSpec) -> str:
-        spec = self._placed(spec)
         if self.via is None:
             tools = str(tool_directory("sbatch"))
         else:
@@ -218,7 +217,7 @@ class Slurm:
         self._sbatch(spec, "--test-only")
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
-        self._make_ready(self._placed(spec), key)
+        self._make_ready(spec, key)
         number = self._sbatch(spec, "--parsable").strip().splitlines()[-1].partition(";")[0]
         return Job(spec.unit, self.name, number, JobState.QUEUED, "submitted")
 
@@ -239,17 +238,9 @@ class Slurm:
         except OSError as error:
             raise UsageError(f"cannot be written: {error.strerror}", where=str(spec.log.parent)) from None
 
-    def _placed(self, spec: JobSpec) -> JobSpec:
-        """In the site's directory, if it has one."""
-        if not self.directory:
-            return spec
-        logs = Path(self.directory) / spec.log.parent.name
-        key = None if spec.key is None else logs / spec.key.name
-        return replace(spec, folder=Path(self.directory), log=logs / spec.log.name, key=key)
-
     def _sbatch(self, spec: JobSpec, option: str) -> str:
         try:
-            options = options_of(self._placed(spec)).items()
+            options = options_of(spec).items()
             kept = [(name, value) for name, value in options if spec.text is None or name not in CHANGEABLE]
             given = (f"--{name}" + (f"={value}" if value else "") for name, value in kept)
             return self._run(("sbatch", option, *given), SUBMITS_WITHIN_S, UsageError, spec.text or self.render(spec))

@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePath
 
 from diloco_cli import __version__
@@ -127,12 +128,17 @@ def check_installed(host: str, setup: str, directory: str, spec: JobSpec, tools:
     hint = f"what it is there: ssh {host} \"bash -lc 'diloco --version'\"; a line before it: `setup` of a site"
     try:
         script = tools + VERSION.format(**words)
-        found = run_tool(("bash", "-s"), script, within_s=STARTS_WITHIN_S, refusal=UsageError, via=host).strip()
+        found = _answer(host, script)
     except DilocoError as error:
         error.where, error.hint = spec.unit, error.hint or hint
         raise
     if found != __version__:
         raise UsageError(f"ssh {host}: diloco there is {found[:40]!a}, here {__version__}", where=spec.unit, hint=hint)
+
+
+@cache
+def _answer(host: str, script: str) -> str:
+    return run_tool(("bash", "-s"), script, within_s=STARTS_WITHIN_S, refusal=UsageError, via=host).strip()
 
 
 def tail_of(log: str, lines: int, follow: bool) -> str:

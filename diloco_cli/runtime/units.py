@@ -263,7 +263,8 @@ def units_here(
     given = secret is None or not secret.is_operators
     require_keys(run, secret, tuple(dict.fromkeys(signers)) if given else (), url)
     islands = [unit.island for unit in here if unit.island is not None]
-    devices = dict(zip([island.name for island in islands], devices_of(islands, warn), strict=True))
+    visible = environment_value("CUDA_VISIBLE_DEVICES")
+    devices = dict(zip([island.name for island in islands], devices_of(islands, warn, visible), strict=True))
     units = []
     for unit in here:
         own = {**devices.get(unit.name, {}), **keys_of(run, unit.signers(run), secret)}
@@ -360,11 +361,12 @@ def threads_of(island: Island, at_least: int) -> int:
     return max(1, max(at_least, island.num_accelerators) // island.ranks)
 
 
-def devices_of(islands: list[Island], warn: Callable[[str], None]) -> list[dict[str, str]]:
-    """Environments that give each of several CUDA islands devices of its own, one a rank, in order. Raises UsageError
-    if an island's ranks outnumber the visible devices: ranks cannot share one."""
+def devices_of(islands: list[Island], warn: Callable[[str], None], given: str | None) -> list[dict[str, str]]:
+    """Environments that give each of several CUDA islands of one machine devices of its own, one a rank, in order.
+    `given`: its CUDA_VISIBLE_DEVICES; None: it has as many as they need. Raises UsageError if an island's ranks
+    outnumber the visible devices: ranks cannot share one."""
     cuda = [island for island in islands if not island.accelerator.lower().startswith(("cpu", "mps", "apple"))]
-    wanted, given = sum(island.ranks for island in cuda), environment_value("CUDA_VISIBLE_DEVICES")
+    wanted = sum(island.ranks for island in cuda)
     if len(cuda) < 2 and (given is None or wanted < 2):
         return [{} for _ in islands]
     visible = (given or ",".join(map(str, range(wanted)))).split(",")

@@ -26,8 +26,9 @@ from diloco_cli.cli.jobs import (
     submit_missing,
 )
 from diloco_cli.cli.operators import stop
+from diloco_cli.clock import sleep_s
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import ModelSettings
+from diloco_cli.config.settings import ModelSettings, Site
 from diloco_cli.engines import sites, slurm
 from diloco_cli.engines.files import write_job_files
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, job_names
@@ -176,6 +177,20 @@ def test_jobs_are_submitted_from_where_they_were_before_wherever_that_is_asked_f
     assert len(again) == 2 and f"--chdir={tmp_path}" in again[-1]
 
 
+def test_a_sites_directory_has_its_logs_and_is_no_place_for_others(
+    played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Site(engine="slurm", directory=f"{tmp_path}/lab")
+    monkeypatch.setattr(jobs, "sites_of", lambda url: {"slurm/us": lab})
+    submit(tmp_path / "here")
+    places = dict.fromkeys(NAMES, "lab") | {"rhine": "here", "syncer-1": "here"}
+    logs = {unit: path.resolve() for unit, path in log_files(URL).items()}
+    assert logs == {unit: tmp_path / place / "nano-jobs" / f"{unit}.log" for unit, place in places.items()}
+    played.queue["rhine"] = ["FAILED", "None"]
+    submit_missing(opened(), units_of(RUN, URL), None, known_before())
+    assert f"--chdir={tmp_path}/here" in [call for call in played.calls if call[-1] == "rhine"][-1]
+
+
 def test_what_a_job_cannot_do_without_is_said_where_no_variable_of_the_user_counts_more(
     played: PlayedSlurm, tmp_path: Path
 ) -> None:
@@ -260,11 +275,15 @@ class OtherEngine:
     def __init__(self) -> None:
         self.held: dict[str, Job] = {}
         self.fails = False
+        self.checks = list[str]()
 
     def render(self, spec: JobSpec) -> str:
         return ""
 
-    def check(self, spec: JobSpec) -> None: ...
+    def check(self, spec: JobSpec) -> None:
+        self.checks.append(f"{spec.unit} begins")
+        sleep_s(0.01)
+        self.checks.append(f"{spec.unit} ends")
 
     def submit(self, spec: JobSpec, key: str | None = None) -> Job:
         if self.fails:
@@ -314,6 +333,36 @@ def test_each_unit_is_a_job_of_its_own_engine_and_all_are_taken_back_together(
     assert submit(tmp_path, BOTH) == NAMES and sorted(other.held) == ["rhine", "syncer-1"]
     assert other.held["rhine"].id == "diloco", "found by its name where jobs do not see this machine's files"
     assert end_jobs(opened(BOTH), 0.0) == NAMES and not other.held
+
+
+def test_an_engine_is_asked_for_one_shape_after_the_other(other: OtherEngine, tmp_path: Path) -> None:
+    """A host takes few connections at a time."""
+    run = replace(
+        RUN,
+        islands=tuple(
+            replace(i, infra="other/x", num_accelerators=n) for i, n in zip(RUN.islands, (1, 4), strict=True)
+        ),
+    )
+    submit(tmp_path, run)
+    assert other.checks == [f"{unit} {word}" for unit in ("iowa", "rhine", "syncer-1") for word in ("begins", "ends")]
+
+
+def test_two_sites_of_one_cluster_have_each_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"iowa": "7", "rhine": "8", "syncer-0": "9", "guest": "10"}
+
+    def cluster(place: str, site: object) -> Any:
+        name = f"other/{place}"
+        return SimpleNamespace(
+            name=name, jobs=lambda *of: [Job(unit, name, id, JobState.RUNNING) for unit, id in here.items()]
+        )
+
+    monkeypatch.setitem(sites.KINDS, "other", cluster)
+    monkeypatch.setattr(units, "ENGINES", frozenset({"other"}))
+    run = replace(RUN, islands=tuple(replace(i, infra=f"other/{i.region}") for i in RUN.islands))
+    found, _ = asked(opened(run))
+    engines = {job.unit: job.engine for job in found}
+    assert len(found) == 4 and engines.pop("guest") in ("other/us", "other/eu")
+    assert engines == {"iowa": "other/us", "rhine": "other/eu", "syncer-0": "other/us"}
 
 
 @pytest.mark.parametrize("silent", ["slurm", "other"])
@@ -397,7 +446,24 @@ def test_a_job_has_the_devices_of_its_island_and_works_with_the_bucket_of_its_re
     assert "--allow-code" not in spec(run, "rhine").command and "--allow-code" in spec(run, "syncer-0").command
     own = replace(RUN, settings=replace(RUN.settings, model=ModelSettings(entrypoint="a:b")))
     assert spec(own, "iowa").command[-2] == "--allow-code" and spec(own, "iowa").command[-1].startswith("blake3-")
+    lab = {"slurm/us": Site(engine="slurm", directory="/shared/me")}
+    at_lab = spec(RUN, "iowa", sites=lab)
+    assert (at_lab.folder, at_lab.log) == (Path("/shared/me"), Path("/shared/me/nano-jobs/iowa.log"))
     assert spec(RUN, "iowa").log == Path("/f/nano-jobs/iowa.log") and spec(RUN, "iowa").key is None
+
+
+def test_islands_of_one_host_by_ssh_have_devices_of_their_own() -> None:
+    a, b, c = (
+        replace(IOWA, name=name, accelerator="RTX-4090", ranks=n, num_accelerators=n)
+        for name, n in zip("abc", (1, 2, 1), strict=True)
+    )
+    by_ssh = [replace(island, infra="ssh/box") for island in (a, b)]
+    run = replace(RUN, islands=(*by_ssh, replace(c, infra="ssh/other")))
+    assert spec(run, "a").command[:3] == ("env", "CUDA_VISIBLE_DEVICES=0", "diloco")
+    assert spec(run, "b").command[:3] == ("env", "CUDA_VISIBLE_DEVICES=1,2", "diloco")
+    assert spec(run, "c").command[0] == spec(run, "syncer-0").command[0] == "diloco"
+    slurm = replace(run, islands=tuple(replace(island, infra="slurm/us") for island in (a, b)))
+    assert spec(slurm, "b").command[0] != "env", "Slurm gives them"
 
 
 def test_a_job_asks_for_the_memory_that_the_plan_says_it_needs() -> None:

@@ -73,6 +73,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return done.stdout
 
     monkeypatch.setattr(ssh, "run_tool", here)
+    ssh._answer.cache_clear()
     (tmp_path / "bin").mkdir()
     plays(tmp_path, "exec sleep 600")
     return tmp_path

@@ -255,15 +255,16 @@ def test_cores_of_a_cpu_island_are_threads() -> None:
     assert units_here(four, "file:///b", None, str)[0].environment["OMP_NUM_THREADS"] == "4"
 
 
-def test_several_local_cuda_islands_get_a_device_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def test_several_cuda_islands_of_a_machine_get_a_device_each() -> None:
     a, b = (replace(IOWA, name=name, accelerator="H100-SXM") for name in ("a", "b"))
     warned: list[str] = []
-    assert devices_of([a, IOWA, b], warned.append) == [{"CUDA_VISIBLE_DEVICES": "0"}, {}, {"CUDA_VISIBLE_DEVICES": "1"}]
-    assert devices_of([a, IOWA], warned.append) == [{}, {}], "one alone sees what there is"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert [found["CUDA_VISIBLE_DEVICES"] for found in devices_of([a, b], warned.append)] == ["5", "7"]
+    assert devices_of([a, IOWA, b], warned.append, None) == [
+        {"CUDA_VISIBLE_DEVICES": "0"},
+        {},
+        {"CUDA_VISIBLE_DEVICES": "1"},
+    ]
+    assert devices_of([a, IOWA], warned.append, None) == [{}, {}], "one alone sees what there is"
+    assert [found["CUDA_VISIBLE_DEVICES"] for found in devices_of([a, b], warned.append, "5,7")] == ["5", "7"]
     assert not warned
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
-    devices_of([a, b], warned.append)
+    devices_of([a, b], warned.append, "5")
     assert warned == ["2 islands share 1 visible devices"]
