@@ -16,7 +16,7 @@ from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import Site
 from diloco_cli.engines.files import edited
-from diloco_cli.engines.port import Engine, Job, JobSpec, JobState
+from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, job_names
 from diloco_cli.engines.sites import engine_of
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, RefusedError, UsageError
@@ -48,7 +48,7 @@ ASKED_WITHIN_S, ASKED_EVERY_S = 2.0, 10.0  # by a command that does not need the
 PROCESS_GB, MEMORY_ROOM = 3.0, 1.5  # torch's own memory in each process; times what is planned for the rest
 SYNCER_CORES = 2  # it merges, and its evaluator computes beside it
 DRAIN_S, LOOKS_EVERY_S = 20.0, 1.0
-SHELLS_OWN = re.compile(r"AWS_\w+|(https?|all)_proxy|DILOCO_ALLOW_HTTP", re.IGNORECASE)
+SHELLS_OWN = re.compile(r"(AWS|AZURE|GOOGLE|GCE_METADATA|HF)_\w+|(https?|all)_proxy|DILOCO_ALLOW_HTTP", re.IGNORECASE)
 WAITS = (JobState.QUEUED, JobState.HELD)
 MAX_ASKED = 32  # engines at a time
 
@@ -66,7 +66,7 @@ def job_spec(
     All nodes have to see it. `plan`: knows how much memory it needs."""
     site = (sites or {}).get(unit.infra)
     folder = folder / ((site and site.directory) or "")
-    logs = folder / f"{run.name}-jobs"
+    logs = folder / f"{job_names(run.name, home)}jobs"  # another folder than that of another run of this name
     stores = unit.island is None or run.settings.syncer.on_learners
     words = consent_words(run, unit.url, stores=stores) if consent is None else consent
     nodes, cores, gpus = 1, SYNCER_CORES, 0

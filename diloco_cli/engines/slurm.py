@@ -250,14 +250,18 @@ class Slurm:
             raise
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:
-        said = self._run(("squeue", "-h", "-t", "all", "-o", COLUMNS), within_s, TryAgainError)
-        user = str(os.getuid()) if self.via is None else _there(self.via, "id", "-u")
+        words = ("squeue", "-h", "-t", "all", "-o", COLUMNS)
+        if self.via is None:
+            said, user = self._run(words, within_s, TryAgainError), str(os.getuid())
+        else:
+            both = ("bash", "-c", f"id -u; exec {shlex.join(words)}")
+            user, _, said = self._run(both, within_s, TryAgainError).partition("\n")
         return read_queue(said, run, run_name, user, self.name)
 
     def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
         if self.via is None:
             return ()
-        script = f"cd {shlex.quote(f'{self.directory}/{run_name}-jobs')} || exit 1\n"
+        script = f"cd {shlex.quote(f'{self.directory}/{job_names(run_name, run)}jobs')} || exit 1\n"
         return over_ssh(self.via, ("bash", "-c", script + tail_of(f"{unit}.log", lines, follow)))
 
     def cancel(self, jobs: Collection[Job]) -> None:

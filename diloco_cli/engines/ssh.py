@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import PurePath
+from pathlib import Path
 
 from diloco_cli import __version__
 from diloco_cli.engines.port import Job, JobSpec, JobState, job_names
@@ -32,7 +32,7 @@ jobs=~/.local/state/diloco/jobs/"$(uname -n)"
 """
 UNIT = """\
 #!/bin/bash
-# {unit}, started by diloco, apart from its connection
+# {unit}, started by diloco on {host}, apart from its connection
 exec 9>> lock
 flock -w 5 9 || exit 9
 job=$PWD
@@ -52,10 +52,11 @@ cd
 eval {setup} > /dev/null < /dev/null
 cd -- {directory} || exit 1
 """
+NO_BUCKET = "no bucket"
 VERSION = (
     INSIDE
     + """\
-[ -d {bucket} ] || {{ echo "the folder of the bucket is not there: "{bucket} >&2; exit 1; }}
+[ -d {bucket} ] || exec echo {no_bucket}
 exec diloco --version
 """
 )
@@ -109,10 +110,10 @@ ENDINGS = {
 }
 
 
-def render(spec: JobSpec, setup: str, directory: str) -> str:
+def render(spec: JobSpec, host: str, setup: str, directory: str) -> str:
     """The script that keeps the unit's place on the host, and runs it."""
     key = "" if spec.key is None else f'{KEY_FILE_VARIABLE}="$job/key" '
-    words = {"unit": spec.unit, "run": spec.run, "setup": setup or ":", "directory": directory}
+    words = {"unit": spec.unit, "host": host, "run": spec.run, "setup": setup or ":", "directory": directory}
     if bad := [word for word in (*words.values(), *spec.command) if not word.isprintable()]:
         raise UsageError(f"control characters cannot stand in a script: {bad[0]!a}", where=spec.unit)
     quoted = {name: shlex.quote(word) for name, word in words.items()}
@@ -121,17 +122,26 @@ def render(spec: JobSpec, setup: str, directory: str) -> str:
 
 def check_installed(host: str, setup: str, directory: str, spec: JobSpec, tools: str = "") -> None:
     """Raises UsageError, in its own words, if `diloco` there is none, another version, or cannot be run, and if the
-    bucket is a folder that is not there (the run's own, and its bucket's, need not exist yet)."""
+    bucket is a folder that is not there, as far as it is on this machine already."""
     is_folder = spec.run.startswith("file:") and f"--run={spec.run}" in spec.command
-    bucket = str(PurePath(parse_url(spec.run).place).parent.parent) if is_folder else "/"
-    words = {"setup": shlex.quote(setup or ":"), "directory": shlex.quote(directory), "bucket": shlex.quote(bucket)}
+    bucket = Path(parse_url(spec.run).place if is_folder else "/")
+    while not bucket.is_dir():
+        bucket = bucket.parent
+    words = {
+        "setup": shlex.quote(setup or ":"),
+        "directory": shlex.quote(directory),
+        "bucket": shlex.quote(str(bucket)),
+    }
     hint = f"what it is there: ssh {host} \"bash -lc 'diloco --version'\"; a line before it: `setup` of a site"
     try:
-        script = tools + VERSION.format(**words)
+        script = tools + VERSION.format(**words, no_bucket=NO_BUCKET)
         found = _answer(host, script)
     except DilocoError as error:
         error.where, error.hint = spec.unit, error.hint or hint
         raise
+    if found == NO_BUCKET:
+        hint = f"store: {{url: gs://...}}, or a folder that {host} sees, too"
+        raise UsageError(f"ssh {host}: the folder of the bucket is not there: {bucket}", where=spec.unit, hint=hint)
     if found != __version__:
         raise UsageError(f"ssh {host}: diloco there is {found[:40]!a}, here {__version__}", where=spec.unit, hint=hint)
 
@@ -157,7 +167,9 @@ def read_jobs(text: str, run: str, run_name: str, engine: str) -> list[Job]:
             name, pid, word, _ = columns
             state, why = JobState.RUNNING, ""
             if word != "lives":
-                state, why = ENDINGS.get(word, (JobState.FAILED, f"status {word}: its log says why"))
+                signal = int(word) - 128 if word.isdigit() else 0
+                failed = f"killed by signal {signal}" if signal > 0 else f"status {word}: its log says why"
+                state, why = ENDINGS.get(word, (JobState.FAILED, failed))
             found.append(Job(name.removeprefix(prefix), engine, pid, state, why))
     return found
 
@@ -174,7 +186,7 @@ class Ssh:
     may_change = re.compile("eval |cd -- ")
 
     def render(self, spec: JobSpec) -> str:
-        return render(spec, self.setup, self.directory)
+        return render(spec, self.host, self.setup, self.directory)
 
     def check(self, spec: JobSpec) -> None:
         if spec.nodes > 1:

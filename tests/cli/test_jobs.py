@@ -45,6 +45,7 @@ from tests.cli.bucket import IOWA, NANO, RHINE, make_bucket
 
 URL = "gs://bkt/runs/nano"
 RUN = replace(NANO, home_region="us", islands=(replace(IOWA, infra="slurm/us"), replace(RHINE, infra="slurm/eu")))
+FOLDER = job_names("nano", URL) + "jobs"  # each run's own
 NAMES = ["iowa", "rhine", "syncer-0", "syncer-1"]
 ID = {"iowa": "71", "rhine": "72", "syncer-0": "73", "syncer-1": "74"}
 
@@ -127,7 +128,7 @@ def known_before(run: RunFormat = RUN, stands: bool = False) -> EngineWords:
 def test_each_unit_without_a_job_that_lives_is_submitted_once(played: PlayedSlurm, tmp_path: Path) -> None:
     assert submit(tmp_path) == played.submitted() == NAMES
     logs = {unit: path.resolve() for unit, path in log_files(URL).items()}
-    assert logs == {name: tmp_path / "nano-jobs" / f"{name}.log" for name in NAMES}, "`diloco logs` finds them"
+    assert logs == {name: tmp_path / FOLDER / f"{name}.log" for name in NAMES}, "`diloco logs` finds them"
     assert submit(tmp_path) == NAMES and played.submitted() == NAMES
     played.queue |= {"rhine": ["CANCELLED", "None"], "iowa": ["PENDING", "BeginTime"]}
     assert submit(tmp_path) == NAMES and played.submitted() == [*NAMES, "rhine"]
@@ -185,7 +186,7 @@ def test_a_sites_directory_has_its_logs_and_is_no_place_for_others(
     submit(tmp_path / "here")
     places = dict.fromkeys(NAMES, "lab") | {"rhine": "here", "syncer-1": "here"}
     logs = {unit: path.resolve() for unit, path in log_files(URL).items()}
-    assert logs == {unit: tmp_path / place / "nano-jobs" / f"{unit}.log" for unit, place in places.items()}
+    assert logs == {unit: tmp_path / place / FOLDER / f"{unit}.log" for unit, place in places.items()}
     played.queue["rhine"] = ["FAILED", "None"]
     submit_missing(opened(), units_of(RUN, URL), None, known_before())
     assert f"--chdir={tmp_path}/here" in [call for call in played.calls if call[-1] == "rhine"][-1]
@@ -219,11 +220,13 @@ def test_what_jobs_do_not_get_of_a_shell_is_said(
         monkeypatch.delenv(name)
     submit(tmp_path)
     assert "warning" not in capsys.readouterr().err
-    for name in ("AWS_ENDPOINT_URL", "https_proxy", "DILOCO_ALLOW_HTTP", "no_proxy"):
+    for name in ("AWS_ENDPOINT_URL", "HF_TOKEN", "https_proxy", "DILOCO_ALLOW_HTTP", "no_proxy"):
         monkeypatch.setenv(name, "x")
     played.queue["iowa"] = ["FAILED", "None"]
     submit(tmp_path)
-    assert "do not get AWS_ENDPOINT_URL, DILOCO_ALLOW_HTTP, https_proxy of this shell" in capsys.readouterr().err
+    assert (
+        "do not get AWS_ENDPOINT_URL, DILOCO_ALLOW_HTTP, HF_TOKEN, https_proxy of this shell" in capsys.readouterr().err
+    )
 
 
 def test_a_command_runs_beside_a_unit_in_its_job_and_says_why_it_could_not(
@@ -448,8 +451,8 @@ def test_a_job_has_the_devices_of_its_island_and_works_with_the_bucket_of_its_re
     assert spec(own, "iowa").command[-2] == "--allow-code" and spec(own, "iowa").command[-1].startswith("blake3-")
     lab = {"slurm/us": Site(engine="slurm", directory="/shared/me")}
     at_lab = spec(RUN, "iowa", sites=lab)
-    assert (at_lab.folder, at_lab.log) == (Path("/shared/me"), Path("/shared/me/nano-jobs/iowa.log"))
-    assert spec(RUN, "iowa").log == Path("/f/nano-jobs/iowa.log") and spec(RUN, "iowa").key is None
+    assert (at_lab.folder, at_lab.log) == (Path("/shared/me"), Path("/shared/me", FOLDER, "iowa.log"))
+    assert spec(RUN, "iowa").log == Path("/f", FOLDER, "iowa.log") and spec(RUN, "iowa").key is None
 
 
 def test_islands_of_one_host_by_ssh_have_devices_of_their_own() -> None:
@@ -489,7 +492,7 @@ def test_a_job_of_a_signed_run_gets_a_key_of_its_own(
     run = replace(RUN, signing=secret.signing())
     monkeypatch.setattr(jobs, "signing_secret", lambda: secret)
     submit(tmp_path, run)
-    keys = sorted((tmp_path / "nano-jobs").glob("*.key"))
+    keys = sorted((tmp_path / FOLDER).glob("*.key"))
     assert [path.stem for path in keys] == NAMES and {path.stat().st_mode & 0o777 for path in keys} == {0o600}
     texts = [path.read_text() for path in keys]
     assert len(set(texts)) == len(NAMES) and not any("o" * 32 in text for text in texts)

@@ -207,6 +207,9 @@ class Jobs:
     def learner(self, name: str) -> dict[str, Any]:
         return next(one for one in self.status()["learners"] if one["name"] == name)
 
+    def log(self, name: str) -> Path:
+        return next(self.place.folder.glob(f"diloco-*-jobs/{name}.log"))
+
     def trains(self, name: str, incarnation: int) -> None:
         """It steps again."""
 

@@ -18,7 +18,7 @@ def test_a_run_of_jobs_is_edited_launched_broken_taken_away_and_stopped() -> Non
         assert sorted(jobs.jobs()) == NAMES
 
         jobs.trains("iowa", 1)
-        assert "edited" in (jobs.place.folder / "quickstart-jobs" / "iowa.log").read_text()
+        assert "edited" in jobs.log("iowa").read_text()
         assert "injected, verified" in jobs.diloco("chaos", "kill", "iowa")
         jobs.trains("iowa", 2)
 

@@ -103,7 +103,7 @@ def test_a_run_outlives_a_dead_controller_a_lost_node_and_the_time_limit_of_a_jo
 
     minutes = 1 + int(jobs.place.ask("squeue", "-h", "-j", before["iowa"], "-O", "TimeUsed").strip().split(":")[-2])
     jobs.place.ask("scontrol", "update", f"jobid={before['iowa']}", f"TimeLimit={minutes + 1}")
-    log = jobs.place.folder / "quickstart-jobs" / "iowa.log"
+    log = jobs.log("iowa")
     eventually(lambda: "the time of this job is up" in log.read_text(), WITHIN_S)
     jobs.trains("iowa", 2)
     assert jobs.jobs()["iowa"][0] == before["iowa"] and "inner moments restored" in log.read_text()
@@ -122,6 +122,6 @@ def test_an_island_of_two_nodes_is_one_job_whose_ranks_end_and_start_together(jo
     eventually(lambda: jobs.jobs()["big"][1] == "PENDING", WITHIN_S)
     jobs.diloco("resume", "--detach")
     jobs.trains("big", 3)
-    assert "inner moments restored" in (jobs.place.folder / "quickstart-jobs" / "big.log").read_text()
+    assert "inner moments restored" in jobs.log("big").read_text()
     assert "STOPPED" in jobs.diloco("stop", "quickstart")
     eventually(lambda: not jobs.jobs(), WITHIN_S)

@@ -212,8 +212,9 @@ def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch)
     def there(words: Sequence[str], given: str = "", *, via: str, **others: Any) -> str:
         assert via == "login"
         calls.append((tuple(words), given))
-        answers = {"bash": "/opt/slurm/bin/sbatch\n" if words[1] == "-c" else f"{__version__}\n", "id": "71\n"}
-        answers |= {"sbatch": "8;lab\n", "sinfo": "256000+\n", "squeue": line("RUNNING").replace(ME, "71")}
+        queue = "71\n" + line("RUNNING").replace(ME, "71")
+        shell = {"command -v": "/opt/slurm/bin/sbatch\n", "id -u; exe": queue}
+        answers = {"bash": shell.get(words[-1][:10], f"{__version__}\n"), "sbatch": "8;lab\n", "sinfo": "256000+\n"}
         return answers.get(words[0], "")
 
     monkeypatch.setattr(slurm, "run_tool", there)
@@ -231,4 +232,4 @@ def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch)
     given = next(words for words, _ in calls if words[:2] == ("sbatch", "--parsable"))
     assert {"--chdir=/shared/me", "--output=/shared/me/nano-jobs/100%%.log", "--partition=gpu"} < {*given}
     assert calls[-1][0] == ("scancel", "7") and "'key'" not in str([words for words, _ in calls])
-    assert "/shared/me/nano-jobs" in engine.log_words(RUN, "nano", "iowa", 20, follow=False)[-1]
+    assert f"/shared/me/{job_names('nano', RUN)}jobs" in engine.log_words(RUN, "nano", "iowa", 20, follow=False)[-1]

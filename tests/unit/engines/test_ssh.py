@@ -36,7 +36,7 @@ BOX = Ssh("ssh/box", "box")
 def test_a_script_is_the_same_bytes_each_time() -> None:
     """After a change of `render`: look at the new text, and write it there."""
     signed = replace(IOWA, key=Path("/here/iowa.key"), command=(*IOWA.command, "--allow-code", "$(rm -rf ~)"))
-    assert render(signed, ". venv/bin/activate; export A='b c'", "my runs") == (GOLDEN / "iowa.ssh").read_text()
+    assert render(signed, "box", ". venv/bin/activate; export A='b c'", "my runs") == (GOLDEN / "iowa.ssh").read_text()
     for harm in ({"run": f"{RUN}\nrm -rf ~"}, {"command": ("diloco", "a\nrm -rf ~")}):
         with pytest.raises(UsageError, match="control characters"):
             BOX.render(replace(IOWA, **harm))
@@ -51,6 +51,7 @@ def test_a_script_is_the_same_bytes_each_time() -> None:
         ("killed", "GONE", "its process was killed"),
         ("restarted", "GONE", "the host was restarted"),
         ("127", "FAILED", "status 127: its log says why"),
+        ("137", "FAILED", "killed by signal 9"),
     ],
 )
 def test_what_a_host_says_of_a_job(word: str, state: str, why: str) -> None:
@@ -182,15 +183,17 @@ def test_what_could_not_start_there_is_refused_before(home: Path, harm: str | No
     assert not (home / ".local").exists()
 
 
-def test_a_bucket_that_is_a_folder_has_to_be_there_too(home: Path) -> None:
-    for folder, is_there in ((home, True), (home / "else where", False)):
-        url = f"file://{folder}/bucket/nano".replace(" ", "%20")
-        spec = replace(IOWA, run=url, command=("diloco", "unit", "iowa", f"--run={url}"))
-        if is_there:
-            BOX.check(spec)
-        else:
-            with pytest.raises(UsageError, match=f"the folder of the bucket is not there: {folder}"):
-                BOX.check(spec)
+def test_a_bucket_that_is_a_folder_has_to_be_there_as_far_as_it_is_here(home: Path) -> None:
+    bucket = home / "a bucket"
+    url = f"file://{bucket}/nano".replace(" ", "%20")
+    spec = replace(IOWA, run=url, command=("diloco", "unit", "iowa", f"--run={url}"))
+    has_none = Ssh("ssh/box", "box", f"rmdir '{bucket}'")
+    has_none.check(spec)
+    bucket.mkdir()
+    BOX.check(spec)
+    with pytest.raises(UsageError, match=f"the folder of the bucket is not there: {bucket}") as error:
+        has_none.check(spec)
+    assert "a folder that box sees" in str(error.value.hint)
 
 
 def test_a_host_that_cannot_be_reached_says_nothing_of_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
