@@ -207,15 +207,16 @@ class Ssh:
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:
         script = LOOK.format(prefix=shlex.quote(job_names(run_name, run)))
-        return read_jobs(self._run(script, within_s, TryAgainError), run, run_name, self.name)
+        return read_jobs(self._run(script, within_s, TryAgainError, login=False), run, run_name, self.name)
 
     def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
         script = f'{FOLDERS}cd "$jobs"/{shlex.quote(job_names(run_name, run) + unit)} 2> /dev/null || exit 0\n'
-        return over_ssh(self.host, ("bash", "-c", script + tail_of("log", lines, follow)))
+        return over_ssh(self.host, ("bash", "-c", script + tail_of("log", lines, follow)), login=False)
 
     def cancel(self, jobs: Collection[Job]) -> None:
         pids = " ".join(job.id for job in jobs if job.id.isdigit())
-        self._run(CANCEL.format(pids=pids, ends_s=ENDS_WITHIN_S), ANSWERS_WITHIN_S, TryAgainError)
+        script = CANCEL.format(pids=pids, ends_s=ENDS_WITHIN_S)
+        self._run(script, ANSWERS_WITHIN_S, TryAgainError, login=False)
 
     def hasten(self, jobs: Collection[Job]) -> None:
         """Nothing holds them back."""
@@ -227,5 +228,6 @@ class Ssh:
         inside = INSIDE.format(setup=shlex.quote(self.setup or ":"), directory=shlex.quote(self.directory))
         return self._run(f"{inside}exec {shlex.join(words)}\n", within_s, RefusedError)
 
-    def _run(self, script: str, within_s: float, refusal: type[DilocoError]) -> str:
-        return run_tool(("bash", "-s"), FOLDERS + script, within_s=within_s, refusal=refusal, via=self.host)
+    def _run(self, script: str, within_s: float, refusal: type[DilocoError], login: bool = True) -> str:
+        words = ("bash", "-s")
+        return run_tool(words, FOLDERS + script, within_s=within_s, refusal=refusal, via=self.host, login=login)

@@ -40,14 +40,15 @@ def tool_directory(name: str) -> Path:
     return Path(found).parent
 
 
-def over_ssh(host: str, words: Sequence[str]) -> tuple[str, ...]:
-    """The command that runs these words on this host, in a login shell there: by the user's own ssh and its config, one
-    connection for many calls. What a login prints or reads is none of it. Raises UsageError for what is no host."""
+def over_ssh(host: str, words: Sequence[str], login: bool = True) -> tuple[str, ...]:
+    """The command that runs these words on this host: by the user's own ssh and its config, one connection for many
+    calls. `login`: in a login shell, which knows the user's commands, and may take a second or two. What a login prints
+    or reads is none of it. Raises UsageError for what is no host."""
     if not HOST.fullmatch(host):
         raise UsageError(f"{host[:MAX_SAID]!a} is no host", hint="infra: ssh/HOST, as in `ssh HOST`")
     options = {**SSH_OPTIONS, **_shared(host)}
     inside = f"export LC_ALL=C; exec {shlex.join(words)} >&3 <&4 3>&- 4<&-"
-    there = shlex.join(("sh", "-c", 'exec bash -lc "$0" 3>&1 4<&0 > /dev/null < /dev/null', inside))
+    there = shlex.join(("sh", "-c", f'exec bash -{"l" * login}c "$0" 3>&1 4<&0 > /dev/null < /dev/null', inside))
     return ("ssh", "-T", *(f"-o{name}={value}" for name, value in options.items()), "--", host, f"exec {there}")
 
 
@@ -79,12 +80,18 @@ def _is_private(folder: Path) -> bool:
 
 
 def run_tool(
-    words: Sequence[str], given: str = "", *, within_s: float, refusal: type[DilocoError], via: str | None = None
+    words: Sequence[str],
+    given: str = "",
+    *,
+    within_s: float,
+    refusal: type[DilocoError],
+    via: str | None = None,
+    login: bool = True,
 ) -> str:
     """What it wrote to stdout. Raises UsageError if it is not here, TryAgainError if it takes too long, and `refusal`,
-    with its own words, if it fails. `via`: the host on which it runs."""
+    with its own words, if it fails. `via`: the host on which it runs, `login` there."""
     name = words[0] if via is None else f"ssh {via}"
-    called = words if via is None else over_ssh(via, words)
+    called = words if via is None else over_ssh(via, words, login)
     tool_directory(called[0])
     try:
         with tempfile.TemporaryFile() as said:  # a connection that stays for the next call may hold it open

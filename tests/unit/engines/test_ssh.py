@@ -66,8 +66,11 @@ def test_what_a_host_says_of_a_job(word: str, state: str, why: str) -> None:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The host is this machine, with this home, and a `diloco` that plays a unit."""
 
-    def here(words: Sequence[str], given: str, *, within_s: float, refusal: type[Exception], via: str) -> str:
-        environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path)}
+    def here(
+        words: Sequence[str], given: str, *, within_s: float, refusal: type[Exception], via: str, login: bool = True
+    ) -> str:
+        own = f"{tmp_path}/bin:" if login else ""
+        environment = {"PATH": f"{own}/usr/bin:/bin", "HOME": str(tmp_path)}
         done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, env=environment)
         if done.returncode != 0:
             raise refusal(done.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -66,6 +68,13 @@ def test_on_a_host_every_word_arrives_as_it_is(
     words = ("a b", "$(id)", "it's", 'say "no"', "*", "\\", "")
     said = run_tool((str(tool), *words), "given ", within_s=20.0, refusal=UsageError, via="box")
     assert said == "given <C>" + "".join(f"<{word}>" for word in words)
+
+
+def test_a_login_that_takes_long_holds_up_what_needs_none(played_ssh: Path, tmp_path: Path) -> None:
+    (tmp_path / ".bash_profile").write_text("sleep 600\n")
+    words = over_ssh("box", ("echo", "a  b"), login=False)
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    assert subprocess.check_output((played_ssh, *words[1:]), env=environment, timeout=60.0) == b"a  b\n"
 
 
 def test_a_config_that_does_not_answer_holds_nothing_up(
