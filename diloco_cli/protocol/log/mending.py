@@ -46,6 +46,7 @@ NEWEST = 2  # commits, at each look
 IN_TURN = 6  # and older ones, so that all are looked at within a minute
 LOOKS_EVERY_S = 10.0  # or less often, so that a syncer's looks take no more than
 MOST_OF_TIME = 0.01  # of its time
+MOST_APART = 8  # slots, but LOOKS_EVERY_S at least: learners that cannot read a commit wait for the next look
 MOST_APART_S = 60.0  # also after a look that waited for its store
 STILL_S = 20.0  # without a commit, or two slots, after which those who only read look at what all need
 MOST_WANTED = 16
@@ -209,7 +210,8 @@ class Mender:
             self.run.keep(key, data)
         self.wants = tuple(key for key in unknown if key not in sound)[:MOST_WANTED]
         after_s: float = yield Now()
-        self._next_s = after_s + min(MOST_APART_S, max(LOOKS_EVERY_S, (after_s - now_s) / MOST_OF_TIME))
+        most_s = min(MOST_APART_S, MOST_APART * self._slot_s(state))
+        self._next_s = after_s + max(LOOKS_EVERY_S, min(most_s, (after_s - now_s) / MOST_OF_TIME))
 
     def follow(self, state: RunState, now_s: float) -> Steps[None]:
         """The look of those who only read: at what the syncer wants; while there is no new commit, at the format and at
@@ -221,10 +223,14 @@ class Mender:
         self._next_s = now_s + LOOKS_EVERY_S
         said = yield from heard_from_syncer(self.run, state)
         wanted = () if said is None else said.wants[:MOST_WANTED]
-        slots_s = [island.local_steps * island.step_s / self.run.num_fragments for island in self.run.islands]
-        slots_s += [] if state.window is None else [state.window.slot_s]
-        is_still = now_s >= self._still_since_s + max(STILL_S, 2 * max(slots_s))
+        is_still = now_s >= self._still_since_s + max(STILL_S, 2 * self._slot_s(state))
         yield from self.mend(state, [FORMAT_KEY, commit_key(state.n)] if is_still else (), wanted)
+
+    def _slot_s(self, state: RunState) -> float:
+        """As merges show it, else as it was planned."""
+        if state.window is not None and state.window.slot_s > 0:
+            return state.window.slot_s
+        return max(i.local_steps * i.step_s for i in self.run.islands) / self.run.num_fragments
 
     def mend(self, state: RunState, keys: Sequence[str] = (), wanted: Sequence[str] = ()) -> Steps[None]:
         """Put back what this process holds of these records, and before them FORMAT.json. `wanted`: by one who cannot

@@ -101,6 +101,20 @@ def opened(bucket: MemoryStore) -> RunFormat:
     return run
 
 
+@pytest.mark.parametrize(("slot_s", "soon"), [(0.5, True), (60.0, False)])
+def test_a_look_at_a_slow_store_does_not_put_off_the_next_one_for_many_slots(slot_s: float, soon: bool) -> None:
+    """Learners that cannot read the newest commit wait for it. Where slots are long, a look may take a hundredth of the
+    time."""
+    islands = tuple(replace(i, local_steps=1, step_s=slot_s * make_run().num_fragments) for i in make_run().islands)
+    run, bucket = log_of(10, islands=islands)
+    looker = Looker(run, bucket)
+    slow = SystemClock(lambda: looker.now_s + 5.0, lambda seconds: None, lambda: None)
+    perform(looker.mender.serve(looker.state, looker.now_s), bucket, slow, tries_once=bucket)
+    bucket.delete(commit_key(9))
+    looker.now_s += 5.0
+    assert bool(looker.looks(1)) == soon
+
+
 @pytest.mark.parametrize("missing", [range(1), range(19, 20), range(3, 30)], ids=str)
 def test_missing_commits_are_not_the_end(missing: range) -> None:
     run, bucket = log_of(31)
