@@ -38,6 +38,7 @@ from diloco_cli.runtime.units import (
     syncer_may_start,
     units_of,
 )
+from diloco_cli.signing import KEY_FILE_VARIABLE
 
 LOOKS_EVERY_S = 5.0  # the unit itself follows the log far closer
 HEARS_EVERY_S = 0.2
@@ -90,6 +91,7 @@ def unit(
             chosen = _chosen(opened, name)
             if over is not None:
                 talk(f"run {opened.name} is {over}")
+                _forget_key(name)
                 return
             if in_job:
                 _log_to_stdout(opened.url, name)
@@ -100,7 +102,16 @@ def unit(
         elif outcome.reason == "left" and heard.first == signal.SIGUSR2 and not heard.is_cancelled:
             status = AGAIN_STATUS
             _queue_again()
+    if status == 0:
+        _forget_key(name)
     sys.exit(status)
+
+
+def _forget_key(name: str) -> None:
+    """The file that this job alone was given, once the run is over: whoever submits the unit again makes another."""
+    path = Path(environment_value(KEY_FILE_VARIABLE) or "")
+    if path.match(f"diloco-*-jobs/{name}.key"):
+        path.unlink(missing_ok=True)
 
 
 def _prefix(name: str) -> str:

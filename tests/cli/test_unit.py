@@ -54,6 +54,11 @@ def test_how_it_ends(
     monkeypatch.delenv("DILOCO_HOME", raising=False)
     monkeypatch.setenv("XDG_STATE_HOME", state)
     url = make_bucket(tmp_path / "nano", RUN)
+    key = tmp_path / "diloco-nano-0e7ad4-jobs" / "iowa.key"
+    key.parent.mkdir()
+    key.write_text("o" * 32)
+    key.chmod(0o600)
+    monkeypatch.setenv("DILOCO_SIGNING_KEY_FILE", str(key))
 
     def supervised(at: str, units: list[Any], *, signals: Notices, **others: Any) -> SupervisionResult:
         assert 30.0 > others["stop"].kill_s > JOB_DRAIN_S
@@ -76,6 +81,7 @@ def test_how_it_ends(
     with pytest.raises(SystemExit) as ended:
         unit("iowa", url, [], [], [])
     assert ended.value.code == status and len(again) == (status == 75)
+    assert key.exists() == (status != 0), "until the run is over it comes back, and needs it"
 
 
 def test_a_job_that_is_cancelled_while_it_drains_before_its_time_is_up_does_not_come_back(
