@@ -86,7 +86,8 @@ MEANINGS = {
 def options_of(spec: JobSpec) -> dict[str, str]:
     """For sbatch; "" for those without a value. A site's own count less than what a job cannot do without."""
     site = spec.site
-    named = {} if site is None else {name: "" if v in (None, True) else str(v) for name, v in site.options.items()}
+    given = {} if site is None else {name: v for name, v in site.options.items() if v is not None and v is not False}
+    named = {name: "" if v is True else str(v) for name, v in given.items()}
     account = {"account": site.account} if site is not None and site.account else {}
     ours = {
         "job-name": spec.name,

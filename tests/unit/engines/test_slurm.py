@@ -62,6 +62,8 @@ LAB = Site(
         "partition": "gpu",
         "constraint": "a100|h100",
         "exclusive": True,
+        "overcommit": False,
+        "reservation": None,
         "requeue": "no",
         "gpus-per-node": "a100:8",
     },
