@@ -31,7 +31,7 @@ from diloco_cli.protocol.log.commit_log import SNAPSHOT_HOLDS
 
 SEARCHED = ("codec", "weights_codec", "every", "fragments", "quorum")  # keys of `sync`
 FRAGMENTS = (6, 12, 24, 48, 96, 192, 384)
-MAX_WORK = 80_000  # evaluations of one island
+MAX_WORK = 60_000  # evaluations of one island
 SCAN_SHARE = 0.3  # of the work, for the coarse scan
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
 STARTS = 3  # settings of the scan from which the search goes on
@@ -46,6 +46,7 @@ PER_DOUBLING = 0.004  # of the tokens, guessed: the more fragments beyond 24, th
 LEAST_SLOT_S = 0.1  # that is searched: the log grows by a commit a slot, and each takes a syncer's processor some 10 ms
 LEAST_ROUNDS = 100  # of a run whose H is searched
 CLIMB = (4.0, 2.0, 2**0.5, 2**0.25, 2**0.125, 2**0.0625)  # factors of H
+PACE_SETTERS = (1, 2, 4, 8, 16)  # how many of the fastest are left out
 PORTIONS = (0.25, 0.5, 0.75, 0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0, 4.0)  # of the number of islands that take part
 
 
@@ -235,7 +236,9 @@ class _Search:
             for ranking in self._rankings(everyone):
                 for portion in PORTIONS:
                     yield self.carried(tuple(sorted(ranking[: round(portion * len(kept)) or 1])), point), point
-            yield kept[1:], point
+            for fastest in PACE_SETTERS:  # without those that set the pace, all that the longer round carries
+                yield self.carried(tuple(everyone)[everyone.index(kept[0]) + fastest :], point), point
+                yield kept[fastest:], point
         else:
             yield from ((tuple(sorted((*kept, i))), point) for i in others)
             yield from ((tuple(i for i in kept if i != gone), point) for gone in kept)

@@ -102,6 +102,15 @@ def test_many_islands_are_searched_within_a_bound_and_not_much_worse(monkeypatch
     assert few * 0.95 <= many <= few * 1.01
 
 
+def test_of_many_islands_those_are_left_out_that_set_too_fast_a_pace() -> None:
+    """With H given, slots of four quick islands would be a fourth of what the syncer of forty others can hold."""
+    quick = [island(f"q{n}", batch=16_384) for n in range(4)]
+    others = [island(f"i{n:02}", batch=131_072) for n in range(40)]
+    plan = make_plan(RUN, fleet(*quick, *others), MODEL)
+    best = make_plan(RUN, fleet(*others), MODEL)
+    assert plan.prediction.tokens_per_s >= 0.99 * best.prediction.tokens_per_s
+
+
 def test_nothing_overloads_its_syncer_while_something_else_need_not() -> None:
     """A call to its bucket takes 270 ms, and the fastest steps are short."""
     inventory = fleet(*(island(f"i{n}", batch=16_384 * (1 + n)) for n in range(5)))
