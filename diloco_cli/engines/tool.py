@@ -26,6 +26,7 @@ SSH_OPTIONS = {
     "ServerAliveCountMax": "3",
     "ForwardAgent": "no",
     "ClearAllForwardings": "yes",
+    "RemoteCommand": "none",
 }
 CONFIG_WITHIN_S = 1.0  # to read it, which may ask commands of the user
 SHARES_FOR_S = 300  # the next call finds the connection open

@@ -41,6 +41,7 @@ Host {name}
   IdentitiesOnly yes
   IdentityAgent none
   ControlMaster no
+  RemoteCommand tmux attach
 """
 
 
