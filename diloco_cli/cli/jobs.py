@@ -161,19 +161,15 @@ def engine_names(url: str, units: Iterable[RunUnit]) -> list[str]:
 
 
 def _each_engine(url: str, jobs: Iterable[Job], do: Callable[[Engine, list[Job]], None]) -> None:
-    """`do` with each engine and those of the jobs that are its own. One that fails holds up none of the others; then
-    its error is raised."""
+    """`do` with each engine and those of the jobs that are its own, with all at once. One that fails holds up none of
+    the others; then its error is raised."""
     of_engine: dict[str, list[Job]] = {}
     for job in jobs:
         of_engine.setdefault(job.engine, []).append(job)
-    failed: DilocoError | None = None
-    for name, own in of_engine.items():
-        try:
-            do(engine_for(url, name), own)
-        except DilocoError as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        calls = [pool.submit(do, engine_for(url, name), own) for name, own in of_engine.items()]
+    if failed := [error for call in calls if (error := call.exception()) is not None]:
+        raise failed[0]
 
 
 def _cancel(url: str, jobs: Iterable[Job]) -> None:

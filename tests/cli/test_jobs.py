@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -366,6 +367,24 @@ def test_two_sites_of_one_cluster_have_each_job_once(monkeypatch: pytest.MonkeyP
     engines = {job.unit: job.engine for job in found}
     assert len(found) == 4 and engines.pop("guest") in ("other/us", "other/eu")
     assert engines == {"iowa": "other/us", "rhine": "other/eu", "syncer-0": "other/us"}
+
+
+def test_all_engines_are_told_at_once_and_one_that_fails_holds_up_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, all_are = list[str](), threading.Barrier(2, timeout=60.0)
+
+    def cluster(place: str, site: object) -> Any:
+        def hasten(own: list[Job]) -> None:
+            all_are.wait()
+            told.extend(job.unit for job in own)
+            if place == "us":
+                raise TryAgainError("it did not answer")
+
+        return SimpleNamespace(name=f"other/{place}", hasten=hasten)
+
+    monkeypatch.setitem(sites.KINDS, "other", cluster)
+    with pytest.raises(TryAgainError, match="did not answer"):
+        hasten(URL, [Job(unit, f"other/{unit}", "7", JobState.QUEUED) for unit in ("us", "eu")])
+    assert sorted(told) == ["eu", "us"]
 
 
 @pytest.mark.parametrize("silent", ["slurm", "other"])
