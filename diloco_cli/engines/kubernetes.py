@@ -391,7 +391,8 @@ class Kubernetes:
             return self._kubectl(*words, given=given, within_s=SUBMITS_WITHIN_S, refusal=UsageError)
         except UsageError as error:
             if "(AlreadyExists)" in error.message:
-                mend = f"what has lost its Job: kubectl delete service,secret {job_name(spec)}"
+                typed = shlex.join((*self._place, "delete", "service,secret", job_name(spec)))
+                mend = f"what has lost its Job: kubectl {typed}"
                 raise _TakenError(error.message, where=spec.unit, hint=mend) from None
             error.where = error.where or f"{spec.unit} ({self.name})"
             hint = next((text for word, text in HINTS.items() if word in error.message), None)

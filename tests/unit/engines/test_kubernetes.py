@@ -227,6 +227,19 @@ def test_kubectl_runs_where_the_site_says(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
+def test_a_command_that_deletes_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(words: tuple[str, ...], text: str = "", **given: Any) -> str:
+        if "create" in words and '"kind": "Service"' in text:
+            raise UsageError("kubectl: services already exists (AlreadyExists)")
+        return "7"
+
+    monkeypatch.setattr(kubernetes, "run_tool", taken)
+    engine = replace(GKE, options={"namespace": "ml"})
+    with pytest.raises(UsageError) as error:
+        engine.submit(IOWA)
+    assert f"kubectl --context=gke --namespace=ml delete service,secret {job_name(IOWA)}" in str(error.value.hint)
+
+
 def test_a_login_may_say_something_before_the_list_and_half_a_list_is_none() -> None:
     text = json.dumps({"items": [job()]})
     assert [one.unit for one in read_jobs(f"Welcome to lab\n{text}", RUN, "kubernetes/gke")] == ["iowa"]
