@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FOLLOW_EVERY_S = 2.0
 ANSWERS_WITHIN_S, LOOKS_EVERY_S = 15.0, 0.05
+ATTEMPTS = 5  # to reach a host
 Seen = set[tuple[str, str, str, str]]
 
 
@@ -138,7 +139,7 @@ def _logs_elsewhere(
     """Files into which the engines' own commands print the logs of jobs that are not on this machine; and what is to be
     called now and then: it tells of those that have ended, and says that this is no reason to stop."""
     from diloco_cli.cli.jobs import log_commands
-    from diloco_cli.engines.tool import start_tool
+    from diloco_cli.engines.tool import SSH_FAILED, start_tool
 
     with TemporaryDirectory(prefix="diloco-logs-") as folder, ExitStack() as ends:
         commands, started = dict[str, tuple[str, ...]](), dict[str, subprocess.Popen[bytes]]()
@@ -147,15 +148,23 @@ def _logs_elsewhere(
         except DilocoError as error:
             talk(f"only logs of this machine: {error}")
         paths = {name: Path(folder, f"{name}.log") for name in commands}
-        for name, words in commands.items():
-            started[name] = ends.enter_context(start_tool(words, paths[name]))
+        tries = dict.fromkeys(commands, ATTEMPTS)
+
+        def start(name: str) -> None:
+            tries[name] -= 1
+            started[name] = ends.enter_context(start_tool(commands[name], paths[name]))
             ends.callback(started[name].terminate)
+
+        for name in commands:
+            start(name)
 
         def look() -> bool:
             for name in [name for name, process in started.items() if process.poll() is not None]:
                 said = paths[name].with_suffix(".err").read_text(errors="replace").split("\n")
                 status = started.pop(name).returncode
-                if status != 0 or follow:
+                if status == SSH_FAILED and tries[name] and not paths[name].stat().st_size:
+                    start(name)  # a host takes about ten connections at a time, and refuses the others
+                elif status != 0 or follow:
                     talk(f"{name}: its log ends here: {escaped('; '.join(filter(None, said[-3:]))) or status}")
             return False
 

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.chaos.actions import record, record_plan
+from diloco_cli.cli import events, jobs
 from diloco_cli.cli.supervision import UNKNOWN, Teller
 from diloco_cli.clock import monotonic_s, wall_s
 from diloco_cli.events.bucket import EventReader, write_batch
 from diloco_cli.events.cause import Cause
 from diloco_cli.events.event import KINDS, Event, FreshEvent
 from diloco_cli.observe import facts
+from diloco_cli.runtime.registry import KnownRun
 from diloco_cli.runtime.restart import Exit, exit_facts
 from diloco_cli.runtime.supervisor import SupervisionEvent
 from diloco_cli.store.local import LocalStore
@@ -27,6 +29,20 @@ FAILED = Exit(0.0, 1, 2.0)
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return make_bucket(tmp_path / "nano")
+
+
+@pytest.mark.parametrize(("refused", "status"), [(2, 255), (99, 255), (1, 3)])
+def test_a_log_is_asked_for_again_where_its_host_refuses_the_connection(
+    refused: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = f"cd {tmp_path}; echo >> asked; [ $(wc -l < asked) -gt {refused} ] && echo trained || exit {status}"
+    monkeypatch.setattr(jobs, "log_commands", lambda *given: {"iowa": ("sh", "-c", asks)})
+    monkeypatch.setattr(events, "open_known_run", lambda known: None)
+    with events._logs_elsewhere(KnownRun("nano", "gs://b/nano"), None, 20, follow=False) as (files, _):
+        assert files["iowa"].read_text() == ("trained\n" if refused == 2 else "")
+    num_asked = len((tmp_path / "asked").read_text().splitlines())
+    assert num_asked == {2: 3, 99: events.ATTEMPTS, 1: 1}[refused]
+    assert ("its log ends here" in capsys.readouterr().err) == (refused != 2)
 
 
 def told(url: str, *events: SupervisionEvent) -> tuple[list[SupervisionEvent], list[Event]]:
