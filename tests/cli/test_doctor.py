@@ -86,7 +86,7 @@ def test_a_new_run_is_not_launched_where_creates_are_not_exclusive(
     with pytest.raises(StoreError, match="lost exclusive creates") as refused:
         launch(
             quickstart / "run.yaml", region=None, syncer=None, detach=False, dry_run=False, overrides=[],
-            as_json=False, on_event=None, webhook=None,
+            as_json=False, on_event=None, webhook=None, create_only=False, emit=None, files=None,
         )  # fmt: skip
     assert refused.value.exit_status == 6
     assert refused.value.hint == "diloco doctor gs://bucket/here/quickstart"
