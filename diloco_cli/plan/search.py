@@ -36,7 +36,7 @@ SCAN_SHARE = 0.3  # of the work, for the coarse scan
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
 STARTS = 3  # settings of the scan from which the search goes on
 MANY_ISLANDS = 32  # beyond it, islands come and go in portions, and of so many one is always there as a quorum
-SWAPPED = 12  # islands up to which one may take another's place
+SWAPPED = 20  # islands up to which one may take another's place
 WORTH_A_CHANGE = 1.002  # a fleet of fewer islands must be better by this factor
 HEADROOM = 0.8  # of what the syncer can, where H is searched
 LANES = 0.6  # of what an island's lanes can: a start, or saved moments, are caught up with in a round and a half
@@ -172,8 +172,8 @@ class _Search:
             fastest.search(frozenset())
             yield from fastest.optimum(own)
         if len(everyone) <= MANY_ISLANDS:
-            alone = max(everyone, key=lambda i: self.worth(*self.tuned((i,), own)), default=None)
-            yield from [] if alone is None else [((alone,), own)]
+            alone = sorted(everyone, key=lambda i: -self.worth(*self.tuned((i,), own)))
+            yield from (((i,), own) for i in alone[:STARTS])
         yield from ((kept, point) for _, kept, point in sorted(found.values(), key=lambda item: -item[0])[:STARTS])
         for ranking in self._rankings(everyone):
             yield self._within_budget(ranking), own
