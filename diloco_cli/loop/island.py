@@ -248,8 +248,11 @@ class LoopIsland:
         self.shard, self.num_shards = exchange.run.shard_of(self.name), exchange.run.num_shards
         self.position, self.progress, self.moments_lost = 0, 0.0, False
         self.over = False
-        self._tokens = self._steps = self._behind = 0
-        self._hook = optimizer.register_step_post_hook(self._count)
+        self._tokens = self._steps = self._behind = self._within = 0
+        self._hooks = (
+            optimizer.register_step_pre_hook(self._begin_step),
+            optimizer.register_step_post_hook(self._count),
+        )
         with self._failing():
             self._go_on(None)
 
@@ -270,6 +273,7 @@ class LoopIsland:
         """
         if self.over:
             return True
+        self._within = 0  # of an optimizer's step that has raised
         with self._failing():
             self._refuse_unread()
             self._tokens += self._checked(tokens)
@@ -402,8 +406,13 @@ class LoopIsland:
             )
         return value
 
+    def _begin_step(self, *called: Any) -> None:
+        self._within += 1
+
     def _count(self, *called: Any) -> None:
-        self._steps += 1
+        """A step that calls its base class's own, where torch calls the hooks for both, counts once."""
+        self._within = max(0, self._within - 1)
+        self._steps += self._within == 0
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -418,7 +427,8 @@ class LoopIsland:
 
     def _close(self) -> None:
         self.over = True
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
         self._exchange.close()
 
 

@@ -361,6 +361,14 @@ class SGDWithAPast(torch.optim.SGD):
         self.state[self.param_groups[0]["params"][0]]["past"] = ["a", "b"]
 
 
+def test_a_step_that_calls_its_base_class_counts_once() -> None:
+    model = Slope()
+    torch.optim.SGD(model.parameters())  # from now on torch calls hooks for the base class's step, too
+    loop = Meeting(own_run(**ROOM)).loop(optimizer=SGDWithAPast)
+    assert [loop.step() for _ in range(3)] == [False] * 3
+    loop.island.finish(0)
+
+
 def test_state_that_is_not_saved_is_said_and_lost_on_a_restart(caplog: pytest.LogCaptureFixture) -> None:
     meeting = Meeting(own_run(**ROOM, inner=InnerSettings(lr=0.01, save_every=1)))
     with caplog.at_level(logging.WARNING, "diloco"):
