@@ -94,18 +94,14 @@ class Layout:
 
 @dataclass(frozen=True)
 class ParameterFact:
-    """A parameter tensor, or a buffer, as a model names it; `dtype` is the type that learners train it in. `head`: it
-    is the weight of an output head that is not tied to an embedding."""
+    """A parameter tensor, or a buffer, as a model names it; `dtype` is the type that learners train it in.
+    `hidden`: it is a matrix inside a block (tensors/flat.py, parameter_facts), and an optimizer may treat it as one."""
 
     name: str
     shape: tuple[int, ...]
     embedding: bool
     dtype: str = "float32"
-    head: bool = False
-
-    @property
-    def is_hidden_matrix(self) -> bool:
-        return len(self.shape) == 2 and not self.embedding and not self.head
+    hidden: bool = False
 
 
 class LayoutSettings(Protocol):

@@ -127,15 +127,15 @@ def fitting_outer(inner: str, rounds: float) -> tuple[float, float]:
 
 
 def hidden_matrices(name: str, facts: Sequence[ParameterFact]) -> list[str]:
-    """The parameters for which the inner optimizer `name` has a rule of its own: matrices, but for embeddings and the
-    output head. Raises UsageError if it has one and there are none, or if the torch here is too old for it."""
+    """The parameters for which the inner optimizer `name` has a rule of its own: matrices in blocks. Raises
+    UsageError if it has one and there are none, or if the torch here is too old for it."""
     record, here = INNER_OPTIMIZERS[name], version("torch")
     wrong = None
-    hidden = [fact.name for fact in facts if fact.is_hidden_matrix]
+    hidden = [fact.name for fact in facts if fact.hidden]
     if tuple(int(part) for part in here.split(".")[:2]) < record.torch:
         wrong = f"{name} needs torch {'.'.join(map(str, record.torch))} or newer; here is torch {here}"
     elif record.of_matrices is not None and not hidden:
-        wrong = f"{name} is for hidden matrices, and this model has none but embeddings and an output head"
+        wrong = f"{name} is for hidden matrices, and this model has none: no nn.Linear in blocks of an nn.ModuleList"
     if wrong:
         allowed = ", ".join(other for other, of in INNER_OPTIMIZERS.items() if of.of_matrices is None)
         raise UsageError(

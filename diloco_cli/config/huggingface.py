@@ -35,11 +35,13 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Layer:
-    """One layer's parameters and tensors; `idle` of its parameters are not met by a token."""
+    """One layer's parameters and tensors; `idle` of its parameters are not met by a token, `stacked` are of experts
+    that share a tensor, which is no matrix, or of their router."""
 
     parameters: int
     tensors: int
     idle: int = 0
+    stacked: int = 0
 
 
 def read_config(name: str, folders: Iterable[Path], revision: str | None = None) -> tuple[Config, Path]:
@@ -178,7 +180,7 @@ def _facts(
         embedding_parameters=tables,
         num_tensors=num_tables + layers * layer.tensors + norm_tensors + (not tied),
         idle_parameters=layers * layer.idle,
-        head_parameters=head,
+        hidden_parameters=layers * (layer.parameters - layer.stacked),
     )
 
 
@@ -221,7 +223,7 @@ def _llama(
     if qk_norm:
         attention, tensors = attention + 2 * per_head, tensors + 2
     mlp = _mlp(n, width)
-    layer = _Layer(attention + mlp.parameters + 2 * width, tensors + mlp.tensors + 2, mlp.idle)
+    layer = _Layer(attention + mlp.parameters + 2 * width, tensors + mlp.tensors + 2, mlp.idle, mlp.stacked)
     tables, is_tied = n("vocab_size") * width, n.flag("tie_word_embeddings", tied)
     return _facts(n, layers, width, n("max_position_embeddings"), tables, layer, width, 1, is_tied)
 
@@ -233,7 +235,8 @@ def _mlp(n: _Numbers, width: int) -> _Layer:
         biases = n.flag("mlp_bias", False)
         return _Layer(one + (2 * inner + width if biases else 0), 6 if biases else 3)
     experts, active = n("num_local_experts"), n("num_experts_per_tok")
-    return _Layer(experts * (one + width), 3, (experts - active) * one)  # gate and up, and down, stacked; the router
+    of_all = experts * (one + width)  # gate and up, and down, stacked; the router
+    return _Layer(of_all, 3, (experts - active) * one, of_all)
 
 
 ARCHITECTURES: dict[str, Callable[[_Numbers], ModelFacts]] = {

@@ -29,9 +29,13 @@ class GPTShape:
 
     @property
     def num_parameters(self) -> int:
-        """Embedding (tied), positions; per layer attention 4 d^2, MLP 8 d^2, two norms; the last norm."""
-        per_layer = 12 * self.width**2 + 2 * self.width
-        return self.embedding_parameters + self.layers * per_layer + self.width
+        """Embedding (tied), positions; the layers' matrices and two norms of each; the last norm."""
+        return self.embedding_parameters + self.hidden_parameters + (2 * self.layers + 1) * self.width
+
+    @property
+    def hidden_parameters(self) -> int:
+        """Per layer attention 4 d^2, MLP 8 d^2."""
+        return self.layers * 12 * self.width**2
 
     @property
     def embedding_parameters(self) -> int:
@@ -57,8 +61,13 @@ class MoEShape(GPTShape):
 
     @property
     def num_parameters(self) -> int:
-        """As the dense one, with a router [experts, d] and `experts` MLPs of 2 d `expert_width` in place of its MLP."""
-        return super().num_parameters + self.layers * (self.experts * (self.width + self._expert) - 8 * self.width**2)
+        """As the dense one, with a router [experts, d] in each layer."""
+        return super().num_parameters + self.layers * self.experts * self.width
+
+    @property
+    def hidden_parameters(self) -> int:
+        """`experts` MLPs of 2 d `expert_width` in place of the dense one's."""
+        return self.layers * (4 * self.width**2 + self.experts * self._expert)
 
     @property
     def active_parameters(self) -> int:
@@ -92,9 +101,13 @@ class ViTShape:
     @property
     def num_parameters(self) -> int:
         """Patches in (no bias), positions; the layers of a text model; the last norm; the head (no bias)."""
-        per_layer = 12 * self.width**2 + 2 * self.width
-        beside = self.patch**2 + self.sequence + 1 + self.classes
-        return beside * self.width + self.layers * per_layer
+        beside = self.patch**2 + self.sequence + 1 + self.classes + 2 * self.layers
+        return beside * self.width + self.hidden_parameters
+
+    @property
+    def hidden_parameters(self) -> int:
+        """As of a text model."""
+        return self.layers * 12 * self.width**2
 
     @property
     def embedding_parameters(self) -> int:
@@ -154,7 +167,7 @@ class FragmentSizes:
 class ModelFacts:
     """`embedding_parameters` travel in fragments of their own; `sequence` is in tokens. `idle_parameters` are those
     of the experts that a token does not visit (mixture of experts): they are kept and sent, but not computed with.
-    `head_parameters`: of an output head that is not tied to an embedding.
+    `hidden_parameters`: of the matrices in its blocks.
     `divides`: it can be sharded layer by layer; else each rank must have a copy."""
 
     parameters: int
@@ -165,12 +178,12 @@ class ModelFacts:
     num_tensors: int
     idle_parameters: int = 0
     divides: bool = True
-    head_parameters: int = 0
+    hidden_parameters: int = 0
 
     @property
     def hidden(self) -> float:
-        """The share of the parameters in hidden matrices; norms and biases are counted with them."""
-        return max(0.0, 1 - (self.embedding_parameters + self.head_parameters) / self.parameters)
+        """The share of the parameters in hidden matrices."""
+        return self.hidden_parameters / self.parameters
 
     @property
     def flops_per_token(self) -> float:
@@ -238,7 +251,8 @@ def facts_from_numbers(parameters: int, layers: int, width: int, sequence: int) 
     """A transformer's layers hold 12 d^2 parameters each; the rest is assumed to be the embedding."""
     embedding = max(0, parameters - 12 * layers * width**2)
     num_tensors = TENSORS_BESIDE_LAYERS + TENSORS_PER_DENSE_LAYER * layers
-    return ModelFacts(parameters, layers, width, sequence, embedding, num_tensors)
+    hidden = parameters - embedding
+    return ModelFacts(parameters, layers, width, sequence, embedding, num_tensors, hidden_parameters=hidden)
 
 
 def facts_from_parameters(parameters: Sequence[ParameterFact], sequence: int, divides: bool = True) -> ModelFacts:
@@ -254,5 +268,5 @@ def facts_from_parameters(parameters: Sequence[ParameterFact], sequence: int, di
         embedding_parameters=sum(prod(p.shape) for p in parameters if p.embedding),
         num_tensors=len(parameters),
         divides=divides,
-        head_parameters=sum(prod(p.shape) for p in parameters if p.head),
+        hidden_parameters=sum(prod(p.shape) for p in parameters if p.hidden),
     )

@@ -43,6 +43,7 @@ from diloco_cli.store.url import parse_url
 from diloco_cli.store.wrappers import EmulatedLink, MeteredStore, StoreWrapper
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.devices import choose_device
+from diloco_cli.training.inner import shared_out
 from diloco_cli.training.ranks import RankedTraining, build_rank
 from diloco_cli.training.replica import (
     DeviceTraining,
@@ -215,6 +216,8 @@ def _learn(
     training, wire = _ports(run, island, device, place, beats, _hasty(stop, beats).check)
     attended = store if place is None else AttendedStore(store, training.keep_alive)
     facts = Facts(island.name, url=meter.url)
+    if (rules := shared_out(training.replica.optimizer)) is not None:
+        facts.say(rules)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)), meter)
     learner = Learner(

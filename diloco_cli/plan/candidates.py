@@ -46,7 +46,7 @@ def island_speed(
     flops = model.flops_per_token
     if INNER_OPTIMIZERS[train.inner.name].of_matrices is not None:
         batch_tokens = island.batch_tokens or train.batch_tokens
-        flops += newton_schulz_flops(model.hidden * model.parameters, model.width, batch_tokens)
+        flops += newton_schulz_flops(model.hidden_parameters, model.width, batch_tokens)
     if device.name in HOST_DEVICES:
         gflops = min(CPU_GFLOPS_PER_WIDTH * model.width, MAX_CPU_GFLOPS) if device.name == CPU else MPS_GFLOPS
         what = f"a core at width {model.width}" if device.name == CPU else f"on {device.name}"

@@ -158,6 +158,7 @@ def model_facts(model: ModelSettings) -> ModelFacts:
             embedding_parameters=shape.embedding_parameters,
             num_tensors=shape.num_tensors,
             idle_parameters=shape.num_parameters - shape.active_parameters,
+            hidden_parameters=shape.hidden_parameters,
         )
     if model.parameters and model.layers and model.width and model.sequence:
         return facts_from_numbers(model.parameters, model.layers, model.width, model.sequence)

@@ -7,6 +7,7 @@ such a wrapper would make the same model another one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 
 import torch
@@ -30,29 +31,31 @@ from diloco_cli.layout import (
 
 WRAPPED_AS = frozenset({"_orig_mod", "_checkpoint_wrapped_module"})  # of torch.compile and checkpoint_wrapper
 
+ROUTERS = frozenset({"router", "gate"})  # of a mixture's experts
+
 CARRIED = (torch.float32, torch.bfloat16, torch.float16)  # what float32 holds without rounding
 
 
 def parameter_facts(model: torch.nn.Module) -> list[ParameterFact]:
     """Every trained tensor once (tied weights share one name), in the model's order and by its bare name.
 
-    Weights of torch.nn.Embedding count as embeddings. An untied output head is the model's last torch.nn.Linear, if it
-    maps an embedding's width to that embedding's number of entries and shares no embedding's weight, or there is none.
+    Weights of torch.nn.Embedding count as embeddings, and the matrices of linear layers and attention inside a block as
+    hidden, but for routers. So heads, patches, and what a model keeps in tensors of its own are neither.
 
     Of all else only buffers that training changes are exchanged (`buffer_facts`): the rest stays as the model's code
     builds it on every learner, in the evaluator, and in an export. Raises UsageError for a trained parameter that no
     float32 vector carries.
     """
     _refuse_unfit(model)
-    embeddings = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-    embedded, head = {id(module.weight) for module in embeddings}, _head_of(model, embeddings)
+    embedded = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    hidden = _hidden_in(model) - embedded
     return [
         ParameterFact(
             name,
             tuple(parameter.shape),
             id(parameter) in embedded,
             _type_of(parameter),
-            head=id(parameter) == head,
+            hidden=id(parameter) in hidden,
         )
         for name, parameter in bare_parameters(model).items()
         if parameter.requires_grad
@@ -117,15 +120,25 @@ def _type_of(value: torch.Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
 
 
-def _head_of(model: torch.nn.Module, embeddings: list[torch.nn.Embedding]) -> int | None:
-    """The id of the untied output head's weight."""
-    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    if not linears:
-        return None
-    last = linears[-1]
-    tied = any(last.weight is module.weight for module in embeddings)
-    fits = any((last.in_features, last.out_features) == (m.embedding_dim, m.num_embeddings) for m in embeddings)
-    return id(last.weight) if (fits and not tied) or not embeddings else None
+def _hidden_in(model: torch.nn.Module) -> set[int]:
+    """The ids of matrices in blocks: members of a ModuleList, or alike in a Sequential, with parts of their own."""
+    found = set()
+    for module in model.modules():
+        if not isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+            continue
+        kinds = Counter(map(type, module))
+        for block in module:
+            is_repeated = isinstance(module, torch.nn.ModuleList) or kinds[type(block)] > 1
+            if is_repeated and next(block.children(), None) is not None:
+                found |= {id(p) for at, part in block.named_modules() for p in _matrices_of(at, part)}
+    return found
+
+
+def _matrices_of(at: str, module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Conv1D is how transformers' GPT-2 names its linear layers. A router gives each token few numbers."""
+    is_one = isinstance(module, torch.nn.Linear | torch.nn.MultiheadAttention) or type(module).__name__ == "Conv1D"
+    matrices = [p for p in module.parameters(recurse=False) if p.dim() == 2 and min(p.shape) > 1] if is_one else []
+    return [p for p in matrices if ROUTERS.isdisjoint(at.split(".")) or p.shape[0] >= p.shape[1]]
 
 
 def flatten(fragment: Fragment, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

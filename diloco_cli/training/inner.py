@@ -70,6 +70,14 @@ def build_optimizer(model: nn.Module, settings: InnerSettings) -> torch.optim.Op
     return optimizer
 
 
+def shared_out(optimizer: torch.optim.Optimizer) -> str | None:
+    """Which rule has how many of the parameters; None if there is one rule."""
+    counts = {True: 0, False: 0}
+    for group in optimizer.param_groups:
+        counts[group["moments"] == INNER_OPTIMIZERS["muon"].of_matrices] += len(group["params"])
+    return f"Muon: {counts[True]} matrices; AdamW: {counts[False]} tensors" if counts[True] else None
+
+
 def make_step(optimizer: torch.optim.Optimizer) -> None:
     """Counts, because not all of torch's optimizers do."""
     optimizer.step()

@@ -34,6 +34,27 @@ class Lion(torch.optim.Optimizer):
             momentum.lerp_(parameter.grad, 0.01)
 
 
+class FinerThanBf16(torch.optim.Optimizer):
+    """Moments of more bits than its parameters have, and a counter in whole numbers."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:
+                state = self.state[parameter]
+                mean = state.setdefault("mean", torch.zeros(parameter.shape, dtype=torch.float32))
+                count = state.setdefault("count", torch.full(parameter.shape, 256, dtype=torch.int32))
+                parameter.sub_(mean.lerp_(parameter.grad.float(), 0.1) / count.add_(1))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if not all(len(kept) == 2 for kept in self.state.values()):
+            raise KeyError("count")
+
+
 class PastKeeping(Lion):
     """Keeps what no tensor holds."""
 
@@ -68,8 +89,10 @@ def step(model: nn.ModuleList, optimizer: torch.optim.Optimizer, seed: int) -> N
     optimizer.step()
 
 
-def saved_by(make: Make) -> tuple[nn.ModuleList, torch.optim.Optimizer, bytes | None]:
-    model = model_in()
+def saved_by(
+    make: Make, dtype: torch.dtype = torch.float32
+) -> tuple[nn.ModuleList, torch.optim.Optimizer, bytes | None]:
+    model = model_in(dtype)
     optimizer = make(model)
     for seed in range(3):
         step(model, optimizer, seed)
@@ -88,6 +111,31 @@ def test_a_restored_optimizer_goes_on_bit_for_bit(make: Make) -> None:
         step(twin, its_optimizer, seed)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     assert saved_state(twin, its_optimizer) == saved_state(model, optimizer)
+
+
+def test_what_has_another_type_than_its_parameter_keeps_it() -> None:
+    model, _, saved = saved_by(lambda m: FinerThanBf16(m.parameters()), torch.bfloat16)
+    fresh = FinerThanBf16(model.parameters())
+    assert saved is not None and restore_state(model, fresh, saved)
+    assert {value.dtype for kept in fresh.state.values() for value in kept.values()} == {torch.float32, torch.int32}
+    assert saved_state(model, fresh) == saved
+
+
+@pytest.mark.parametrize("now", OPTIMIZERS)
+@pytest.mark.parametrize("before", OPTIMIZERS)
+def test_the_state_of_another_kind_is_refused(before: str, now: str) -> None:
+    model, _, saved = saved_by(OPTIMIZERS[before])
+    fresh = OPTIMIZERS[now](model)
+    assert saved is not None and restore_state(model, fresh, saved) is (before == now)
+    assert before == now or not fresh.state
+    step(model, fresh, 9)
+
+
+def test_a_state_that_the_optimizer_refuses_changes_nothing() -> None:
+    model, optimizer, _ = saved_by(lambda m: FinerThanBf16(m.parameters()))
+    del optimizer.state[model[0].weight]["count"]
+    saved, fresh = saved_state(model, optimizer), FinerThanBf16(model.parameters())
+    assert saved is not None and not restore_state(model, fresh, saved) and not fresh.state
 
 
 def test_groups_and_rates_are_those_of_the_loop() -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators
@@ -120,15 +119,9 @@ def test_the_planned_moments_are_those_that_the_optimizer_keeps(preset: str, nam
     optimizer.step()
     kept = sum(t.numel() * t.itemsize for state in optimizer.state.values() for t in state.values() if t.dim())
     (planned,) = (p.gb for p in memory_parts(facts, computing(run, facts, False, 1, False)) if p.name == "moments")
-    assert planned == pytest.approx(kept / 1e9, rel=0.15)
+    assert planned == pytest.approx(kept / 1e9)
     built = facts_from_parameters(parameter_facts(model), facts.sequence)
-    assert built.hidden == pytest.approx(facts.hidden, rel=0.02)
-
-
-def test_an_untied_head_keeps_adamws_moments() -> None:
-    model = nn.Sequential(nn.Embedding(64, 8), nn.Linear(8, 8, bias=False), nn.Linear(8, 64, bias=False))
-    facts = facts_from_parameters(parameter_facts(model), 8)
-    assert facts.hidden == pytest.approx(64 / (64 + 2 * 512))
+    assert built.hidden_parameters == facts.hidden_parameters > 0
 
 
 def test_tokens_that_meet_wider_or_several_mlps_keep_more() -> None:

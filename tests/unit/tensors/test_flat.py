@@ -16,9 +16,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.nn.parallel import DistributedDataParallel
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import InnerSettings, OuterSettings, SyncSettings
+from diloco_cli.config.settings import InnerSettings, ModelSettings, OuterSettings, RunSettings, SyncSettings
 from diloco_cli.launch.new_run import layout_of
 from diloco_cli.layout import balanced_layout, make_layout
+from diloco_cli.tasks.build import build_model_on_meta
 from diloco_cli.tensors.flat import bare_parameters, flatten, parameter_facts, unflatten
 from diloco_cli.training.inner import build_optimizer, restore_inner_state, saved_moments
 from tests.numerics.harness import make_run
@@ -77,14 +78,48 @@ class Gpt(nn.Module):
             self.head.weight = self.tokens.weight
 
 
-def test_an_untied_head_is_the_last_linear_from_an_embeddings_width_to_its_entries() -> None:
-    def heads(head: str) -> list[str]:
-        return [fact.name for fact in parameter_facts(Gpt(head)) if fact.head]
+class Mixed(nn.Module):
+    """A block with every kind of matrix and what looks like one, and the like of it outside."""
 
-    assert heads("untied") == ["head.weight"] and heads("tied") == heads("none") == []
-    assert [fact.head for fact in parameter_facts(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3, bias=False)))] == [
-        False, False, True,
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls, self.table = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(5, 4))
+        self.patches, self.score = nn.Linear(9, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 6))
+        self.stages = nn.Sequential(nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.Linear(4, 4)), nn.BatchNorm1d(4))
+        block = nn.Module()
+        block.attention, block.up, block.one = nn.MultiheadAttention(4, 2), nn.Linear(4, 8), nn.Linear(4, 1)
+        block.gate, block.glu = nn.Linear(4, 3), nn.ModuleDict({"gate": nn.Linear(4, 8)})
+        block.bias_table, block.positions = nn.Parameter(torch.ones(3, 4)), nn.Embedding(5, 4)
+        self.layers, self.heads = nn.ModuleList([block]), nn.ModuleList([nn.Linear(4, 9), nn.Linear(4, 9)])
+
+
+def hidden_in(model: nn.Module) -> list[str]:
+    return [fact.name for fact in parameter_facts(model) if fact.hidden]
+
+
+def test_hidden_matrices_are_those_of_linear_layers_in_blocks() -> None:
+    assert hidden_in(Mixed()) == [
+        "stages.0.0.weight", "stages.1.0.weight", "layers.0.attention.in_proj_weight",
+        "layers.0.attention.out_proj.weight", "layers.0.up.weight", "layers.0.glu.gate.weight",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("preset", ["gpt-pico", "moe-pico", "vit-nano"])
+def test_of_a_preset_only_its_blocks_matrices_are_hidden(preset: str) -> None:
+    model = build_model_on_meta(RunSettings("run", model=ModelSettings(preset=preset)))
+    names = {"qkv", "attention_out", "mlp_in", "mlp_out"}
+    assert hidden_in(model) == [name for name, _ in model.named_parameters() if name.split(".")[-2:][0] in names]
+
+
+def test_of_models_of_transformers_too() -> None:
+    """A classifier's head, which is no embedding's size, is none."""
+    transformers = pytest.importorskip("transformers", reason="pip install 'diloco[hf]'")
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    llama = transformers.LlamaForSequenceClassification(transformers.LlamaConfig(vocab_size=32, **sizes))
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=32))
+    for model, count, at in ((llama, 7, "model.layers.0."), (gpt2, 4, "transformer.h.0.")):
+        matrices = [name for name, p in model.named_parameters() if name.startswith(at) and p.dim() > 1]
+        assert hidden_in(model) == matrices and len(matrices) == count
 
 
 @pytest.mark.parametrize(("model", "fragments"), [(Tied(False), 1), (Gpt("untied"), 7)])

@@ -30,6 +30,7 @@ from diloco_cli.training.inner import (
     moments_of,
     restore_inner_state,
     saved_moments,
+    shared_out,
 )
 
 Tensors = dict[str, torch.Tensor]
@@ -37,7 +38,7 @@ Tensors = dict[str, torch.Tensor]
 
 def model_in(dtype: torch.dtype) -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1)).to(dtype)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(4, rows)) for rows in (4, 1))).to(dtype)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
@@ -85,7 +86,7 @@ class Routed(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.experts = nn.ModuleList([nn.Linear(4, 3) for _ in range(3)])
+        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(4, 3)) for _ in range(3)])
         self.head = nn.Linear(3, 3)
 
     def step(self, optimizer: torch.optim.Optimizer, *used: int) -> None:
@@ -169,7 +170,7 @@ class Kinds(nn.Module):
         torch.manual_seed(5)
         self.tokens, self.positions = nn.Embedding(12, 6), nn.Embedding(5, 6)
         self.conv, self.norm = nn.Conv1d(6, 6, 3, padding=1), nn.LayerNorm(6)
-        self.up, self.down = nn.Linear(6, 24), nn.Linear(24, 6, bias=False)
+        self.blocks = nn.ModuleList([nn.ModuleDict({"up": nn.Linear(6, 24), "down": nn.Linear(24, 6, bias=False)})])
         self.head = nn.Linear(6, 12, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
@@ -177,7 +178,7 @@ class Kinds(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.tokens(tokens) + self.positions.weight
         x = x + self.conv(x.mT).mT
-        found: torch.Tensor = self.head(x + self.down(self.up(self.norm(x)).relu()))
+        found: torch.Tensor = self.head(x + self.blocks[0]["down"](self.blocks[0]["up"](self.norm(x)).relu()))
         return found
 
 
@@ -185,7 +186,7 @@ class Kinds(nn.Module):
 def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_all_else_bit_for_bit(tied: bool) -> None:
     settings = InnerSettings(name="muon", lr=0.02, weight_decay=0.1)
     model, twin = Kinds(tied), Kinds(tied)
-    hidden = [twin.up.weight, twin.down.weight]
+    hidden = [twin.blocks[0]["up"].weight, twin.blocks[0]["down"].weight]
     others = [p for p in twin.parameters() if not any(p is q for q in hidden)]
     theirs = [
         torch.optim.Muon(hidden, lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
@@ -193,6 +194,8 @@ def test_muon_is_torchs_for_hidden_matrices_and_adamw_for_all_else_bit_for_bit(t
         torch.optim.AdamW([p for p in others if p.dim() < 2], lr=0.02, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
     ]
     ours = build_optimizer(model, settings)
+    assert shared_out(ours) == f"Muon: 2 matrices; AdamW: {len(others)} tensors"
+    assert shared_out(build_optimizer(model, InnerSettings())) is None
     for seed in range(5):
         tokens = torch.randint(0, 12, (4, 5), generator=torch.Generator().manual_seed(seed))
         for each, optimizers in ((model, [ours]), (twin, theirs)):
@@ -313,13 +316,13 @@ def test_nothing_of_the_compiler_is_imported() -> None:
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_hooks_are_called_once_a_step_whatever_optimizers_there_were_before(name: str) -> None:
     calls: list[str] = []
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model = model_in(torch.float32)
     for build in (torch.optim.AdamW, torch.optim.SGD):
         build(nn.Linear(2, 1).parameters(), lr=0.1).step()
     optimizer = build_optimizer(model, InnerSettings(name=name))  # type: ignore[arg-type]
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     optimizer.register_step_post_hook(lambda *_: calls.append("after"))
-    model(torch.ones(1, 2)).sum().backward()
+    model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     assert calls == ["before", "after"]
 
