@@ -24,7 +24,8 @@ QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
 
 
 @pytest.fixture
-def diloco():
+def diloco(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     app = typer.Typer()
     for name in ("init", "plan", "config"):
         add_command(app, name)

@@ -23,6 +23,7 @@ from diloco_cli.config.hardware import expand_hostlist
 from diloco_cli.config.huggingface import facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.run_file import apply_overrides, load_run
+from diloco_cli.config.settings import InnerSettings
 from diloco_cli.digests import digest, is_digest
 from diloco_cli.errors import DilocoError
 from diloco_cli.faults import load_scenario
@@ -180,10 +181,10 @@ def _state_bytes(size: int) -> bytes:
 
 
 def _moments() -> Parser:
-    from diloco_cli.training.inner import saved_moments
+    from diloco_cli.training.inner import build_optimizer, saved_moments
 
     model = torch.nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer = build_optimizer(model, InnerSettings())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
     saved = saved_moments(model, optimizer)

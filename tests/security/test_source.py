@@ -111,6 +111,8 @@ def test_temporary_files_are_made_by_mkstemp_or_under_a_drawn_name() -> None:
     """Row 17: temporary files by mkstemp in own directories: nobody else's /tmp, no guessable names there."""
     for where, node in nodes():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if where.startswith("engines/kubernetes.py") and node.value == "/dev/shm":
+                continue  # mounted in a pod
             assert not re.match(r"/(tmp|var/tmp|dev/shm)\b", node.value), f"{where}: {node.value}"
 
 
