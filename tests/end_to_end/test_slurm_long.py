@@ -28,7 +28,7 @@ def jobs() -> Iterator[Jobs]:
 def test_a_run_outlives_what_a_cluster_does_to_its_jobs(jobs: Jobs) -> None:
     script = jobs.diloco("launch", "-n")
     assert script.count("#SBATCH --dependency=singleton") == len(NAMES) and not jobs.jobs()
-    jobs.launch("--detach")
+    jobs.launch("--detach", "--set", "train.tokens=5M")
     assert sorted(jobs.jobs()) == NAMES
 
     jobs.trains("iowa", 1)
