@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diloco_cli.cli.arguments import OpenRun
+from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.config.settings import Site
 from diloco_cli.engines.files import edited
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, job_names
 from diloco_cli.engines.sites import engine_of
+from diloco_cli.engines.slurm import Slurm
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import DilocoError, RefusedError, UsageError
 from diloco_cli.paths import make_directory
@@ -32,12 +33,14 @@ from diloco_cli.runtime.units import (
     devices_of,
     diloco_command,
     is_of_cores,
+    is_submitted,
     keys_of,
     threads_of,
     units_of,
 )
 from diloco_cli.signing import KEY_VARIABLE
 from diloco_cli.store.url import join_url
+from diloco_cli.store.wrappers import Deadline
 
 if TYPE_CHECKING:
     from diloco_cli.plan.plan import Plan
@@ -51,6 +54,7 @@ DRAIN_S, LOOKS_EVERY_S = 20.0, 1.0
 SHELLS_OWN = re.compile(r"(AWS|AZURE|GOOGLE|GCE_METADATA|HF)_\w+|(https?|all)_proxy|DILOCO_ALLOW_HTTP", re.IGNORECASE)
 WAITS = (JobState.QUEUED, JobState.HELD)
 MAX_ASKED = 32  # engines at a time
+NAMED = "ask where it was launched; or here, once `diloco launch --create-only` was typed beside its files"
 
 
 def job_spec(
@@ -60,7 +64,7 @@ def job_spec(
     folder: Path,
     plan: Plan | LaunchPlan | None = None,
     consent: tuple[str, ...] | None = None,
-    sites: Mapping[str, Site] | None = None,
+    sites: Mapping[str, Site | None] | None = None,
 ) -> JobSpec:
     """`folder`: where modules are looked for, and where the folder of its logs lies, unless its site has a directory.
     All nodes have to see it. `plan`: knows how much memory it needs."""
@@ -125,7 +129,7 @@ class EngineWords:
 
     @property
     def trouble(self) -> str:
-        return f"jobs: not asked: {'; '.join(map(str, self.silent.values()))}" if self.silent else ""
+        return f"jobs: not asked: {'; '.join(dict.fromkeys(map(str, self.silent.values())))}" if self.silent else ""
 
 
 def engine_for(url: str, infra: str) -> Engine:
@@ -141,7 +145,7 @@ def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN
 
     def ask(name: str) -> list[Job] | DilocoError:
         try:
-            return engine_for(opened.url, name).jobs(home, run.name, within_s)
+            return _named_engine(opened.url, name).jobs(home, run.name, within_s)
         except DilocoError as error:
             return error
 
@@ -154,6 +158,19 @@ def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN
                 if jobs.setdefault((job.unit, job.id), job).engine != own.get(job.unit):
                     jobs[job.unit, job.id] = job
     return EngineWords(list(jobs.values()), silent)
+
+
+def is_named(url: str, engine: str) -> bool:
+    """Whether this machine's user has named this engine, in an inventory; else the run's bucket alone does."""
+    return any(is_submitted(infra) and engine_of(infra, site).name == engine for infra, site in sites_of(url).items())
+
+
+def _named_engine(url: str, name: str) -> Engine:
+    """Raises RefusedError where a stranger may have chosen the host or context that this user's keys would open. The
+    Slurm of this machine is its own."""
+    if not is_named(url, name) and name != Slurm.name:
+        raise RefusedError(f"the run's bucket alone names their hosts: {NAMED}")
+    return engine_for(url, name)
 
 
 def engine_names(url: str, units: Iterable[RunUnit]) -> list[str]:
@@ -221,6 +238,9 @@ def submit_missing(
     if left := [unit.name for unit in planned if unit not in reached]:
         talk(f"{before.trouble}; left alone: {', '.join(left)}; once it answers: diloco resume {opened.word}")
     missing = [unit for unit in reached if unit.name not in known or not known[unit.name].lives]
+    if there := _work_elsewhere(opened, missing):
+        talk(f"left alone, for they work, as jobs that are not known here: {', '.join(there)}")
+        missing = [unit for unit in missing if unit.name not in there]
     own = [] if opened.url.startswith("file:") else sorted(filter(SHELLS_OWN.fullmatch, environment_with()))
     if missing and own:
         talk(f"warning: jobs do not get {', '.join(own)} of this shell: what they need has to stand in files")
@@ -239,6 +259,14 @@ def submit_missing(
         talk(f"submitted {len(done)} jobs; what they print: diloco logs")
         known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(opened.url, missing)).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
+
+
+def _work_elsewhere(opened: OpenRun, units: Sequence[RunUnit]) -> list[str]:
+    """Those that work now, and were launched from another machine: their cluster may be another one than this."""
+    from diloco_cli.observe.unit_states import working
+
+    names = [unit.name for unit in units if not is_named(opened.url, engine_for(opened.url, unit.infra).name)]
+    return working(boxed(opened, Deadline(LOOK_S)).facts(), names) if names else []
 
 
 def _submit(
@@ -288,7 +316,7 @@ def _take_back(opened: OpenRun, done: list[Job], units: Collection[str], names: 
 
 def _submitted_from(opened: OpenRun, units: Iterable[RunUnit]) -> Path | None:
     """The folder from which this machine has submitted them before: their modules and relative data are found there."""
-    placed = {infra for infra, site in sites_of(opened.url).items() if site.directory}
+    placed = {infra for infra, site in sites_of(opened.url).items() if site and site.directory}
     own = (log_path(opened.url, unit.name) for unit in units if unit.infra not in placed)
     logs = [path for path in own if path.is_symlink()]
     before = [path.readlink().parent.parent for path in logs]
@@ -318,8 +346,10 @@ def log_commands(opened: OpenRun, unit: str | None, lines: int, follow: bool) ->
     """By unit, of the jobs whose logs are not on this machine."""
     run = opened.format
     chosen = [one for one in units_of(run, opened.url) if one.is_submitted and unit in (None, one.name)]
-    given = (run.home_of(opened.url), run.name)
-    found = {one.name: engine_for(opened.url, one.infra).log_words(*given, one.name, lines, follow) for one in chosen}
+    given, found = (run.home_of(opened.url), run.name), dict[str, tuple[str, ...]]()
+    for one in chosen:
+        engine = _named_engine(opened.url, engine_for(opened.url, one.infra).name)
+        found[one.name] = engine.log_words(*given, one.name, lines, follow)
     return {name: words for name, words in found.items() if words}
 
 
@@ -361,8 +391,12 @@ def asked(opened: OpenRun) -> tuple[list[Job], str]:
     known = {job.unit for job in found.jobs}
     for unit in units:
         name = engine_for(opened.url, unit.infra).name
-        if unit.island is not None and unit.name not in known and name not in found.silent:
+        if unit.island is None or unit.name in known or name in found.silent:
+            continue
+        if is_named(opened.url, name):
             found.jobs.append(Job(unit.name, name, "", JobState.GONE, f"{name} has no job of it"))
+        elif not known:
+            found.silent[name] = RefusedError(f"{name} of this machine has none of them: {NAMED}")
     return found.jobs, found.trouble
 
 

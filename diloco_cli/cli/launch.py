@@ -251,7 +251,7 @@ def _created(
     if how == "created":
         _keep(home, found)
     known = remember_run(url, run.region_urls)
-    note_sites(url, plan.inventory.sites_by_infra)
+    note_sites(url, {**dict.fromkeys(island.infra for island in islands), **plan.inventory.sites_by_infra})
     if how == "existed":
         other = f", as launched by plan {short_digest(run.plan)}" if run.plan not in ("", found.digest) else ""
         talk(f"run {run.name} exists already at {url}: going on with it{other}")

@@ -22,7 +22,7 @@ from diloco_cli.cli.arguments import (
     open_run,
 )
 from diloco_cli.cli.output import print_json, progress, refuse_place, talk, writing_to
-from diloco_cli.cli.status import riding_out
+from diloco_cli.cli.status import riding_out, told_with_jobs
 from diloco_cli.clock import sleep_s, utc_now_text
 from diloco_cli.errors import INTERRUPTED_STATUS, DataCheckError, StoreError, TryAgainError, UsageError
 from diloco_cli.plots import require_matplotlib
@@ -203,6 +203,7 @@ def _format(form: str | None, output: Path | None) -> Format:
 
 
 def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
+    from diloco_cli.cli.jobs import JobWatch
     from diloco_cli.report.history import marks_of, read_history
     from diloco_cli.report.numbers import read_launch_plan, report_of
 
@@ -214,7 +215,10 @@ def read_report(opened: OpenRun) -> tuple[Report, RunHistory]:
 
         history = read_history(opened.store, opened.format, facts.state, tell)
     marks = marks_of(history, facts.written)
-    return report_of(facts, history, read_launch_plan(opened.store), marks, opened.local()), history
+    status = told_with_jobs(opened, facts, (watch := JobWatch(opened)).look)
+    if watch.trouble:
+        talk(watch.trouble)
+    return report_of(facts, history, read_launch_plan(opened.store), marks, status), history
 
 
 def _is_page_of(path: Path, run_id: str) -> bool:

@@ -61,12 +61,16 @@ def read_status(
 ) -> tuple[Status, RunState]:
     """`known` is the state returned by the call before: then only what is new is read. `ask`: for its jobs, of a run
     that goes on."""
+    facts = opened.facts(known, BATCHES_A_LOOK)
+    return told_with_jobs(opened, facts, ask), facts.state
+
+
+def told_with_jobs(opened: OpenRun, facts: RunFacts, ask: Callable[[], list[Job]] | None) -> Status:
     from diloco_cli.observe.situation import OVER
     from diloco_cli.observe.status import status_of
 
-    facts = opened.facts(known, BATCHES_A_LOOK)
     current = status_of(facts, opened.local())
-    return current if ask is None or current.state in OVER else with_jobs(current, facts, ask()), facts.state
+    return current if ask is None or current.state in OVER else with_jobs(current, facts, ask())
 
 
 def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:

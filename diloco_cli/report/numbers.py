@@ -11,9 +11,10 @@ import msgspec
 
 from diloco_cli.config.fields import origin_of, values_of
 from diloco_cli.config.settings import RunSettings
-from diloco_cli.observe.facts import Local, RunFacts
+from diloco_cli.engines.port import Job
+from diloco_cli.observe.facts import RunFacts
 from diloco_cli.observe.fields import Fields, made
-from diloco_cli.observe.status import LearnerStatus, status_of
+from diloco_cli.observe.status import LearnerStatus, Status, status_of
 from diloco_cli.observe.summary import LearnerSummary, OneSummary, Summary
 from diloco_cli.plan.flow import CLASS_A_PRICE, CLASS_B_PRICE
 from diloco_cli.plan.plan import Money, PlannedIsland, Prediction, Setting, SyncerNeeds
@@ -227,6 +228,7 @@ class Report(Summary):
     measured: list[Level] = of_report(_measured, "The same, as it was.")
     learners: list[LearnerRow] = of_report(lambda it: it.rows, "All islands.")  # type: ignore[assignment]
     regions: list[RegionRow] = of_report(_regions, "Their learners' sums.")
+    jobs: list[Job] = of_report(lambda it: it.status.jobs, "As `status` tells them, while the run goes on.")
     events: list[Mark] = of_report(lambda it: it.events[-MAX_MARKS:], "What happened, oldest first.")
     events_left_out: int = of_report(lambda it: max(0, len(it.events) - MAX_MARKS), "Older ones.")
     settings: list[SettingRow] = of_report(
@@ -236,10 +238,10 @@ class Report(Summary):
 
 
 def report_of(
-    facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, events: list[Mark], local: Local = Local()
+    facts: RunFacts, history: RunHistory, plan: LaunchPlan | None, events: list[Mark], status: Status | None = None
 ) -> Report:
-    """`local`: as for `status`, so that both say the same of a run that lives here."""
-    return made(Report, ReportSource(facts, status_of(facts, local), history, plan, events))
+    """`status`: with what this machine knows of the run, so that both say the same."""
+    return made(Report, ReportSource(facts, status or status_of(facts), history, plan, events))
 
 
 # -- the plan that `launch` left in the bucket ---------------------------------------------------------------------

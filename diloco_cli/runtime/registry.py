@@ -240,16 +240,16 @@ def remember_run(url: str, also: Iterable[str] = ()) -> KnownRun:
     return run
 
 
-def note_sites(url: str, sites: Mapping[str, Site]) -> None:
-    """What `infra` means here."""
+def note_sites(url: str, sites: Mapping[str, Site | None]) -> None:
+    """What each `infra` means that this machine's user has named."""
     write_json(run_directory(url) / "sites.json", to_plain(sites))
 
 
-def sites_of(url: str) -> dict[str, Site]:
-    """As the run at this URL was last launched on this machine; none are known elsewhere."""
+def sites_of(url: str) -> dict[str, Site | None]:
+    """By `infra`, as the run at this URL was last launched on this machine; elsewhere only its bucket names them."""
     try:
         body = read_json(run_directory(noted_at(url)) / "sites.json")
-        return {name: from_plain(Site, site) for name, site in (body or {}).items()}
+        return {name: site and from_plain(Site, site) for name, site in (body or {}).items()}
     except (UnreadableError, UsageError):
         return {}
 

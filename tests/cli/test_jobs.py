@@ -22,6 +22,7 @@ from diloco_cli.cli.jobs import (
     job_of,
     job_spec,
     jobs_before,
+    log_commands,
     run_beside,
     specs_of,
     submit_missing,
@@ -38,7 +39,7 @@ from diloco_cli.observe.screen import job_lines
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime import units
-from diloco_cli.runtime.registry import log_files
+from diloco_cli.runtime.registry import log_files, note_sites
 from diloco_cli.runtime.units import units_of
 from diloco_cli.signing import Secret
 from diloco_cli.store.memory import MemoryStore
@@ -100,6 +101,12 @@ class PlayedSlurm:
 
     def cancelled(self) -> list[tuple[str, ...]]:
         return [call[1:] for call in self.calls if call[0] == "scancel"]
+
+
+@pytest.fixture(autouse=True)
+def named() -> None:
+    """The run was launched from this machine."""
+    note_sites(URL, dict.fromkeys(("slurm/us", "slurm/eu", "other/x", "other/us", "other/eu")))
 
 
 @pytest.fixture
@@ -183,7 +190,7 @@ def test_a_sites_directory_has_its_logs_and_is_no_place_for_others(
     played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab = Site(engine="slurm", directory=f"{tmp_path}/lab")
-    monkeypatch.setattr(jobs, "sites_of", lambda url: {"slurm/us": lab})
+    monkeypatch.setattr(jobs, "sites_of", lambda url: {"slurm/us": lab, "slurm/eu": None})
     submit(tmp_path / "here")
     places = dict.fromkeys(NAMES, "lab") | {"rhine": "here", "syncer-1": "here"}
     logs = {unit: path.resolve() for unit, path in log_files(URL).items()}
@@ -404,6 +411,43 @@ def test_an_engine_that_does_not_answer_holds_up_nothing_of_the_others(
     left = "iowa, syncer-0" if silent == "slurm" else "rhine, syncer-1"
     assert f"left alone: {left}; once it answers: diloco resume nano" in capsys.readouterr().err
     assert end_jobs(opened(BOTH), 0.0) == sorted([mine, gone])
+
+
+def test_no_host_and_no_context_is_asked_that_the_bucket_alone_names(
+    played: PlayedSlurm, other: OtherEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note_sites(URL, {})
+    other.jobs = other.check = other.submit = other.log_words = pytest.fail  # type: ignore[assignment]
+    played.queue = {"iowa": ["RUNNING", "None"]}
+    found, trouble = asked(opened(BOTH))
+    assert [job.unit for job in found] == ["iowa"]
+    assert "the run's bucket alone names their hosts: ask where it was launched" in trouble
+    with pytest.raises(RefusedError, match="bucket alone names"):
+        log_commands(opened(BOTH), "rhine", 20, False)
+    assert job_of(opened(BOTH), "iowa") is not None
+    with pytest.raises(RefusedError, match="bucket alone names"):
+        job_of(opened(BOTH), "rhine")
+    only = replace(RUN, islands=(replace(RHINE, infra="other/x"),))
+    with pytest.raises(RefusedError, match="bucket alone names"):
+        submit(tmp_path, only)
+    assert end_jobs(opened(only), 0.0) == [] and "bucket alone names" in capsys.readouterr().err
+
+
+def test_another_clusters_jobs_are_neither_gone_nor_doubled(
+    played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run that was launched from another machine, on whose Slurm two of the units work."""
+    note_sites(URL, {})
+    none, trouble = asked(opened())
+    assert none == [] and trouble.startswith(
+        "jobs: not asked: slurm of this machine has none of them: ask where it was"
+    )
+    said = {name: SimpleNamespace(age_s=age_s, heartbeat=SimpleNamespace(state="TRAINING", unit=name))
+            for name, age_s in (("iowa", 1.0), ("rhine", 9_000.0), ("syncer-1", 1.0))}  # fmt: skip
+    facts = SimpleNamespace(learners={name: said[name] for name in ("iowa", "rhine")}, syncer=said["syncer-1"])
+    monkeypatch.setattr(jobs, "boxed", lambda opened, box: SimpleNamespace(facts=lambda: facts))
+    assert submit(tmp_path) == played.submitted() == ["rhine", "syncer-0"]
+    assert "left alone, for they work, as jobs that are not known here: iowa, syncer-1" in capsys.readouterr().err
 
 
 def test_learners_without_a_job_are_gone(played: PlayedSlurm) -> None:

@@ -9,7 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from diloco_cli.cli import jobs
 from diloco_cli.cli.run_data import FORMATS
+from diloco_cli.engines.port import Job, JobState
 from diloco_cli.launch.new_run import keep_plan
 from diloco_cli.launch.plan_files import resolve
 from diloco_cli.paths import install_hint
@@ -61,6 +63,16 @@ def test_the_numbers_as_json_are_those_of_the_log_and_need_no_matplotlib(diloco:
     assert data["file"] is None and data["commits"] == COMMITS == state["commit"] + 1
     assert (data["tokens"], data["loss"], data["state"]) == (state["tokens"], state["loss"], state["state"])
     assert len(data["learners"]) == 64 and sum(row["tokens"] for row in data["learners"]) <= data["tokens"]
+
+
+def test_jobs_stand_beside_and_an_engine_that_is_silent_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queued = Job("iowa", "slurm", "7", JobState.QUEUED, "Resources")
+    monkeypatch.setattr(jobs, "asked", lambda opened: ([queued], "jobs: not asked: ssh box"))
+    assert called(monkeypatch, "report", make_bucket(tmp_path / "nano"), "--json") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["data"]["jobs"][0]["why"] == "Resources" and "not asked: ssh box" in told.err
 
 
 def test_a_run_that_has_just_been_created_is_reported(diloco: Diloco, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from diloco_cli.engines.port import Job, JobState
 from diloco_cli.launch.new_run import keep_plan
 from diloco_cli.launch.plan_files import read_plan
 from diloco_cli.observe.facts import Local, LocalUnit
@@ -131,9 +132,11 @@ def test_offers_that_the_runs_end_settled_are_not_called_refused() -> None:
 def test_a_report_says_of_a_run_what_status_says_on_the_same_machine() -> None:
     dead = Local({name: LocalUnit("learner", 7, "dead") for name in ("iowa", "rhine")})
     spoken = facts(iowa=9.0, rhine=9.0)
-    report, status = report_of(spoken, begun(), None, [], dead), status_of(spoken, dead)
+    status = replace(status_of(spoken, dead), jobs=[Job("iowa", "slurm", "7", JobState.HELD, "held <by> a person")])
+    report = report_of(spoken, begun(), None, [], status)
     assert (report.state, report.reason, report.hint) == (status.state, status.reason, status.hint)
     assert status.reason != status_of(spoken).reason
+    assert "<td>HELD</td><td></td><td>held &lt;by&gt; a person</td>" in page_of(report, [], "now", "id")
 
 
 def test_shares_are_of_all_tokens() -> None:

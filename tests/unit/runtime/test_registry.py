@@ -161,8 +161,8 @@ def test_the_notes_of_a_run_are_found_by_each_of_its_urls():
 def test_sites_are_those_of_the_last_launch_here():
     lab = Site("slurm", "ssh login", "/x", options={"partition": "gpu", "exclusive": True})
     remember_run("file:///home/nano", ("file:///eu/nano",))
-    note_sites("file:///home/nano", {"slurm/lab": lab})
-    assert sites_of("file:///home/nano") == sites_of("file:///eu/nano") == {"slurm/lab": lab}
+    note_sites("file:///home/nano", {"slurm/lab": lab, "ssh/box": None})
+    assert sites_of("file:///home/nano") == sites_of("file:///eu/nano") == {"slurm/lab": lab, "ssh/box": None}
     assert sites_of("file:///other/nano") == {}
     (run_directory("file:///home/nano") / "sites.json").write_text('{"slurm/lab": {"engine": "pbs"}')
     assert sites_of("file:///home/nano") == {}
