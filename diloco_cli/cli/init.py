@@ -18,7 +18,7 @@ from diloco_cli.cli.output import print_json, talk
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import to_plain
 from diloco_cli.config.hardware import CPU
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.paths import templates_directory
 from diloco_cli.units import format_count, format_duration
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FILES = ("inventory.yaml", "run.yaml")
 TEMPLATE_NAME = "first-run"
 UNKNOWN_DEVICE_S = 1.0  # for the speed of a device that the catalogue does not know
+SLURM_ANSWERS_S = 15.0
 HEAD = (
     "This machine, as `diloco init` found it; `diloco inventory probe -f run.yaml` measures how fast it trains.\n"
     "The bucket is a folder beside this file. For other hardware: diloco init DIR --for gcs"
@@ -44,6 +45,7 @@ class FirstPlace(StrEnum):
     GCS = "gcs"
     S3 = "s3"
     HOME = "home"
+    SLURM = "slurm"
     SEVERAL = "several"
 
 
@@ -51,6 +53,7 @@ TEMPLATES = {
     FirstPlace.GCS: ("start/gcs-inventory.yaml", "start/cloud.yaml"),
     FirstPlace.S3: ("start/s3-inventory.yaml", "start/cloud.yaml"),
     FirstPlace.HOME: ("start/home-inventory.yaml", "start/home.yaml"),
+    FirstPlace.SLURM: ("start/slurm-inventory.yaml", "start/here.yaml"),
     FirstPlace.SEVERAL: ("inventory.yaml", "run.yaml"),
 }
 
@@ -61,7 +64,7 @@ def init(
         FirstPlace.HERE,
         "--for",
         help="here: trains on this machine at once. gcs, s3: two machines and a bucket. home: machines behind home"
-        " links. several: a fleet, with every key explained.",
+        " links. slurm: two jobs. several: a fleet, with every key explained.",
     ),
     yes: bool = typer.Option(False, "-y", "--yes", "--force", help="Replace files that are there."),
 ) -> None:
@@ -84,7 +87,11 @@ def init(
     except OSError as error:
         raise UsageError(f"cannot write: {(error.strerror or '').lower()}", where=str(directory)) from None
     inventory, run = (shlex.quote(str(target)) for target in targets)
-    if place is FirstPlace.HERE:
+    if place is FirstPlace.SLURM:
+        talk(
+            f"next: see that the partitions in {inventory} are yours, and all nodes see its folder: diloco launch {run}"
+        )
+    elif place is FirstPlace.HERE:
         talk(f"next: diloco launch {run}    (and in a second terminal: diloco status --watch)")
     else:
         talk(f"next: edit {inventory}: your bucket, your machines; then: diloco plan -f {run}")
@@ -99,7 +106,24 @@ def _named_after(directory: Path, run: str) -> str:
 
 
 def _of_templates(place: FirstPlace) -> list[str]:
-    return [(templates_directory() / name).read_text(encoding="utf-8") for name in TEMPLATES[place]]
+    inventory, run = [(templates_directory() / name).read_text(encoding="utf-8") for name in TEMPLATES[place]]
+    return [_with_partitions(inventory) if place is FirstPlace.SLURM else inventory, run]
+
+
+def _with_partitions(inventory: str) -> str:
+    """The template with the first partitions of this cluster, if there is one."""
+    from diloco_cli.engines.tool import run_tool
+
+    try:
+        said = run_tool(("sinfo", "-h", "-o", "%R"), within_s=SLURM_ANSWERS_S, refusal=UsageError)
+    except DilocoError as error:
+        talk(f"its partitions are not known: {error}")
+        return inventory
+    names = list(dict.fromkeys(said.split()))
+    talk(f"partitions: {', '.join(names) or 'none'}")
+    for place, name in zip(("first", "second"), [*names[:1], *names[:2][-1:]], strict=False):
+        inventory = inventory.replace(f"slurm/{place}", f"slurm/{name}")
+    return inventory
 
 
 def _for_this_machine() -> list[str]:

@@ -86,6 +86,9 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
     waits = [f"{job.unit} ({job.why or job.state})" for job in jobs if job.state in WAITS]
     if waits and has_not_merged(facts) and current.state in (State.SILENT, State.STALLED):
         current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")
+    lost = any(not job.lives and job.unit not in {learner.name for learner in current.learners} for job in jobs)
+    if lost and not current.hint:  # of its syncers, of which another one serves
+        current = replace(current, hint=f"diloco resume {facts.url}")
     return replace(current, jobs=jobs)
 
 

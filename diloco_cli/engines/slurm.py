@@ -36,6 +36,11 @@ trap 'scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 while kill -0 "$step" 2> /dev/null; do wait "$step"; done
 wait "$step"
 """
+FORGET = """\
+{logs} | while read -r log; do
+  case $log in */diloco-*-jobs/*.log) rm -f -- "${{log%.log}}.key" ;; esac
+done
+"""
 CHANGEABLE = ("partition", "cpus-per-task", "gpus-per-node", "mem")  # by who edits a script
 COLUMNS = "%i|%j|%T|%r|%N|%U|%k"
 STATES = {
@@ -267,7 +272,12 @@ class Slurm:
 
     def cancel(self, jobs: Collection[Job]) -> None:
         if jobs:
-            self._run(("scancel", *(job.id for job in jobs)), SUBMITS_WITHIN_S, TryAgainError)
+            ids = [job.id for job in jobs]
+            self._run(("scancel", *ids), SUBMITS_WITHIN_S, TryAgainError)
+            with suppress(DilocoError):  # they have ended, or read no key any more: keys do not lie about
+                words = ("squeue", "-h", "-t", "all", "-j", ",".join(ids), "-O", "StdOut:4096")
+                script = FORGET.format(logs=shlex.join(words))
+                self._run(("bash", "-s"), ANSWERS_WITHIN_S, TryAgainError, script)
 
     def hasten(self, jobs: Collection[Job]) -> None:
         """Lift what holds a requeued job back. Where a site does not let its user, the job waits its two minutes."""

@@ -97,7 +97,8 @@ for pid in {pids}; do
     lock=${{job%/lease}}/lock
     flock -sn "$lock" true && continue
     kill -TERM -- "-$pid"
-    setsid -f bash -c 'flock -sw {ends_s} "$1" true || kill -KILL -- "-$0"' "$pid" "$lock" < /dev/null > /dev/null 2>&1
+    setsid -f bash -c 'flock -sw {ends_s} "$1" true || {{ rm -f "${{1%lock}}key"; kill -KILL -- "-$0"; }}' \
+      "$pid" "$lock" < /dev/null > /dev/null 2>&1
   done
 done
 """

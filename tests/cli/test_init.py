@@ -1,8 +1,9 @@
-"""`diloco inventory probe`, as a user meets it."""
+"""`diloco inventory probe`, and `init` on a cluster, as a user meets them."""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,25 @@ def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(
     assert inventory.store.url == f"file://{tmp_path}/shelf" and not any((tmp_path / "shelf").rglob("*probe*"))
     again = diloco("inventory", "probe", "-o", "new.yaml")
     assert again.returncode == 2 and "there is a file already" in again.stderr and "hint:" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "islands"),
+    [
+        ("gpu\ngpu\nlong\nx", ["slurm/gpu", "slurm/long"]),
+        ("all", ["slurm/all"] * 2),
+        ("", ["slurm/first", "slurm/second"]),
+    ],
+)
+def test_a_first_run_on_slurm_has_the_clusters_own_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, islands: list[str]
+) -> None:
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\nprintf '{said}\\n'\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert called(monkeypatch, "init", str(tmp_path / "new"), "--for", "slurm") == 0
+    found = load_inventory(tmp_path / "new" / "inventory.yaml")
+    assert [island.infra for island in found.islands] == islands
 
 
 @pytest.mark.long

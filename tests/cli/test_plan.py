@@ -168,7 +168,7 @@ def test_launch_warns_of_too_many_fragments_as_plan_does():
     assert any(line.startswith("the model has too few rows for 4096 fragments") for line in warned)
 
 
-@pytest.mark.parametrize("place", ["here", "gcs", "s3", "home", "several"])
+@pytest.mark.parametrize("place", ["here", "gcs", "s3", "home", "slurm", "several"])
 def test_init_writes_files_that_can_be_planned_and_never_overwrites(diloco, tmp_path, place):
     diloco("init", tmp_path / "new", "--for", place)
     assert "\nfeasible: " in diloco("plan", "-f", tmp_path / "new" / "run.yaml")

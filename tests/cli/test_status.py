@@ -83,6 +83,7 @@ def test_jobs_that_wait_or_are_missing_are_said_of_a_run_that_goes_on(
     current = look()
     assert (current.state, current.reason) == ("STARTING", "jobs wait: iowa (Resources)"), "its hooks are not called"
     assert current.jobs == [waits, gone, killed] and told == [(current.jobs, "jobs: not asked: squeue")]
+    assert current.hint == f"diloco resume {opened.url}", "a syncer is lost, which nothing else shows"
     say(tmp_path / "jobs", "rhine", 1)
     assert look().jobs == [waits, killed], "it works on another cluster; of a syncer nothing else is heard"
     monkeypatch.setattr(observed, "status_of", lambda *given: replace(current, state="STOPPED"))

@@ -16,7 +16,7 @@ from diloco_cli import __version__
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import Site
 from diloco_cli.engines import slurm, ssh
-from diloco_cli.engines.port import JobSpec, JobState, job_names
+from diloco_cli.engines.port import Job, JobSpec, JobState, job_names
 from diloco_cli.engines.sites import engine_of
 from diloco_cli.engines.slurm import STATES, WAITS_FOR_STEP, Slurm, read_queue, render, step
 from diloco_cli.errors import UsageError
@@ -208,6 +208,21 @@ def test_the_shell_before_a_step_tells_its_tasks_to_end_and_ends_as_it_does(tmp_
     assert shell.wait(60.0) == 7 and told.read_text() == "--signal=TERM 7\n"
 
 
+def test_the_key_of_a_cancelled_job_goes_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logs = tmp_path / "my runs" / (job_names("nano", RUN) + "jobs")
+    mine = [logs / "iowa.log", logs / "iowa.key", logs / "ohio.key", tmp_path / "other.log", tmp_path / "other.key"]
+    logs.mkdir(parents=True)
+    for path in mine:
+        path.touch()
+    (tmp_path / "scancel").write_text("#!/bin/sh\n")
+    (tmp_path / "squeue").write_text(f"#!/bin/sh\nprintf '%-200s\\n' '{mine[0]}' '{mine[3]}'\n")
+    for tool in ("scancel", "squeue"):
+        (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    Slurm().cancel([Job("iowa", "slurm", "7", JobState.RUNNING)])
+    assert [path for path in mine if not path.exists()] == [mine[1]]
+
+
 def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[tuple[str, ...], str]] = []
 
@@ -229,9 +244,13 @@ def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch)
     (job,) = engine.jobs(RUN, "nano")
     assert (job.engine, job.owner) == ("slurm/lab", "")
     engine.cancel([job])
-    made = [given for words, given in calls if words == ("bash", "-s")][-1]
+    made = [given for words, given in calls if words == ("bash", "-s")][-2]
     assert f"""printf %s {shlex.quote("the 'key'")} > /shared/me/nano-jobs/iowa.key""" in made
     given = next(words for words, _ in calls if words[:2] == ("sbatch", "--parsable"))
     assert {"--chdir=/shared/me", "--output=/shared/me/nano-jobs/100%%.log", "--partition=gpu"} < {*given}
-    assert calls[-1][0] == ("scancel", "7") and "'key'" not in str([words for words, _ in calls])
+    assert (
+        calls[-2][0] == ("scancel", "7")
+        and calls[-1][0] == ("bash", "-s")
+        and "'key'" not in str([words for words, _ in calls])
+    )
     assert f"/shared/me/{job_names('nano', RUN)}jobs" in engine.log_words(RUN, "nano", "iowa", 20, follow=False)[-1]

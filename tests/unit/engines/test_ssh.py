@@ -107,10 +107,11 @@ def test_at_most_one_of_a_name_lives_and_it_leaves_when_it_is_told(home: Path, m
     BOX.cancel([first])
     wait_until(lambda: is_("ENDED"))
     plays(home, "trap : TERM; while :; do sleep 0.1; done")  # deaf
-    again = BOX.submit(IOWA)
-    assert again.id != first.id and job() == again
+    again = BOX.submit(replace(IOWA, key=Path("/k")), "its key")
+    assert again.id != first.id and job() == again and list(home.rglob("key"))
     BOX.cancel([again, first])
     wait_until(lambda: is_("GONE"))
+    assert not list(home.rglob("key"))
 
 
 def test_of_many_that_start_it_at_once_one_does(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
