@@ -66,6 +66,13 @@ class StoreError(DilocoError):
     exit_status = 6
 
 
+class HypothesisError(DilocoError):
+    """A storm was not survived as its scenario says."""
+
+    code = "hypothesis"
+    exit_status = 7
+
+
 class RefusedError(DilocoError):
     """A safety rail refused."""
 

@@ -10,15 +10,18 @@ faults:
   - {kind: kill, target: syncer, at: 2 min}
   - {kind: partition, target: "region:europe-west4", every: 3 min, for: 20 s}
 constraints: {min_alive: 1, max_concurrent: 2, protect: [ohio], cooldown: 2 s}
-hypotheses: ["goodput >= 0.9"]"""
+hypotheses: ["goodput >= 0.9", "recovery_p95 <= 30 s", "verify"]
+
+`diloco simulate run` plays it in virtual time; `diloco chaos run` carries it out and checks the hypotheses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import log
+from math import isfinite, log, nan
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from shlex import quote
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
@@ -33,13 +36,17 @@ from diloco_cli.config.fields import (
     refuse_newer,
     unit,
 )
+from diloco_cli.config.settings import RESERVED_NAMES
 from diloco_cli.digests import ALGORITHM, digest
-from diloco_cli.errors import UsageError
+from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.paths import templates_directory
 from diloco_cli.units import parse_duration
 
 SCENARIO_VERSION = 1
 MAX_FAULTS = 1000
 MAX_S = 366 * 86_400.0
+SCENARIOS = "chaos"  # the folder of built-in ones, under templates
+SYNCER, SUPERVISOR = RESERVED_NAMES
 GROUPS = ("learners", "regions", "all")  # one of the learners, or of the regions, drawn; every learner and the syncer
 
 FaultKind = Literal["kill", "pause", "slow", "partition", "corrupt", "poison", "second-syncer"]
@@ -50,13 +57,14 @@ Hits = Literal["units", "learners", "syncer"]
 class FaultRecord:
     """All facts of a kind of fault. `lasts`, `needs_factor`, `revives`: the keys `for`, `factor`, `revive_after` that a
     scenario must, must, may give. `hits`: which units of a simulated run, which has an effect of that name for it
-    (forecast/fleet.py); on a machine `diloco chaos` performs what chaos/faults.py has a class for."""
+    (forecast/fleet.py). `real`: on a machine, too (chaos/faults.py has a class for it)."""
 
     doc: str
     hits: Hits
     lasts: bool = False
     needs_factor: bool = False
     revives: bool = False
+    real: bool = False
 
 
 FAULTS: dict[FaultKind, FaultRecord] = {
@@ -64,11 +72,13 @@ FAULTS: dict[FaultKind, FaultRecord] = {
         "the process is gone at once; it is started again after `revive_after` (else when its supervisor does)",
         "units",
         revives=True,
+        real=True,
     ),
     "pause": FaultRecord(
         "the process stands still for `for`: a straggler, or a zombie that wakes after others took its place",
         "units",
         lasts=True,
+        real=True,
     ),
     "slow": FaultRecord("its link is `factor` times slower for `for`", "learners", lasts=True, needs_factor=True),
     "partition": FaultRecord("it cannot reach the store for `for`", "units", lasts=True),
@@ -84,8 +94,8 @@ Longer = Annotated[float, unit(parse_duration, "_s", gt=0, le=MAX_S)]
 
 class FaultRule(Settings, frozen=True):
     """One line of a scenario. Exactly one of `at_s` (once), `every_s` and `poisson_s` (mean distance) says when.
-    `target`: a unit's name, `syncer`, `learners` (one of them), `region:NAME` (all in it), `regions` (all in one of
-    them), `all`."""
+    `target`: a unit's name, `syncer`, `supervisor`, `learners` (one of them), `region:NAME` (all in it), `regions` (all
+    in one of them), `all` (every learner and the syncer)."""
 
     kind: FaultKind
     target: Text
@@ -118,10 +128,57 @@ class Scenario(Settings, frozen=True):
     warm_up_s: Moment = 0.0
     constraints: Constraints = Constraints()
     hypotheses: tuple[Text, ...] = ()
-    abort: tuple[Text, ...] = ()
 
 
-def load_scenario(path: Path | str) -> Scenario:
+VERIFY = "verify"
+FIGURES: dict[str, Callable[[str], float]] = {
+    "goodput": float,
+    "participation": float,
+    "recovery_p50": parse_duration,
+    "recovery_p95": parse_duration,
+    "longest_gap": parse_duration,
+    "tokens_lost": float,
+    "loss": float,
+}
+"""What a hypothesis may bound (report/storm.py computes it), and how its bound is written."""
+
+
+class Hypothesis(NamedTuple):
+    """`figure` VERIFY has no bound: the log must replay."""
+
+    figure: str
+    at_least: bool = False
+    bound: float = 0.0
+
+
+def hypothesis_of(text: str) -> Hypothesis:
+    """Of `verify`, `goodput >= 0.9`, `recovery_p95 <= 30 s`."""
+    figure, sign, bound = (*text.split(None, 2), "", "")[:3]
+    if text.strip() == VERIFY:
+        return Hypothesis(VERIFY)
+    if figure not in FIGURES or sign not in (">=", "<="):
+        raise UsageError(f"{text!r} is no hypothesis: {VERIFY}, or one of {', '.join(FIGURES)}, then >= or <=, a bound")
+    try:
+        value = FIGURES[figure](bound)
+    except ValueError:
+        value = nan
+    if not isfinite(value):
+        raise UsageError(f"{text!r}: {bound!r} is no number")
+    return Hypothesis(figure, sign == ">=", value)
+
+
+def find_scenario(text: str, kinds: Collection[FaultKind] = tuple(FAULTS)) -> Scenario:
+    """A file's, or a built-in one. Raises NotFoundError, or UsageError also for a fault of no kind in `kinds`."""
+    if Path(text).is_file():
+        return load_scenario(text, kinds)
+    folder = templates_directory() / SCENARIOS
+    built_in = sorted(path.stem for path in folder.glob("*.yaml"))
+    if text not in built_in:
+        raise NotFoundError(f"no scenario {text!r}; built in: {', '.join(built_in)}", hint="or name a file: storm.yaml")
+    return load_scenario(folder / f"{text}.yaml", kinds)
+
+
+def load_scenario(path: Path | str, kinds: Collection[FaultKind] = tuple(FAULTS)) -> Scenario:
     """Raises UsageError with file and line for anything that is no scenario of this version."""
     tree = read_yaml_file(Path(path))
     refuse_newer(tree, SCENARIO_VERSION)
@@ -133,7 +190,16 @@ def load_scenario(path: Path | str) -> Scenario:
     for index, rule in enumerate(scenario.faults):
         problem = _problem(rule) or _never(rule, scenario)
         if problem:
-            raise UsageError(f"faults[{index}]: {problem}", where=_place(tree, index))
+            raise UsageError(f"faults[{index}]: {problem}", where=_place(tree, "faults", index))
+        if rule.kind not in kinds:
+            can = f"faults[{index}]: {rule.kind} is not done to a living run; what is: {', '.join(kinds)}"
+            hint = f"play it in virtual time: diloco simulate run RUN --scenario {quote(str(path))}"
+            raise UsageError(can, where=_place(tree, "faults", index), hint=hint)
+    for index, text in enumerate(scenario.hypotheses):
+        try:
+            hypothesis_of(text)
+        except UsageError as error:
+            raise UsageError(f"hypotheses: {error}", where=_place(tree, "hypotheses", index)) from None
     return scenario
 
 
@@ -163,13 +229,12 @@ def _never(rule: FaultRule, scenario: Scenario) -> str | None:
     return None
 
 
-def _place(tree: Node, index: int) -> str:
-    faults: Any = tree.value["faults"] if isinstance(tree.value, dict) else None
-    children: list[Node] = faults.value if faults is not None and isinstance(faults.value, list) else []
+def _place(tree: Node, key: str, index: int) -> str:
+    listed: Any = tree.value[key] if isinstance(tree.value, dict) else None
+    children: list[Node] = listed.value if listed is not None and isinstance(listed.value, list) else []
     return children[index].where if index < len(children) else tree.where
 
 
-SYNCER = "syncer"
 MAX_INJECTIONS = 100_000
 UNTIL_RESTARTED_S = 30.0  # assumed time until a supervisor has restarted a killed unit
 
@@ -288,9 +353,9 @@ def _targets(rule: FaultRule, units: Sequence[Unit], draws: Draws) -> tuple[str,
         inside = sorted(unit.name for unit in units if unit.region == region)
         if inside:
             return tuple(inside)
-    if rule.target in names:
+    if rule.target in (*names, SUPERVISOR):
         return (rule.target,)
-    allowed = [*names, *GROUPS, *(f"region:{region}" for region in regions)]
+    allowed = [*names, SUPERVISOR, *GROUPS, *(f"region:{region}" for region in regions)]
     raise UsageError(f"{rule.kind}: there is no unit {rule.target!r}; allowed: {', '.join(allowed)}")
 
 

@@ -32,7 +32,8 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """`injected`, `verified`, `healed`: None while not known. `seed`: always None, because a person chose the fault."""
+    """`injected`, `verified`, `healed`: None while not known. `seed`: a storm's; None where a person chose the
+    fault."""
 
     id: str
     time: str
@@ -47,9 +48,11 @@ class JournalEntry:
     skipped: str | None = None
 
 
-def record_plan(url: str, fault: str, target: str, *, pid: int | None, for_s: float | None = None) -> JournalEntry:
+def record_plan(
+    url: str, fault: str, target: str, *, pid: int | None, for_s: float | None = None, seed: int | None = None
+) -> JournalEntry:
     """Written and synced before the fault happens."""
-    return _append(url, JournalEntry(nonce(), utc_now_text(), None, fault, target, pid, for_s))
+    return _append(url, JournalEntry(nonce(), utc_now_text(), seed, fault, target, pid, for_s))
 
 
 def record(url: str, entry: JournalEntry, **changes: Any) -> JournalEntry:
@@ -117,7 +120,7 @@ def healer(url: str, identity: Identity, entry: JournalEntry, for_s: float) -> I
     child = Child("diloco_cli.chaos.actions", apart=True)
     try:
         child.tell({"url": url, "entry": entry.id, "identity": asdict(identity), "for_s": for_s})
-        if not _is_ready(child):
+        if not is_ready(child):
             raise TryAgainError("the process that would end the pause did not start, so nothing was paused")
 
         def wait() -> None:
@@ -129,7 +132,7 @@ def healer(url: str, identity: Identity, entry: JournalEntry, for_s: float) -> I
         end_all([child], END_S)
 
 
-def _is_ready(child: Child) -> bool:
+def is_ready(child: Child) -> bool:
     try:
         return bool(child.answer(START_S) == READY)
     except (TimeoutError, ValueError):
@@ -223,10 +226,10 @@ def plan_pause(url: str, unit: str, *, for_s: float | None = None) -> PauseFault
     return PauseFault(target, for_s)
 
 
-def execute(fault: Fault) -> JournalEntry:
+def execute(fault: Fault, seed: int | None = None) -> JournalEntry:
     """Records, injects, verifies. The fault stays until it is healed (`diloco chaos revive`)."""
     target = fault.target
-    entry = record_plan(target.url, fault.kind, target.name, pid=target.pid)
+    entry = record_plan(target.url, fault.kind, target.name, pid=target.pid, seed=seed)
     return _inject(fault, entry)
 
 

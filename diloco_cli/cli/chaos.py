@@ -8,21 +8,37 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from diloco_cli.cli.arguments import DryRunOption, JsonOption, RunOption, complete_units, find_run, open_known_run
-from diloco_cli.cli.output import print_json, table, talk
-from diloco_cli.errors import NotFoundError, RefusedError, StoreError, TryAgainError
+from diloco_cli.cli.arguments import (
+    DryRunOption,
+    JsonOption,
+    OpenRun,
+    RunArgument,
+    RunOption,
+    complete_units,
+    find_run,
+    head_of,
+    open_known_run,
+)
+from diloco_cli.cli.output import print_json, progress, table, talk
+from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.codec import to_plain
+from diloco_cli.errors import HypothesisError, NotFoundError, RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.events.bucket import tell_event
 from diloco_cli.runtime.registry import SUPERVISOR, noted_at, run_name
-from diloco_cli.units import parse_duration
+from diloco_cli.units import format_duration, parse_duration
 
 if TYPE_CHECKING:
     from diloco_cli.chaos.actions import JournalEntry
     from diloco_cli.chaos.faults import Fault, Target
+    from diloco_cli.chaos.storm import Storm
     from diloco_cli.engines.port import Job
+    from diloco_cli.faults import Injection, Scenario
+    from diloco_cli.report.storm import StormReport
     from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.runtime.units import RunUnit
 
 ANSWERS_WITHIN_S = 60.0  # Python and torch may have to be loaded on the node first
+MERGES_WITHIN_S, LOOK_EVERY_S = 120.0, 2.0  # after a storm, until every unit has merged again
 UNIT = typer.Argument(..., help="A learner's name, syncer or supervisor.", autocompletion=complete_units)
 
 chaos = typer.Typer(
@@ -30,6 +46,54 @@ chaos = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
+
+
+@chaos.command("run")
+def storm(
+    scenario: str = typer.Argument(..., metavar="SCENARIO", help="A scenario file, or a built-in one's name."),
+    run: str | None = RunArgument,
+    seed: int = typer.Option(None, "--seed", min=0, help="Default: the scenario's."),
+    json_output: bool = JsonOption,
+    dry_run: bool = typer.Option(False, "-n", "--dry-run", help="Only print the timetable."),
+) -> None:
+    """Carry out a scenario on the units that live here, then say PASS or FAIL (exit 7). Its seed gives its timetable,
+    the same as that of `diloco simulate run`. Ctrl-C heals and ends it."""
+    from diloco_cli.chaos.storm import REAL, Storm, refuse_untouchable
+    from diloco_cli.faults import VERIFY, find_scenario, timetable
+    from diloco_cli.forecast.fleet import units_of
+    from diloco_cli.report.storm import storm_text
+
+    story = find_scenario(scenario, REAL)
+    opened = open_known_run(_known(run))
+    whole, number = head_of(opened).with_members(opened.format), story.seed if seed is None else seed
+    faults = timetable(story, units_of(whole), number)
+    if dry_run:
+        if json_output:
+            planned = [to_plain(fault) for fault in faults]
+            data = {"run": opened.name, "scenario": story.name, "seed": number, "faults": planned, "dry_run": True}
+            print_json("chaos run", data)
+        else:
+            print("\n".join(fault.describe() for fault in faults) or "no faults")
+        return
+    url = noted_at(opened.url)
+    refuse_untouchable(url)
+    _refuse_beyond(opened, scenario, faults)
+    predicted = _predicted(opened, story, faults, number)
+    happened = Storm(url, story, number, faults, talk)
+    happened.run()
+    report = _reported(opened, happened, VERIFY in story.hypotheses, predicted)
+    failed = [checked for checked in report.hypotheses if not checked.ok]
+    told = "; ".join(f"{checked.text}: {checked.value}" for checked in failed)
+    error = HypothesisError(told, hint=f"diloco report {opened.word}") if failed else None
+    if json_output:
+        print_json("chaos run", {**to_plain(report), "verdict": report.verdict, "dry_run": False}, error=error)
+        if error is not None:
+            raise typer.Exit(error.exit_status)
+        return
+    print(storm_text(report))
+    if error is not None:
+        raise error
+    talk(f"faults as marks over loss and tokens/s: diloco report {opened.word}")
 
 
 @chaos.command("kill")
@@ -43,7 +107,7 @@ def kill(
     """Kill a unit with SIGKILL; its supervisor restarts it unless --hold is given."""
     from diloco_cli.chaos.actions import execute, plan_kill
 
-    known = find_run(run, acts=True)
+    known = _known(run)
     if _in_its_job(known, unit, "kill", dry_run, json_output, ["--hold"] if hold else []):
         return
     fault = plan_kill(noted_at(known.url), unit, hold=hold)
@@ -62,7 +126,7 @@ def pause(
     from diloco_cli.chaos.actions import execute_pause, plan_pause
 
     for_s = None if duration is None else parse_duration(duration)
-    known = find_run(run, acts=True)
+    known = _known(run)
     if _in_its_job(known, unit, "pause", dry_run, json_output, [f"--for={duration}"] if duration else [], for_s or 0.0):
         return
     fault = plan_pause(noted_at(known.url), unit, for_s=for_s)
@@ -85,7 +149,7 @@ def revive(
     from diloco_cli.chaos.actions import plan_revive
     from diloco_cli.chaos.actions import revive as do_revive
 
-    known = find_run(run, acts=True)
+    known = _known(run)
     if _in_its_job(known, unit, "revive", dry_run, json_output):
         return
     name, target = known.name, plan_revive(noted_at(known.url), unit)
@@ -115,7 +179,7 @@ def preempt(
     """Take a job away from a unit, as its engine does for others: it drains, and comes back."""
     from diloco_cli.cli.jobs import engine_for
 
-    known = find_run(run, acts=True)
+    known = _known(run)
     found = _job_of(known, unit)
     if found is None:
         raise RefusedError(f"{unit} is no job of run {known.name}: no engine takes it away", hint="diloco chaos kill")
@@ -128,6 +192,62 @@ def preempt(
         print_json("chaos preempt", {"run": known.name, "target": unit, "job": job.id, "dry_run": dry_run})
     else:
         print(f"{unit}: {'would: ' if dry_run else ''}{deed}")
+
+
+def _known(run: str | None) -> KnownRun:
+    """The run; what a storm that has died left behind is healed."""
+    from diloco_cli.chaos.storm import heal_after_death
+
+    known = find_run(run, acts=True)
+    heal_after_death(noted_at(known.url))
+    return known
+
+
+def _refuse_beyond(opened: OpenRun, scenario: str, faults: Sequence[Injection]) -> None:
+    from diloco_cli.faults import SUPERVISOR
+    from diloco_cli.observe.status import status_of
+
+    status, times = status_of(opened.facts(), opened.local()), [fault.at_s for fault in faults if not fault.skipped]
+    if status.state in ("FINISHED", "STOPPED", "FAILED"):
+        raise RefusedError(f"run {opened.name} is {status.state}", hint=status.hint or f"diloco status {opened.word}")
+    if not times:
+        raise UsageError("no fault can happen", where=scenario, hint=f"diloco chaos run {scenario} --dry-run")
+    if status.eta_s is not None and max(times) > status.eta_s:
+        last, left = format_duration(max(times)), format_duration(status.eta_s)
+        hint = f"faults within {left}, or in virtual time: diloco simulate run {opened.word} --scenario {scenario}"
+        raise UsageError(f"its last fault comes at {last}, and the run is over in {left}", where=scenario, hint=hint)
+    if opened.format.regions and any(SUPERVISOR in fault.targets for fault in faults):
+        message = "a supervisor of one region of several is not killed: its successor would not know which"
+        raise RefusedError(message, where=scenario, hint=f"diloco chaos kill supervisor --run {opened.word}")
+
+
+def _predicted(opened: OpenRun, story: Scenario, faults: tuple[Injection, ...], seed: int) -> float | None:
+    from diloco_cli.cli.simulate import of_existing
+    from diloco_cli.forecast.run import goodput_under
+
+    subject = of_existing(opened)
+    with progress("simulating it"):
+        return goodput_under(subject.run, faults, seed, story.duration_s, subject.machine)
+
+
+def _reported(opened: OpenRun, happened: Storm, verifies: bool, predicted: float | None) -> StormReport:
+    """Once every struck unit has merged again, or had its time to."""
+    from diloco_cli.cli.run_data import problem_of
+    from diloco_cli.protocol.log.state import RunPhase
+    from diloco_cli.report.history import marks_of, read_history
+    from diloco_cli.report.storm import awaited, storm_report
+
+    until_s, state = monotonic_s() + MERGES_WITHIN_S, head_of(opened)
+    with progress("waiting until every unit merges again"):
+        history = read_history(opened.store, opened.format, state)
+        while awaited(happened.strikes, history) and state.phase == RunPhase.RUNNING and monotonic_s() < until_s:
+            sleep_s(LOOK_EVERY_S)
+            state = head_of(opened, state)
+            history = read_history(opened.store, opened.format, state)
+    problem = problem_of(opened) if verifies else None
+    marks = marks_of(history, opened.facts(state).written)
+    islands = len(state.with_members(opened.format).islands)
+    return storm_report(opened.name, happened, history, marks, islands, state.phase, problem, predicted)
 
 
 def _job_of(known: KnownRun, unit: str) -> tuple[RunUnit, Job] | None:
@@ -174,7 +294,7 @@ def list_(run: str | None = RunOption, json_output: bool = JsonOption) -> None:
     """List the units of a run on this machine: how they are, and what was last done to them."""
     from diloco_cli.chaos.actions import overview
 
-    known = find_run(run, acts=True)
+    known = _known(run)
     rows = [_row(target, fault) for target, fault in overview(noted_at(known.url))]
     if json_output:
         print_json("chaos list", {"run": known.name, "units": rows})

@@ -116,6 +116,7 @@ SHAPES: dict[str, Shape] = {
     },
     "quarantine": {"run": str, "learner": str, "commit": int},
     "readmit": {"run": str, "learner": str, "commit": int},
+    "chaos run": {"run": str, "scenario": str, "seed": int, "faults": list[dict[str, Any]], **DRY},
     "chaos kill": FAULT,
     "chaos pause": FAULT,
     "chaos revive": {"run": str, "target": str, **DRY},

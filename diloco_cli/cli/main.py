@@ -95,8 +95,8 @@ RESULTS = {
 }
 OPERATE = {
     "chaos": Listed(
-        "Break a unit of a run on this machine, and heal it.",
-        ("diloco chaos kill syncer", "diloco chaos pause iowa --for 10s"),
+        "Break units of a run on this machine, and heal them.",
+        ("diloco chaos kill syncer", "diloco chaos pause iowa --for 10s", "diloco chaos run spot-storm my-run"),
     ),
     "rollback": Listed(
         "Go back to the parameters of an earlier commit.", ("diloco rollback my-run --to 400",), module="operators"

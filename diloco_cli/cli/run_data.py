@@ -90,6 +90,12 @@ def verify(
     print("ok: the replay gives bit-identical outer parameters; nothing missing, nothing applied twice")
 
 
+def problem_of(opened: OpenRun) -> str:
+    """What `verify` finds; nothing if all is well."""
+    found = _verified(opened)
+    return "" if found.ok else disagreement(found, opened.url).message
+
+
 def _verified(opened: OpenRun) -> Replay:
     from diloco_cli.observe.replay import verified
 

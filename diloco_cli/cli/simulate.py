@@ -15,7 +15,6 @@ from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NotFoundError, UsageError
-from diloco_cli.paths import templates_directory
 from diloco_cli.units import format_duration, parse_count, parse_duration
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ OF_AN_EXISTING_RUN = (
     "a run that exists says neither how often its hardware fails nor what it costs: no failures, no prices; the plan "
     "or run file that it was launched from says both"
 )
-SCENARIOS = "chaos"  # the folder of built-in ones, under templates
 
 simulate = typer.Typer(
     help="What would happen, in virtual time: goodput, bandwidth, whole runs. It never trains.",
@@ -235,8 +233,10 @@ def run(
     The run's own syncer and learners' books decide, on a simulated bucket, over the links, with the latencies and the
     failures that the inventory states (an existing run states none), and with the faults of a scenario on top.
     """
+    from diloco_cli.faults import find_scenario
+
     found = _subject(subject)
-    story = _scenario(scenario)
+    story = None if scenario is None else find_scenario(scenario)
     faults, number = _faults(story, found, seed)
     if timetable_only:
         _print_timetable(faults, json)
@@ -288,10 +288,10 @@ def _subject(text: str) -> _Subject:
         )
     if text.endswith((".json", ".yaml", ".yml")):
         raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
-    return _of_existing(open_run(text))
+    return of_existing(open_run(text))
 
 
-def _of_existing(opened: OpenRun) -> _Subject:
+def of_existing(opened: OpenRun) -> _Subject:
     from diloco_cli.config.settings import StoreSettings
     from diloco_cli.forecast.run import with_links
     from diloco_cli.launch.plan_files import as_used_here
@@ -302,20 +302,6 @@ def _of_existing(opened: OpenRun) -> _Subject:
     machine, source = machine_of_syncer(opened.facts(most_batches=0), guess)
     slot_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
     return _Subject(run, {}, {}, (), (OF_AN_EXISTING_RUN, source), slot_s, machine)
-
-
-def _scenario(text: str | None) -> Scenario | None:
-    from diloco_cli.faults import load_scenario
-
-    if text is None:
-        return None
-    if Path(text).is_file():
-        return load_scenario(text)
-    folder = templates_directory() / SCENARIOS
-    built_in = sorted(path.stem for path in folder.glob("*.yaml"))
-    if text not in built_in:
-        raise NotFoundError(f"no scenario {text!r}; built in: {', '.join(built_in)}", hint="--scenario FILE.yaml")
-    return load_scenario(folder / f"{text}.yaml")
 
 
 def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
@@ -334,8 +320,8 @@ def _warnings(story: Scenario | None, faults: tuple[Injection, ...], seed: int) 
         return
     if not faults:
         yield f"{story.name}: with seed {seed} no fault falls into its {format_duration(story.duration_s)}"
-    if story.hypotheses or story.abort:
-        yield f"{story.name}: not checked here: {'; '.join((*story.hypotheses, *story.abort))}"
+    if story.hypotheses:
+        yield f"{story.name}: checked by `diloco chaos run`, not here: {'; '.join(story.hypotheses)}"
 
 
 def _seconds(duration: str | None, story: Scenario | None, found: _Subject) -> float:

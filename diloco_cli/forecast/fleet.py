@@ -10,7 +10,7 @@ from typing import Any
 
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import DilocoError, FencedError, UsageError
-from diloco_cli.faults import FAULTS, SYNCER, Draws, Injection, Unit
+from diloco_cli.faults import FAULTS, SUPERVISOR, SYNCER, Draws, Injection, Unit
 from diloco_cli.forecast.stand_ins import (
     Condition,
     NamedPayloads,
@@ -205,6 +205,8 @@ class SimulatedFleet:
 
     def _befall(self, name: str, fault: Injection) -> str | None:
         """Apply a fault to a unit; the reason if that has no effect."""
+        if name == SUPERVISOR:
+            return "units go on without it"
         effect: Callable[[str, Injection], str | None] = getattr(self, f"_{fault.kind.replace('-', '_')}")
         return effect(name, fault)
 
@@ -303,9 +305,10 @@ def refuse_impossible_faults(faults: Sequence[Injection]) -> None:
     for fault in faults:
         what = f"#{fault.number} at {format_duration(fault.at_s)}: "
         hits = FAULTS[fault.kind].hits
-        if hits == "learners" and SYNCER in fault.targets:
+        others = {SYNCER, SUPERVISOR}.intersection(fault.targets)
+        if hits == "learners" and others:
             raise UsageError(
-                f"{what}a simulated run cannot do {fault.kind} to the {SYNCER}",
+                f"{what}a simulated run cannot do {fault.kind} to the {min(others)}",
                 hint="target a learner, learners (one of them), regions (one of them) or region:NAME",
             )
         if hits == "syncer" and fault.targets != (SYNCER,):

@@ -293,3 +293,28 @@ def _island_report(condition: Condition, state: RunState, run: RunFormat, price:
         down_bytes=round(condition.down_bytes),
         cost=price.per_h * seconds / HOUR_S + price.egress_per_gb * condition.up_bytes / GB,
     )
+
+
+def goodput_under(
+    run: RunFormat, faults: Sequence[Injection], seed: int, duration_s: float, machine: SyncerMachine
+) -> float | None:
+    """Tokens merged from the first of these faults to `duration_s`, over those without any, once the run has its pace;
+    None if a simulation would take long."""
+    slot_s = min(island.local_steps * island.step_s for island in run.islands) / run.num_fragments
+    pace_s = WARM_ROUNDS * slot_s * run.num_fragments
+    from_s, to_s = pace_s + min((fault.at_s for fault in faults), default=0.0), pace_s + duration_s
+    if len(run.islands) * to_s / slot_s > MOST_OFFERS:
+        return None
+    endless = replace(run, settings=replace(run.settings, train=replace(run.settings.train, tokens=ENDLESS)))
+
+    def merged(faults: Sequence[Injection]) -> int:
+        before = list[int]()
+
+        def watch(fleet: SimulatedFleet) -> None:
+            fleet.world.call_at(from_s, lambda: before.append(fleet.state.tokens(run.layout)))
+
+        fleet = simulated(endless, {}, faults, seed, to_s, machine, watch)
+        return fleet.state.tokens(run.layout) - before[0]
+
+    still = merged(())
+    return merged([replace(fault, at_s=fault.at_s + pace_s) for fault in faults]) / still if still else None

@@ -8,8 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.errors import UsageError
-from diloco_cli.faults import FAULTS, Constraints, Draws, FaultRule, Scenario, Unit, load_scenario, timetable
+from diloco_cli.errors import NotFoundError, UsageError
+from diloco_cli.faults import (
+    FAULTS,
+    Constraints,
+    Draws,
+    FaultRule,
+    Hypothesis,
+    Scenario,
+    Unit,
+    find_scenario,
+    hypothesis_of,
+    load_scenario,
+    timetable,
+)
 from diloco_cli.forecast.fleet import SimulatedFleet
 from diloco_cli.paths import templates_directory
 
@@ -60,6 +72,56 @@ def test_a_warm_up_longer_than_everything_is_refused(tmp_path: Path) -> None:
         load_scenario(path)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("verify", Hypothesis("verify")),
+        ("goodput >= 0.9", Hypothesis("goodput", True, 0.9)),
+        ("recovery_p95 <= 2 min", Hypothesis("recovery_p95", False, 120.0)),
+    ],
+)
+def test_a_hypothesis_is_a_figure_and_its_bound(text: str, found: Hypothesis) -> None:
+    assert hypothesis_of(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("goodpuut >= 0.9", "verify, or one of goodput, participation, recovery_p50"),
+        ("goodput > 0.9", "then >= or <=, a bound"),
+        ("goodput", "then >= or <=, a bound"),
+        ("goodput >= high", "'high' is no number"),
+        ("goodput >= nan", "'nan' is no number"),
+        ("recovery_p95 <= 30", "has no unit"),
+    ],
+)
+def test_a_wrong_hypothesis_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(f"{HEAD}  - {{kind: kill, target: a, at: 1 s}}\nhypotheses:\n  - {text}\n")
+    with pytest.raises(UsageError, match=message) as caught:
+        load_scenario(path)
+    assert caught.value.where == f"{path}:7"
+
+
+def test_a_scenario_is_found_by_its_file_or_name_and_only_with_faults_that_can_be_done(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(f"{HEAD}  - {{kind: partition, target: a, at: 1 s, for: 1 s}}\n")
+    assert find_scenario(str(path)).name == "x" and find_scenario("blackout", ("kill",)).name == "blackout"
+    with pytest.raises(UsageError, match="partition is not done to a living run; what is: kill, pause") as caught:
+        find_scenario(str(path), ("kill", "pause"))
+    assert caught.value.where == f"{path}:5" and "diloco simulate run" in str(caught.value.hint)
+    with pytest.raises(NotFoundError, match="built in: blackout"):
+        find_scenario("blackut")
+
+
+def test_the_supervisor_is_struck_by_its_name_alone() -> None:
+    rules = FaultRule("kill", "supervisor", at_s=1.0), FaultRule("kill", "all", at_s=2.0)
+    assert [fault.targets for fault in timetable(scenario(*rules), UNITS)] == [
+        ("supervisor",),
+        ("a", "b", "c", "syncer"),
+    ]
+
+
 def test_times_are_those_that_were_written() -> None:
     once = FaultRule("kill", "a", at_s=30.0)
     often = FaultRule("pause", "b", every_s=200.0, for_s=5.0)
@@ -81,7 +143,9 @@ def test_groups_and_regions_name_their_units() -> None:
     assert [fault.targets for fault in made] == [("a", "b", "c", "syncer"), ("b", "c"), ("syncer",)]
     drawn = {timetable(scenario(FaultRule("kill", "regions", at_s=1.0)), UNITS, seed)[0].targets for seed in range(9)}
     assert drawn == {("a",), ("b", "c")}
-    with pytest.raises(UsageError, match="allowed: a, b, c, syncer, learners, regions, all, region:east, region:west"):
+    with pytest.raises(
+        UsageError, match="allowed: a, b, c, syncer, supervisor, learners, regions, all, region:east, region:west"
+    ):
         timetable(scenario(FaultRule("kill", "d", at_s=1.0)), UNITS)
 
 

@@ -26,6 +26,7 @@ from diloco_cli.forecast.run import (
     Price,
     RunForecast,
     confirmed,
+    goodput_under,
     not_charged,
     prices_of_plan,
     report,
@@ -246,6 +247,7 @@ def test_a_fault_without_effect_is_said() -> None:
         Injection(1, 6.0, "kill", ("l0", "l1"), revive_after_s=1.0),
         Injection(2, 6.5, "pause", ("syncer",), for_s=1.0),
         Injection(3, 7.0, "slow", ("l2",), for_s=1.0, factor=9.0),
+        Injection(4, 8.0, "kill", ("supervisor",)),
     )
     run = make_run()
     unknown = replace(run.islands[2], link=Link())
@@ -256,9 +258,10 @@ def test_a_fault_without_effect_is_said() -> None:
         "6.000 s  #1 kill l0, l1; no effect on l1: it is down",
         "6.500 s  #2 pause syncer; no effect on syncer: it is down",
         "7.000 s  #3 slow l2; no effect on l2: the rate of its link is unknown",
+        "8.000 s  #4 kill supervisor; no effect on supervisor: units go on without it",
     ]
     assert found.islands[1].stalled_s == 0
-    assert found.warnings == ("without effect: #1 kill l1 at 6 s, since it is down; and 2 more",)
+    assert found.warnings == ("without effect: #1 kill l1 at 6 s, since it is down; and 3 more",)
 
 
 def test_a_fault_that_never_happens_is_said() -> None:
@@ -278,6 +281,8 @@ def test_a_fault_that_never_happens_is_said() -> None:
 
 
 def test_what_cannot_be_simulated_is_refused() -> None:
+    with pytest.raises(UsageError, match="a simulated run cannot do slow to the supervisor"):
+        play(make_run(), Injection(0, 1.0, "slow", ("supervisor",), for_s=1.0, factor=2.0))
     for kind in ("slow", "corrupt", "poison"):
         with pytest.raises(UsageError, match=f"#7 at 1 s: a simulated run cannot do {kind} to the syncer") as caught:
             play(make_run(), Injection(7, 1.0, kind, ("l0", "syncer"), for_s=1.0))  # type: ignore[arg-type]
@@ -347,3 +352,11 @@ def test_what_takes_too_long_to_confirm_is_not_begun() -> None:
     many = make_plan(fleets.with_sync(fragments=384), fleets.fleet(*islands), fleets.MODEL)
     with pytest.raises(UsageError, match="simulated offers, more than"):
         confirmed(many)
+
+
+def test_what_a_storm_costs_is_predicted_by_the_same_run_without_it() -> None:
+    run = make_run(seconds=5.0)  # the prediction does not end with its target
+    away = Injection(0, 10.0, "kill", ("l0",), revive_after_s=20.0)
+    assert goodput_under(run, (), 0, 60.0, NEAR) == 1.0
+    assert goodput_under(run, (away,), 0, 60.0, NEAR) == pytest.approx(1 - 20 / 50 / 3, abs=0.03)
+    assert goodput_under(run, (away,), 0, 1e7, NEAR) is None, "it would take long"

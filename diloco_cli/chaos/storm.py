@@ -1,0 +1,282 @@
+"""A scenario carried out on the units of a run that live on this machine: `diloco chaos run`.
+
+Rails: units by identity alone, as for a single fault; `min_alive` and `max_concurrent` count what really lives at that
+moment. Everything heals: in time, at the storm's end however it ends, and by a guardian (a process that notices the
+storm's death by its pipe). What both left behind is healed by the next chaos command: the journal says what is open,
+and a lock whether its storm still lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+
+from diloco_cli.chaos.actions import (
+    END_S,
+    READY,
+    JournalEntry,
+    execute,
+    is_ready,
+    plan_kill,
+    plan_pause,
+    read_entries,
+    record,
+    refusal,
+    revive,
+)
+from diloco_cli.chaos.faults import Target, find_target, list_targets
+from diloco_cli.clock import monotonic_s, sleep_s, wall_s
+from diloco_cli.errors import DilocoError, RefusedError, TryAgainError
+from diloco_cli.events.bucket import tell_event
+from diloco_cli.faults import FAULTS, SUPERVISOR, Injection, Scenario
+from diloco_cli.paths import make_directory
+from diloco_cli.runtime.registry import living_supervisor, run_directory, run_name
+from diloco_cli.runtime.units import Child, diloco_command, end_all, start_detached
+
+DONE = "done"
+REAL = tuple(kind for kind, fault in FAULTS.items() if fault.real)
+POLL_S = 0.1
+HEALS_WITHIN_S = 60.0  # after the storm: a supervisor waits longer before each restart of a unit
+GONE_S = 10.0  # without any process of the run: it is over
+
+
+@dataclass
+class Strike:
+    """One fault on one unit. `t_s`: planned, from the storm's start; `at_s`, `healed_at_s`: when it was there, and when
+    its unit lived again, on the wall clock. `healed`: None if the run was over first. `skipped`: why it did not
+    happen."""
+
+    number: int
+    t_s: float
+    kind: str
+    target: str
+    injected: bool = False
+    verified: bool = False
+    healed: bool | None = False
+    skipped: str = ""
+    at_s: float | None = None
+    healed_at_s: float | None = None
+
+
+@dataclass
+class _Open:
+    """A strike that is not healed yet. `ends_s`: when its cause is taken away, from the storm's start; None: it was."""
+
+    strike: Strike
+    entry: JournalEntry
+    ends_s: float | None
+
+
+class Storm:
+    """Carries out a timetable. `say` gets a line for each thing that happens."""
+
+    def __init__(
+        self, url: str, scenario: Scenario, seed: int, faults: Sequence[Injection], say: Callable[[str], None]
+    ) -> None:
+        self.url, self.scenario, self.seed, self.faults, self._say = url, scenario, seed, faults, say
+        self.began_s, self.ended_s = wall_s(), 0.0  # on the wall clock
+        self.strikes: list[Strike] = []
+        self._start_s, self._open, self._alive_s = monotonic_s(), list[_Open](), monotonic_s()
+
+    def run(self) -> None:
+        """Until the scenario's end, or the run's. However it ends, what it did is healed."""
+        with storm_lock(self.url):
+            heal_left(self.url)
+            with _guardian(self.url):
+                self.began_s, self._start_s = wall_s(), monotonic_s()
+                try:
+                    self._carry_out()
+                    self._await_healing()
+                finally:  # also after Ctrl-C
+                    self._heal(inf)
+
+    def _carry_out(self) -> None:
+        pending = deque(self.faults)
+        while self._now_s() < self.scenario.duration_s and not self._is_over():
+            self._heal(self._now_s())
+            while pending and pending[0].at_s <= self._now_s():
+                self._strike(pending.popleft())
+            sleep_s(POLL_S)
+        self.ended_s = wall_s()
+        for fault in pending:
+            self._skip(fault, "the run was over before")
+
+    def _now_s(self) -> float:
+        return monotonic_s() - self._start_s
+
+    def _is_over(self) -> bool:
+        """No process of the run has lived here for a while, and none is kept down."""
+        kept_down = any(one.ends_s is not None for one in self._open)
+        if kept_down or any(target.condition in ("running", "paused") for target in list_targets(self.url)):
+            self._alive_s = monotonic_s()
+        return monotonic_s() - self._alive_s > GONE_S
+
+    # -- injecting ----------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Injection) -> None:
+        reason = fault.skipped or forbidden(fault, list_targets(self.url), self.scenario)
+        if reason:
+            self._skip(fault, reason)
+            return
+        for name in fault.targets:
+            strike = Strike(fault.number, fault.at_s, fault.kind, name)
+            self.strikes.append(strike)
+            try:
+                self._inject(strike, fault)
+            except RefusedError as error:
+                strike.skipped = error.message
+            self._tell(strike, strike.skipped or ("verified" if strike.verified else "sent, but it did not happen"))
+
+    def _inject(self, strike: Strike, fault: Injection) -> None:
+        name, is_kill = strike.target, fault.kind == "kill"
+        held = is_kill and fault.revive_after_s is not None and name != SUPERVISOR
+        planned = plan_kill(self.url, name, hold=held) if is_kill else plan_pause(self.url, name, for_s=fault.for_s)
+        entry = execute(planned, self.seed)
+        strike.injected, strike.verified, strike.at_s = True, bool(entry.verified), wall_s()
+        self._open.append(_Open(strike, entry, self._now_s() + (fault.revive_after_s or fault.for_s or 0.0)))
+        what = f"on purpose (storm {self.scenario.name} #{fault.number}): {fault.kind} {name}"
+        tell_event(self.url, "chaos", name, what, {"number": fault.number, "fault": fault.kind})
+
+    def _skip(self, fault: Injection, reason: str) -> None:
+        for name in fault.targets:
+            self.strikes.append(Strike(fault.number, fault.at_s, fault.kind, name, skipped=reason))
+            self._tell(self.strikes[-1], reason)
+
+    def _tell(self, strike: Strike, what: str) -> None:
+        how = "skipped: " if strike.skipped else ""
+        self._say(f"{self._now_s():8.1f} s  #{strike.number:<3} {strike.kind} {strike.target}: {how}{what}")
+
+    # -- healing ------------------------------------------------------------------------------------------------
+
+    def _heal(self, now_s: float) -> None:
+        """Take away what has lasted long enough; note which units live again."""
+        for one in list(self._open):
+            if one.ends_s is not None and one.ends_s <= now_s:
+                one.ends_s = None
+                try:
+                    heal_unit(self.url, one.strike.target)
+                except DilocoError as error:
+                    self._tell(one.strike, f"not healed: {error}")
+            target = find_target(self.url, one.strike.target)
+            if one.ends_s is None and target.condition == "running":
+                one.strike.healed, one.strike.healed_at_s = True, wall_s()
+                record(self.url, one.entry, healed=True)
+                self._open.remove(one)
+                self._tell(one.strike, "it runs again")
+
+    def _await_healing(self) -> None:
+        until_s = monotonic_s() + HEALS_WITHIN_S
+        while self._open and monotonic_s() < until_s:
+            self._heal(inf)
+            if self._is_over():
+                for one in self._open:
+                    one.strike.healed = None
+                return
+            sleep_s(POLL_S)
+
+
+def forbidden(fault: Injection, targets: Sequence[Target], scenario: Scenario) -> str:
+    """The rail that the fault would break as things are now, as text; empty if there is none."""
+    limits, running = scenario.constraints, {target.name for target in targets if target.condition == "running"}
+    left = {target.name for target in targets if target.kind == "learner"} & running - set(fault.targets)
+    if len(left) < limits.min_alive:
+        return f"fewer than {limits.min_alive} learners would be alive here"
+    away = {target.name for target in targets if target.condition in ("dead", "paused")} | set(fault.targets)
+    if limits.max_concurrent is not None and len(away) > limits.max_concurrent:
+        return f"more than {limits.max_concurrent} units would be disturbed at once"
+    return ""
+
+
+def refuse_untouchable(url: str) -> None:
+    """Raises RefusedError if nothing of the run may be killed on this machine, or nobody would restart it."""
+    targets = [target for target in list_targets(url) if target.kind != SUPERVISOR]
+    reasons = [refusal("kill", target) for target in targets]
+    if all(reasons):
+        why = reasons[0] if reasons else "none was started here: jobs are broken one at a time, in their job"
+        hint = f"see them: diloco chaos list --run {url}"
+        raise RefusedError(f"run {run_name(url)} has no unit that may be killed on this machine: {why}", hint=hint)
+    if living_supervisor(url) is None:
+        message = f"no supervisor of run {run_name(url)} lives here that would restart what a storm kills"
+        raise RefusedError(message, hint=f"diloco resume {url} --detach")
+
+
+def heal_unit(url: str, name: str) -> None:
+    """End its pause or its hold; a dead supervisor gets a successor."""
+    target = find_target(url, name)
+    if target.condition == "paused" or target.held:
+        revive(target)
+    elif name == SUPERVISOR and living_supervisor(url) is None:
+        start_detached(url, diloco_command("resume", url))
+
+
+def heal_left(url: str) -> None:
+    """Heal what a storm that has died left behind. The caller holds the lock."""
+    for entry in read_entries(url):
+        if entry.seed is not None and entry.injected is not False and entry.healed is None:
+            try:
+                heal_unit(url, entry.target)
+            except DilocoError:
+                record(url, entry, healed=False)
+            else:
+                record(url, entry, healed=True)
+
+
+def heal_after_death(url: str) -> bool:
+    """As every chaos command begins; whether no storm lives."""
+    try:
+        with storm_lock(url, make=False):
+            heal_left(url)
+    except FileNotFoundError:
+        return True
+    except TryAgainError:
+        return False
+    return True
+
+
+@contextmanager
+def storm_lock(url: str, make: bool = True) -> Iterator[None]:
+    """One storm of a run at a time on this machine. Raises TryAgainError. The kernel unlocks it on any death."""
+    if make:
+        make_directory(run_directory(url))
+    descriptor = os.open(run_directory(url) / "storm.lock", os.O_RDWR | (os.O_CREAT if make else 0), 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TryAgainError(f"another storm of run {run_name(url)} goes on on this machine") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _guardian(url: str) -> Iterator[None]:
+    child = Child("diloco_cli.chaos.storm", apart=True)
+    try:
+        child.tell(url)
+        if not is_ready(child):
+            raise TryAgainError("the process that would heal after this one's death did not start; nothing was done")
+        yield
+        child.tell(DONE)
+    finally:
+        end_all([child], END_S)
+
+
+def main() -> None:
+    """The guardian's side: the pipe ends without a word if the storm has died; its lock follows in a moment."""
+    url = json.loads(sys.stdin.readline())
+    print(json.dumps(READY), flush=True)
+    is_over, until_s = DONE in sys.stdin.read(), monotonic_s() + END_S
+    while not is_over and not heal_after_death(url) and monotonic_s() < until_s:
+        sleep_s(POLL_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""What a storm came to (`diloco chaos run`): from its strikes and the run's log, the figures, and PASS or FAIL.
+
+All figures are of merged tokens in the log, beside the same run's rate before the storm: nobody's own word is asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import ceil
+from typing import Literal
+
+from diloco_cli.chaos.storm import Storm, Strike
+from diloco_cli.events.event import KINDS
+from diloco_cli.faults import FIGURES, SUPERVISOR, SYNCER, VERIFY, hypothesis_of
+from diloco_cli.protocol.log.state import RunPhase
+from diloco_cli.report.history import RESTART, Mark, MergePoint, RunHistory
+from diloco_cli.units import format_count, format_duration, parse_duration
+
+LEAST_MERGES = 4  # of a rate
+MOST_SKIPPED_LINES = 3
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A hypothesis. `value`: what was found, as text."""
+
+    text: str
+    value: str
+    ok: bool
+
+
+@dataclass
+class StruckUnit(Strike):
+    """`recovery_s`: from the fault to the unit's next merge (a killed learner's: of its next process; the syncer's:
+    anybody's). `back_s`: until its process lived again. None: not seen, or a supervisor's."""
+
+    recovery_s: float | None = None
+    back_s: float | None = None
+
+    @property
+    def has_merges(self) -> bool:
+        return self.injected and self.target != SUPERVISOR
+
+
+@dataclass(frozen=True)
+class StormReport:
+    """`goodput`: merged tokens per second from the first fault to the storm's end, over those of the run before (None:
+    too few merges). `predicted_goodput`: the same by `simulate run`. `longest_gap_s`: between two merges of the storm;
+    `healthy_gap_s`: before."""
+
+    run: str
+    scenario: str
+    seed: int
+    duration_s: float
+    faults: tuple[StruckUnit, ...]
+    tokens_per_s: float | None
+    undisturbed_tokens_per_s: float | None
+    goodput: float | None
+    predicted_goodput: float | None
+    participation: float | None
+    tokens: dict[str, int | None]
+    recovery: dict[str, float | None]
+    longest_gap_s: float | None
+    healthy_gap_s: float | None
+    loss_before: float | None
+    loss: float | None
+    state: str
+    verified: str | None
+    hypotheses: tuple[Checked, ...] = ()
+
+    @property
+    def verdict(self) -> Literal["PASS", "FAIL"]:
+        return "PASS" if all(checked.ok for checked in self.hypotheses) else "FAIL"
+
+
+def recovered_s(strike: Strike, history: RunHistory) -> float | None:
+    """Seconds from the fault to its unit's next merge; None: there was none."""
+    if strike.at_s is None:
+        return None
+    at_s, name = strike.at_s - history.started_s, strike.target
+    ends_s = at_s if strike.kind == "kill" else (strike.healed_at_s or at_s) - history.started_s
+    if name == SYNCER:
+        seen = [merge.s for merge in history.merges if merge.s > at_s]
+    elif strike.kind == "kill" and any(name in merge.learners for merge in history.merges if merge.s <= at_s):
+        seen = [mark.s for mark in history.marks if mark.kind == RESTART and mark.unit == name and mark.s > at_s]
+    else:
+        seen = [merge.s for merge in history.merges if name in merge.learners and merge.s > ends_s]
+    return min(seen) - at_s if seen else None
+
+
+def awaited(strikes: Iterable[Strike], history: RunHistory) -> list[str]:
+    """The units that have not merged since they were struck."""
+    struck = {strike.target for strike in strikes if strike.injected and strike.target != SUPERVISOR}
+    last = {strike.target: strike for strike in strikes if strike.target in struck and strike.injected}
+    return sorted(name for name, strike in last.items() if recovered_s(strike, history) is None)
+
+
+def storm_report(
+    run: str,
+    storm: Storm,
+    history: RunHistory,
+    marks: Sequence[Mark],
+    num_islands: int,
+    state: str,
+    problem: str | None,
+    predicted: float | None,
+) -> StormReport:
+    """`history`: the log to its end, `marks` what happened besides. `state`: the run's phase now. `problem`: what
+    `verify` found ("": nothing; None: it was not asked for)."""
+    began_s, ended_s = storm.began_s - history.started_s, storm.ended_s - history.started_s
+    strikes = tuple(_struck(strike, history) for strike in storm.strikes)
+    first_s = min([strike.at_s - history.started_s for strike in strikes if strike.at_s is not None], default=began_s)
+    earlier = [mark.s for mark in marks if KINDS[mark.kind].fault and mark.s < began_s]
+    quiet_s = max([first_s - storm.scenario.duration_s, *earlier])
+    before = [merge for merge in history.merges if quiet_s <= merge.s <= first_s]
+    during = [merge for merge in history.merges if first_s < merge.s <= ended_s]
+    if state == RunPhase.FINISHED and during:
+        ended_s = during[-1].s
+    undisturbed = _rate(before) if len(before) >= LEAST_MERGES else None
+    merged = during[-1].tokens - (_last_tokens(history.merges, first_s)) if during else 0
+    seconds = ended_s - first_s
+    rate = merged / seconds if seconds > 0 else None
+    took_s = [one.recovery_s for one in strikes if one.has_merges and one.recovery_s is not None]
+    back_s = [one.back_s for one in strikes if one.back_s is not None]
+    losses = [point for point in history.losses if point.s <= first_s]
+    shares = [len(merge.learners) / num_islands for merge in during]
+    report = StormReport(
+        run=run,
+        scenario=storm.scenario.name,
+        seed=storm.seed,
+        duration_s=ended_s - began_s,
+        faults=strikes,
+        tokens_per_s=rate,
+        undisturbed_tokens_per_s=undisturbed,
+        goodput=rate / undisturbed if undisturbed and rate is not None else None,
+        predicted_goodput=predicted,
+        participation=sum(shares) / len(shares) if shares else None,
+        tokens={"merged": merged, "lost": round(max(0.0, undisturbed * seconds - merged)) if undisturbed else None},
+        recovery={"p50_s": percentile(took_s, 0.5), "p95_s": percentile(took_s, 0.95)}
+        | {"back_p50_s": percentile(back_s, 0.5), "back_p95_s": percentile(back_s, 0.95)},
+        longest_gap_s=_gap_s([first_s, *(merge.s for merge in during), ended_s]),
+        healthy_gap_s=_gap_s([merge.s for merge in before]),
+        loss_before=losses[-1].loss if losses else None,
+        loss=history.losses[-1].loss if len(history.losses) > len(losses) else None,
+        state=state,
+        verified=problem,
+    )
+    checked = (*_always(report), *(_check(report, text) for text in storm.scenario.hypotheses))
+    return replace(report, hypotheses=checked)
+
+
+def _struck(strike: Strike, history: RunHistory) -> StruckUnit:
+    back_s = None if strike.healed_at_s is None or strike.at_s is None else strike.healed_at_s - strike.at_s
+    return StruckUnit(**vars(strike), recovery_s=recovered_s(strike, history), back_s=back_s)
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The nearest rank: a value that was seen."""
+    return sorted(values)[max(0, ceil(share * len(values)) - 1)] if values else None
+
+
+def _rate(merges: Sequence[MergePoint]) -> float | None:
+    seconds = merges[-1].s - merges[0].s
+    return (merges[-1].tokens - merges[0].tokens) / seconds if seconds > 0 else None
+
+
+def _last_tokens(merges: Sequence[MergePoint], s: float) -> int:
+    return max((merge.tokens for merge in merges if merge.s <= s), default=0)
+
+
+def _gap_s(times: Sequence[float]) -> float | None:
+    return max((b - a for a, b in pairwise(times)), default=None)
+
+
+# -- the verdict --------------------------------------------------------------------------------------------------
+
+
+def _always(report: StormReport) -> list[Checked]:
+    """What every storm must show, whatever its file says."""
+    struck = [one for one in report.faults if one.injected]
+    is_over = report.state != RunPhase.RUNNING
+    sure = sum(one.verified for one in struck)
+    back = sum(one.healed is True or (one.healed is None and is_over) for one in struck)
+    newest = list({one.target: one for one in struck if one.has_merges}.values())
+    merged = sum(one.recovery_s is not None or is_over for one in newest)
+    return [
+        Checked("faults happen", f"{sure} of {len(struck)}", 0 < len(struck) == sure),
+        Checked("units are back", f"{back} of {len(struck)}", back == len(struck)),
+        Checked("units merge again", f"{merged} of {len(newest)}", merged == len(newest)),
+    ]
+
+
+def _check(report: StormReport, text: str) -> Checked:
+    wanted = hypothesis_of(text)
+    if wanted.figure == VERIFY:
+        return Checked(text, report.verified or "ok", report.verified == "")
+    value = _figure(report, wanted.figure)
+    if value is None:
+        return Checked(text, "unknown: too few merges, or none after a fault", False)
+    ok = value >= wanted.bound if wanted.at_least else value <= wanted.bound
+    return Checked(text, format_duration(value) if FIGURES[wanted.figure] is parse_duration else f"{value:.4g}", ok)
+
+
+def _figure(report: StormReport, name: str) -> float | None:
+    figures: dict[str, float | None] = {
+        "goodput": report.goodput,
+        "participation": report.participation,
+        "recovery_p50": report.recovery["p50_s"],
+        "recovery_p95": report.recovery["p95_s"],
+        "longest_gap": report.longest_gap_s,
+        "tokens_lost": report.tokens["lost"],
+        "loss": report.loss,
+    }
+    return figures[name]
+
+
+# -- for people ---------------------------------------------------------------------------------------------------
+
+
+def storm_text(report: StormReport) -> str:
+    """One screen."""
+    struck = [one for one in report.faults if one.injected]
+    skipped = Counter(f"{one.skipped}" for one in report.faults if one.skipped)
+    r, of = report.recovery, _or_unknown
+    lines = [
+        f"{report.verdict}  run {report.run}, storm {report.scenario}, seed {report.seed}, "
+        f"{format_duration(report.duration_s)}",
+        f"  faults     {len(report.faults)} planned, {len(struck)} injected, "
+        f"{sum(one.verified for one in struck)} verified, {sum(bool(one.healed) for one in struck)} healed, "
+        f"{sum(skipped.values())} skipped",
+        *(f"             {count} skipped: {why}" for why, count in skipped.most_common(MOST_SKIPPED_LINES)),
+        f"  recovery   process back {of(r['back_p50_s'], format_duration)} (median), "
+        f"{of(r['back_p95_s'], format_duration)} (p95); merged again {of(r['p50_s'], format_duration)}, "
+        f"{of(r['p95_s'], format_duration)}",
+        f"  tokens     {format_count(report.tokens['merged'] or 0)} merged, {of(report.tokens['lost'], format_count)} "
+        f"lost: {of(report.tokens_per_s, format_count)}/s, undisturbed "
+        f"{of(report.undisturbed_tokens_per_s, format_count)}/s",
+        f"  goodput    {of(report.goodput, '{:.3f}'.format)}; by simulate run "
+        f"{of(report.predicted_goodput, '{:.3f}'.format)}",
+        f"  merges     participation {of(report.participation, '{:.3f}'.format)}; longest gap "
+        f"{of(report.longest_gap_s, format_duration)}, before {of(report.healthy_gap_s, format_duration)}",
+        f"  loss       {of(report.loss_before, '{:.4f}'.format)} before, {of(report.loss, '{:.4f}'.format)} at the end",
+    ]
+    lines += [f"  {'ok  ' if it.ok else 'FAIL'}  {it.text}: {it.value}" for it in report.hypotheses]
+    return "\n".join(lines)
+
+
+def _or_unknown(value: float | None, form: Callable[[float], str]) -> str:
+    return "unknown" if value is None else form(value)

@@ -1,0 +1,93 @@
+"""A storm over real processes: what it strikes merges again; PASS is said of a sound run, and of no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.forked import run_diloco
+from tests.studies.launched import LaunchedRun, lived, run_file
+
+STORM = """\
+version: 1
+name: short
+duration: 20 s
+warm_up: 1 s
+faults:
+  - {kind: kill, target: l1, at: 2 s, revive_after: 1 s}
+  - {kind: pause, target: l0, at: 5 s, for: 1 s}
+  - {kind: kill, target: syncer, at: 8 s}
+  - {kind: kill, target: all, at: 7 s}
+constraints: {min_alive: 1}
+hypotheses: [verify, "goodput >= 0.01", "recovery_p95 <= 10 min"]
+"""
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedRun]:
+    folder = tmp_path_factory.mktemp("storm")
+    with lived(LaunchedRun(folder, run_file(10_000).replace("quorum: 2", "quorum: 1"))) as run:
+        (folder / "s.yaml").write_text(STORM)
+        run.wait(lambda: len(run.log()) > 10, 120.0)
+        yield run
+
+
+def storm(run: LaunchedRun, *words: str, file: str = "s.yaml") -> tuple[int, str, str]:
+    done = run_diloco("chaos", "run", file, "supervised", *words, folder=run.directory, **run.environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_timetable_is_the_same_byte_for_byte(launched: LaunchedRun) -> None:
+    first = storm(launched, "--dry-run")
+    assert first[0] == 0 and first[1] == storm(launched, "-n")[1] and first[1].count("\n") == 4
+    (launched.directory / "p.yaml").write_text(STORM.replace("target: l1, at: 2 s", "target: learners, every: 2 s"))
+    drawn = {storm(launched, "-n", "--seed", seed, file="p.yaml")[1] for seed in "1234"}
+    assert len(drawn) > 1
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        (("duration: 20 s", "duration: 99 h\nseed: 1", "at: 8 s", "at: 98 h"), 2, "and the run is over in"),
+        (("kind: kill, target: l1", "kind: kil, target: l1"), 2, "s2.yaml:6: faults[0].kind"),
+        (("target: l1", "target: l9"), 2, "there is no unit 'l9'; allowed: l0, l1, syncer, supervisor"),
+        (("at: 8 s", "at: 21 s"), 2, "s2.yaml:8: faults[2]: at 21 s it never happens"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_happens(
+    launched: LaunchedRun, change: tuple[str, ...], status: int, says: str
+) -> None:
+    text = STORM
+    for old, new in zip(change[::2], change[1::2], strict=True):
+        text = text.replace(old, new)
+    (launched.directory / "s2.yaml").write_text(text)
+    code, _, said = storm(launched, file="s2.yaml")
+    assert code == status and says in said, said
+
+
+def test_a_storm_passes_and_fails_once_the_bucket_is_damaged(launched: LaunchedRun) -> None:
+    code, out, said = storm(launched, "--json")
+    data = json.loads(out)["data"]
+    assert code == 0 and data["verdict"] == "PASS", said + out
+    rows = [(f["kind"], f["target"], f["verified"], f["healed"]) for f in data["faults"] if not f["skipped"]]
+    assert rows[:3] == [("kill", "l1", True, True), ("pause", "l0", True, True), ("kill", "syncer", True, True)]
+    skipped = [fault["skipped"] for fault in data["faults"] if not fault["injected"]]
+    assert skipped == ["fewer than 1 learners would be left"] * 3
+    assert all(fault["recovery_s"] > 0 for fault in data["faults"] if fault["injected"])
+    assert data["recovery"]["p95_s"] >= data["recovery"]["p50_s"] > 0 and data["goodput"] > 0.01
+    assert data["verified"] == ""
+    damaged = min((launched.bucket / "delta").rglob("*.*"), key=lambda path: path.stat().st_mtime)
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    (launched.directory / "s3.yaml").write_text(STORM.replace("0.01", "9"))
+    code, out, said = storm(launched, file="s3.yaml")
+    assert code == 7 and out.startswith("FAIL") and "FAIL  goodput >= 9: " in out and "FAIL  verify: " in out, out
+    assert "error: verify: the bucket does not agree" in said and "hint: diloco report" in said
+
+
+def test_a_run_that_is_elsewhere_is_refused(launched: LaunchedRun, tmp_path: Path) -> None:
+    home = {**launched.environment, "DILOCO_HOME": str(tmp_path)}
+    done = run_diloco("chaos", "run", "s.yaml", launched.bucket.as_uri(), folder=launched.directory, **home)
+    assert done.returncode == 8 and "no unit that may be killed on this machine" in done.stderr

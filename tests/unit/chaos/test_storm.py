@@ -1,0 +1,147 @@
+"""A storm strikes what it planned and nothing else, keeps to its rails, and heals however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.chaos.actions import execute, plan_kill, plan_pause, read_entries
+from diloco_cli.chaos.faults import Target, find_target
+from diloco_cli.chaos.storm import Storm, forbidden, heal_after_death, refuse_untouchable, storm_lock
+from diloco_cli.environment import environment_with
+from diloco_cli.errors import RefusedError, TryAgainError
+from diloco_cli.events.bucket import EventReader
+from diloco_cli.faults import Constraints, FaultRule, Injection, Scenario
+from diloco_cli.runtime.processes import is_paused
+from diloco_cli.runtime.registry import is_held, remember_run
+from diloco_cli.store.local import LocalStore
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("home")
+SUPERVISED = """
+import sys
+from diloco_cli.runtime.supervisor import supervise
+from diloco_cli.runtime.units import UnitSpec
+command = (sys.executable, "-S", "-c", "import time; time.sleep(300)")
+units = [UnitSpec("iowa", "learner", command), UnitSpec("ohio", "learner", command)]
+supervise(sys.argv[1], units, run_state=lambda: "RUNNING", on_event=lambda event: None, poll_s=0.02)
+"""
+STORM = """
+import sys
+from diloco_cli.chaos.storm import Storm
+from diloco_cli.faults import FaultRule, Injection, Scenario
+faults = [
+    Injection(0, 0.0, "pause", ("iowa",), for_s=300.0), Injection(1, 0.0, "kill", ("ohio",), revive_after_s=300.0)
+]
+rule = FaultRule("kill", "all", at_s=0.0)
+Storm(sys.argv[1], Scenario("x", 300.0, (rule,)), 5, faults, lambda line: print(line, flush=True)).run()
+"""
+
+
+def story(duration_s: float = 1.0, **constraints: object) -> Scenario:
+    return Scenario("x", duration_s, (FaultRule("kill", "all", at_s=0.0),), constraints=Constraints(**constraints))  # type: ignore[arg-type]
+
+
+def unit(name: str, condition: str = "running", kind: str = "learner") -> Target:
+    return Target("u", name, kind, None, condition)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def run(tmp_path: Path, start) -> Iterator[str]:
+    """The URL of a run of two supervised learners that do nothing."""
+    (tmp_path / "bucket/nano").mkdir(parents=True)
+    url = f"file://{tmp_path}/bucket/nano"
+    remember_run(url)
+    supervisor = subprocess.Popen([sys.executable, "-c", SUPERVISED, url], env=environment_with())
+    try:
+        wait_until(lambda: all(runs(url, name) for name in ("iowa", "ohio")))
+        yield url
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+        for name in ("iowa", "ohio"):
+            if find_target(url, name).condition in ("running", "paused"):
+                execute(plan_kill(url, name))
+
+
+def runs(url: str, name: str) -> bool:
+    return find_target(url, name).condition == "running"
+
+
+@pytest.mark.parametrize(
+    ("targets", "constraints", "part"),
+    [
+        ([unit("a"), unit("b", "dead")], {"min_alive": 1}, "fewer than 1 learners"),
+        ([unit("a"), unit("b", "paused")], {"min_alive": 1}, "fewer than 1 learners"),
+        ([unit("a"), unit("b"), unit("syncer", kind="syncer")], {"min_alive": 2}, "fewer than 2 learners"),
+        ([unit("a"), unit("b"), unit("c", "dead")], {"max_concurrent": 1}, "more than 1 units"),
+        ([unit("a"), unit("b")], {"min_alive": 1, "max_concurrent": 1}, ""),
+    ],
+)
+def test_rails_count_what_lives_now(targets: list[Target], constraints: dict[str, int], part: str) -> None:
+    said = forbidden(Injection(0, 0.0, "kill", ("a",)), targets, story(**constraints))
+    assert part in said and bool(said) == bool(part)
+
+
+def test_a_storm_strikes_its_units_among_decoys_and_all_live_again(run: str, start) -> None:
+    decoys = [start(token, "import time; time.sleep(300)", "iowa") for token in (None, "", "other") * 17]
+    faults = [
+        Injection(0, 0.0, "kill", ("iowa",), revive_after_s=0.5),
+        Injection(1, 0.1, "kill", ("elsewhere",)),
+        Injection(2, 0.2, "pause", ("ohio",), for_s=0.3),
+        Injection(3, 0.3, "kill", ("ohio",), skipped="planned so"),
+    ]
+    said: list[str] = []
+    storm = Storm(run, story(), 5, faults, said.append)
+    storm.run()
+    done = {strike.number: strike for strike in storm.strikes}
+    assert [(done[n].injected, done[n].verified, done[n].healed) for n in (0, 2)] == [(True, True, True)] * 2
+    assert "no unit elsewhere" in done[1].skipped and done[3].skipped == "planned so"
+    assert all(runs(run, name) for name in ("iowa", "ohio")) and len(said) == 6
+    assert [decoy.poll() for decoy in decoys] == [None] * 51
+    entries = [entry for entry in read_entries(run) if entry.fault != "revive"]
+    assert [(entry.target, entry.seed, entry.healed) for entry in entries] == [("iowa", 5, True), ("ohio", 5, True)]
+    told = EventReader().read(LocalStore(Path(run.removeprefix("file://"))))
+    assert {(event.unit, event.data["number"]) for event in told if event.kind == "chaos"} == {("iowa", 0), ("ohio", 2)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_storm_that_is_ended_is_healed(run: str, number: signal.Signals) -> None:
+    storm = subprocess.Popen(
+        [sys.executable, "-c", STORM, run], env=environment_with(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert storm.stdout is not None
+    assert all(b"verified" in storm.stdout.readline() for _ in range(2))
+    assert is_paused(find_target(run, "iowa").identity) and is_held(run, "ohio")  # type: ignore[arg-type]
+    with pytest.raises(TryAgainError, match="another storm"), storm_lock(run):
+        pass
+    heal_after_death(run)
+    assert is_held(run, "ohio"), "a living storm's faults stay"
+    os.kill(storm.pid, number)
+    storm.communicate()
+    wait_until(lambda: all(runs(run, name) for name in ("iowa", "ohio")))
+    assert not is_held(run, "ohio")
+
+
+def test_what_a_storm_and_its_guardian_left_is_healed_by_the_next_command(run: str) -> None:
+    with storm_lock(run):
+        execute(plan_pause(run, "iowa"), seed=5)
+        execute(plan_kill(run, "ohio", hold=True), seed=5)
+    execute(plan_kill(run, "iowa"))  # a person's own fault is left alone
+    heal_after_death(run)
+    wait_until(lambda: runs(run, "ohio"))
+    assert [entry.healed for entry in read_entries(run) if entry.seed == 5] == [True, True]
+
+
+def test_a_run_that_is_elsewhere_or_has_no_supervisor_is_refused(home: Path, start_unit_of) -> None:
+    with pytest.raises(RefusedError, match="no unit that may be killed on this machine: none was started here"):
+        refuse_untouchable("nano")
+    start_unit_of("nano", "iowa")
+    with pytest.raises(RefusedError, match="no supervisor of run nano lives here"):
+        refuse_untouchable("nano")
