@@ -14,7 +14,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "quality"))  # the same tasks, methods, ledger and statistics
 
 import report  # noqa: E402
-from experiment import TASKS, Task, trial  # noqa: E402
+from experiment import Task, trial  # noqa: E402
 from ledger import Named, complete, finished  # noqa: E402
 from methods.pacing import Pacing  # noqa: E402
 from methods.schedules import mixed_speeds, nearly_equal  # noqa: E402
@@ -23,8 +23,8 @@ from methods.trial import Trial  # noqa: E402
 from diloco_cli.config.codec import replace  # noqa: E402
 from diloco_cli.config.settings import ColdStartSettings, GraceSettings, OuterSettings  # noqa: E402
 
-TASK = TASKS["dense"]
 TOKENS = 491_520
+TASK = Task("dense-4", TOKENS, 128, warmup_steps=40, outer=OuterSettings(lr=0.7, momentum=0.5))  # short runs
 SLOW = 1.5  # times as long for a step: every second learner, where hardware is mixed
 FAR_S = 1.9  # inner steps, that an upload, and a download, of a distant island takes: its link just carries a slot's
 
@@ -151,7 +151,7 @@ def trials_of(study: str, task: Task, seeds: int) -> Iterator[Named]:
     for seed in range(seeds):
         for variant in STUDIES[study]():
             labels = {"study": study, "learners": variant.learners, "variant": variant.name, "seed": seed}
-            yield Named(labels, variant.change(trial(task, "decoupled", variant.learners, seed)))
+            yield Named(labels, variant.change(trial(task, "adamw", "decoupled", variant.learners, seed)))
 
 
 def table(rows: list[report.Row]) -> list[str]:

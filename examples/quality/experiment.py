@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from ledger import Named
 from methods.pacing import Pacing
-from methods.schedules import decoupled, failing, lockstep, nearly_equal, streaming, synchronous
+from methods.schedules import failing, lockstep, nearly_equal, synchronous
 from methods.trial import Trial
 
 from diloco_cli.config.codec import replace
@@ -23,104 +23,94 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.methods import fitting_outer
 
-Method = Literal[
-    "data-parallel", "diloco", "streaming", "decoupled", "failures",
-    "decoupled, outer auto", "data-parallel, muon", "decoupled, muon, outer auto",
-]  # fmt: skip
+Optimizer = Literal["adamw", "muon"]
+Method = Literal["data-parallel", "decoupled", "failures", "diloco", "default outer", "plain mean"]
+OPTIMIZERS: tuple[Optimizer, ...] = get_args(Optimizer)
 METHODS: tuple[Method, ...] = get_args(Method)
-CUSTOMARY = METHODS[:5]
+STANDARD = METHODS[:3]  # the others are asked for by name
 CHIPS = 1_200_000
+SEQUENCE = 64
 SEQUENCES = 512  # of the held-out data, for a trial's last loss
-QUICK_TOKENS = 491_520
+PARAMETERS = 122_880  # of the model, rounded: every budget is whole rounds of two, four and eight learners
+SYNC = SyncSettings(every=24, fragments=12, overlap=2, quorum=1, mixing="rebase")
+PARALLEL_RATE, RATE = 6e-3, 3e-3  # inner learning rates: for each method the best of those that were tried
+TRIED_RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+TUNING_SEED, TUNING_LEARNERS = 100, 4  # the seed is in no other table
 
 
 @dataclass(frozen=True)
 class Task:
-    """`tokens`: processed by all learners together. `batch_tokens`: of one inner step of one learner."""
+    """`tokens`: processed by all learners together. `batch_tokens`: of one inner step of one learner. `learners`: how
+    many there are by default. `outer`: auto."""
 
     name: str
-    model: str
-    data: str
-    sequence: int
     tokens: int
     batch_tokens: int
-    inner: InnerSettings
-    methods: tuple[Method, ...] = CUSTOMARY
-    long: bool = False
+    learners: tuple[int, ...] = (2, 4, 8)
+    warmup_steps: int = 150
+    outer: OuterSettings | None = None
 
 
-ROUND = 24 * 4 * 256  # tokens of a round of four learners: every budget is whole rounds for everybody
 TASKS: dict[str, Task] = {
-    "dense": Task("dense", "dense", "text", 64, 20 * ROUND, 128, InnerSettings(lr=3e-3, warmup_steps=40)),
-    "moe": Task("moe", "moe", "text", 64, 10 * ROUND, 128, InnerSettings(lr=3e-3, warmup_steps=40)),
-    "dense-20": Task(
-        "dense-20",
-        "dense",
-        "text",
-        64,
-        100 * ROUND,
-        256,
-        InnerSettings(lr=4e-3, warmup_steps=150),
-        ("data-parallel", "decoupled", *METHODS[5:]),
-        long=True,
-    ),
-    "vision": Task("vision", "vision", "digits", 16, 20 * ROUND, 256, InnerSettings(lr=1e-3, warmup_steps=40)),
+    "dense-20": Task("dense-20", 20 * PARAMETERS, 128),
+    "dense-80": Task("dense-80", 80 * PARAMETERS, 256, learners=(8,)),
+    "quick": Task("quick", PARAMETERS, 128, learners=(2,), warmup_steps=40),
 }
-PARALLEL_LR: dict[tuple[str, int], float] = {}  # where data-parallel training prefers another inner learning rate
-SYNC = SyncSettings(every=24, fragments=12, overlap=2, quorum=1)
-OUTER = OuterSettings(lr=0.7, momentum=0.5)  # of short runs; long ones have the product's default
 
 
-def trial(task: Task, method: Method, learners: int, seed: int, tokens: int | None = None) -> Trial:
+def named(task: str, optimizer: Optimizer, method: Method, learners: int, seed: int, lr: float | None = None) -> Named:
+    """`lr`: the inner learning rate, where it is not the tuned one."""
+    labels = {"task": task, "learners": learners, "optimizer": optimizer, "method": method, "seed": seed}
+    rate = {} if lr is None else {"lr": lr}
+    return Named({**labels, **rate}, trial(TASKS[task], optimizer, method, learners, seed, lr))
+
+
+def tuning(task: str) -> list[Named]:
+    """Each inner learning rate that was tried, with both methods."""
+    methods: tuple[Method, ...] = ("data-parallel", "decoupled")
+    return [
+        named(task, optimizer, method, TUNING_LEARNERS, TUNING_SEED, lr)
+        for optimizer in OPTIMIZERS
+        for method in methods
+        for lr in TRIED_RATES
+    ]
+
+
+def trial(task: Task, optimizer: Optimizer, method: Method, learners: int, seed: int, lr: float | None = None) -> Trial:
     """One method on one task. All of them read the same shards in the same order from the same first parameters."""
-    lr = PARALLEL_LR.get((task.name, learners)) if method == "data-parallel" else None
-    inner = replace(task.inner, lr=lr or task.inner.lr, name="muon" if "muon" in method else "adamw")
-    train = TrainSettings(tokens or task.tokens, task.batch_tokens, seed, inner=inner)
+    tuned = PARALLEL_RATE if method == "data-parallel" else RATE
+    inner = InnerSettings(optimizer, lr=lr or tuned, warmup_steps=task.warmup_steps)
+    train = TrainSettings(task.tokens, task.batch_tokens, seed=seed, inner=inner)
     settings = RunSettings(
-        name=f"{task.name}-{method}",
-        model=ModelSettings(entrypoint=f"models:{task.model}"),
-        data=DataSettings(entrypoint=f"models:{task.data}", args={"seed": seed}),
+        name=task.name,
+        model=ModelSettings(entrypoint="models:dense"),
+        data=DataSettings(entrypoint="models:text", args={"seed": seed}),
         train=train,
         sync=sync_of(method, learners),
         outer=outer_of(task, method, train, learners),
-        retention=RetentionSettings(rounds="all" if task.long else 64),
+        retention=RetentionSettings(rounds="all"),  # a learner that is down for long is still told what it missed
     )
-    kind: Literal["data_parallel", "fleet"] = "data_parallel" if method.startswith("data-parallel") else "fleet"
-    return Trial(kind, settings, pacings_of(method, learners, seed, train), task.sequence, SEQUENCES)
+    kind: Literal["data_parallel", "fleet"] = "data_parallel" if method == "data-parallel" else "fleet"
+    return Trial(kind, settings, pacings_of(method, learners, seed, train), SEQUENCE, SEQUENCES)
 
 
 def outer_of(task: Task, method: Method, train: TrainSettings, learners: int) -> OuterSettings:
-    if "outer auto" in method:
-        rounds = train.tokens / (train.batch_tokens * learners * SYNC.every)
-        lr, momentum = fitting_outer(train.inner.name, rounds)
-        return OuterSettings(lr=lr, momentum=momentum)
-    return OuterSettings() if task.long or method.startswith("data-parallel") else OUTER
+    """As `outer: auto` resolves it, but where the task or the method has its own. Data-parallel training has none."""
+    if method in ("data-parallel", "default outer"):
+        return OuterSettings()
+    lr, momentum = fitting_outer(train.inner.name, train.tokens / (train.batch_tokens * learners * SYNC.every))
+    return task.outer or OuterSettings(lr=lr, momentum=momentum)
 
 
 def sync_of(method: Method, learners: int) -> SyncSettings:
-    match method:
-        case "data-parallel" | "data-parallel, muon":
-            return SYNC  # it has no rounds
-        case "diloco":
-            return synchronous(SYNC, learners)
-        case "streaming":
-            return streaming(SYNC, learners)
-    return decoupled(replace(SYNC, mixing="rebase"))
+    if method == "plain mean":
+        return replace(SYNC, merge="avg")
+    return synchronous(SYNC, learners) if method == "diloco" else SYNC
 
 
 def pacings_of(method: Method, learners: int, seed: int, train: TrainSettings) -> tuple[Pacing, ...]:
-    match method:
-        case "decoupled" | "decoupled, outer auto" | "decoupled, muon, outer auto":
-            return nearly_equal(learners)
-        case "failures":
-            return failing(learners, CHIPS, seed, train.tokens // train.batch_tokens // learners)
-    return lockstep(learners)
-
-
-def named(task: Task, method: Method, learners: int, seed: int, tokens: int | None = None) -> Named:
-    labels = {"task": task.name, "learners": learners, "method": method, "seed": seed, "tokens": tokens or task.tokens}
-    return Named(labels, trial(task, method, learners, seed, tokens))
-
-
-def quick(task: Task) -> Task:
-    return replace(task, tokens=QUICK_TOKENS)
+    if method in ("data-parallel", "diloco"):
+        return lockstep(learners)
+    if method == "failures":
+        return failing(learners, CHIPS, seed, train.tokens // train.batch_tokens // learners)
+    return nearly_equal(learners)

@@ -9,11 +9,10 @@ from statistics import mean, stdev
 from typing import Any
 
 Row = dict[str, Any]
+Group = tuple[str, int, list[Row]]  # task, number of learners, its trials
 # 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-PUBLISHED_GAP_PERCENT = {2: 0.7, 4: 2.0, 8: 3.9}  # to data-parallel at 35 M parameters (arXiv 2503.09799)
-SYNCHRONOUS_GOAL_PERCENT = 0.5
-FAILURES_GOAL_PERCENT = 0.6
+TUNING = "lr"  # the label that only trials of the inner learning rate have
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def estimate(values: list[float]) -> Estimate:
 
 def of(rows: Iterable[Row], **labels: Any) -> list[Row]:
     """The rows with these labels, by seed."""
-    found = [row for row in rows if all(row["labels"][name] == value for name, value in labels.items())]
+    found = [row for row in rows if all(row["labels"].get(name) == value for name, value in labels.items())]
     return sorted(found, key=lambda row: int(row["labels"]["seed"]))
 
 
@@ -49,41 +48,68 @@ def percent_over(rows: list[Row], others: list[Row]) -> Estimate | None:
     return estimate([100 * (loss / other - 1) for loss, other in pairs]) if pairs else None
 
 
-def verdict(found: Estimate, goal_percent: float) -> str:
-    """Met and missed are said only where the whole interval lies on one side."""
-    within = f"{found} % (goal <= {goal_percent} %)"
-    if found.half_width is None:
-        return f"{within}: one seed tells nothing"
-    if found.value + found.half_width <= goal_percent:
-        return f"{within}: met"
-    if found.value - found.half_width > goal_percent:
-        return f"{within}: missed"
-    side = "met" if found.value <= goal_percent else "missed"
-    return f"{within}: {side} on the mean, not settled by these seeds"
+@dataclass(frozen=True)
+class Bound:
+    """By how many percent the loss of one (optimizer, method) may exceed another's, by the number of learners."""
+
+    ours: tuple[str, str]
+    theirs: tuple[str, str]
+    percent: dict[int, float]
 
 
-def table(rows: list[Row], methods: Iterable[str]) -> list[str]:
-    """One markdown line per task, number of learners and method."""
+def same(percent: float) -> dict[int, float]:
+    return dict.fromkeys((2, 4, 8), percent)
+
+
+ADAMW, MUON = ("adamw", "data-parallel"), ("muon", "data-parallel")
+GOALS = (
+    Bound(("adamw", "decoupled"), ADAMW, {2: 1.0, 4: 1.5, 8: 3.5}),
+    Bound(("muon", "decoupled"), MUON, {2: 1.0, 4: 2.5, 8: 4.5}),
+    Bound(("muon", "decoupled"), ADAMW, {2: 0.0, 4: -2.0, 8: 0.5}),
+    *(Bound((name, "failures"), (name, "decoupled"), same(2.0)) for name in ("adamw", "muon")),
+    *(Bound((name, "decoupled"), (name, "diloco"), same(0.5)) for name in ("adamw", "muon")),
+    *(Bound((name, "decoupled"), (name, "default outer"), same(0.0)) for name in ("adamw", "muon")),
+    *(Bound((name, "decoupled"), (name, "plain mean"), same(0.0)) for name in ("adamw", "muon")),
+)
+
+
+def lines(rows: list[Row], tasks: Iterable[str], methods: Iterable[str]) -> list[str]:
+    """The page's tables: losses, goals, and the inner learning rates that were tried."""
+    tuned = [row for row in rows if TUNING in row["labels"]]
+    groups = [
+        (task, learners, of([row for row in rows if row not in tuned], task=task, learners=learners))
+        for task in tasks
+        for learners in (2, 4, 8)
+    ]
+    rates = rate_table(tuned) if tuned else []
+    return [*losses(groups, list(methods)), "", *verdicts(groups), *rates]
+
+
+def losses(groups: list[Group], methods: list[str]) -> list[str]:
+    """One line per task, number of learners, method and optimizer."""
     lines = [
-        "| task | M | method | seeds | held-out loss, mean ± sd | to data-parallel, % | to sync. DiLoCo, % |"
-        " merged / processed | participation |",
+        "| task | M | method | optimizer | seeds | held-out loss, mean ± sd | to its data-parallel, % |"
+        " to AdamW's, % | merged / processed |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for task, learners in _groups(rows):
-        group = [row for row in rows if (row["labels"]["task"], row["labels"]["learners"]) == (task, learners)]
+    for task, learners, group in groups:
         for method in methods:
-            mine = of(group, method=method)
-            if not mine:
-                continue
-            gaps = [percent_over(mine, of(group, method=other)) for other in ("data-parallel", "diloco")]
-            shown = ["" if gap is None or method == other else str(gap) for gap, other in _with_names(gaps)]
-            merged = mean(row["merged"] / row["processed"] for row in mine)
-            taken = mean(row["participation"] for row in mine)
-            lines.append(
-                f"| {task} | {learners} | {method} | {len(mine)} | {spread(mine)} | {shown[0]} | {shown[1]} |"
-                f" {merged:.2f} | {taken:.2f} |"
-            )
+            for optimizer in ("adamw", "muon"):
+                if mine := of(group, method=method, optimizer=optimizer):
+                    own, adamw = (
+                        "" if (optimizer, method) == other else percent_over(mine, by(group, other)) or ""
+                        for other in ((optimizer, "data-parallel"), ADAMW)
+                    )
+                    merged = mean(row["merged"] / row["processed"] for row in mine)
+                    lines.append(
+                        f"| {task} | {learners} | {method} | {optimizer} | {len(mine)} | {spread(mine)} | {own} |"
+                        f" {adamw} | {merged:.2f} |"
+                    )
     return lines
+
+
+def by(rows: list[Row], who: tuple[str, str]) -> list[Row]:
+    return of(rows, optimizer=who[0], method=who[1])
 
 
 def spread(rows: list[Row]) -> str:
@@ -91,31 +117,34 @@ def spread(rows: list[Row]) -> str:
     return f"{mean(losses):.4f}" + (f" ± {stdev(losses):.4f}" if len(losses) > 1 else "")
 
 
-def verdicts(rows: list[Row]) -> list[str]:
+def verdicts(groups: list[Group]) -> list[str]:
     """One line per goal, task and number of learners."""
-    lines = []
-    for task, learners in _groups(rows):
-        group = [row for row in rows if (row["labels"]["task"], row["labels"]["learners"]) == (task, learners)]
-        published = PUBLISHED_GAP_PERCENT[learners]
-        goals = [
-            ("decoupled", "diloco", SYNCHRONOUS_GOAL_PERCENT),
-            ("failures", "decoupled", FAILURES_GOAL_PERCENT),
-            ("decoupled", "data-parallel", published),
-            ("decoupled, outer auto", "data-parallel", published),
-            ("decoupled, outer auto", "decoupled", 0.0),
-            ("decoupled, muon, outer auto", "data-parallel, muon", published),
-            ("decoupled, muon, outer auto", "data-parallel", 0.0),
-        ]
-        for method, other, goal in goals:
-            found = percent_over(of(group, method=method), of(group, method=other))
-            if found is not None:
-                lines.append(f"- {task}, M = {learners}: {method} over {other}: {verdict(found, goal)}")
+    lines = ["| task | M | loss of | over | difference, % | goal, % | verdict |", "|---|---|---|---|---|---|---|"]
+    for goal in GOALS:
+        for task, learners, group in groups:
+            if found := percent_over(by(group, goal.ours), by(group, goal.theirs)):
+                ours, theirs, percent = " ".join(goal.ours), " ".join(goal.theirs), goal.percent[learners]
+                lines.append(
+                    f"| {task} | {learners} | {ours} | {theirs} | {found} | <= {percent:+.1f} |"
+                    f" {verdict(found, percent)} |"
+                )
     return lines
 
 
-def _groups(rows: list[Row]) -> list[tuple[str, int]]:
-    return list(dict.fromkeys((row["labels"]["task"], row["labels"]["learners"]) for row in rows))
+def verdict(found: Estimate, goal_percent: float) -> str:
+    """Met and missed are said only where the whole interval lies on one side."""
+    side = "met" if found.value <= goal_percent else "missed"
+    if found.half_width is None:
+        return f"{side} by one seed"
+    if abs(found.value - goal_percent) < found.half_width:
+        return f"{side} on the mean, not settled by these seeds"
+    return side
 
 
-def _with_names(gaps: list[Estimate | None]) -> list[tuple[Estimate | None, str]]:
-    return list(zip(gaps, ("data-parallel", "diloco"), strict=True))
+def rate_table(rows: list[Row]) -> list[str]:
+    rates = sorted({row["labels"][TUNING] for row in rows})
+    lines = ["", f"| tried inner learning rate | {' | '.join(map(str, rates))} |", "|---|" + "---|" * len(rates)]
+    for who in dict.fromkeys((row["labels"]["optimizer"], row["labels"]["method"]) for row in rows):
+        found = [by(of(rows, lr=rate), who) for rate in rates]
+        lines.append(f"| {' '.join(who)} | {' | '.join(spread(one) if one else '' for one in found)} |")
+    return lines

@@ -1,116 +1,113 @@
-"""Five methods at equal tokens: python examples/quality/run.py [--quick] [--jobs 2]. See README.md beside this file."""
+"""Islands against data-parallel training at equal tokens: python examples/quality/run.py [--quick] [--jobs 2]. See
+README.md beside this file."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
 
 import report
-from experiment import METHODS, TASKS, Method, Task, named, quick
-from ledger import Named, complete, finished, say
+from experiment import METHODS, OPTIMIZERS, STANDARD, TASKS, named, tuning
+from ledger import Named, complete, read, say
 
 from diloco_cli.errors import UsageError
 from diloco_cli.plots import Axis, Series, line_chart, save_svg
 
 HERE = Path(__file__).resolve().parent
-GAP_TASK, GAP_LEARNERS, GAP_SHARES = "dense", 2, (0.25, 0.5, 1.0, 2.0)  # of the task's tokens
-GAP_METHODS: tuple[Method, ...] = ("data-parallel", "decoupled")
+BEGIN, END = "<!-- tables: python examples/quality/run.py --report -->", "<!-- end -->"
+PICTURED = {"task": "dense-20", "learners": 4}
 
 
 def main(words: list[str]) -> None:
     options = parse(words)
-    wanted = [
-        named(task, method, learners, seed)
-        for seed in range(options.seeds)
-        for task in chosen_tasks(options)
-        for learners in options.learners
-        for method in options.methods or task.methods
-    ]
-    budgets = [] if options.quick else more_budgets(options)
     results = options.output / "results.jsonl"
     if not options.report:
-        complete(wanted + budgets, results, options.jobs)
-    rows, gap_rows = finished(wanted, results), finished(budgets, results)
-    print("\n".join([*report.table(rows, METHODS), "", *report.verdicts(rows), "", *gap_lines(gap_rows)]))
-    draw(rows, options.output)
+        complete(wanted(options), results, options.jobs)
+    rows = current(results)
+    lines = report.lines(rows, list(TASKS), METHODS)
+    print("\n".join(lines))
+    if options.report:
+        write_between(options.output / "README.md", lines)
+        draw(rows, options.output / f"{PICTURED['task']}.svg")
 
 
 def parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="dense text, M = 2, one seed: does everything work?")
+    parser.add_argument("--quick", action="store_true", help="one token a parameter, two learners, one seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes, one thread each")
-    short = [name for name, task in TASKS.items() if not task.long]
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=short)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: those of each task")
-    parser.add_argument("--learners", nargs="+", type=int, choices=(2, 4, 8), default=[2, 4])
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["dense-20", "dense-80"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=STANDARD)
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
+    parser.add_argument("--learners", nargs="+", type=int, choices=(2, 4, 8), default=(2, 4, 8))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--report", action="store_true", help="run nothing: the table of what is finished")
-    parser.add_argument("--tokens", type=int, help="instead of each task's own budget")
-    parser.add_argument("--output", type=Path, help="folder of results.jsonl and the pictures (default: this one)")
+    parser.add_argument("--tune", action="store_true", help="the inner learning rates that were tried, and no more")
+    parser.add_argument("--report", action="store_true", help="run nothing: README.md's tables of what is finished")
+    parser.add_argument("--output", type=Path, help="folder of results.jsonl (default: this one)")
     options = parser.parse_args(words)
     if options.quick:
-        options.tasks, options.learners, options.seeds = ["dense"], [2], 1
+        options.tasks, options.seeds = ["quick"], 1
     options.output = options.output or (Path("quality-quick") if options.quick else HERE)
     options.output.mkdir(parents=True, exist_ok=True)
     return options
 
 
-def chosen_tasks(options: argparse.Namespace) -> list[Task]:
-    tasks = [quick(TASKS[name]) if options.quick else TASKS[name] for name in options.tasks]
-    return [replace(task, tokens=options.tokens or task.tokens) for task in tasks]
-
-
-def more_budgets(options: argparse.Namespace) -> list[Named]:
-    """Whether the gap shrinks with tokens: whole runs, each with a schedule of its own."""
-    if GAP_TASK not in options.tasks or GAP_LEARNERS not in options.learners:
-        return []
-    task = TASKS[GAP_TASK]
+def wanted(options: argparse.Namespace) -> list[Named]:
+    """Seed by seed: what is interrupted has every row, each of fewer seeds."""
+    if options.tune:
+        return tuning("dense-20")
     return [
-        named(task, method, GAP_LEARNERS, seed, round(task.tokens * share))
+        named(task, optimizer, method, learners, seed)
         for seed in range(options.seeds)
-        for share in GAP_SHARES
-        for method in GAP_METHODS
+        for task in options.tasks
+        for learners in TASKS[task].learners
+        if learners in options.learners
+        for method in options.methods
+        for optimizer in options.optimizers
     ]
 
 
-def gap_lines(rows: list[report.Row]) -> list[str]:
-    """The gap to data-parallel at each budget; nothing without results."""
-    if not rows:
-        return []
-    lines = ["| tokens | seeds | decoupled over data-parallel, % |", "|---|---|---|"]
-    for tokens in sorted({row["labels"]["tokens"] for row in rows}):
-        decoupled, parallel = (report.of(rows, tokens=tokens, method=method) for method in reversed(GAP_METHODS))
-        gap = report.percent_over(decoupled, parallel)
-        if gap is not None:
-            lines.append(f"| {tokens:,} | {min(len(decoupled), len(parallel))} | {gap} |")
-    return lines
+def current(path: Path) -> list[report.Row]:
+    """The finished trials that are still what their labels say: a task that has changed has other results."""
+    rows = [row for row in read(path).values() if row["labels"]["task"] in TASKS]
+    return [row for row in rows if named(**row["labels"]).key == row["key"]]
 
 
-def draw(rows: list[report.Row], folder: Path) -> None:
-    """A picture per task, at the largest number of learners: held-out loss over processed tokens, means over seeds."""
-    for task in dict.fromkeys(row["labels"]["task"] for row in rows):
-        learners = max(row["labels"]["learners"] for row in rows if row["labels"]["task"] == task)
-        series = [
-            Series(method, mean_curve(mine), dashed=method == "data-parallel")
-            for method in METHODS
-            if (mine := report.of(rows, task=task, learners=learners, method=method))
-        ]
-        title = f"{task}, M = {learners}: held-out loss of the outer parameters"
-        axes = Axis("processed tokens"), Axis("nats per token")
-        try:
-            save_svg(folder / f"{task}.svg", partial(line_chart, title, *axes, series))
-        except UsageError as error:  # the table is what counts
-            say(f"{error}: {error.hint}")
-            return
-        say(f"wrote {folder / f'{task}.svg'}")
+def write_between(page: Path, lines: list[str]) -> None:
+    """Put the lines between the page's markers. Raises UsageError if it has none."""
+    text = page.read_text() if page.exists() else ""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise UsageError(f"no markers for the tables: {BEGIN} and {END}", where=str(page), hint="add the two lines")
+    page.write_text("\n".join([head + BEGIN, "", *lines, "", END + tail]))
+    say(f"wrote {page}")
+
+
+def draw(rows: list[report.Row], path: Path) -> None:
+    """Held-out loss over processed tokens, means over seeds."""
+    series = [
+        Series(f"{method}, {optimizer}", mean_curve(mine), dashed=method == "data-parallel")
+        for optimizer in OPTIMIZERS
+        for method in ("data-parallel", "decoupled")
+        if (mine := report.of(rows, **PICTURED, optimizer=optimizer, method=method))
+    ]
+    if not series:
+        return
+    title = f"{PICTURED['task']}, M = {PICTURED['learners']}: held-out loss of the outer parameters"
+    axes = Axis("processed tokens"), Axis("nats per token")
+    try:
+        save_svg(path, partial(line_chart, title, *axes, series))
+    except UsageError as error:  # the tables are what counts
+        say(f"{error}: {error.hint}")
+        return
+    say(f"wrote {path}")
 
 
 def mean_curve(rows: list[report.Row]) -> tuple[tuple[float, float], ...]:
-    """The first points, where everybody still learns the frequencies of bytes, are left out."""
+    """The first point, where everybody still learns the frequencies of bytes, is left out."""
     curves = [row["curve"] for row in rows]
     return tuple(
         (mean(p[0] for p in points), mean(p[1] for p in points)) for points in list(zip(*curves, strict=True))[1:]
