@@ -42,7 +42,8 @@ OPTIONS = {"namespace": str, "queue": str, "pod": dict, "container": dict}
 OURS = "unit"  # the container: others may be put beside it
 NO_POD = "it has no pod yet"
 NO_IMAGE = "IMAGE"  # in its place: who edits the text names it
-MAX_SAID = 200  # characters
+MAX_SAID = 300  # characters
+LAST_LINES = 3  # an error, its hint, and a line's end
 MAX_PODS = 100  # whose logs are read at a time
 NEEDS_A_PERSON = {
     "ErrImagePull": "the image is not there, or not for this cluster",
@@ -97,6 +98,7 @@ def documents(spec: JobSpec, image: str, options: Mapping[str, Any]) -> list[Doc
     if several:
         words += [f"--rendezvous={name}-0.{name}:{PORT}", "--node-rank=$(JOB_COMPLETION_INDEX)"]
     container: Document = {"name": OURS, "image": image, "command": words}
+    container["terminationMessagePolicy"] = "FallbackToLogsOnError"  # `status` has its last words
     memory = {"memory": f"{spec.memory_gb}G"} if spec.memory_gb else {}  # no limit: it is planned, not measured
     container["resources"] = {"requests": {"cpu": str(spec.cores), **memory}}
     pod: Document = {
@@ -183,7 +185,8 @@ def _state_of(job: Document, pods: Sequence[Document], refused: str) -> tuple[Jo
     """Of a Job, why, and where its pods are. Of several nodes the one that is furthest from running counts."""
     conditions = {one["type"]: one for one in _conditions(job)}
     if (failed := conditions.get("Failed")) is not None:
-        last = next((word for pod in reversed(pods) if (word := _end_of(pod))), failed.get("message", ""))
+        ends = [f"{word}{_last_words(pod)}" for pod in pods if (word := _end_of(pod))]
+        last = ends[-1] if ends else failed.get("message", "")
         return JobState.FAILED, f"{failed.get('reason', '')}: {last}", []
     if "Complete" in conditions:
         return JobState.ENDED, "", []
@@ -236,6 +239,12 @@ def _end_of(pod: Document) -> str:
     code, reason = ended.get("exitCode"), status.get("reason") or _disruption(pod) or ended.get("reason", "")
     words = ["" if reason == "Error" else reason, f"exit code {code}" if code is not None else ""]
     return ", ".join([*filter(None, words), *filter(None, [status.get("message", "")])]) or "Failed"
+
+
+def _last_words(pod: Document) -> str:
+    """The end of its log, or why it could not be started: an image may be without `diloco`, or have another one."""
+    said = _container(pod).get("terminated", {}).get("message", "")
+    return "".join(f"; {line.strip()}" for line in said.split("\n")[-LAST_LINES:] if line.strip())
 
 
 def _disruption(pod: Document) -> str:

@@ -252,7 +252,11 @@ class Slurm:
             return self._run(("sbatch", option, *given), SUBMITS_WITHIN_S, UsageError, spec.text or self.render(spec))
         except UsageError as error:
             error.where = error.where or f"{spec.unit} (slurm/{spec.place})"
-            error.hint = error.hint or "what the cluster has: sinfo; what is submitted: diloco launch -n"
+            asks = f"{spec.nodes} x ({spec.cores} cores, {spec.gpus} GPUs, {spec.memory_gb or '?'} GB)"
+            error.hint = error.hint or (
+                f"it asks for {asks}; what nodes have: sinfo -o '%P %D %c %G %m'; as much memory as the site gives it:"
+                " SBATCH_MEM_PER_NODE=0"
+            )
             raise
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:

@@ -146,8 +146,9 @@ def test_each_unit_without_a_job_that_lives_is_submitted_once(played: PlayedSlur
 @pytest.mark.parametrize("option", ["--test-only", "--parsable"])
 def test_where_one_is_refused_none_is_left_behind(played: PlayedSlurm, tmp_path: Path, option: str) -> None:
     played.refuses = ("rhine", option)
-    with pytest.raises(UsageError, match=r"^rhine \(slurm/eu\): sbatch: no such thing$"):
+    with pytest.raises(UsageError, match=r"^rhine \(slurm/eu\): sbatch: no such thing$") as error:
         submit(tmp_path)
+    assert "it asks for 1 x (1 cores, 0 GPUs, ? GB); what nodes have: sinfo" in str(error.value.hint)
     assert played.submitted() == (["iowa"] if option == "--parsable" else [])
     assert played.cancelled() == ([("71",)] if option == "--parsable" else [])
 

@@ -186,6 +186,8 @@ class FakeCluster:
         code = await process.wait()
         code = 128 - code if code < 0 else code
         ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
+        if code and pod["spec"]["containers"][0].get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            ended["message"] = (self.folder / f"{pod['metadata']['name']}.log").read_text()[-2048:]
         self.set_state(pod, "Failed" if code else "Succeeded", terminated=ended)
         if "deletionTimestamp" in pod["metadata"]:
             self.remove(("v1", "pods", pod["metadata"]["namespace"], pod["metadata"]["name"]))

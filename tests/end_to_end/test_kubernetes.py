@@ -99,11 +99,15 @@ def test_a_job_is_listened_to_and_acted_in(place: KubernetesCluster) -> None:
 
 
 def test_what_cannot_go_on_ends_and_what_asks_for_it_comes_back(place: KubernetesCluster, tmp_path: Path) -> None:
-    ENGINE.submit(spec("iowa", "sh", "-c", "exit 12"))
-    becomes("iowa", "FAILED", "PodFailurePolicy: exit code 12")
+    ENGINE.submit(spec("iowa", "sh", "-c", "echo error: another version; exit 12"))
+    becomes("iowa", "FAILED", "PodFailurePolicy: exit code 12; error: another version")
+    ENGINE.submit(spec("ohio", "no-such-diloco", "unit"))
+    becomes(
+        "ohio", "FAILED", "ContainerCannotRun, exit code 127; [Errno 2] No such file or directory: 'no-such-diloco'"
+    )
     ENGINE.submit(spec("iowa", "sh", "-c", f"[ -e {tmp_path}/again ] || {{ touch {tmp_path}/again; exit 75; }}"))
     becomes("iowa", "ENDED")
-    assert (tmp_path / "again").exists() and len(place.get("jobs")) == 1
+    assert (tmp_path / "again").exists() and len(place.get("jobs")) == 2
 
 
 def test_what_a_job_waits_for_is_told(place: KubernetesCluster) -> None:

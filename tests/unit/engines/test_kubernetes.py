@@ -191,6 +191,17 @@ FAILED = {"type": "Failed", "reason": "PodFailurePolicy", "message": "Container 
         (job({"type": "Complete"}), [], "ENDED", ""),
         (job({"type": "SuccessCriteriaMet"}), [pod("Running")], "LEAVING", ""),
         (job(FAILED), [pod("Failed", state=ended(12))], "FAILED", "PodFailurePolicy: exit code 12"),
+        (
+            job(FAILED),
+            [
+                pod(
+                    "Failed",
+                    state={"terminated": {**ended(2)["terminated"], "message": "a log\nerror: no\n  hint: yes\n"}},
+                )
+            ],
+            "FAILED",
+            "PodFailurePolicy: exit code 2; error: no; hint: yes",
+        ),
         (job(FAILED), [], "FAILED", "PodFailurePolicy: Container unit failed"),
         (
             job(suspend=True),
