@@ -21,7 +21,7 @@ from diloco_cli.cli.arguments import (
 )
 from diloco_cli.cli.output import print_json, progress, table, talk
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.config.codec import to_plain
+from diloco_cli.config.codec import replace, to_plain
 from diloco_cli.errors import HypothesisError, NotFoundError, RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.events.bucket import tell_event
 from diloco_cli.runtime.registry import SUPERVISOR, noted_at, run_name
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from diloco_cli.chaos.storm import Storm
     from diloco_cli.engines.port import Job
     from diloco_cli.faults import Injection, Scenario
+    from diloco_cli.observe.status import Status
     from diloco_cli.report.storm import StormReport
     from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.runtime.units import RunUnit
@@ -61,6 +62,7 @@ def storm(
     from diloco_cli.chaos.storm import REAL, Storm, refuse_untouchable
     from diloco_cli.faults import VERIFY, find_scenario, timetable
     from diloco_cli.forecast.fleet import units_of
+    from diloco_cli.observe.status import status_of
     from diloco_cli.report.storm import storm_text
 
     story = find_scenario(scenario, REAL)
@@ -77,8 +79,9 @@ def storm(
         return
     url = noted_at(opened.url)
     refuse_untouchable(url)
-    _refuse_beyond(opened, scenario, faults)
-    predicted = _predicted(opened, story, faults, number)
+    status = status_of(opened.facts(), opened.local())
+    _refuse_beyond(opened, status, scenario, faults)
+    predicted = _predicted(opened, status, story, faults, number)
     happened = Storm(url, story, number, faults, talk)
     happened.run()
     report = _reported(opened, happened, VERIFY in story.hypotheses, predicted)
@@ -203,11 +206,10 @@ def _known(run: str | None) -> KnownRun:
     return known
 
 
-def _refuse_beyond(opened: OpenRun, scenario: str, faults: Sequence[Injection]) -> None:
+def _refuse_beyond(opened: OpenRun, status: Status, scenario: str, faults: Sequence[Injection]) -> None:
     from diloco_cli.faults import SUPERVISOR
-    from diloco_cli.observe.status import status_of
 
-    status, times = status_of(opened.facts(), opened.local()), [fault.at_s for fault in faults if not fault.skipped]
+    times = [fault.at_s for fault in faults if not fault.skipped]
     if status.state in ("FINISHED", "STOPPED", "FAILED"):
         raise RefusedError(f"run {opened.name} is {status.state}", hint=status.hint or f"diloco status {opened.word}")
     if not times:
@@ -221,13 +223,21 @@ def _refuse_beyond(opened: OpenRun, scenario: str, faults: Sequence[Injection]) 
         raise RefusedError(message, where=scenario, hint=f"diloco chaos kill supervisor --run {opened.word}")
 
 
-def _predicted(opened: OpenRun, story: Scenario, faults: tuple[Injection, ...], seed: int) -> float | None:
+def _predicted(
+    opened: OpenRun, status: Status, story: Scenario, faults: tuple[Injection, ...], seed: int
+) -> float | None:
+    """With the islands as fast as they say that they are."""
     from diloco_cli.cli.simulate import of_existing
     from diloco_cli.forecast.run import goodput_under
 
-    subject = of_existing(opened)
+    subject, rates = of_existing(opened), {learner.name: learner.tokens_per_s for learner in status.learners}
+    islands = [
+        replace(island, step_s=island.batch_tokens / rate) if (rate := rates.get(island.name)) else island
+        for island in subject.run.islands
+    ]
     with progress("simulating it"):
-        return goodput_under(subject.run, faults, seed, story.duration_s, subject.machine)
+        run = replace(subject.run, islands=tuple(islands))
+        return goodput_under(run, faults, seed, story.duration_s, subject.machine)
 
 
 def _reported(opened: OpenRun, happened: Storm, verifies: bool, predicted: float | None) -> StormReport:
