@@ -89,6 +89,10 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
     lost = any(not job.lives and job.unit not in {learner.name for learner in current.learners} for job in jobs)
     if lost and not current.hint:  # of its syncers, of which another one serves
         current = replace(current, hint=f"diloco resume {facts.url}")
+    unheard = {learner.name for learner in current.learners if learner.heard_s is None}
+    began = [job.unit for job in jobs if job.state in (JobState.RUNNING, JobState.FAILED) and job.unit in unheard]
+    if began:  # why a unit cannot reach the bucket, or not start, its log alone tells
+        current = replace(current, hint=f"diloco logs {began[0]} --run {facts.url}")
     return replace(current, jobs=jobs)
 
 

@@ -90,6 +90,19 @@ def test_jobs_that_wait_or_are_missing_are_said_of_a_run_that_goes_on(
     assert look() and len(asked) == 2, "of a run that is over nobody is asked"
 
 
+@pytest.mark.parametrize(
+    ("state", "hint"), [("RUNNING", "diloco logs rhine --run"), ("FAILED", "diloco logs rhine --run"), ("QUEUED", "")]
+)
+def test_why_a_job_that_began_is_not_heard_its_log_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, hint: str
+) -> None:
+    opened = open_run(make_bucket(tmp_path / "jobs"))
+    say(tmp_path / "jobs", "iowa", 1)
+    found = [Job("iowa", "ssh/box", "70", JobState.RUNNING), Job("rhine", "ssh/box", "71", JobState(state))]
+    monkeypatch.setattr(jobs, "asked", lambda opened: (found, ""))
+    assert Watcher(opened, Deadline(60.0)).look().hint == (f"{hint} {opened.url}" if hint else "")
+
+
 def test_who_watches_asks_for_jobs_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, asked = open_run(make_bucket(tmp_path / "jobs")), [[Job("iowa", "slurm", "7", JobState.RUNNING)], []]
     monkeypatch.setattr(jobs, "asked", lambda opened: (asked.pop(0), ""))
