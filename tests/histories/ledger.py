@@ -64,9 +64,10 @@ class Account:
 
 def max_lost(run: RunFormat, batch_tokens: int) -> int:
     """The most tokens that can be lost with one incarnation: those of the steps between two adoptions of a fragment, by
-    the drift bound and by the largest age of an offer's base."""
+    the drift bound and by the largest age of an offer's base; with `rebase` as many beside an offer on its way."""
     sync = run.settings.sync
-    return (sync.drift_rounds + sync.staleness_rounds + 2) * sync.every * batch_tokens
+    offers = 2 if sync.mixing == "rebase" else 1
+    return offers * (sync.drift_rounds + sync.staleness_rounds + 2) * sync.every * batch_tokens
 
 
 def check_outcomes(accounts: Sequence[Account], replayer: Replayer, fragments: int, most: int) -> int:

@@ -41,7 +41,7 @@ class Losses:
         objects = self.history.bucket.objects
         if kind == "commit" and harm == "delete" and (number == n or self._is_before(number)):
             harm = "flip"
-        if key not in objects or (kind == "commit" and n < 1):
+        if not objects.get(key) or (kind == "commit" and n < 1):  # a forger's hint may be empty
             return
         data = objects[key]
         self.history.note(f"{key} is lost: {harm}")
