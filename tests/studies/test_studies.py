@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, decode
 from diloco_cli.runtime.processes import identify, own_identity
-from tests.studies import attendance, gaps, kills
+from tests.studies import attendance, damage, gaps, kills
 from tests.studies.attendance import CASES, INVENTORY, QUICKSTART, AttendanceRow, line, misses
 from tests.studies.gaps import max_gap_s
 from tests.studies.kills import EVERYBODY, Role, Study, ToyRun
@@ -101,10 +101,16 @@ DAMAGE: dict[str, tuple[Callable[[ToyRun], None], str]] = {
 def test_the_study_of_kills_notices(killed: ToyRun, kind: str) -> None:
     study, before = Study("all", seed=0), killed.log()
     assert study._is_sound(killed, before)
-    damage, told = DAMAGE[kind]
-    damage(killed)
+    harm, told = DAMAGE[kind]
+    harm(killed)
     assert not study._is_sound(killed, before)
     assert told in " ".join(study.tally.violations)
+
+
+def test_a_harmed_object_holds_up_no_merge_and_a_commit_comes_back() -> None:
+    with damage.stored("folder", "unsigned", damage.ROUNDS) as (launched, objects, url):
+        found = damage.harm(launched, objects, url, newest=1)
+    assert found.violations == [] and found.kinds.total() == len(damage.DAMAGE) == len(found.took_s)
 
 
 ROW = AttendanceRow(merges=160, participation=0.98, slot=1.0, merged=0.95)
