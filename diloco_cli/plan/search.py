@@ -2,10 +2,9 @@
 
 Only settings that the user did not pin are searched. Every fleet is evaluated by `flow.run_fleet`, as the plan itself
 is. Its limits: the syncer's slot (calls, bytes, processor), each island's two lanes to the store (link.py), each rank's
-memory with all that is on its way. Where H is searched, a part of the syncer stays free; what breaks a limit is taken
-only where nothing else comes near it. Lanes that are nearly full, and fewer than LEAST_ROUNDS rounds, cost in
-proportion, so that nobody loses half of the speed for a little of either. Where H is given, links and memory have to
-hold the run, and a warning tells the rest.
+memory with all that is on its way. Where H is searched, a part of syncer and lanes stays free; what breaks
+a limit is taken only where nothing else comes near it. Rounds that a run lacks to LEAST_ROUNDS cost in proportion.
+Where H is given, links and memory have to hold the run, and a warning tells the rest.
 
 A coarse scan of the settings, each with all islands that it carries, gives starts; so do the best island alone, all of
 them, and for money the best by tokens. From each start, moves while they help: another codec, number of fragments or
@@ -35,19 +34,17 @@ FRAGMENTS = (6, 12, 24, 48, 96, 192, 384)
 MAX_WORK = 60_000  # evaluations of one island
 SCAN_SHARE = 0.3  # of the work, for the coarse scan
 LEAST_EVALUATIONS = 8  # of a whole fleet, however large
-STARTS = 3  # sets of islands of the scan, each with its best settings, from which the search goes on
+STARTS = 8  # settings of the scan from which the search goes on
 MANY_ISLANDS = 32  # beyond it, islands come and go in portions, and of so many one is always there as a quorum
 SWAPPED = 20  # islands up to which one may take another's place
 WORTH_A_CHANGE = 1.002  # a fleet of fewer islands must be better by this factor
 HEADROOM = 0.8  # of what the syncer can, where H is searched
-LANES = 0.6  # of what an island's lanes can: a start, or saved moments, are caught up with in a round and a half
-FULL_LANES = 0.1  # exponent: what lanes that are fuller are worth, .95 where nothing is left
-FEW_ROUNDS = 0.5  # exponent: half of LEAST_ROUNDS is worth .7
+LANES = 0.7  # of what an island's lanes can: a start, or saved moments, are caught up with in two rounds or three
 BEYOND = 0.1  # what a fleet that breaks a limit is worth beside one that does not
 LEAST_STEPS = 4  # of each island in a round, where H is searched: with fewer its offers come late, and others wait
 PER_DOUBLING = 0.004  # of the tokens, guessed: the more fragments beyond 24, the more slots until a run has its pace
 LEAST_SLOT_S = 0.1  # that is searched: the log grows by a commit a slot, and each takes a syncer's processor some 10 ms
-LEAST_ROUNDS = 100  # of a run whose H is searched, where it loses little by that
+LEAST_ROUNDS = 100  # of a run whose H is searched: half as many are worth half as much
 CLIMB = (4.0, 2.0, 2**0.5, 2**0.25, 2**0.125, 2**0.0625)  # factors of H
 PACE_SETTERS = (1, 2, 4, 8, 16)  # how many of the fastest are left out
 PORTIONS = (0.25, 0.5, 0.75, 0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0, 4.0)  # of the number of islands that take part
@@ -119,13 +116,13 @@ def search(
 ) -> Fleet | None:
     """The best fleet among those that fit their memory; None if there is none. `start`: names of islands that are tried
     first."""
-    attempt = _Search(run, inventory, model, space_of(run.sync, free, model), goal, max_work)
+    attempt = Search(run, inventory, model, space_of(run.sync, free, model), goal, max_work)
     attempt.search(start)
     return attempt.best
 
 
 @dataclass
-class _Search:
+class Search:
     """One search: the best fleet so far, the work done (evaluations of one island), what every fleet was worth."""
 
     run: RunSettings
@@ -162,21 +159,22 @@ class _Search:
 
     def _starts(self, own: Point, start: frozenset[str]) -> Iterator[tuple[Kept, Point]]:
         everyone = tuple(range(len(self.pool(own.fragments))))
-        found: dict[Kept, tuple[float, Kept, Point]] = {}
+        found: dict[tuple[tuple[str, str], int], tuple[float, Kept, Point]] = {}
         for point in self._coarse(own):
             if self._spent(SCAN_SHARE):
                 break
             kept = self.carried(everyone, point)
             worth = self.worth(kept, point)
-            if kept and worth > found.get(kept, (0.0,))[0]:
-                found[kept] = worth, kept, point
+            if kept and worth > found.get((point.pair, point.fragments), (0.0,))[0]:
+                found[point.pair, point.fragments] = worth, kept, point
         if self.wants_money and not start:
-            fastest = _Search(self.run, self.inventory, self.model, self.space, Goal(), self.max_work // 2)
+            fastest = Search(self.run, self.inventory, self.model, self.space, Goal(), self.max_work // 2)
             fastest.search(frozenset())
             yield from fastest.optimum(own)
         if len(everyone) <= MANY_ISLANDS:
-            alone = sorted(everyone, key=lambda i: -self.worth(*self.tuned((i,), own)))
-            yield from (((i,), own) for i in alone[:STARTS])
+            each = [[self.tuned((i,), own._replace(pair=pair)) for pair in self.space.codecs] for i in everyone]
+            alone = [max(of_one, key=lambda fleet: self.worth(*fleet)) for of_one in each]
+            yield from sorted(alone, key=lambda fleet: -self.worth(*fleet))[:STARTS]
         yield from ((kept, point) for _, kept, point in sorted(found.values(), key=lambda item: -item[0])[:STARTS])
         for ranking in self._rankings(everyone):
             yield self._within_budget(ranking), own
@@ -300,8 +298,9 @@ class _Search:
         """Those that fit their memory and whose links carry the round that the fastest of them sets; islands whose link
         cannot carry even the round that they would set themselves are removed first."""
         pool, shortest = self.pool(point.fragments), self._shortest(point, self.limits)
+        limit = LANES if self.limits else 1.0
         able = [i for i in kept if pool[i].can_train]
-        own = [i for i in able if shortest[i] <= max(point.every * pool[i].step_s, pool[i].step_s)]
+        own = [i for i in able if shortest[i] <= limit * max(point.every * pool[i].step_s, pool[i].step_s)]
         if not own:
             return ()
         round_s = point.every * pool[own[0]].step_s
@@ -309,7 +308,7 @@ class _Search:
         return tuple(
             i
             for i in able
-            if i >= own[0] and pool[i].step_s <= slowest_s and shortest[i] <= max(round_s, pool[i].step_s)
+            if i >= own[0] and pool[i].step_s <= slowest_s and shortest[i] <= limit * max(round_s, pool[i].step_s)
         )
 
     def worth(self, kept: Kept, point: Point) -> float:
@@ -330,16 +329,14 @@ class _Search:
             for shortest in (self._shortest(point, lanes) for lanes in (False, True))
         )
         if link > 1:
-            return 0.0, lanes * HEADROOM
+            return 0.0, lanes * HEADROOM / LANES
         changed = {"codec": point.pair[0], "weights_codec": point.pair[1], "quorum": quorum}
         self.work += len(kept)
         sync = with_sync(self.run, fragments=point.fragments, every=point.every, **changed).sync
         fleet = run_fleet(chosen, sync, self.model)
         worth = self._valued(fleet)
         slow = max(LEAST_STEPS * chosen[-1].step_s / round_s, LEAST_SLOT_S / fleet.schedule.slot_s)
-        used = max(lanes * HEADROOM, fleet.syncer_load, slow * HEADROOM)
-        if self.limits:
-            worth *= min(1.0, LANES / lanes) ** FULL_LANES if lanes > 0 else 1.0
+        used = max(lanes * HEADROOM / LANES, fleet.syncer_load, slow * HEADROOM)
         if self.limits and (used > HEADROOM or not fleet.has_room):
             worth *= BEYOND / max(1.0, used)
         fewer = self.best is not None and len(kept) < len(self.best.kept)
@@ -352,7 +349,7 @@ class _Search:
         if self.limits:
             rounds = self.run.train.tokens / (fleet.tokens_per_s * fleet.served_round_s)
             worth *= 1 - PER_DOUBLING * max(0.0, math.log2(fleet.schedule.fragments / 24))
-            worth *= min(1.0, rounds / LEAST_ROUNDS) ** FEW_ROUNDS
+            worth *= min(1.0, rounds / LEAST_ROUNDS)
         if len(self.space.fragments) > 1 and len(fleet.kept) * fleet.schedule.fragments > SNAPSHOT_HOLDS:
             worth *= BEYOND
         return worth

@@ -29,11 +29,9 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.errors import InfeasibleError
 from diloco_cli.forecast.run import confirmed
-from diloco_cli.plan.candidates import candidates
-from diloco_cli.plan.flow import run_fleet
 from diloco_cli.plan.plan import Goal, Plan
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.search import score
+from diloco_cli.plan.search import SEARCHED, Point, Search, space_of
 
 KINDS = (("H100-SXM", 8), ("A100-80GB-SXM", 8), ("L40S", 4), ("RTX-4090", 2), ("V100-SXM2-32GB", 8))
 MODELS = ((85_000_000, 12, 768), (350_000_000, 24, 1024), (1_000_000_000, 16, 2048), (7_000_000_000, 32, 4096),
@@ -94,10 +92,11 @@ def _island(draw: random.Random, number: int, nodes: int) -> IslandSettings:
 
 
 def plan_score(plan: Plan, goal: Goal) -> float:
-    """What the search compares: larger is better."""
-    names = {island.name for island in plan.islands}
-    kept = [c for c in candidates(plan.run, plan.inventory, plan.model) if c.island.name in names]
-    return score(run_fleet(kept, plan.run.sync, plan.model), plan.run, plan.model, goal) or 0.0
+    """What the search compares, limits and rounds included: larger is better."""
+    sync, names = plan.run.sync, {island.name for island in plan.islands}
+    judge = Search(plan.run, plan.inventory, plan.model, space_of(sync, frozenset(SEARCHED), plan.model), goal, 0)
+    kept = tuple(i for i, c in enumerate(judge.pool(sync.fragments)) if c.island.name in names)
+    return judge.worth(kept, Point((sync.codec, sync.weights_codec), sync.fragments, sync.every, sync.quorum))
 
 
 def variations(base: PlanCase, seed: int) -> Iterator[tuple[str, PlanCase, PlanCase]]:

@@ -66,7 +66,7 @@ def test_an_island_with_short_steps_does_not_ruin_the_round_of_the_others() -> N
 
 
 def kept_limits(found: Fleet, run: RunSettings) -> bool:
-    """The syncer at most four fifths busy, lanes three fifths, a hundred rounds."""
+    """The syncer at most four fifths busy, lanes seven tenths, a hundred rounds."""
     load, round_s = load_of_round(MODEL, found.sync, run.train.inner), found.schedule.round_s
     lanes = [load.busy_s(c.link) / max(round_s, c.step_s) for c in found.kept]
     rounds = run.train.tokens / (found.tokens_per_s * found.served_round_s)
@@ -119,13 +119,14 @@ def test_nothing_overloads_its_syncer_while_something_else_need_not() -> None:
     assert plan.syncer.busy_percent <= 100 * HEADROOM and len(plan.islands) > 1
 
 
-def test_a_run_has_about_a_hundred_rounds_unless_told() -> None:
+def test_a_run_has_a_hundred_rounds_unless_told() -> None:
+    """Or a few less, where they bring more than their share of speed."""
     short = replace(RUN, train=replace(RUN.train, tokens=2 * 10**9))
-    for every, rounds in ((None, 90.0), (200, 0.0)):
+    for every, rounds in ((None, 95.0), (200, 0.0)):
         origins = {"sync.every": "run.yaml:1"} if every else FREE
         plan = make_plan(with_sync(short, every=every or 24), fleet(), MODEL, origins=origins)
         found = 2e9 / (plan.prediction.tokens_per_s * plan.schedule.round_s)
-        assert found >= rounds and (rounds or found < 90) and plan.run.sync.every == (every or plan.run.sync.every)
+        assert found >= rounds and (rounds or found < 95) and plan.run.sync.every == (every or plan.run.sync.every)
 
 
 def test_memory_is_that_of_the_fragments_and_of_all_that_is_on_its_way() -> None:
@@ -230,16 +231,17 @@ def test_as_many_islands_are_taken_as_the_exchange_bears(count: int) -> None:
 @pytest.mark.parametrize("seed", [2, 8, 28, *(pytest.param(n, marks=pytest.mark.long) for n in range(300))])
 def test_more_to_choose_from_is_never_worse(seed: int) -> None:
     """One more island, a faster link, half the round trip, fewer failures, a larger budget, a later deadline, a cheaper
-    price, no egress; and the plan for the least money is the cheapest. Fuller lanes and fewer rounds are traded for
-    speed, so a few percent may go into these."""
-    assert [(name, ratio) for name, ratio in broken(seed) if ratio < 0.95] == []
+    price, no egress; and the plan for the least money is the cheapest."""
+    assert list(broken(seed)) == []
 
 
-@pytest.mark.parametrize(("nodes", "mbps", "slowest"), [(1, 50, 900_000), (4, 100, 2_200_000)])
-def test_a_large_island_behind_a_slow_link_takes_part_in_a_short_run(nodes: int, mbps: int, slowest: int) -> None:
-    """It did not where lanes and a hundred rounds were limits: half of the speed was given for a little of both."""
+@pytest.mark.parametrize(
+    ("nodes", "mbps", "tokens", "slowest"), [(1, 50, 2 * 10**10, 900_000), (4, 100, 4 * 10**10, 2_200_000)]
+)
+def test_a_large_island_behind_a_slow_link_takes_part(nodes: int, mbps: int, tokens: int, slowest: int) -> None:
+    """It did not where a hundred rounds were a limit: half of the speed was given for a few of them."""
     model = facts_from_numbers(1_000_000_000, 16, 2048, 2048)
-    run = replace(RUN, train=replace(RUN.train, tokens=2 * 10**10, batch_tokens=524_288))
+    run = replace(RUN, train=replace(RUN.train, tokens=tokens, batch_tokens=524_288))
     near = replace(island("near", "H100-SXM", 8, 524_288, Link(up_bps=5e9, down_bps=5e9)), nodes=nodes, mfu=0.4)
     far = replace(near, name="far", nodes=1, link=Link(up_bps=mbps * 1e6, down_bps=mbps * 1e6))
     plan = make_plan(run, fleet(near, far), model, origins=FREE)
