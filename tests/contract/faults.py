@@ -184,8 +184,10 @@ class Faults:
 
 
 class LoopbackServer:
-    """An aiohttp application on a free (or the given) port of 127.0.0.1, served by a thread of its own:
+    """An aiohttp application on a free (or the given) port of `host`, served by a thread of its own:
     `with server: ... server.url`."""
+
+    host = "127.0.0.1"
 
     def __init__(
         self, app: Callable[[], web.Application], port: int = 0, certificate: tuple[Path, Path] | None = None
@@ -227,8 +229,8 @@ class LoopbackServer:
             if self._certificate is not None:
                 tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
                 tls.load_cert_chain(*self._certificate)
-            await web.TCPSite(runner, "127.0.0.1", self._port, ssl_context=tls).start()
-            self.url = f"{'https' if tls else 'http'}://127.0.0.1:{runner.addresses[0][1]}"
+            await web.TCPSite(runner, self.host, self._port, ssl_context=tls).start()
+            self.url = f"{'https' if tls else 'http'}://{self.host}:{runner.addresses[0][1]}"
             self._ready.set()
             await self._stop.wait()
         finally:
@@ -257,6 +259,7 @@ class FaultyServer:
         """Prints the server's URL as its first line. Counts are at CONTROL_PATH."""
         self.faults.set_rates(json.loads(arguments.rates))
         self.faults.delay_s = arguments.delay_ms / 1000
+        self.server.host = arguments.host
         with self:
             print(self.url, flush=True)
             if arguments.outage:
@@ -267,7 +270,8 @@ class FaultyServer:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line that all servers with faults share."""
-    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0: a free one, printed at the start")
+    parser.add_argument("--host", default=LoopbackServer.host, help="another one: of a network namespace alone")
+    parser.add_argument("--port", type=int, default=0, help="0: a free one, printed at the start")
     parser.add_argument(
         "--rates", default="{}", help=f'json: probability of each fault, such as {{"503": 0.1}}; {KINDS}'
     )
