@@ -153,8 +153,8 @@ RESTORE_HINT = (
     " no later commit, somebody else wrote it: then delete this one object, and the run goes on (diloco bucket-policy)"
 )
 FORMAT_HINT = (
-    "it never changes during a run: a living process of the run puts it back within a minute; else the bucket's owner"
-    " puts back its first version, or a region's copy; nothing of the run starts without it"
+    "it never changes during a run: a living process of the run puts it back within ten minutes; else the owner of the"
+    " bucket puts back its first version, or a region's copy; nothing of the run starts without it"
 )
 LONG_WAY = 2 * SNAPSHOT_EVERY  # commits read from a snapshot, after which newer snapshots are looked for
 LOOK_BACK = 4096  # commits: further back than any two snapshots of one epoch lie apart

@@ -52,10 +52,11 @@ STILL_S = 20.0  # without a commit, or two slots, after which those who only rea
 MOST_WANTED = 16
 LOOKS_BACK_EVERY_S = 300.0  # at the oldest commit, which no process of a run deletes
 LOG_SHOWN_BY = 8  # commits
+EMPTIED_S = 600.0  # after which a bucket that is being emptied has nothing left of before
 REMOVED = (
     "and commit 0 or most of the newest commits are gone: somebody seems to have moved or removed the run, so nothing"
-    " is put back; if nobody has, the bucket's owner puts back earlier versions, or a region's copies, and looks for a"
-    " rule of the bucket that deletes what is old"
+    " is put back; if nobody has, look for a rule of the bucket that deletes what is old: what later commits show to"
+    " be this run's gets its FORMAT.json again after ten minutes, else the bucket's owner puts back earlier versions"
 )
 MOVED_HINT = "the run of this process was moved or removed; where it lies now it goes on by: diloco resume URL"
 VANISHED = (
@@ -184,6 +185,7 @@ class Mender:
     _n: int = -1
     _still_since_s: float = 0.0
     _formless_since_s: float = inf
+    _formed_n: int = -1
     _told: set[str] = field(default_factory=set)
 
     def serve(self, state: RunState, now_s: float) -> Steps[None]:
@@ -250,14 +252,18 @@ class Mender:
     def _is_here(self, state: RunState) -> Steps[bool]:
         """Whether the bucket is this run's. A FORMAT.json that is missing may be the first object that goes of many: it
         is put back only where it was missing at a look before, too, and commit 0 is still there: who empties a bucket
-        does not end the processes first, and these go on writing commits."""
+        does not end the processes first, and these go on writing commits. A rule that deletes what is old takes both at
+        once: then if the commit that was the newest while FORMAT.json was there is left after `EMPTIED_S`."""
         mine, own = self.run.kept[FORMAT_KEY], self.run.signing
         harm, there = yield from _harm(self.run, state, FORMAT_KEY, mine)
         now_s: float = yield Now()
         self._formless_since_s = min(self._formless_since_s, now_s) if harm == "missing" else inf
         if not harm:
+            self._formed_n = state.n
             return True
         is_removed = harm == "missing" and (yield Get(commit_key(0), MAX_RECORD_BYTES)) is None
+        if is_removed and self._formed_n > 0 and now_s >= self._formless_since_s + EMPTIED_S:
+            is_removed = (yield Get(commit_key(self._formed_n), MAX_RECORD_BYTES)) is None
         if not is_removed and (yield from self._has_log()):
             if harm == "missing" and now_s < self._formless_since_s + LOOKS_EVERY_S:
                 return False

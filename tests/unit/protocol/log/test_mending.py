@@ -330,6 +330,29 @@ def test_a_format_that_is_the_first_to_go_is_not_put_back(kind: str, look: str) 
 
 @kinds_of_look
 @kinds_of_run
+@pytest.mark.parametrize("is_emptied", [False, True])
+def test_a_rule_that_deletes_what_is_old_is_told_from_an_emptied_bucket(kind: str, look: str, is_emptied: bool) -> None:
+    """Both take FORMAT.json and commit 0, and in both the processes go on writing commits."""
+    run, bucket = log_of(30, KEYRINGS[kind])
+    later = {commit_key(n): bucket.get(commit_key(n)) or b"" for n in range(10, 30)}
+    for key in later:
+        bucket.delete(key)
+    process = Looker(run, bucket, look)
+    process.looks()
+    if is_emptied:
+        moved_away(bucket)
+    for key in (FORMAT_KEY, *map(commit_key, range(5))):
+        bucket.delete(key)
+    for key, data in later.items():
+        bucket.create(key, data)
+    process.looks(50)
+    assert FORMAT_KEY not in all_of(bucket)
+    process.looks(50)
+    assert bucket.get(FORMAT_KEY) == (None if is_emptied else run.kept[FORMAT_KEY])
+
+
+@kinds_of_look
+@kinds_of_run
 def test_commits_do_not_come_back_where_most_are_gone_unless_a_syncer_wants_them(kind: str, look: str) -> None:
     run, bucket = log_of(10, KEYRINGS[kind])
     process = Looker(run, bucket, look)
