@@ -13,12 +13,14 @@ logs/<unit>.log     what a unit printed, and what the supervisor said
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text, wall_s
@@ -248,10 +250,15 @@ def note_sites(url: str, sites: Mapping[str, Site | None]) -> None:
 def sites_of(url: str) -> dict[str, Site | None]:
     """By `infra`, as the run at this URL was last launched on this machine; elsewhere only its bucket names them."""
     try:
-        body = read_json(run_directory(noted_at(url)) / "sites.json")
-        return {name: site and from_plain(Site, site) for name, site in (body or {}).items()}
-    except (UnreadableError, UsageError):
+        return _sites_in((run_directory(noted_at(url)) / "sites.json").read_bytes())
+    except (OSError, ValueError, AttributeError, UsageError):
         return {}
+
+
+@lru_cache(maxsize=1)
+def _sites_in(noted: bytes) -> dict[str, Site | None]:
+    """They are asked for unit by unit, and a run has hundreds."""
+    return {name: site and from_plain(Site, site) for name, site in json.loads(noted).items()}
 
 
 def known_at(url: str) -> KnownRun:

@@ -1,5 +1,5 @@
-"""One run over four engines, from one launch: a Slurm, a Kubernetes (of ours, by the real kubectl), a host that ssh
-reaches, and this machine. Each loses its learner by its own means."""
+"""One run over four engines, from one launch: a Slurm behind a login node, a Kubernetes (of ours, by the real kubectl),
+a host that ssh reaches, and this machine. Each loses its learner by its own means."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ islands:
   - {{name: iowa, region: us, infra: slurm/us, accelerators: cpu:1, emulate: {{slowdown: 4}}}}
   - {{name: rhine, region: eu, infra: kubernetes/lab, accelerators: cpu:1, emulate: {{slowdown: 4}}}}
 sites:
+  us: {{engine: slurm, via: ssh login, directory: {folder}, setup: "PATH={tools}", options: {{partition: us}}}}
   lab:
     engine: kubernetes
     context: fake
@@ -35,7 +36,7 @@ sites:
       pod: {{volumes: [{{name: shared, hostPath: {{path: {folder}}}}}]}}
       container: {{volumeMounts: [{{name: shared, mountPath: {folder}}}]}}
 """
-ENGINES = {"garage": "ssh/box", "iowa": "slurm", "rhine": "kubernetes/lab"}
+ENGINES = {"garage": "ssh/box", "iowa": "slurm/us", "rhine": "kubernetes/lab"}
 WITHIN_S = 300.0
 
 
@@ -48,8 +49,10 @@ class FourEngines:
             **pods.environment, "SLURM_CONF": partitions.environment["SLURM_CONF"], "XDG_RUNTIME_DIR": str(hosts.base),
             "PATH": f"{hosts.path}:{kubernetes.TOOLS}",
         }  # fmt: skip
+        with (hosts.base / "login" / ".bash_profile").open("a") as profile:
+            profile.write(f"export SLURM_CONF={partitions.environment['SLURM_CONF']}\n")
         folder = place.directory / "quickstart"
-        (folder / "inventory.yaml").write_text(INVENTORY.format(folder=folder))
+        (folder / "inventory.yaml").write_text(INVENTORY.format(folder=folder, tools=kubernetes.TOOLS))
 
     def diloco(self, *words: str) -> str:
         done = self.place.run(*words)
@@ -94,7 +97,7 @@ def world(tmp_path: Path) -> Iterator[FourEngines]:
     with (
         slurm.cluster() as partitions,
         kubernetes.cluster(tmp_path / "pods", 8) as pods,
-        ssh.ssh_hosts("box") as hosts,
+        ssh.ssh_hosts("box", "login") as hosts,
         playing(tmp_path) as place,
     ):
         yield FourEngines(place, partitions, pods, hosts)
