@@ -91,7 +91,7 @@ def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
         current = replace(current, hint=f"diloco resume {facts.url}")
     unheard = {learner.name for learner in current.learners if learner.heard_s is None}
     began = [job.unit for job in jobs if job.state in (JobState.RUNNING, JobState.FAILED) and job.unit in unheard]
-    if began:  # why a unit cannot reach the bucket, or not start, its log alone tells
+    if began and not current.hint:  # why a unit cannot reach the bucket, or not start, its log alone tells
         current = replace(current, hint=f"diloco logs {began[0]} --run {facts.url}")
     return replace(current, jobs=jobs)
 

@@ -253,10 +253,8 @@ class Slurm:
         except UsageError as error:
             error.where = error.where or f"{spec.unit} (slurm/{spec.place})"
             asks = f"{spec.nodes} x ({spec.cores} cores, {spec.gpus} GPUs, {spec.memory_gb or '?'} GB)"
-            error.hint = error.hint or (
-                f"it asks for {asks}; what nodes have: sinfo -o '%P %D %c %G %m'; as much memory as the site gives it:"
-                " SBATCH_MEM_PER_NODE=0"
-            )
+            whole = "; all that a node has: SBATCH_MEM_PER_NODE=0" if "memory" in str(error).lower() else ""
+            error.hint = error.hint or f"it asks for {asks}; what nodes have: sinfo -o '%P %D %c %G %m'{whole}"
             raise
 
     def jobs(self, run: str, run_name: str, within_s: float = ANSWERS_WITHIN_S) -> list[Job]:

@@ -191,7 +191,7 @@ def _tables(report: Report) -> list[str]:
         )
         for row in report.regions
     ]
-    jobs = [(job.unit, job.engine, job.id, job.state, job.node, job.why) for job in report.jobs]
+    jobs = [(job.unit, job.engine, job.id, job.state) for job in report.jobs]  # no hosts and logs: it is shown around
     events = [
         (format_duration(mark.s), mark.unit, mark.kind, mark.text) for mark in reversed(report.events[-EVENTS_SHOWN:])
     ]
@@ -203,7 +203,7 @@ def _tables(report: Report) -> list[str]:
         _table(("learner", "region", "tokens", "share", "merges", "took part", "restarts", "up", "down"), learners),
         "<h2>Regions</h2>",
         _table(("region", "learners", "tokens", "up", "down", "between buckets", "accelerators", "egress"), regions),
-        *(["<h2>Jobs</h2>", _table(("unit", "engine", "job", "state", "where", "why"), jobs, "words")] if jobs else []),
+        *(["<h2>Jobs</h2>", _table(("unit", "engine", "job", "state"), jobs, "words")] if jobs else []),
         f"<details open><summary>{about}</summary>",
         _table(("after", "unit", "kind", "what"), events, "words"),
         "</details><details><summary>Settings</summary>",
