@@ -154,7 +154,7 @@ class Hypothesis(NamedTuple):
 def hypothesis_of(text: str) -> Hypothesis:
     """Of `verify`, `goodput >= 0.9`, `recovery_p95 <= 30 s`."""
     figure, sign, bound = (*text.split(None, 2), "", "")[:3]
-    if text.strip() == VERIFY:
+    if text == VERIFY:
         return Hypothesis(VERIFY)
     if figure not in FIGURES or sign not in (">=", "<="):
         raise UsageError(f"{text!r} is no hypothesis: {VERIFY}, or one of {', '.join(FIGURES)}, then >= or <=, a bound")

@@ -125,14 +125,18 @@ class Storm:
         if reason:
             self._skip(fault, reason)
             return
-        for name in fault.targets:
-            strike = Strike(fault.number, fault.at_s, fault.kind, name)
-            self.strikes.append(strike)
+        struck = [Strike(fault.number, fault.at_s, fault.kind, name) for name in fault.targets]
+        self.strikes += struck
+        for strike in struck:
             try:
                 self._inject(strike, fault)
             except RefusedError as error:
                 strike.skipped = error.message
+        for strike in struck:  # a bucket may take its time, and they are struck at once
             self._tell(strike, strike.skipped or ("verified" if strike.verified else "sent, but it did not happen"))
+            if strike.injected:
+                what = f"on purpose (storm {self.scenario.name} #{fault.number}): {fault.kind} {strike.target}"
+                tell_event(self.url, "chaos", strike.target, what, {"number": fault.number, "fault": fault.kind})
 
     def _inject(self, strike: Strike, fault: Injection) -> None:
         name, is_kill = strike.target, fault.kind == "kill"
@@ -141,8 +145,6 @@ class Storm:
         entry = execute(planned, self.seed)
         strike.injected, strike.verified, strike.at_s = True, bool(entry.verified), wall_s()
         self._open.append(_Open(strike, entry, self._now_s() + (fault.revive_after_s or fault.for_s or 0.0)))
-        what = f"on purpose (storm {self.scenario.name} #{fault.number}): {fault.kind} {name}"
-        tell_event(self.url, "chaos", name, what, {"number": fault.number, "fault": fault.kind})
 
     def _skip(self, fault: Injection, reason: str) -> None:
         for name in fault.targets:

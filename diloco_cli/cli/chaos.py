@@ -77,10 +77,9 @@ def storm(
         else:
             print("\n".join(fault.describe() for fault in faults) or "no faults")
         return
-    url = noted_at(opened.url)
-    refuse_untouchable(url)
-    status = status_of(opened.facts(), opened.local())
+    url, status = noted_at(opened.url), status_of(opened.facts(), opened.local())
     _refuse_beyond(opened, status, scenario, faults)
+    refuse_untouchable(url)
     predicted = _predicted(opened, status, story, faults, number)
     happened = Storm(url, story, number, faults, talk)
     happened.run()
@@ -243,6 +242,7 @@ def _predicted(
 def _reported(opened: OpenRun, happened: Storm, verifies: bool, predicted: float | None) -> StormReport:
     """Once every struck unit has merged again, or had its time to."""
     from diloco_cli.cli.run_data import problem_of
+    from diloco_cli.observe.status import status_of
     from diloco_cli.protocol.log.state import RunPhase
     from diloco_cli.report.history import marks_of, read_history
     from diloco_cli.report.storm import awaited, storm_report
@@ -255,9 +255,9 @@ def _reported(opened: OpenRun, happened: Storm, verifies: bool, predicted: float
             state = head_of(opened, state)
             history = read_history(opened.store, opened.format, state)
     problem = problem_of(opened) if verifies else None
-    marks = marks_of(history, opened.facts(state).written)
-    islands = len(state.with_members(opened.format).islands)
-    return storm_report(opened.name, happened, history, marks, islands, state.phase, problem, predicted)
+    facts, islands = opened.facts(state), len(state.with_members(opened.format).islands)
+    marks, now = marks_of(history, facts.written), status_of(facts, opened.local()).state
+    return storm_report(opened.name, happened, history, marks, islands, now, problem, predicted)
 
 
 def _job_of(known: KnownRun, unit: str) -> tuple[RunUnit, Job] | None:

@@ -170,6 +170,7 @@ def simulated(
 
 WARM_ROUNDS, LEAST_SLOTS = 4, 72  # until a run has its pace; over which merges are counted
 MOST_OFFERS = 20_000  # of a confirmation
+MOST_BEFOREHAND = 5_000  # before a storm: some 10 s
 
 
 @dataclass(frozen=True)
@@ -298,23 +299,21 @@ def _island_report(condition: Condition, state: RunState, run: RunFormat, price:
 def goodput_under(
     run: RunFormat, faults: Sequence[Injection], seed: int, duration_s: float, machine: SyncerMachine
 ) -> float | None:
-    """Tokens merged from the first of these faults to `duration_s`, over those without any, once the run has its pace;
-    None if a simulation would take long."""
+    """Tokens merged per second from the first of these faults to `duration_s`, over those before it; None if that takes
+    long to simulate."""
     slot_s = min(island.local_steps * island.step_s for island in run.islands) / run.num_fragments
-    pace_s = WARM_ROUNDS * slot_s * run.num_fragments
-    from_s, to_s = pace_s + min((fault.at_s for fault in faults), default=0.0), pace_s + duration_s
-    if len(run.islands) * to_s / slot_s > MOST_OFFERS:
+    warm_s = WARM_ROUNDS * slot_s * run.num_fragments  # then as long again undisturbed, at least
+    from_s, to_s = 2 * warm_s + min((fault.at_s for fault in faults), default=0.0), 2 * warm_s + duration_s
+    if len(run.islands) * to_s / slot_s > MOST_BEFOREHAND:
         return None
-    endless = replace(run, settings=replace(run.settings, train=replace(run.settings.train, tokens=ENDLESS)))
+    settings, tokens = run.settings, list[int]()
+    endless = replace(run, settings=replace(settings, train=replace(settings.train, tokens=ENDLESS)))
 
-    def merged(faults: Sequence[Injection]) -> int:
-        before = list[int]()
+    def watch(fleet: SimulatedFleet) -> None:
+        for at_s in (warm_s, from_s):
+            fleet.world.call_at(at_s, lambda: tokens.append(fleet.state.tokens(run.layout)))
 
-        def watch(fleet: SimulatedFleet) -> None:
-            fleet.world.call_at(from_s, lambda: before.append(fleet.state.tokens(run.layout)))
-
-        fleet = simulated(endless, {}, faults, seed, to_s, machine, watch)
-        return fleet.state.tokens(run.layout) - before[0]
-
-    still = merged(())
-    return merged([replace(fault, at_s=fault.at_s + pace_s) for fault in faults]) / still if still else None
+    later = [replace(fault, at_s=fault.at_s + 2 * warm_s) for fault in faults]
+    fleet = simulated(endless, {}, later, seed, to_s, machine, watch)
+    before = (tokens[1] - tokens[0]) / (from_s - warm_s)
+    return (fleet.state.tokens(run.layout) - tokens[1]) / (to_s - from_s) / before if before else None

@@ -15,7 +15,6 @@ from typing import Literal
 from diloco_cli.chaos.storm import Storm, Strike
 from diloco_cli.events.event import KINDS
 from diloco_cli.faults import FIGURES, SUPERVISOR, SYNCER, VERIFY, hypothesis_of
-from diloco_cli.protocol.log.state import RunPhase
 from diloco_cli.report.history import RESTART, Mark, MergePoint, RunHistory
 from diloco_cli.units import format_count, format_duration, parse_duration
 
@@ -46,6 +45,15 @@ class StruckUnit(Strike):
 
 
 @dataclass(frozen=True)
+class Spread:
+    """Of seconds; None: there was none."""
+
+    median: float | None
+    p95: float | None
+    max: float | None
+
+
+@dataclass(frozen=True)
 class StormReport:
     """`goodput`: merged tokens per second from the first fault to the storm's end, over those of the run before (None:
     too few merges). `predicted_goodput`: the same by `simulate run`. `longest_gap_s`: between two merges of the storm;
@@ -62,13 +70,13 @@ class StormReport:
     predicted_goodput: float | None
     participation: float | None
     tokens: dict[str, int | None]
-    recovery: dict[str, float | None]
+    recovery: dict[str, Spread]
     longest_gap_s: float | None
     healthy_gap_s: float | None
     loss_before: float | None
     loss: float | None
     state: str
-    verified: str | None
+    verify: dict[str, object] | None
     hypotheses: tuple[Checked, ...] = ()
 
     @property
@@ -108,7 +116,7 @@ def storm_report(
     problem: str | None,
     predicted: float | None,
 ) -> StormReport:
-    """`history`: the log to its end, `marks` what happened besides. `state`: the run's phase now. `problem`: what
+    """`history`: the log to its end, `marks` what happened besides. `state`: the run's, as in `status`. `problem`: what
     `verify` found ("": nothing; None: it was not asked for)."""
     began_s, ended_s = storm.began_s - history.started_s, storm.ended_s - history.started_s
     strikes = tuple(_struck(strike, history) for strike in storm.strikes)
@@ -117,7 +125,7 @@ def storm_report(
     quiet_s = max([first_s - storm.scenario.duration_s, *earlier])
     before = [merge for merge in history.merges if quiet_s <= merge.s <= first_s]
     during = [merge for merge in history.merges if first_s < merge.s <= ended_s]
-    if state == RunPhase.FINISHED and during:
+    if state == "FINISHED" and during:
         ended_s = during[-1].s
     undisturbed = _rate(before) if len(before) >= LEAST_MERGES else None
     merged = during[-1].tokens - (_last_tokens(history.merges, first_s)) if during else 0
@@ -139,14 +147,13 @@ def storm_report(
         predicted_goodput=predicted,
         participation=sum(shares) / len(shares) if shares else None,
         tokens={"merged": merged, "lost": round(max(0.0, undisturbed * seconds - merged)) if undisturbed else None},
-        recovery={"p50_s": percentile(took_s, 0.5), "p95_s": percentile(took_s, 0.95)}
-        | {"back_p50_s": percentile(back_s, 0.5), "back_p95_s": percentile(back_s, 0.95)},
+        recovery={"back_s": spread(back_s), "merged_again_s": spread(took_s)},
         longest_gap_s=_gap_s([first_s, *(merge.s for merge in during), ended_s]),
         healthy_gap_s=_gap_s([merge.s for merge in before]),
         loss_before=losses[-1].loss if losses else None,
         loss=history.losses[-1].loss if len(history.losses) > len(losses) else None,
         state=state,
-        verified=problem,
+        verify=None if problem is None else {"ok": not problem, "problem": problem},
     )
     checked = (*_always(report), *(_check(report, text) for text in storm.scenario.hypotheses))
     return replace(report, hypotheses=checked)
@@ -157,9 +164,11 @@ def _struck(strike: Strike, history: RunHistory) -> StruckUnit:
     return StruckUnit(**vars(strike), recovery_s=recovered_s(strike, history), back_s=back_s)
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """The nearest rank: a value that was seen."""
-    return sorted(values)[max(0, ceil(share * len(values)) - 1)] if values else None
+def spread(values: Sequence[float]) -> Spread:
+    """By nearest rank: values that were seen."""
+    if not values:
+        return Spread(None, None, None)
+    return Spread(*(sorted(values)[ceil(share * len(values)) - 1] for share in (0.5, 0.95, 1.0)))
 
 
 def _rate(merges: Sequence[MergePoint]) -> float | None:
@@ -181,7 +190,7 @@ def _gap_s(times: Sequence[float]) -> float | None:
 def _always(report: StormReport) -> list[Checked]:
     """What every storm must show, whatever its file says."""
     struck = [one for one in report.faults if one.injected]
-    is_over = report.state != RunPhase.RUNNING
+    is_over = report.state in ("FINISHED", "STOPPED")
     sure = sum(one.verified for one in struck)
     back = sum(one.healed is True or (one.healed is None and is_over) for one in struck)
     newest = list({one.target: one for one in struck if one.has_merges}.values())
@@ -196,7 +205,8 @@ def _always(report: StormReport) -> list[Checked]:
 def _check(report: StormReport, text: str) -> Checked:
     wanted = hypothesis_of(text)
     if wanted.figure == VERIFY:
-        return Checked(text, report.verified or "ok", report.verified == "")
+        found = report.verify or {"ok": False, "problem": "not asked for"}
+        return Checked(text, str(found["problem"]) or "ok", bool(found["ok"]))
     value = _figure(report, wanted.figure)
     if value is None:
         return Checked(text, "unknown: too few merges, or none after a fault", False)
@@ -208,8 +218,8 @@ def _figure(report: StormReport, name: str) -> float | None:
     figures: dict[str, float | None] = {
         "goodput": report.goodput,
         "participation": report.participation,
-        "recovery_p50": report.recovery["p50_s"],
-        "recovery_p95": report.recovery["p95_s"],
+        "recovery_p50": report.recovery["merged_again_s"].median,
+        "recovery_p95": report.recovery["merged_again_s"].p95,
         "longest_gap": report.longest_gap_s,
         "tokens_lost": report.tokens["lost"],
         "loss": report.loss,
@@ -224,17 +234,16 @@ def storm_text(report: StormReport) -> str:
     """One screen."""
     struck = [one for one in report.faults if one.injected]
     skipped = Counter(f"{one.skipped}" for one in report.faults if one.skipped)
-    r, of = report.recovery, _or_unknown
+    of, back, again = _or_unknown, report.recovery["back_s"], report.recovery["merged_again_s"]
     lines = [
         f"{report.verdict}  run {report.run}, storm {report.scenario}, seed {report.seed}, "
-        f"{format_duration(report.duration_s)}",
+        f"{format_duration(report.duration_s)}; now {report.state}",
         f"  faults     {len(report.faults)} planned, {len(struck)} injected, "
         f"{sum(one.verified for one in struck)} verified, {sum(bool(one.healed) for one in struck)} healed, "
         f"{sum(skipped.values())} skipped",
         *(f"             {count} skipped: {why}" for why, count in skipped.most_common(MOST_SKIPPED_LINES)),
-        f"  recovery   process back {of(r['back_p50_s'], format_duration)} (median), "
-        f"{of(r['back_p95_s'], format_duration)} (p95); merged again {of(r['p50_s'], format_duration)}, "
-        f"{of(r['p95_s'], format_duration)}",
+        f"  recovery   back {of(back.median, format_duration)} (median), {of(back.p95, format_duration)} (p95), "
+        f"merged again {of(again.median, format_duration)}, {of(again.p95, format_duration)}",
         f"  tokens     {format_count(report.tokens['merged'] or 0)} merged, {of(report.tokens['lost'], format_count)} "
         f"lost: {of(report.tokens_per_s, format_count)}/s, undisturbed "
         f"{of(report.undisturbed_tokens_per_s, format_count)}/s",

@@ -17,7 +17,7 @@ from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.keys import delta_key
 from diloco_cli.protocol.log.records import FragmentVersion, MergedOffer, decode
 from diloco_cli.runtime.processes import identify, own_identity
-from tests.studies import attendance, damage, gaps, kills
+from tests.studies import attendance, damage, gaps, kills, storms
 from tests.studies.attendance import CASES, INVENTORY, QUICKSTART, AttendanceRow, line, misses
 from tests.studies.gaps import max_gap_s
 from tests.studies.kills import EVERYBODY, Role, Study, ToyRun
@@ -169,3 +169,11 @@ def test_a_launch_passes_the_plan_and_ends_before_anything_trains() -> None:
 
 def test_a_run_that_is_well_hangs_or_is_stopped_is_told_apart_in_time() -> None:
     assert staged(SAMPLE) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("planted", ["nothing", "damage"])
+def test_a_storm_is_survived_and_a_planted_fault_is_not(planted: storms.Planted) -> None:
+    row = storms.study(1, 60.0, planted)
+    assert row.wrong == [], row.text()
+    assert row.count("injected") > 0 and row.text().count("|") == storms.HEADER.partition("\n")[0].count("|")

@@ -11,7 +11,7 @@ import pytest
 from diloco_cli.chaos.storm import Strike
 from diloco_cli.faults import FaultRule, Scenario
 from diloco_cli.report.history import Mark, RunHistory
-from diloco_cli.report.storm import StormReport, awaited, percentile, recovered_s, storm_report, storm_text
+from diloco_cli.report.storm import Spread, StormReport, awaited, recovered_s, spread, storm_report, storm_text
 from tests.unit.report.test_history import add, begun, merge
 
 ALL = ("iowa", "ohio")
@@ -32,7 +32,7 @@ def lived() -> RunHistory:
 
 
 def report(
-    strikes: Sequence[Strike], *hypotheses: str, problem: str | None = "", state: str = "RUNNING"
+    strikes: Sequence[Strike], *hypotheses: str, problem: str | None = "", state: str = "MERGING"
 ) -> StormReport:
     scenario = Scenario("x", 60.0, (FaultRule("kill", "iowa", at_s=10.0),), hypotheses=hypotheses)
     storm: Any = SimpleNamespace(scenario=scenario, seed=1, strikes=strikes, began_s=90.0, ended_s=150.0)
@@ -49,7 +49,7 @@ def test_figures_of_a_storm() -> None:
     assert found.tokens["merged"] == pytest.approx(395, abs=5) and found.tokens["lost"] == pytest.approx(105, abs=5)
     assert found.goodput == pytest.approx(0.79, abs=0.01)
     assert (found.longest_gap_s, found.healthy_gap_s) == (7.0, 1.0)
-    assert found.recovery["p50_s"] == 5.5 and found.recovery["p95_s"] == 10.0
+    assert found.recovery["merged_again_s"] == Spread(5.5, 10.0, 10.0)
     assert found.verdict == "PASS"
 
 
@@ -77,7 +77,8 @@ def test_a_unit_has_recovered_once_it_merges_with_its_next_process_or_after_its_
         ([struck(at_s=149.0)], {}, ["units merge again"]),
         ([struck(at_s=149.0)], {"state": "FINISHED"}, []),
         ([Strike(0, 100.0, "kill", "iowa", True, True, None, "", 100.0)], {"state": "FINISHED"}, []),
-        ([Strike(0, 100.0, "kill", "iowa", True, True, None, "", 100.0)], {}, ["units are back"]),
+        ([Strike(0, 100.0, "kill", "iowa", True, True, None, "", 100.0)], {"state": "FAILED"}, ["units are back"]),
+        ([struck(at_s=149.0)], {"state": "PAUSED"}, ["units merge again"]),
         ([struck()], {"problem": "commit 3 is missing"}, ["verify"]),
     ],
 )
@@ -107,6 +108,6 @@ def test_a_hypothesis_bounds_a_figure(text: str, value: str, ok: bool) -> None:
     assert not value or checked.value == value
 
 
-def test_percentiles_are_values_that_were_seen() -> None:
-    assert percentile([], 0.5) is None
-    assert percentile([4.0, 1.0, 2.0], 0.5) == 2.0 and percentile([4.0, 1.0, 2.0], 0.95) == 4.0
+def test_a_spread_is_of_values_that_were_seen() -> None:
+    assert spread([]) == Spread(None, None, None)
+    assert spread([4.0, 1.0, 2.0]) == Spread(2.0, 4.0, 4.0)
