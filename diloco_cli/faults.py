@@ -221,7 +221,7 @@ def _problem(rule: FaultRule) -> str | None:
 
 def _never(rule: FaultRule, scenario: Scenario) -> str | None:
     """Why a rule's fault can never happen within its scenario, so that it is not taken for a survived fault."""
-    if rule.at_s is not None and rule.at_s > scenario.duration_s:
+    if rule.at_s is not None and rule.at_s >= scenario.duration_s:
         return f"at {rule.at_s:g} s it never happens: the scenario ends at {scenario.duration_s:g} s"
     if rule.every_s is not None and scenario.warm_up_s + rule.every_s > scenario.duration_s:
         first_s = scenario.warm_up_s + rule.every_s

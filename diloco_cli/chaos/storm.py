@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from threading import Thread
 
 from diloco_cli.chaos.actions import (
     END_S,
@@ -87,15 +88,14 @@ class Storm:
 
     def run(self) -> None:
         """Until the scenario's end, or the run's. However it ends, what it did is healed."""
-        with storm_lock(self.url):
+        with _guardian(self.url), storm_lock(self.url):  # the guardian heals once the lock is gone
             heal_left(self.url)
-            with _guardian(self.url):
-                self.began_s, self._start_s = wall_s(), monotonic_s()
-                try:
-                    self._carry_out()
-                    self._await_healing()
-                finally:  # also after Ctrl-C
-                    self._heal(inf)
+            self.began_s, self._start_s = wall_s(), monotonic_s()
+            try:
+                self._carry_out()
+                self._await_healing()
+            finally:  # also after Ctrl-C
+                self._heal(inf)
 
     def _carry_out(self) -> None:
         pending = deque(self.faults)
@@ -161,17 +161,24 @@ class Storm:
         """Take away what has lasted long enough; note which units live again."""
         for one in list(self._open):
             if one.ends_s is not None and one.ends_s <= now_s:
+                if one.strike.target == SUPERVISOR:  # it takes its time, in which others are to be healed
+                    Thread(target=self._end, args=(one,), daemon=True).start()
+                else:
+                    self._end(one)
                 one.ends_s = None
-                try:
-                    heal_unit(self.url, one.strike.target)
-                except DilocoError as error:
-                    self._tell(one.strike, f"not healed: {error}")
             target = find_target(self.url, one.strike.target)
             if one.ends_s is None and target.condition == "running":
                 one.strike.healed, one.strike.healed_at_s = True, wall_s()
                 record(self.url, one.entry, healed=True)
                 self._open.remove(one)
                 self._tell(one.strike, "it runs again")
+
+    def _end(self, one: _Open) -> None:
+        """A unit that cannot be healed keeps no other one from it."""
+        try:
+            heal_unit(self.url, one.strike.target)
+        except (DilocoError, OSError) as error:
+            self._tell(one.strike, f"not healed: {error}")
 
     def _await_healing(self) -> None:
         until_s = monotonic_s() + HEALS_WITHIN_S
@@ -210,12 +217,17 @@ def refuse_untouchable(url: str) -> None:
 
 
 def heal_unit(url: str, name: str) -> None:
-    """End its pause or its hold; a dead supervisor gets a successor."""
+    """End its pause or its hold; a dead supervisor gets a successor, but not in a run that was stopped meanwhile."""
     target = find_target(url, name)
     if target.condition == "paused" or target.held:
         revive(target)
-    elif name == SUPERVISOR and living_supervisor(url) is None:
+    elif name == SUPERVISOR and living_supervisor(url) is None and _lives(url):
         start_detached(url, diloco_command("resume", url))
+
+
+def _lives(url: str) -> bool:
+    """Whether a unit of the run lives here: units outlive their supervisor, and end where the run is stopped."""
+    return any(target.condition in ("running", "paused") for target in list_targets(url) if target.kind != SUPERVISOR)
 
 
 def heal_left(url: str) -> None:
@@ -224,7 +236,7 @@ def heal_left(url: str) -> None:
         if entry.seed is not None and entry.injected is not False and entry.healed is None:
             try:
                 heal_unit(url, entry.target)
-            except DilocoError:
+            except (DilocoError, OSError):
                 record(url, entry, healed=False)
             else:
                 record(url, entry, healed=True)
@@ -265,7 +277,11 @@ def _guardian(url: str) -> Iterator[None]:
         child.tell(url)
         if not is_ready(child):
             raise TryAgainError("the process that would heal after this one's death did not start; nothing was done")
-        yield
+        try:
+            yield
+        except TryAgainError:  # another storm has the lock: nothing was done
+            child.tell(DONE)
+            raise
         child.tell(DONE)
     finally:
         end_all([child], END_S)

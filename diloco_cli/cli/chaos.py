@@ -219,7 +219,7 @@ def _refuse_beyond(opened: OpenRun, status: Status, scenario: str, faults: Seque
         raise UsageError(f"its last fault comes at {last}, and the run is over in {left}", where=scenario, hint=hint)
     if opened.format.regions and any(SUPERVISOR in fault.targets for fault in faults):
         message = "a supervisor of one region of several is not killed: its successor would not know which"
-        raise RefusedError(message, where=scenario, hint=f"diloco chaos kill supervisor --run {opened.word}")
+        raise RefusedError(message, where=scenario, hint=f"diloco chaos run {scenario} --dry-run")
 
 
 def _predicted(

@@ -19,6 +19,7 @@ from diloco_cli.report.history import RESTART, Mark, MergePoint, RunHistory
 from diloco_cli.units import format_count, format_duration, parse_duration
 
 LEAST_MERGES = 4  # of a rate
+LATE_S = 60.0  # before the run's last merge: who is struck then need not come back
 MOST_SKIPPED_LINES = 3
 
 
@@ -34,10 +35,12 @@ class Checked:
 @dataclass
 class StruckUnit(Strike):
     """`recovery_s`: from the fault to the unit's next merge (a killed learner's: of its next process; the syncer's:
-    anybody's). `back_s`: until its process lived again. None: not seen, or a supervisor's."""
+    anybody's). `back_s`: until its process lived again. None: not seen, or a supervisor's. `late`: struck so shortly
+    before the run was finished that it need not be back."""
 
     recovery_s: float | None = None
     back_s: float | None = None
+    late: bool = False
 
     @property
     def has_merges(self) -> bool:
@@ -125,13 +128,18 @@ def storm_report(
     quiet_s = max([first_s - storm.scenario.duration_s, *earlier])
     before = [merge for merge in history.merges if quiet_s <= merge.s <= first_s]
     during = [merge for merge in history.merges if first_s < merge.s <= ended_s]
+    next_s = min((merge.s for merge in history.merges if merge.s > ended_s), default=ended_s)
     if state == "FINISHED" and during:
         ended_s = during[-1].s
     undisturbed = _rate(before) if len(before) >= LEAST_MERGES else None
     merged = during[-1].tokens - (_last_tokens(history.merges, first_s)) if during else 0
     seconds = ended_s - first_s
     rate = merged / seconds if seconds > 0 else None
-    took_s = [one.recovery_s for one in strikes if one.has_merges and one.recovery_s is not None]
+    last_s = history.started_s + (history.merges[-1].s if history.merges else 0.0)
+    for one in strikes:
+        one.late = state == "FINISHED" and one.at_s is not None and last_s - one.at_s <= LATE_S
+    lasted = [one for one in strikes if one.has_merges and not (one.late and one.recovery_s is None)]
+    took_s = [max(0.0, last_s - (one.at_s or 0.0)) if one.recovery_s is None else one.recovery_s for one in lasted]
     back_s = [one.back_s for one in strikes if one.back_s is not None]
     losses = [point for point in history.losses if point.s <= first_s]
     shares = [len(merge.learners) / num_islands for merge in during]
@@ -148,7 +156,7 @@ def storm_report(
         participation=sum(shares) / len(shares) if shares else None,
         tokens={"merged": merged, "lost": round(max(0.0, undisturbed * seconds - merged)) if undisturbed else None},
         recovery={"back_s": spread(back_s), "merged_again_s": spread(took_s)},
-        longest_gap_s=_gap_s([first_s, *(merge.s for merge in during), ended_s]),
+        longest_gap_s=_gap_s([first_s, *(merge.s for merge in during), ended_s if state == "FINISHED" else next_s]),
         healthy_gap_s=_gap_s([merge.s for merge in before]),
         loss_before=losses[-1].loss if losses else None,
         loss=history.losses[-1].loss if len(history.losses) > len(losses) else None,
@@ -190,11 +198,10 @@ def _gap_s(times: Sequence[float]) -> float | None:
 def _always(report: StormReport) -> list[Checked]:
     """What every storm must show, whatever its file says."""
     struck = [one for one in report.faults if one.injected]
-    is_over = report.state in ("FINISHED", "STOPPED")
     sure = sum(one.verified for one in struck)
-    back = sum(one.healed is True or (one.healed is None and is_over) for one in struck)
+    back = sum(one.healed is True or one.late for one in struck)
     newest = list({one.target: one for one in struck if one.has_merges}.values())
-    merged = sum(one.recovery_s is not None or is_over for one in newest)
+    merged = sum(one.recovery_s is not None or one.late for one in newest)
     return [
         Checked("faults happen", f"{sure} of {len(struck)}", 0 < len(struck) == sure),
         Checked("units are back", f"{back} of {len(struck)}", back == len(struck)),

@@ -79,6 +79,7 @@ def test_a_unit_has_recovered_once_it_merges_with_its_next_process_or_after_its_
         ([Strike(0, 100.0, "kill", "iowa", True, True, None, "", 100.0)], {"state": "FINISHED"}, []),
         ([Strike(0, 100.0, "kill", "iowa", True, True, None, "", 100.0)], {"state": "FAILED"}, ["units are back"]),
         ([struck(at_s=149.0)], {"state": "PAUSED"}, ["units merge again"]),
+        ([struck(at_s=149.0)], {"state": "STOPPED"}, ["units merge again"]),
         ([struck()], {"problem": "commit 3 is missing"}, ["verify"]),
     ],
 )
