@@ -48,7 +48,7 @@ class StruckUnit(Strike):
 
 
 @dataclass(frozen=True)
-class Spread:
+class RecoverySpread:
     """Of seconds; None: there was none."""
 
     median: float | None
@@ -73,7 +73,7 @@ class StormReport:
     predicted_goodput: float | None
     participation: float | None
     tokens: dict[str, int | None]
-    recovery: dict[str, Spread]
+    recovery: dict[str, RecoverySpread]
     longest_gap_s: float | None
     healthy_gap_s: float | None
     loss_before: float | None
@@ -172,11 +172,11 @@ def _struck(strike: Strike, history: RunHistory) -> StruckUnit:
     return StruckUnit(**vars(strike), recovery_s=recovered_s(strike, history), back_s=back_s)
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> RecoverySpread:
     """By nearest rank: values that were seen."""
     if not values:
-        return Spread(None, None, None)
-    return Spread(*(sorted(values)[ceil(share * len(values)) - 1] for share in (0.5, 0.95, 1.0)))
+        return RecoverySpread(None, None, None)
+    return RecoverySpread(*(sorted(values)[ceil(share * len(values)) - 1] for share in (0.5, 0.95, 1.0)))
 
 
 def _rate(merges: Sequence[MergePoint]) -> float | None:

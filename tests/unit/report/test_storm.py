@@ -11,7 +11,7 @@ import pytest
 from diloco_cli.chaos.storm import Strike
 from diloco_cli.faults import FaultRule, Scenario
 from diloco_cli.report.history import Mark, RunHistory
-from diloco_cli.report.storm import Spread, StormReport, awaited, recovered_s, spread, storm_report, storm_text
+from diloco_cli.report.storm import RecoverySpread, StormReport, awaited, recovered_s, spread, storm_report, storm_text
 from tests.unit.report.test_history import add, begun, merge
 
 ALL = ("iowa", "ohio")
@@ -49,7 +49,7 @@ def test_figures_of_a_storm() -> None:
     assert found.tokens["merged"] == pytest.approx(395, abs=5) and found.tokens["lost"] == pytest.approx(105, abs=5)
     assert found.goodput == pytest.approx(0.79, abs=0.01)
     assert (found.longest_gap_s, found.healthy_gap_s) == (7.0, 1.0)
-    assert found.recovery["merged_again_s"] == Spread(5.5, 10.0, 10.0)
+    assert found.recovery["merged_again_s"] == RecoverySpread(5.5, 10.0, 10.0)
     assert found.verdict == "PASS"
 
 
@@ -110,5 +110,5 @@ def test_a_hypothesis_bounds_a_figure(text: str, value: str, ok: bool) -> None:
 
 
 def test_a_spread_is_of_values_that_were_seen() -> None:
-    assert spread([]) == Spread(None, None, None)
-    assert spread([4.0, 1.0, 2.0]) == Spread(2.0, 4.0, 4.0)
+    assert spread([]) == RecoverySpread(None, None, None)
+    assert spread([4.0, 1.0, 2.0]) == RecoverySpread(2.0, 4.0, 4.0)
