@@ -18,7 +18,7 @@ from pathlib import Path
 
 PREFIX = "diloco-sea"
 HUB, NET, INTERFACE = "hub", "10.77.0", "sea0"
-MTU, BURST_BYTES, QUEUE_BYTES = 9000, 32_000, 256_000
+MTU, BURST_BYTES, QUEUE_BYTES = 9000, 10_000, 256_000  # a larger burst lets half a small fragment pass unshaped
 ENDS_WITHIN_S = 20.0
 
 

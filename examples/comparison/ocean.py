@@ -43,6 +43,7 @@ PARAMETERS, STEP_S, GRADIENT_BITS = 12e9, 2.0, 16.0  # of the run that is stood 
 SYNCER_GBPS = 3.5  # what one process of it moves (tests/benchmarks/one_process.py)
 ROUND_TRIP_S = 0.1
 ISLANDS, SYNCER = ("l0", "l1", "l2", "l3"), "syncer"
+SETTLED = 2  # merges of a fragment, after which its pace counts
 CODEC, FRAGMENTS = "int4", 12
 METHODS = {
     "alone": "no exchange",
@@ -61,7 +62,7 @@ class Size:
 
     step_s: float = 0.08
     every: int = 200
-    rounds: int = 4
+    rounds: int = 7
     steps: int = 3
 
     def bits_per_s(self, gbps: float) -> float:
@@ -180,16 +181,20 @@ class Ocean:
 
 
 def merged_tokens_per_s(url: str) -> float:
-    """Mean over the fragments: what was merged into one by its last merge, over the time since the one before. (In the
-    first rounds learners start, and slots find their length.)"""
+    """Sum over islands, mean over the fragments: what was merged into one from its third merge on, over the time of
+    that. (In the first rounds learners start and catch up, and slots find their length.)"""
     store = open_store(url)
     commits = [decode(Commit, store.get(key) or b"", key) for key in store.list("commit/")]
     merges = [commit for commit in commits if isinstance(commit, Merge)]
     rates = []
-    for fragment in range(FRAGMENTS):
-        before, last = [merge for merge in merges if merge.outputs[0].fragment == fragment][-2:]
-        took = datetime.fromisoformat(last.time) - datetime.fromisoformat(before.time)
-        rates.append(last.merged_tokens / took.total_seconds())
+    for fragment in {merge.outputs[0].fragment for merge in merges}:
+        steady = [merge for merge in merges if merge.outputs[0].fragment == fragment][SETTLED:]
+        if len(steady) < 2:
+            raise SystemExit(
+                f"fragment {fragment} has {len(steady)} merges after {SETTLED}: --rounds {2 * SETTLED + 2}"
+            )
+        took = datetime.fromisoformat(steady[-1].time) - datetime.fromisoformat(steady[0].time)
+        rates.append(sum(merge.merged_tokens for merge in steady[1:]) / took.total_seconds())
     return statistics.mean(rates)
 
 
@@ -284,7 +289,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--step-s", type=float, default=Size.step_s, help="of the small model")
     parser.add_argument("--every", type=int, default=Size.every, help="H")
-    parser.add_argument("--rounds", type=int, default=Size.rounds, help="that `diloco` trains, at least 3")
+    parser.add_argument("--rounds", type=int, default=Size.rounds, help="that `diloco` trains")
     parser.add_argument("--steps", type=int, default=Size.steps, help="of data-parallel training over shaped links")
     parser.add_argument("--output", type=Path, default=HERE / "ocean.jsonl")
     parser.add_argument("--read", metavar="URL", help=argparse.SUPPRESS)
