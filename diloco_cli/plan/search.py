@@ -167,17 +167,20 @@ class Search:
             worth = self.worth(kept, point)
             if kept and worth > found.get((point.pair, point.fragments), (0.0,))[0]:
                 found[point.pair, point.fragments] = worth, kept, point
+        points = [own]
         if self.wants_money and not start:
             fastest = Search(self.run, self.inventory, self.model, self.space, Goal(), self.max_work // 2)
             fastest.search(frozenset())
-            yield from fastest.optimum(own)
+            for kept, point in fastest.optimum(own):
+                yield kept, point
+                points.append(point)  # all of them may cost too much, and fewer need its settings
         if len(everyone) <= MANY_ISLANDS:
             each = [[self.tuned((i,), own._replace(pair=pair)) for pair in self.space.codecs] for i in everyone]
             alone = [max(of_one, key=lambda fleet: self.worth(*fleet)) for of_one in each]
             yield from sorted(alone, key=lambda fleet: -self.worth(*fleet))[:STARTS]
         yield from ((kept, point) for _, kept, point in sorted(found.values(), key=lambda item: -item[0])[:STARTS])
-        for ranking in self._rankings(everyone):
-            yield self._within_budget(ranking), own
+        for ranking, point in product(self._rankings(everyone), points):
+            yield self._within_budget(ranking), point
 
     def optimum(self, own: Point) -> Iterator[tuple[Kept, Point]]:
         """What was found, as a start for another goal."""
