@@ -85,6 +85,7 @@ class Storm:
         self.began_s, self.ended_s = wall_s(), 0.0  # on the wall clock
         self.strikes: list[Strike] = []
         self._start_s, self._open, self._alive_s = monotonic_s(), list[_Open](), monotonic_s()
+        self._starting: list[Thread] = []
 
     def run(self) -> None:
         """Until the scenario's end, or the run's. However it ends, what it did is healed."""
@@ -96,6 +97,8 @@ class Storm:
                 self._await_healing()
             finally:  # also after Ctrl-C
                 self._heal(inf)
+                for thread in self._starting:
+                    thread.join()
 
     def _carry_out(self) -> None:
         pending = deque(self.faults)
@@ -162,7 +165,8 @@ class Storm:
         for one in list(self._open):
             if one.ends_s is not None and one.ends_s <= now_s:
                 if one.strike.target == SUPERVISOR:  # it takes its time, in which others are to be healed
-                    Thread(target=self._end, args=(one,), daemon=True).start()
+                    self._starting.append(Thread(target=self._end, args=(one,), daemon=True))
+                    self._starting[-1].start()
                 else:
                     self._end(one)
                 one.ends_s = None

@@ -66,7 +66,7 @@ def storm(
     from diloco_cli.report.storm import storm_text
 
     story = find_scenario(scenario, REAL)
-    opened = open_known_run(_known(run))
+    opened = open_known_run(_known(run, dry_run))
     whole, number = head_of(opened).with_members(opened.format), story.seed if seed is None else seed
     faults = timetable(story, units_of(whole), number)
     if dry_run:
@@ -109,7 +109,7 @@ def kill(
     """Kill a unit with SIGKILL; its supervisor restarts it unless --hold is given."""
     from diloco_cli.chaos.actions import execute, plan_kill
 
-    known = _known(run)
+    known = _known(run, dry_run)
     if _in_its_job(known, unit, "kill", dry_run, json_output, ["--hold"] if hold else []):
         return
     fault = plan_kill(noted_at(known.url), unit, hold=hold)
@@ -128,7 +128,7 @@ def pause(
     from diloco_cli.chaos.actions import execute_pause, plan_pause
 
     for_s = None if duration is None else parse_duration(duration)
-    known = _known(run)
+    known = _known(run, dry_run)
     if _in_its_job(known, unit, "pause", dry_run, json_output, [f"--for={duration}"] if duration else [], for_s or 0.0):
         return
     fault = plan_pause(noted_at(known.url), unit, for_s=for_s)
@@ -151,7 +151,7 @@ def revive(
     from diloco_cli.chaos.actions import plan_revive
     from diloco_cli.chaos.actions import revive as do_revive
 
-    known = _known(run)
+    known = _known(run, dry_run)
     if _in_its_job(known, unit, "revive", dry_run, json_output):
         return
     name, target = known.name, plan_revive(noted_at(known.url), unit)
@@ -181,7 +181,7 @@ def preempt(
     """Take a job away from a unit, as its engine does for others: it drains, and comes back."""
     from diloco_cli.cli.jobs import engine_for
 
-    known = _known(run)
+    known = _known(run, dry_run)
     found = _job_of(known, unit)
     if found is None:
         raise RefusedError(f"{unit} is no job of run {known.name}: no engine takes it away", hint="diloco chaos kill")
@@ -196,12 +196,13 @@ def preempt(
         print(f"{unit}: {'would: ' if dry_run else ''}{deed}")
 
 
-def _known(run: str | None) -> KnownRun:
-    """The run; what a storm that has died left behind is healed."""
+def _known(run: str | None, only_looks: bool) -> KnownRun:
+    """The run; what a storm that has died left behind is healed, by who acts."""
     from diloco_cli.chaos.storm import heal_after_death
 
     known = find_run(run, acts=True)
-    heal_after_death(noted_at(known.url))
+    if not only_looks:
+        heal_after_death(noted_at(known.url))
     return known
 
 
@@ -304,7 +305,7 @@ def list_(run: str | None = RunOption, json_output: bool = JsonOption) -> None:
     """List the units of a run on this machine: how they are, and what was last done to them."""
     from diloco_cli.chaos.actions import overview
 
-    known = _known(run)
+    known = _known(run, only_looks=True)
     rows = [_row(target, fault) for target, fault in overview(noted_at(known.url))]
     if json_output:
         print_json("chaos list", {"run": known.name, "units": rows})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco_cli.chaos.actions import execute, plan_kill, plan_pause, read_entries
+from diloco_cli.chaos import storm
+from diloco_cli.chaos.actions import execute, plan_kill, plan_pause, read_entries, record_plan
 from diloco_cli.chaos.faults import Target, find_target
 from diloco_cli.chaos.storm import Storm, forbidden, heal_after_death, refuse_untouchable, storm_lock
 from diloco_cli.environment import environment_with
@@ -98,9 +100,9 @@ def test_a_storm_strikes_its_units_among_decoys_and_all_live_again(run: str, sta
         Injection(3, 0.3, "kill", ("ohio",), skipped="planned so"),
     ]
     said: list[str] = []
-    storm = Storm(run, story(), 5, faults, said.append)
-    storm.run()
-    done = {strike.number: strike for strike in storm.strikes}
+    happens = Storm(run, story(), 5, faults, said.append)
+    happens.run()
+    done = {strike.number: strike for strike in happens.strikes}
     assert [(done[n].injected, done[n].verified, done[n].healed) for n in (0, 2)] == [(True, True, True)] * 2
     assert "no unit elsewhere" in done[1].skipped and done[3].skipped == "planned so"
     assert all(runs(run, name) for name in ("iowa", "ohio")) and len(said) == 6
@@ -113,18 +115,18 @@ def test_a_storm_strikes_its_units_among_decoys_and_all_live_again(run: str, sta
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_storm_that_is_ended_is_healed(run: str, number: signal.Signals) -> None:
-    storm = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", STORM, run], env=environment_with(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    assert storm.stdout is not None
-    assert all(b"verified" in storm.stdout.readline() for _ in range(2))
+    assert process.stdout is not None
+    assert all(b"verified" in process.stdout.readline() for _ in range(2))
     assert is_paused(find_target(run, "iowa").identity) and is_held(run, "ohio")  # type: ignore[arg-type]
     with pytest.raises(TryAgainError, match="another storm"), storm_lock(run):
         pass
     heal_after_death(run)
     assert is_held(run, "ohio"), "a living storm's faults stay"
-    os.kill(storm.pid, number)
-    storm.communicate()
+    os.kill(process.pid, number)
+    process.communicate()
     wait_until(lambda: all(runs(run, name) for name in ("iowa", "ohio")))
     assert not is_held(run, "ohio")
 
@@ -137,6 +139,39 @@ def test_what_a_storm_and_its_guardian_left_is_healed_by_the_next_command(run: s
     heal_after_death(run)
     wait_until(lambda: runs(run, "ohio"))
     assert [entry.healed for entry in read_entries(run) if entry.seed == 5] == [True, True]
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_dead_supervisor_gets_a_successor_but_a_stopped_run_stays_stopped(
+    home: Path, start_unit_of, monkeypatch: pytest.MonkeyPatch, lives: bool
+) -> None:
+    """Units outlive their supervisor, and end where the run is stopped."""
+    started: list[str] = []
+    monkeypatch.setattr(storm, "start_detached", lambda url, command: started.append(url))
+    if lives:
+        start_unit_of("nano", "iowa")
+    with storm_lock("nano"):
+        record_plan("nano", "kill", "supervisor", pid=7, seed=5)
+    heal_after_death("nano")
+    assert started == ["nano"] * lives
+    heal_after_death("nano")
+    assert started == ["nano"] * lives, "once"
+
+
+def test_what_cannot_be_healed_keeps_nothing_else_from_it(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def heal(url: str, name: str) -> None:
+        if name == "iowa":
+            raise OSError(errno.ENOSPC, "no space left")
+        heal_unit(url, name)
+
+    heal_unit = storm.heal_unit
+    monkeypatch.setattr(storm, "heal_unit", heal)
+    monkeypatch.setattr(storm, "HEALS_WITHIN_S", 0.5)
+    faults = [Injection(n, 0.0, "pause", (name,), for_s=0.2) for n, name in enumerate(("iowa", "ohio"))]
+    said: list[str] = []
+    Storm(run, story(), 5, faults, said.append).run()
+    assert not is_paused(find_target(run, "ohio").identity)  # type: ignore[arg-type]
+    assert any("not healed: " in line and "no space left" in line for line in said)
 
 
 def test_a_run_that_is_elsewhere_or_has_no_supervisor_is_refused(home: Path, start_unit_of) -> None:
