@@ -125,7 +125,7 @@ def test_foreign_bytes_in_the_place_of_a_commit_or_of_the_format_name_the_object
     foreign.create(FORMAT_KEY, b"junk")
     with pytest.raises(RecordError, match="FORMAT") as caught:
         read(read_format("file:///b"), foreign)
-    assert "bucket's owner puts back its first version" in (caught.value.hint or "")
+    assert "the owner of the bucket puts back its first version" in (caught.value.hint or "")
 
 
 def test_a_damaged_snapshot_is_none() -> None:
