@@ -38,8 +38,13 @@ from diloco_cli.errors import DilocoError, RefusedError, TryAgainError
 from diloco_cli.events.bucket import tell_event
 from diloco_cli.faults import FAULTS, SUPERVISOR, Injection, Scenario
 from diloco_cli.paths import make_directory
+from diloco_cli.protocol.actors.requests import stop_stands
+from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.runtime.consent import signing_secret
+from diloco_cli.runtime.daemon import SystemClock, perform
 from diloco_cli.runtime.registry import living_supervisor, run_directory, run_name
 from diloco_cli.runtime.units import Child, diloco_command, end_all, start_detached
+from diloco_cli.store.open import open_store
 
 DONE = "done"
 REAL = tuple(kind for kind, fault in FAULTS.items() if fault.real)
@@ -225,13 +230,16 @@ def heal_unit(url: str, name: str) -> None:
     target = find_target(url, name)
     if target.condition == "paused" or target.held:
         revive(target)
-    elif name == SUPERVISOR and living_supervisor(url) is None and _lives(url):
+    elif name == SUPERVISOR and living_supervisor(url) is None and not _is_stopped(url):
         start_detached(url, diloco_command("resume", url))
 
 
-def _lives(url: str) -> bool:
-    """Whether a unit of the run lives here: units outlive their supervisor, and end where the run is stopped."""
-    return any(target.condition in ("running", "paused") for target in list_targets(url) if target.kind != SUPERVISOR)
+def _is_stopped(url: str) -> bool:
+    """Whether the run was stopped, or asked to stop: `diloco resume` would withdraw that."""
+    store, clock = open_store(url), SystemClock(monotonic_s, sleep_s, lambda: None)
+    run = perform(read_format(url, signing_secret()), store, clock)
+    stops: bool = perform(stop_stands(run, perform(read_log(run), store, clock)), store, clock)
+    return stops
 
 
 def heal_left(url: str) -> None:

@@ -16,6 +16,7 @@ from diloco_cli.chaos import storm
 from diloco_cli.chaos.actions import execute, plan_kill, plan_pause, read_entries, record_plan
 from diloco_cli.chaos.faults import Target, find_target
 from diloco_cli.chaos.storm import Storm, forbidden, heal_after_death, refuse_untouchable, storm_lock
+from diloco_cli.cli.arguments import open_run
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError, TryAgainError
 from diloco_cli.events.bucket import EventReader
@@ -23,6 +24,8 @@ from diloco_cli.faults import Constraints, FaultRule, Injection, Scenario
 from diloco_cli.runtime.processes import is_paused
 from diloco_cli.runtime.registry import is_held, remember_run
 from diloco_cli.store.local import LocalStore
+from diloco_cli.syncer.operator import Operator
+from tests.cli.bucket import make_bucket
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -141,21 +144,24 @@ def test_what_a_storm_and_its_guardian_left_is_healed_by_the_next_command(run: s
     assert [entry.healed for entry in read_entries(run) if entry.seed == 5] == [True, True]
 
 
-@pytest.mark.parametrize("lives", [True, False])
+@pytest.mark.parametrize("stops", [True, False])
 def test_a_dead_supervisor_gets_a_successor_but_a_stopped_run_stays_stopped(
-    home: Path, start_unit_of, monkeypatch: pytest.MonkeyPatch, lives: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
-    """Units outlive their supervisor, and end where the run is stopped."""
+    """Also while it still drains: what counts is that somebody has asked."""
     started: list[str] = []
     monkeypatch.setattr(storm, "start_detached", lambda url, command: started.append(url))
-    if lives:
-        start_unit_of("nano", "iowa")
-    with storm_lock("nano"):
-        record_plan("nano", "kill", "supervisor", pid=7, seed=5)
-    heal_after_death("nano")
-    assert started == ["nano"] * lives
-    heal_after_death("nano")
-    assert started == ["nano"] * lives, "once"
+    url = make_bucket(tmp_path / "bucket/nano")
+    remember_run(url)
+    if stops:
+        opened = open_run(url)
+        Operator(opened.format, opened.store, opened.clock, print).request_stop("enough")
+    with storm_lock(url):
+        record_plan(url, "kill", "supervisor", pid=7, seed=5)
+    heal_after_death(url)
+    assert started == [url] * (not stops)
+    heal_after_death(url)
+    assert started == [url] * (not stops), "once"
 
 
 def test_what_cannot_be_healed_keeps_nothing_else_from_it(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
