@@ -26,10 +26,10 @@ def bucket(playground: Playground, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 def killed_and_finished(place: Playground, run: str, script: str, *more: str) -> list[LoopScript]:
-    """Both islands of a run that is over: ohio was killed after some steps, and started again."""
+    """Both islands of a run that is over: ohio was killed after its first offer, and started again."""
     scripts = [LoopScript(place, script, f"{URL}/{run}", name, more).start() for name in ISLANDS]
-    ohio = scripts[1]
-    wait_until(lambda: len(ohio.drawn(1)) > 20 or ohio.process.poll() is not None, 240)
+    ohio, store = scripts[1], open_store(f"{URL}/{run}")
+    wait_until(lambda: store.list("offer/ohio/", limit=1) or ohio.process.poll() is not None, 240)
     ohio.kill()
     ohio.start()
     for each in scripts:
