@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -240,7 +241,14 @@ def table(rows: Sequence[Mapping[str, Any]], size: Size) -> Iterator[str]:
     loads = [row["load"] for row in rows]
     yield ""
     seeds = 1 + max(row["seed"] for row in rows)
-    yield f"{about['machine']}, {seeds} seeds, load {min(loads):.1f} to {max(loads):.1f}."
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
+    yield f"{about['machine']}, {seeds} seeds, load {min(loads):.1f} to {max(loads):.1f}, commit {commits}."
+
+
+def commit() -> str:
+    """Of the working tree, with a + if it holds changes; empty outside git."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _number(value: float) -> str:
@@ -269,7 +277,7 @@ def main(words: Sequence[str]) -> None:
             for voyage in left:
                 with tempfile.TemporaryDirectory(prefix="ocean-") as folder:
                     rate = Ocean(water, size, Path(folder)).tokens_per_s(voyage)
-                about = {"machine": machine(), "load": round(os.getloadavg()[0], 1)}
+                about = {"machine": machine(), "load": round(os.getloadavg()[0], 1), "commit": commit()}
                 row = {**vars(voyage), "tokens_per_s": round(rate, 2), **vars(size), **about}
                 print(json.dumps(row), flush=True)
                 with options.output.open("a") as out:

@@ -50,14 +50,15 @@ def test_predictions_are_those_of_simulate_bandwidth(ocean: ModuleType) -> None:
 
 def test_the_table_has_medians_and_what_they_are_of_islands_that_exchange_nothing(ocean: ModuleType) -> None:
     figures = {("alone", None): [200.0], ("ddp", 5.0): [5.0, 7.0, 6.0], ("diloco", 5.0): [190.0]}
+    about = {"machine": "a machine", "load": 0.5, "commit": "c0ffee1"}
     rows = [
-        {"method": method, "gbps": gbps, "seed": seed, "tokens_per_s": value, "machine": "a machine", "load": 0.5}
+        {"method": method, "gbps": gbps, "seed": seed, "tokens_per_s": value, **about}
         for (method, gbps), values in figures.items()
         for seed, value in enumerate(values)
     ]
     lines = "\n".join(ocean.table(rows, ocean.Size()))
     assert "| 5 Gbit/s | data-parallel, 16 bits | 6.0 (5.0 to 7.0, n=3) | 3.0 % | 3.4 % | 31.67x |" in lines
-    assert "a machine, 3 seeds, load 0.5 to 0.5." in lines
+    assert "a machine, 3 seeds, load 0.5 to 0.5, commit c0ffee1." in lines
 
 
 def test_where_there_are_no_links_to_shape_it_says_so(
