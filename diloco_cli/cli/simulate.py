@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from textwrap import fill
@@ -15,20 +15,26 @@ from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.clock import monotonic_s
 from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import NotFoundError, UsageError
-from diloco_cli.units import format_duration, parse_count, parse_duration
+from diloco_cli.protocol.log.keys import EPOCHS, SYNCER, claims_prefix
+from diloco_cli.runtime.processes import usable_cores
+from diloco_cli.store.open import answers
+from diloco_cli.units import format_duration, parse_count, parse_duration, parse_time
 
 if TYPE_CHECKING:
     from diloco_cli.cli.arguments import OpenRun
+    from diloco_cli.events.event import Event
     from diloco_cli.faults import Injection, Scenario
     from diloco_cli.forecast.chips import Constants
-    from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
+    from diloco_cli.forecast.fleet import Hardware, SimulatedFleet, StartUps
     from diloco_cli.forecast.run import Price
     from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.protocol.rules.capacity import SyncerMachine
+    from diloco_cli.store.port import Store
 
 GRID_DAYS, GRID_SEEDS = 2.0, 3
 FLEET_DAYS, FLEET_SEEDS = 30.0, 1
 CELLS = 30  # of the published table
+CLAIMS = 4  # of each unit, the newest
 MAX_CHIPS, MAX_LEARNERS, MAX_DAYS, MAX_SEEDS = 100_000_000, 1024, 366.0, 100
 
 FITTED_NOTE = (
@@ -217,6 +223,7 @@ class _Subject:
     warnings: tuple[str, ...]
     slot_s: float
     machine: SyncerMachine
+    starts: StartUps
 
 
 @simulate.command("run")
@@ -250,7 +257,7 @@ def run(
         def watch(fleet: SimulatedFleet) -> None:
             shown.share = lambda: min(1.0, fleet.world.now_s / seconds)
 
-        fleet = simulated(found.run, found.hardware, faults, number, seconds, found.machine, watch)
+        fleet = simulated(found.run, found.hardware, faults, number, seconds, found.machine, watch, found.starts)
     warnings = (*found.warnings, *_warnings(story, faults, number))
     outcome = report(fleet, found.prices, found.not_charged, warnings)
     wall_s = monotonic_s() - started_s
@@ -265,6 +272,7 @@ def run(
 
 def _subject(text: str) -> _Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
+    from diloco_cli.forecast.fleet import StartUps
     from diloco_cli.forecast.run import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
     from diloco_cli.plan.link import machine_of
 
@@ -285,6 +293,7 @@ def _subject(text: str) -> _Subject:
             (),
             plan.schedule.slot_s,
             machine_of(plan.inventory.store),
+            StartUps(),
         )
     if text.endswith((".json", ".yaml", ".yml")):
         raise NotFoundError("no such plan or run file", where=text, hint=f"diloco plan INVENTORY -o {text}")
@@ -299,9 +308,32 @@ def of_existing(opened: OpenRun) -> _Subject:
     from diloco_cli.plan.link import machine_of
 
     run, guess = with_links(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))
-    machine, source = machine_of_syncer(opened.facts(most_batches=0), guess)
+    facts = opened.facts()
+    machine, source = machine_of_syncer(facts, guess)
     slot_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
-    return _Subject(run, {}, {}, (), (OF_AN_EXISTING_RUN, source), slot_s, machine)
+    starts = _start_ups(opened.store, facts.written)
+    shown = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in sorted(starts.alone_s.items()))
+    warnings = (
+        OF_AN_EXISTING_RUN,
+        source,
+        *([f"killed units take as long as this run's own to start: {shown}"] * bool(shown)),
+    )
+    return _Subject(run, {}, {}, (), warnings, slot_s, machine, starts)
+
+
+def _start_ups(store: Store, written: Sequence[Event]) -> StartUps:
+    """As the run's events and its units' newest claims show them."""
+    from diloco_cli.forecast.fleet import start_ups
+
+    started: dict[str, list[float]] = {}
+    for event in written:
+        if event.kind in ("started", "restarted"):
+            started.setdefault(event.unit, []).append(parse_time(event.time) or 0.0)
+    claimed = {}
+    for name in started:
+        keys = store.list(EPOCHS if name == SYNCER else claims_prefix(name, 0))[-CLAIMS:]
+        claimed[name] = [stat.modified_s for stat in answers(store.stat, keys) if stat is not None]
+    return start_ups(started, claimed, usable_cores())
 
 
 def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:

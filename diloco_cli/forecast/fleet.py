@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from itertools import count
+from itertools import count, pairwise
+from math import inf
+from statistics import median
 from typing import Any
 
 from diloco_cli.config.settings import Link
@@ -23,15 +25,19 @@ from diloco_cli.forecast.stand_ins import (
 )
 from diloco_cli.protocol.actors.syncer import NoEvaluator, Syncer
 from diloco_cli.protocol.log.keys import FORMAT_KEY
-from diloco_cli.protocol.log.operations import Operation, Steps
+from diloco_cli.protocol.log.operations import Create, Operation, Steps
 from diloco_cli.protocol.log.records import Offer, ProcessClaim, RunFormat, encode
 from diloco_cli.protocol.log.state import RunPhase, RunState
+from diloco_cli.runtime.restart import RestartPolicy
 from diloco_cli.signing import OPERATOR
+from diloco_cli.store.port import StoreUnavailableError
+from diloco_cli.store.retry import pause_s
 from diloco_cli.units import format_duration
 from diloco_cli.virtual.world import LATENCY_S, Actor, VirtualLanes, World
 
 START = datetime(2000, 1, 1, tzinfo=UTC)  # of the virtual clock: runs in virtual time carry no real date
-RESTART_S = 5.0  # of a process that its supervisor starts again
+RESTART_S = 5.0  # of a process that its supervisor starts again, where the run has not shown how long that takes
+AT_ONCE_S = 2.0  # starts so close to each other share a machine's cores
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,47 @@ class Hardware:
     restart_s: float = RESTART_S
 
 
+@dataclass(frozen=True)
+class StartUps:
+    """How long units' processes take from their start until they take part, as a run has shown: `alone_s` by unit, if
+    nothing else starts on that machine; what starts at once shares its `cores`."""
+
+    alone_s: Mapping[str, float] = field(default_factory=dict)
+    cores: int = 1
+
+    def of(self, name: str, at_once: int) -> float | None:
+        """None: this unit has shown none."""
+        alone_s = self.alone_s.get(name)
+        return None if alone_s is None else alone_s * self.slower(at_once)
+
+    def slower(self, at_once: int) -> float:
+        return max(1.0, at_once / self.cores)
+
+
+def start_ups(
+    started_s: Mapping[str, Sequence[float]], claimed_s: Mapping[str, Sequence[float]], cores: int
+) -> StartUps:
+    """From when processes were started, and when units claimed their places: each start counts until the claim that
+    comes next, if that is before the unit's next start. The median by unit."""
+    found, everybody = StartUps(cores=cores), [s for times in started_s.values() for s in times]
+    alone_s = dict[str, float]()
+    for name, times in started_s.items():
+        took = []
+        for start_s, next_s in pairwise([*sorted(times), inf]):
+            claims_s = [s for s in claimed_s.get(name, ()) if start_s < s < next_s]
+            at_once = sum(abs(s - start_s) <= AT_ONCE_S for s in everybody)
+            took += [(min(claims_s) - start_s) / found.slower(at_once)] if claims_s else []
+        alone_s |= {name: median(took)} if took else {}
+    return replace(found, alone_s=alone_s)
+
+
 @dataclass
 class SimulatedFleet:
     """All units of one run. The same arguments give the same history, to the byte. `injected`: how many faults
     happened; `without_effect`: those that changed nothing, and why.
 
     `latency_s`: of the syncer's calls, and of those of islands without an `rtt`; `syncer_link`: that of the syncer's
-    machine; `merge_s`: the arithmetic of one merge."""
+    machine; `merge_s`: the arithmetic of one merge; `starts`: how long killed units take to come back."""
 
     run: RunFormat
     sizes: Sizes
@@ -58,6 +98,7 @@ class SimulatedFleet:
     merge_s: float = 0.0
     latency_s: float = LATENCY_S
     syncer_link: Link = field(default_factory=Link)
+    starts: StartUps = StartUps()
     world: World = field(default_factory=World)
     log: list[str] = field(default_factory=list)
     injected: int = 0
@@ -74,6 +115,9 @@ class SimulatedFleet:
         self._down_since_s: dict[str, float] = {}
         self._paused: dict[str, tuple[float, list[Actor]]] = {}  # since when, and which actors
         self._cut_off_until_s: dict[str, float] = {}
+        self._full_until_s: dict[str, float] = {}
+        self._fails: dict[str, tuple[float, float]] = {}  # until when, and which share of its calls
+        self._tries = Draws(self.seed, "tries")
         self._failures = {name: Draws(self.seed, f"failures of {name}") for name in self.conditions}
         self.world.latency_s, self.world.unreachable_until_s = self._latency_s, self._unreachable_until_s
         self.world.on_end = self._ended
@@ -213,7 +257,10 @@ class SimulatedFleet:
     # one effect for each fault of faults.py
 
     def _kill(self, name: str, fault: Injection) -> str | None:
-        return self._end(name, RESTART_S if fault.revive_after_s is None else fault.revive_after_s)
+        start_s, held_s = self.starts.of(name, len(fault.targets)), fault.revive_after_s
+        if start_s is None:
+            return self._end(name, RESTART_S if held_s is None else held_s)
+        return self._end(name, (held_s or 0.0) + RestartPolicy().first_delay_s + start_s)
 
     def _second_syncer(self, name: str, fault: Injection) -> str | None:
         self._start_syncer()
@@ -222,6 +269,15 @@ class SimulatedFleet:
     def _partition(self, name: str, fault: Injection) -> str | None:
         until_s = self.world.now_s + (fault.for_s or 0.0)
         self._cut_off_until_s[name] = max(self._cut_off_until_s.get(name, 0.0), until_s)
+        return None
+
+    def _full(self, name: str, fault: Injection) -> str | None:
+        until_s = self.world.now_s + (fault.for_s or 0.0)
+        self._full_until_s[name] = max(self._full_until_s.get(name, 0.0), until_s)
+        return None
+
+    def _errors(self, name: str, fault: Injection) -> str | None:
+        self._fails[name] = self.world.now_s + (fault.for_s or 0.0), fault.share or 0.0
         return None
 
     def _corrupt(self, name: str, fault: Injection) -> str | None:
@@ -274,6 +330,19 @@ class SimulatedFleet:
     # -- the world's questions ----------------------------------------------------------------------------------
 
     def _latency_s(self, actor: Actor, operation: Operation) -> float:
+        return self._repeated_s(actor.name, operation) + self._call_s(actor, operation)
+
+    def _repeated_s(self, name: str, operation: Operation) -> float:
+        """How long a call is repeated that a full or failing store refuses."""
+        now_s, attempts = self.world.now_s, 0
+        waits_s = max(0.0, self._full_until_s.get(name, 0.0) - now_s) if isinstance(operation, Create) else 0.0
+        until_s, share = self._fails.get(name, (0.0, 0.0))
+        while now_s + waits_s < until_s and self._tries.uniform() < share:
+            attempts += 1
+            waits_s += pause_s(attempts, StoreUnavailableError(""), self._tries.uniform())
+        return waits_s
+
+    def _call_s(self, actor: Actor, operation: Operation) -> float:
         condition = self.conditions.get(actor.name)
         if condition is None:
             return self.side.call_s(operation, self.world.now_s, self.state.n >= 0)

@@ -11,7 +11,7 @@ from diloco_cli.config.models import tensors_of
 from diloco_cli.config.settings import Link
 from diloco_cli.errors import UsageError
 from diloco_cli.faults import Injection
-from diloco_cli.forecast.fleet import Hardware, SimulatedFleet
+from diloco_cli.forecast.fleet import Hardware, SimulatedFleet, StartUps
 from diloco_cli.forecast.stand_ins import Condition, sizes_of
 from diloco_cli.layout import make_layout
 from diloco_cli.plan.candidates import crossing_of, egress_per_gb, restart_s
@@ -147,9 +147,10 @@ def simulated(
     within_s: float,
     machine: SyncerMachine,
     on_start: Callable[[SimulatedFleet], object] = lambda fleet: None,
+    starts: StartUps = StartUps(),
 ) -> SimulatedFleet:
     """Simulate a run for `within_s` of virtual time, or to its end. `machine`: the syncer's. `on_start` gets the fleet,
-    and can see how far it is."""
+    and can see how far it is. `starts`: how long units' processes take to start."""
     mean_fragment = run.layout.num_parameters / run.num_fragments
     work = work_of(mean_fragment, len(run.islands), run.settings.sync)
     fleet = SimulatedFleet(
@@ -161,6 +162,7 @@ def simulated(
         merge_s=merge_time(work, machine).processor_s,
         latency_s=machine.call_s,
         syncer_link=Link(machine.up_bps, machine.down_bps),
+        starts=starts,
         world=World(checks_uploads=not machine.reads_back, connections=machine.connections),
     )
     on_start(fleet)
@@ -297,7 +299,12 @@ def _island_report(condition: Condition, state: RunState, run: RunFormat, price:
 
 
 def goodput_under(
-    run: RunFormat, faults: Sequence[Injection], seed: int, duration_s: float, machine: SyncerMachine
+    run: RunFormat,
+    faults: Sequence[Injection],
+    seed: int,
+    duration_s: float,
+    machine: SyncerMachine,
+    starts: StartUps = StartUps(),
 ) -> float | None:
     """Tokens merged per second from the first of these faults to `duration_s`, over those before it; None if that takes
     long to simulate."""
@@ -314,6 +321,6 @@ def goodput_under(
             fleet.world.call_at(at_s, lambda: tokens.append(fleet.state.tokens(run.layout)))
 
     later = [replace(fault, at_s=fault.at_s + 2 * warm_s) for fault in faults]
-    fleet = simulated(endless, {}, later, seed, to_s, machine, watch)
+    fleet = simulated(endless, {}, later, seed, to_s, machine, watch, starts)
     before = (tokens[1] - tokens[0]) / (from_s - warm_s)
     return (fleet.state.tokens(run.layout) - tokens[1]) / (to_s - from_s) / before if before else None

@@ -227,11 +227,18 @@ def rates(history: RunHistory, most: int = 240) -> list[tuple[float, float]]:
 _read: Callable[[bytes], Any] = msgspec.json.Decoder(Union[tuple(Commit.__subclasses__())]).decode  # noqa: UP007
 
 
-def read_history(store: Store, run: RunFormat, state: RunState, progress: Progress = lambda n, of: None) -> RunHistory:
-    """The commits up to that of `state`. Raises DataCheckError where they do not lead to it."""
-    history = RunHistory(tuple(fragment.num_parameters for fragment in run.layout.fragments))
+def read_history(
+    store: Store,
+    run: RunFormat,
+    state: RunState,
+    progress: Progress = lambda n, of: None,
+    known: RunHistory | None = None,
+) -> RunHistory:
+    """The commits up to that of `state`; of a `known` history those behind it, which it then has. Raises DataCheckError
+    where they do not lead to that commit."""
+    history = known or RunHistory(tuple(fragment.num_parameters for fragment in run.layout.fragments))
     with CommitsAhead(store, last=state.n) as ahead:
-        for n in range(state.n + 1):
+        for n in range(history.n + 1, state.n + 1):
             _add(history, n, ahead.get(commit_key(n), MAX_RECORD_BYTES))
             if n % TOLD_EVERY == 0:
                 progress(n, state.n)

@@ -15,12 +15,17 @@ from typing import Literal
 from diloco_cli.chaos.storm import Storm, Strike
 from diloco_cli.events.event import KINDS
 from diloco_cli.faults import FIGURES, SUPERVISOR, SYNCER, VERIFY, hypothesis_of
+from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.report.history import RESTART, Mark, MergePoint, RunHistory
 from diloco_cli.units import format_count, format_duration, parse_duration
 
-LEAST_MERGES = 4  # of a rate
+SETTLING_ROUNDS, LEAST_ROUNDS = 2, 4  # after a start or a fault; of a steady stretch
+LONGEST_S = 600.0  # of that, beside a shorter storm
+STEADY = 0.1  # by which the rates of its halves may differ
+TELLS_S = 1.0  # by which an event's time may be wrong
+NOT_STEADY = f"no {LEAST_ROUNDS} steady rounds before the first fault: a longer warm_up gives them"
 LATE_S = 60.0  # before the run's last merge: who is struck then need not come back
-MOST_SKIPPED_LINES = 3
+MOST_SKIPPED_LINES = MOST_DEAREST = 3
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,13 @@ class Checked:
 class StruckUnit(Strike):
     """`recovery_s`: from the fault to the unit's next merge (a killed learner's: of its next process; the syncer's:
     anybody's). `back_s`: until its process lived again. None: not seen, or a supervisor's. `late`: struck so shortly
-    before the run was finished that it need not be back."""
+    before the run was finished that it need not be back. `tokens_lost`: what the run merged less than undisturbed,
+    from this fault to the next one (an equal part of it, where several units are struck at once)."""
 
     recovery_s: float | None = None
     back_s: float | None = None
     late: bool = False
+    tokens_lost: int | None = None
 
     @property
     def has_merges(self) -> bool:
@@ -58,9 +65,9 @@ class RecoverySpread:
 
 @dataclass(frozen=True)
 class StormReport:
-    """`goodput`: merged tokens per second from the first fault to the storm's end, over those of the run before (None:
-    too few merges). `predicted_goodput`: the same by `simulate run`. `longest_gap_s`: between two merges of the storm;
-    `healthy_gap_s`: before."""
+    """`goodput`: merged tokens per second from the first fault to the storm's end, over those of the newest steady
+    stretch of the run before (None: there is none). `predicted_goodput`: the same by `simulate run`. `longest_gap_s`:
+    between two merges of the storm; `healthy_gap_s`: of the steady stretch."""
 
     run: str
     scenario: str
@@ -85,6 +92,28 @@ class StormReport:
     @property
     def verdict(self) -> Literal["PASS", "FAIL"]:
         return "PASS" if all(checked.ok for checked in self.hypotheses) else "FAIL"
+
+
+def settles_s(run: RunFormat) -> float:
+    """How long a run takes, from its start or a fault on, until it has been steady for long enough."""
+    return (SETTLING_ROUNDS + LEAST_ROUNDS) * max(island.local_steps * island.step_s for island in run.islands)
+
+
+def steady_merges(history: RunHistory, marks: Sequence[Mark], until_s: float, storm_s: float) -> list[MergePoint]:
+    """The newest steady stretch before `until_s`, as long as the storm or LONGEST_S at most: after the last start or
+    fault and the rounds in which the run recovers, with halves that merge at one rate. Empty: there is none."""
+    told = [*marks, *history.marks]  # the log tells when a restarted unit merges again
+    faults_s = [mark.s for mark in told if KINDS[mark.kind].fault and mark.s < until_s - TELLS_S]
+    since_s, num_fragments = max(faults_s, default=0.0), len(history.parameters)
+    found = [merge for merge in history.merges if since_s < merge.s <= until_s][SETTLING_ROUNDS * num_fragments :]
+    found = [merge for merge in found if merge.s >= until_s - max(storm_s, LONGEST_S)]
+    while len(found) > LEAST_ROUNDS * num_fragments:
+        middle = len(found) // 2
+        first, second = _rate(found[: middle + 1]), _rate(found[middle:])
+        if first and second and abs(first / second - 1) <= STEADY:
+            return found
+        found = found[num_fragments:]
+    return []
 
 
 def recovered_s(strike: Strike, history: RunHistory) -> float | None:
@@ -124,17 +153,17 @@ def storm_report(
     began_s, ended_s = storm.began_s - history.started_s, storm.ended_s - history.started_s
     strikes = tuple(_struck(strike, history) for strike in storm.strikes)
     first_s = min([strike.at_s - history.started_s for strike in strikes if strike.at_s is not None], default=began_s)
-    earlier = [mark.s for mark in marks if KINDS[mark.kind].fault and mark.s < began_s]
-    quiet_s = max([first_s - storm.scenario.duration_s, *earlier])
-    before = [merge for merge in history.merges if quiet_s <= merge.s <= first_s]
+    before = steady_merges(history, marks, first_s, storm.scenario.duration_s)
     during = [merge for merge in history.merges if first_s < merge.s <= ended_s]
     next_s = min((merge.s for merge in history.merges if merge.s > ended_s), default=ended_s)
     if state == "FINISHED" and during:
         ended_s = during[-1].s
-    undisturbed = _rate(before) if len(before) >= LEAST_MERGES else None
+    undisturbed = _rate(before) if before else None
     merged = during[-1].tokens - (_last_tokens(history.merges, first_s)) if during else 0
     seconds = ended_s - first_s
     rate = merged / seconds if seconds > 0 else None
+    if undisturbed is not None:
+        _share_out([one for one in strikes if one.injected], history, ended_s, undisturbed)
     last_s = history.started_s + (history.merges[-1].s if history.merges else 0.0)
     for one in strikes:
         one.late = state == "FINISHED" and one.at_s is not None and last_s - one.at_s <= LATE_S
@@ -170,6 +199,16 @@ def storm_report(
 def _struck(strike: Strike, history: RunHistory) -> StruckUnit:
     back_s = None if strike.healed_at_s is None or strike.at_s is None else strike.healed_at_s - strike.at_s
     return StruckUnit(**vars(strike), recovery_s=recovered_s(strike, history), back_s=back_s)
+
+
+def _share_out(struck: Sequence[StruckUnit], history: RunHistory, ended_s: float, undisturbed: float) -> None:
+    """What each fault cost. `struck`: injected ones, in the order of their times."""
+    began_s = {one.number: (one.at_s or 0.0) - history.started_s for one in reversed(struck)}
+    for at_s, until_s in pairwise([*sorted({*began_s.values()}), ended_s]):
+        at_once = [one for one in struck if began_s[one.number] == at_s]
+        merged = _last_tokens(history.merges, until_s) - _last_tokens(history.merges, at_s)
+        for one in at_once:
+            one.tokens_lost = round(max(0.0, undisturbed * (until_s - at_s) - merged) / len(at_once))
 
 
 def spread(values: Sequence[float]) -> RecoverySpread:
@@ -216,7 +255,8 @@ def _check(report: StormReport, text: str) -> Checked:
         return Checked(text, str(found["problem"]) or "ok", bool(found["ok"]))
     value = _figure(report, wanted.figure)
     if value is None:
-        return Checked(text, "unknown: too few merges, or none after a fault", False)
+        of_steady = wanted.figure in ("goodput", "tokens_lost") and report.undisturbed_tokens_per_s is None
+        return Checked(text, f"unknown: {NOT_STEADY if of_steady else 'no merge after a fault'}", False)
     ok = value >= wanted.bound if wanted.at_least else value <= wanted.bound
     return Checked(text, format_duration(value) if FIGURES[wanted.figure] is parse_duration else f"{value:.4g}", ok)
 
@@ -254,14 +294,26 @@ def storm_text(report: StormReport) -> str:
         f"  tokens     {format_count(report.tokens['merged'] or 0)} merged, {of(report.tokens['lost'], format_count)} "
         f"lost: {of(report.tokens_per_s, format_count)}/s, undisturbed "
         f"{of(report.undisturbed_tokens_per_s, format_count)}/s",
+        *([f"  dearest    {_dearest(struck)}"] if any(one.tokens_lost for one in struck) else []),
         f"  goodput    {of(report.goodput, '{:.3f}'.format)}; by simulate run "
-        f"{of(report.predicted_goodput, '{:.3f}'.format)}",
+        f"{of(report.predicted_goodput, '{:.3f}'.format)}"
+        + (f" ({NOT_STEADY})" if report.undisturbed_tokens_per_s is None else ""),
         f"  merges     participation {of(report.participation, '{:.3f}'.format)}; longest gap "
         f"{of(report.longest_gap_s, format_duration)}, before {of(report.healthy_gap_s, format_duration)}",
         f"  loss       {of(report.loss_before, '{:.4f}'.format)} before, {of(report.loss, '{:.4f}'.format)} at the end",
     ]
     lines += [f"  {'ok  ' if it.ok else 'FAIL'}  {it.text}: {it.value}" for it in report.hypotheses]
     return "\n".join(lines)
+
+
+def _dearest(struck: Sequence[StruckUnit]) -> str:
+    """The faults that cost most, with their tokens."""
+    lost: Counter[str] = Counter()
+    for number in {one.number for one in struck}:
+        same = [one for one in struck if one.number == number]
+        what = f"#{number} {same[0].kind} {', '.join(one.target for one in same)}"
+        lost[what] = sum(one.tokens_lost or 0 for one in same)
+    return "; ".join(f"{what} {format_count(tokens)}" for what, tokens in lost.most_common(MOST_DEAREST) if tokens)
 
 
 def _or_unknown(value: float | None, form: Callable[[float], str]) -> str:

@@ -12,12 +12,16 @@ from xml.etree import ElementTree
 
 import pytest
 
+from diloco_cli.cli.simulate import _start_ups
+from diloco_cli.clock import wall_s
+from diloco_cli.events.event import Event
 from diloco_cli.forecast.run import simulated
 from diloco_cli.protocol.log.heartbeats import SyncerHeartbeat, sealed
-from diloco_cli.protocol.log.keys import SYNCER, heartbeat_key
+from diloco_cli.protocol.log.keys import SYNCER, epoch_key, heartbeat_key, incarnation_key
 from diloco_cli.protocol.rules.capacity import SyncerMachine
 from diloco_cli.signing import LOG
 from diloco_cli.store.open import open_store
+from diloco_cli.units import time_text
 from tests.benchmarks.pace import make_run
 from tests.cli.bucket import make_bucket
 from tests.forked import ROOT, run_diloco
@@ -264,3 +268,15 @@ def test_what_cannot_be_or_would_be_ignored_is_refused(words: list[str], message
     done = diloco("bandwidth", *words)
     assert done.returncode == 2 and not done.stdout
     assert f"error: {message}" in done.stderr and f"hint: {hint}\n" in done.stderr
+
+
+def test_how_long_units_of_a_run_take_to_start_is_read_from_its_events_and_claims(tmp_path: Path) -> None:
+    store, now_s = open_store(str(tmp_path)), wall_s()
+    events = [Event(time_text(now_s + s), "started", unit, "") for s, unit in ((0.0, "iowa"), (50.0, "syncer"))]
+    events += [Event(time_text(now_s + 90.0), "restarted", "iowa", ""), Event(time_text(now_s), "merged", "ohio", "")]
+    claims = (incarnation_key("iowa", 1), 3.0), (incarnation_key("iowa", 2), 95.0), (epoch_key(2), 52.0)
+    for key, s in claims:
+        store.create(key, b"x")
+        os.utime(tmp_path / key, (now_s + s, now_s + s))
+    found = _start_ups(store, events).alone_s
+    assert found == {"iowa": pytest.approx(4.0, abs=0.01), "syncer": pytest.approx(2.0, abs=0.01)}

@@ -44,6 +44,7 @@ SYNCER = "syncer"
 STANDBY_HEARTBEATS = "heartbeat/standby/"
 JOINS = "join/"
 EVENTS = "event/"
+EPOCHS = "epoch/"
 CERTIFICATES = "certificate/"
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _VERSION = re.compile(r"(?:state|weights)/([0-9]{4,6})/([0-9]{12,15})-([0-9]{10,15})-([a-z0-9-]+)")
@@ -82,7 +83,7 @@ def is_of_a_run(key: str) -> bool:
 
 
 def epoch_key(epoch: int) -> str:
-    return f"epoch/{epoch:010d}.json"
+    return f"{EPOCHS}{epoch:010d}.json"
 
 
 def fingerprint(public: str) -> int:

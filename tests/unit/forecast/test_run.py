@@ -20,7 +20,7 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.errors import FencedError, UsageError
 from diloco_cli.faults import Injection, load_scenario, timetable
-from diloco_cli.forecast.fleet import START, Hardware, SimulatedFleet, units_of
+from diloco_cli.forecast.fleet import RESTART_S, START, Hardware, SimulatedFleet, StartUps, start_ups, units_of
 from diloco_cli.forecast.run import (
     DAY_S,
     Price,
@@ -128,6 +128,25 @@ def test_a_killed_learner_comes_back_as_a_new_incarnation_and_nobody_else_notice
     assert fleet.log == ["10.000 s  #0 kill l1"]
 
 
+def test_a_killed_unit_comes_back_after_as_long_as_the_run_has_shown() -> None:
+    shown = StartUps({"l0": 3.0, "l1": 3.0}, cores=1)
+    faults = Injection(0, 10.0, "kill", ("l0",)), Injection(1, 20.0, "kill", ("l0", "l1", "l2"), revive_after_s=1.0)
+    fleet = simulated(make_run(seconds=60.0), {}, faults, 0, 60.0, NEAR, starts=shown)
+    down_s = [fleet.conditions[name].down_s for name in ("l0", "l1", "l2")]
+    assert down_s == pytest.approx([3.2 + 1.2 + 9.0, 1.2 + 9.0, 1.0]), "three at once share a core"
+    usual = simulated(make_run(seconds=60.0), {}, faults[:1], 0, 60.0, NEAR)
+    assert usual.conditions["l0"].down_s == RESTART_S
+
+
+def test_what_a_run_has_shown_of_its_start_ups() -> None:
+    """Two start together at 0 s on one core; one alone at 50 s; one at 60 s dies before its claim."""
+    started = {"l0": [0.0, 60.0, 70.0], "l1": [0.5, 50.0], "l2": [90.0]}
+    claimed = {"l0": [4.0, 72.0], "l1": [4.5, 53.0], "l2": [89.0]}
+    found = start_ups(started, claimed, 1)
+    assert found.alone_s == {"l0": 2.0, "l1": 2.5} and found.of("l1", 3) == 7.5 and found.of("l2", 1) is None
+    assert start_ups(started, claimed, 2).alone_s["l0"] == 3.0
+
+
 def test_a_dead_syncer_stops_nobody_up_to_the_drift_bound_and_the_next_one_goes_on() -> None:
     short, _ = play(make_run(), Injection(0, 10.0, "kill", ("syncer",), revive_after_s=3.0))
     assert short.finished and short.epochs == 2
@@ -156,6 +175,19 @@ def test_a_partitioned_learner_steps_on_and_resumes_by_itself() -> None:
     assert min(without) > 10.0 and max(without) < 15.0 + SLOT_S
     cut, _ = play(make_run(), Injection(0, 10.0, "partition", ("l2",), for_s=20.0))
     assert cut.islands[2].stalled_s == pytest.approx(20.0 - 9.6, abs=1.5)  # the drift bound, as above
+
+
+def test_a_full_or_failing_store_of_one_learner_costs_its_merges_alone() -> None:
+    usual, _ = play(make_run())
+    for fault in (
+        Injection(0, 10.0, "full", ("l2",), for_s=10.0),
+        Injection(0, 10.0, "errors", ("l2",), for_s=10.0, share=0.9),
+    ):
+        found, _ = play(make_run(), fault)
+        lost = [before.merges - after.merges for before, after in zip(usual.islands, found.islands, strict=True)]
+        assert found.finished and lost[2] >= 5 and max(lost[:2]) <= 1, (fault.kind, lost)
+    once, again = (play(make_run(), fault)[0] for _ in range(2))
+    assert once == again
 
 
 def test_a_pause_is_a_straggler_that_catches_up() -> None:

@@ -176,6 +176,21 @@ def test_a_history_agrees_with_the_state(log: Path) -> None:
     assert (history.n, history.digest) == (state.n, state.digest)
 
 
+def test_a_history_goes_on_from_what_is_known(log: Path) -> None:
+    """Commits that were read are not read again."""
+    whole, state = read(log)
+    run, store, clock = resume.make_run(), LocalStore(log), SystemClock(lambda: 0.0, lambda s: None, lambda: None)
+    gone = log / commit_key(state.n)
+    last = gone.read_bytes()
+    gone.unlink()
+    known = read_history(store, run, perform(read_log(run), store, clock))
+    gone.write_bytes(last)
+    for n in range(state.n):
+        (log / commit_key(n)).unlink()
+    found = read_history(store, run, state, known=known)
+    assert found is known and vars(found) == vars(whole)
+
+
 def test_a_changed_or_missing_commit_is_found_by_the_chain(log: Path) -> None:
     _, state = read(log)
     path = log / commit_key(7)

@@ -11,7 +11,17 @@ import pytest
 from diloco_cli.chaos.storm import Strike
 from diloco_cli.faults import FaultRule, Scenario
 from diloco_cli.report.history import Mark, RunHistory
-from diloco_cli.report.storm import RecoverySpread, StormReport, awaited, recovered_s, spread, storm_report, storm_text
+from diloco_cli.report.storm import (
+    NOT_STEADY,
+    RecoverySpread,
+    StormReport,
+    awaited,
+    recovered_s,
+    spread,
+    steady_merges,
+    storm_report,
+    storm_text,
+)
 from tests.unit.report.test_history import add, begun, merge
 
 ALL = ("iowa", "ohio")
@@ -51,6 +61,48 @@ def test_figures_of_a_storm() -> None:
     assert (found.longest_gap_s, found.healthy_gap_s) == (7.0, 1.0)
     assert found.recovery["merged_again_s"] == RecoverySpread(5.5, 10.0, 10.0)
     assert found.verdict == "PASS"
+
+
+def test_the_cost_of_a_fault_is_what_was_merged_less_until_the_next_one() -> None:
+    strikes = [struck(), struck(target="syncer", at_s=118.5), struck(target="ohio", at_s=118.5)]
+    for number, strike in enumerate(strikes):
+        strike.number = min(number, 1)
+    found = report(strikes)
+    costs = [fault.tokens_lost for fault in found.faults]
+    assert costs[0] == pytest.approx(50, abs=10), "iowa's half of ten seconds"
+    assert costs[1] == costs[2] == pytest.approx(30, abs=5), "six seconds of everybody's, an equal part of each"
+    assert sum(map(int, filter(None, costs))) == pytest.approx(found.tokens["lost"], abs=10)
+    assert "  dearest    #1 kill syncer, ohio " in storm_text(found)
+
+
+def fleet(*stretches: tuple[int, int, tuple[str, ...]]) -> RunHistory:
+    history = begun()
+    for start, end, names in stretches:
+        for s in range(start, end):
+            merge(history, s, *names, tokens=10)
+    history.started_s = 0.0
+    return history
+
+
+def test_what_a_storm_is_compared_with_is_steady() -> None:
+    """Not the first rounds, nor those after a fault, nor those in which one is still away; rounds have two merges."""
+    steady = fleet((1, 100, ALL))
+    assert [merge.s for merge in steady_merges(steady, [], 100.0, 1000.0)][::94] == [5.0, 99.0]
+    long = fleet((1, 1000, ALL))
+    assert steady_merges(long, [], 1000.0, 50.0)[0].s == 400.0, "as long as the storm, or ten minutes"
+    assert steady_merges(steady, [Mark(80.0, "chaos", "iowa", "")], 100.0, 1000.0)[0].s == 85.0
+    assert steady_merges(steady, [Mark(92.0, "restarted", "iowa", "")], 100.0, 1000.0) == [], "too few since then"
+    slow_start = fleet((1, 40, ALL[:1]), (40, 100, ALL))
+    assert steady_merges(slow_start, [], 100.0, 1000.0)[0].s >= 30.0
+    back_late = fleet((1, 95, ALL[:1]), (95, 100, ALL))
+    assert not any(merge.s > 93.0 for merge in steady_merges(back_late, [], 90.0, 1000.0))
+    assert steady_merges(fleet((1, 8, ALL)), [], 8.0, 1000.0) == []
+
+
+def test_without_a_steady_stretch_there_is_no_goodput_and_the_report_says_why() -> None:
+    found = report([struck(at_s=36.0)], "goodput >= 0.1")
+    assert found.goodput is None and found.faults[0].tokens_lost is None
+    assert found.hypotheses[-1].value == f"unknown: {NOT_STEADY}" and f"({NOT_STEADY})" in storm_text(found)
 
 
 def test_a_unit_has_recovered_once_it_merges_with_its_next_process_or_after_its_pause() -> None:
@@ -100,7 +152,7 @@ def test_what_every_storm_must_show(strikes: list[Strike], options: dict[str, An
         ("longest_gap <= 1 min", "7 s", True),
         ("tokens_lost <= 49", "", False),
         ("participation >= 0.5", "", True),
-        ("loss <= 3", "unknown: too few merges, or none after a fault", False),
+        ("loss <= 3", "unknown: no merge after a fault", False),
     ],
 )
 def test_a_hypothesis_bounds_a_figure(text: str, value: str, ok: bool) -> None:
