@@ -49,22 +49,24 @@ SCENARIOS = "chaos"  # the folder of built-in ones, under templates
 SYNCER, SUPERVISOR = RESERVED_NAMES
 GROUPS = ("learners", "regions", "all")  # one of the learners, or of the regions, drawn; every learner and the syncer
 
-FaultKind = Literal["kill", "pause", "slow", "partition", "corrupt", "poison", "second-syncer"]
+FaultKind = Literal["kill", "pause", "slow", "partition", "errors", "full", "corrupt", "poison", "second-syncer"]
 Hits = Literal["units", "learners", "syncer"]
 
 
 @dataclass(frozen=True)
 class FaultRecord:
-    """All facts of a kind of fault. `lasts`, `needs_factor`, `revives`: the keys `for`, `factor`, `revive_after` that a
-    scenario must, must, may give. `hits`: which units of a simulated run, which has an effect of that name for it
-    (forecast/fleet.py). `real`: on a machine, too (chaos/faults.py has a class for it)."""
+    """All facts of a kind of fault. `lasts`, `needs_factor`, `needs_share`, `revives`: the keys `for`, `factor`,
+    `share`, `revive_after` that a scenario must, must, must, may give. `hits`: which units of a simulated run, which
+    has an effect of that name for it (forecast/fleet.py). `not_real`: why it is not done to a living run; "": it is, by
+    a class in chaos/faults.py."""
 
     doc: str
     hits: Hits
     lasts: bool = False
     needs_factor: bool = False
+    needs_share: bool = False
     revives: bool = False
-    real: bool = False
+    not_real: str = ""
 
 
 FAULTS: dict[FaultKind, FaultRecord] = {
@@ -72,19 +74,27 @@ FAULTS: dict[FaultKind, FaultRecord] = {
         "the process is gone at once; it is started again after `revive_after` (else when its supervisor does)",
         "units",
         revives=True,
-        real=True,
     ),
     "pause": FaultRecord(
         "the process stands still for `for`: a straggler, or a zombie that wakes after others took its place",
         "units",
         lasts=True,
-        real=True,
     ),
     "slow": FaultRecord("its link is `factor` times slower for `for`", "learners", lasts=True, needs_factor=True),
     "partition": FaultRecord("it cannot reach the store for `for`", "units", lasts=True),
-    "corrupt": FaultRecord("a copy of an object that it wrote has a flipped bit", "learners"),
-    "poison": FaultRecord("its next delta is far too large", "learners"),
-    "second-syncer": FaultRecord("another syncer starts beside the one that serves", "syncer"),
+    "errors": FaultRecord("a `share` of its calls to the store fails for `for`", "units", lasts=True, needs_share=True),
+    "full": FaultRecord("the store has no space for what it writes for `for`", "units", lasts=True),
+    "corrupt": FaultRecord(
+        "a copy of an object that it wrote has a flipped bit", "learners", not_real="it would damage the run's bucket"
+    ),
+    "poison": FaultRecord(
+        "its next delta is far too large", "learners", not_real="the model would be trained by it, if it were believed"
+    ),
+    "second-syncer": FaultRecord(
+        "another syncer starts beside the one that serves",
+        "syncer",
+        not_real="`diloco syncer` starts one, and it stays",
+    ),
 }
 
 
@@ -105,6 +115,7 @@ class FaultRule(Settings, frozen=True):
     for_s: Longer | None = None
     revive_after_s: Moment | None = None
     factor: Positive | None = None
+    share: Annotated[float, Meta(gt=0, le=1)] | None = None
 
 
 class Constraints(Settings, frozen=True):
@@ -192,7 +203,8 @@ def load_scenario(path: Path | str, kinds: Collection[FaultKind] = tuple(FAULTS)
         if problem:
             raise UsageError(f"faults[{index}]: {problem}", where=_place(tree, "faults", index))
         if rule.kind not in kinds:
-            can = f"faults[{index}]: {rule.kind} is not done to a living run; what is: {', '.join(kinds)}"
+            why = FAULTS[rule.kind].not_real
+            can = f"faults[{index}]: {rule.kind} is not done to a living run ({why}); what is: {', '.join(kinds)}"
             hint = f"play it in virtual time: diloco simulate run RUN --scenario {quote(str(path))}"
             raise UsageError(can, where=_place(tree, "faults", index), hint=hint)
     for index, text in enumerate(scenario.hypotheses):
@@ -214,8 +226,9 @@ def _problem(rule: FaultRule) -> str | None:
         return f"{rule.kind} does not last: leave out 'for'"
     if rule.revive_after_s is not None and not fault.revives:
         return f"{rule.kind} needs no 'revive_after': that is for kill"
-    if fault.needs_factor and rule.factor is None:
-        return f"{rule.kind} needs 'factor': {fault.doc}"
+    for key, needed in (("factor", fault.needs_factor), ("share", fault.needs_share)):
+        if needed and getattr(rule, key) is None:
+            return f"{rule.kind} needs '{key}': {fault.doc}"
     return None
 
 
@@ -258,6 +271,7 @@ class Injection:
     for_s: float | None = None
     revive_after_s: float | None = None
     factor: float | None = None
+    share: float | None = None
     skipped: str = ""
 
     @property
@@ -275,6 +289,7 @@ class Injection:
                 ("for", self.for_s, " s"),
                 ("revive after", self.revive_after_s, " s"),
                 ("factor", self.factor, ""),
+                ("share", self.share, ""),
             )
             if value is not None
         )
@@ -294,7 +309,7 @@ def timetable(scenario: Scenario, units: Sequence[Unit], seed: int | None = None
     made: list[Injection] = []
     disturbed: dict[str, Injection] = {}  # by unit: the fault whose effect on it ends last
     for serial, (at_s, _, rule, targets) in enumerate(planned):
-        fault = Injection(serial, at_s, rule.kind, targets, rule.for_s, rule.revive_after_s, rule.factor)
+        fault = Injection(serial, at_s, rule.kind, targets, rule.for_s, rule.revive_after_s, rule.factor, rule.share)
         reason = _forbidden(fault, disturbed, scenario, units)
         made.append(replace(fault, skipped=reason))
         if not reason:

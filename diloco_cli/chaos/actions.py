@@ -10,17 +10,28 @@ from __future__ import annotations
 import json
 import os
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, Literal
 
-from diloco_cli.chaos.faults import Fault, Kill, PauseFault, Target, find_target, list_targets, resume_process
+from diloco_cli.chaos.faults import (
+    Disturbance,
+    Fault,
+    Kill,
+    PauseFault,
+    Target,
+    end_disturbance,
+    find_target,
+    list_targets,
+    resume_process,
+)
 from diloco_cli.clock import utc_now_text
 from diloco_cli.config.codec import from_plain, parse_object
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
+from diloco_cli.faults import FaultKind
 from diloco_cli.paths import make_directory
 from diloco_cli.randomness import nonce
 from diloco_cli.runtime.processes import Identity
@@ -162,7 +173,7 @@ def _read_line() -> bytes:
     return line
 
 
-Action = Literal["kill", "pause", "revive"]
+Action = Literal["kill", "pause", "disturb", "revive"]
 MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 24 * 3600.0
 
@@ -179,6 +190,10 @@ def refusal(action: Action, target: Target, *, hold: bool = False, for_s: float 
         return f"{target.name} does not run: {target.why}"
     if action == "pause":
         return _refusal_to_pause(target, for_s)
+    if action == "disturb" and target.kind == SUPERVISOR:
+        return "a supervisor has no calls to disturb: its units have"
+    if action == "disturb":
+        return f"{target.name} is paused, and makes no calls" if target.condition == "paused" else None
     if hold and target.kind == SUPERVISOR:
         return "no process restarts a supervisor, so --hold means nothing for it"
     return None
@@ -193,7 +208,7 @@ def _refusal_to_pause(target: Target, for_s: float | None) -> str | None:
 
 
 def _refusal_to_revive(target: Target) -> str | None:
-    if target.condition == "paused" or target.held:
+    if target.condition == "paused" or target.held or target.disturbed:
         return None
     if target.condition == "running":
         return f"{target.name} runs, and nothing holds it"
@@ -226,11 +241,30 @@ def plan_pause(url: str, unit: str, *, for_s: float | None = None) -> PauseFault
     return PauseFault(target, for_s)
 
 
+def plan_disturbance(
+    url: str, unit: str, kind: FaultKind, for_s: float, factor: float | None = None, share: float | None = None
+) -> Disturbance:
+    target = find_target(url, unit)
+    _check("disturb", target, refusal("disturb", target))
+    return Disturbance(target, kind, for_s, factor or 1.0, 1.0 if share is None else share)
+
+
 def execute(fault: Fault, seed: int | None = None) -> JournalEntry:
     """Records, injects, verifies. The fault stays until it is healed (`diloco chaos revive`)."""
-    target = fault.target
-    entry = record_plan(target.url, fault.kind, target.name, pid=target.pid, seed=seed)
-    return _inject(fault, entry)
+    (done,) = execute_at_once([fault], seed)
+    if isinstance(done, RefusedError):
+        raise done
+    return done
+
+
+def execute_at_once(faults: Sequence[Fault], seed: int | None = None) -> list[JournalEntry | RefusedError]:
+    """Records all, injects all, then verifies each. An error stands for a fault that was refused."""
+    entries = [
+        record_plan(fault.target.url, fault.kind, fault.target.name, pid=fault.target.pid, seed=seed)
+        for fault in faults
+    ]
+    errors = [_injected(fault) for fault in faults]
+    return [_verified(*one) for one in zip(faults, entries, errors, strict=True)]
 
 
 def execute_pause(fault: PauseFault, *, on_paused: Callable[[JournalEntry], None] = lambda entry: None) -> JournalEntry:
@@ -241,7 +275,10 @@ def execute_pause(fault: PauseFault, *, on_paused: Callable[[JournalEntry], None
     entry = record_plan(target.url, fault.kind, target.name, pid=target.pid, for_s=fault.for_s)
     try:
         with healer(target.url, fault.target.identity, entry, fault.for_s) as wait:
-            entry = _inject(fault, entry)
+            done = _verified(fault, entry, _injected(fault))
+            if isinstance(done, RefusedError):
+                raise done
+            entry = done
             on_paused(entry)
             with suppress(TimeoutExpired):  # a stuck healer: this process heals below
                 wait()
@@ -268,11 +305,12 @@ def plan_revive(url: str, unit: str) -> Target:
 
 
 def revive(target: Target) -> Revival:
-    """SIGCONT if it is paused; removes its hold, so that the supervisor starts it again."""
+    """SIGCONT if it is paused; ends a fault of its calls; removes its hold, so that the supervisor starts it again."""
     entry = record_plan(target.url, "revive", target.name, pid=target.pid)
     paused = target.condition == "paused"
     continued = paused and PauseFault(target).heal()
     released = target.held and release(target.url, target.name)
+    continued |= target.disturbed and end_disturbance(target.url, target.name)
     done = (continued or not paused) and (released or not target.held)
     entry = record(target.url, entry, injected=True, verified=done)
     for earlier in read_entries(target.url):
@@ -287,12 +325,18 @@ def overview(url: str) -> list[tuple[Target, JournalEntry | None]]:
     return [(target, last.get(target.name)) for target in list_targets(url)]
 
 
-def _inject(fault: Fault, entry: JournalEntry) -> JournalEntry:
+def _injected(fault: Fault) -> RefusedError | None:
     try:
         fault.inject()
     except RefusedError as error:
+        return error
+    return None
+
+
+def _verified(fault: Fault, entry: JournalEntry, error: RefusedError | None) -> JournalEntry | RefusedError:
+    if error is not None:
         record(fault.target.url, entry, injected=False, skipped=str(error))
-        raise
+        return error
     return record(fault.target.url, entry, injected=True, verified=fault.verify())
 
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.clock import monotonic_s, sleep_s, wall_s
 from diloco_cli.errors import RefusedError
-from diloco_cli.faults import FaultKind
+from diloco_cli.faults import FAULTS, FaultKind
+from diloco_cli.paths import read_json, write_json
+from diloco_cli.randomness import nonce
 from diloco_cli.runtime.processes import (
     STOPPED,
     Identity,
@@ -43,14 +46,17 @@ from diloco_cli.runtime.registry import (
     read_unit,
     release,
     run_name,
+    store_fault_path,
 )
+from diloco_cli.store.wrappers import StoreFault, noted_beside, read_store_fault
 
 Condition = Literal["running", "paused", "dead", "unknown"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """`why`: why it does not count as alive. `untouchable`: why it may not be signalled in any case."""
+    """`why`: why it does not count as alive. `untouchable`: why it may not be signalled in any case. `disturbed`: a
+    fault of its calls to the store is on."""
 
     url: str
     name: str
@@ -61,6 +67,7 @@ class Target:
     why: str | None = None
     untouchable: str | None = None
     supervised: bool = True
+    disturbed: bool = False
 
     @property
     def pid(self) -> int | None:
@@ -83,18 +90,27 @@ def list_targets(url: str) -> list[Target]:
 
 
 def _target(url: str, name: str, kind: str, identity: Identity | None, why: str | None) -> Target:
-    held = kind != SUPERVISOR and is_held(url, name)
-    supervised = living_supervisor(url) is not None
+    of_unit = kind != SUPERVISOR and identity is not None
+    found = Target(
+        url,
+        name,
+        kind,
+        identity,
+        "unknown",
+        kind != SUPERVISOR and is_held(url, name),
+        why,
+        supervised=living_supervisor(url) is not None,
+        disturbed=of_unit and read_store_fault(store_fault_path(url, name)) is not None,
+    )
     if identity is None:
-        return Target(url, name, kind, None, "unknown", held, why, supervised=supervised)
+        return found
     facts = read_process(identity.pid)
     why = mismatch(identity, facts)
-    untouchable = refusal_to_signal(identity.pid, os.getpid(), ancestors(os.getpid()))
+    found = replace(found, why=why, untouchable=refusal_to_signal(identity.pid, os.getpid(), ancestors(os.getpid())))
     if why is not None or facts is None:
-        return Target(url, name, kind, identity, "dead", held, why, untouchable, supervised)
+        return replace(found, condition="dead")
     is_paused = any(one.state == STOPPED for one in (facts, *ranks_of(facts.pid)))
-    condition: Condition = "paused" if is_paused else "running"
-    return Target(url, name, kind, identity, condition, held, None, untouchable, supervised)
+    return replace(found, condition="paused" if is_paused else "running")
 
 
 def _no_record(url: str, name: str, entry: Ignored | None) -> str:
@@ -105,6 +121,7 @@ def _no_record(url: str, name: str, entry: Ignored | None) -> str:
 
 
 VERIFY_S = 2.0
+CALLS_WITHIN_S = 6.0  # a unit: its heartbeats alone come every three seconds
 VERIFY_POLL_S = 0.01
 
 
@@ -173,7 +190,48 @@ class PauseFault:
         return resume_process(_identity(self.target))
 
 
-Fault = Kill | PauseFault
+@dataclass(frozen=True)
+class Disturbance:
+    """The unit's own process does it to its calls to the store, while a file says so and for no longer than `for_s`:
+    it heals by itself."""
+
+    target: Target
+    kind: FaultKind
+    for_s: float
+    factor: float = 1.0
+    share: float = 1.0
+    id: str = field(default_factory=nonce)
+
+    @property
+    def _path(self) -> Path:
+        return store_fault_path(self.target.url, self.target.name)
+
+    def describe(self) -> str:
+        name, pid = self.target.name, self.target.pid
+        return f"{self.kind} {name} (process {pid}) for {self.for_s:g} s: {FAULTS[self.kind].doc}"
+
+    def inject(self) -> None:
+        identity = _identity(self.target)
+        reason = mismatch(identity, read_process(identity.pid))
+        if reason is not None:
+            raise RefusedError(f"nothing was disturbed: {reason}", hint="list the units with `diloco chaos list`")
+        write_json(self._path, asdict(StoreFault(self.id, self.kind, wall_s(), self.for_s, self.factor, self.share)))
+
+    def verify(self) -> bool:
+        noted = noted_beside(self._path)
+        return _soon(lambda: (read_json(noted) or {}).get("id") == self.id, CALLS_WITHIN_S)
+
+    def heal(self) -> bool:
+        return end_disturbance(self.target.url, self.target.name)
+
+
+def end_disturbance(url: str, unit: str) -> bool:
+    """Whether there is none any more."""
+    store_fault_path(url, unit).unlink(missing_ok=True)
+    return True
+
+
+Fault = Kill | PauseFault | Disturbance
 
 
 def resume_process(identity: Identity) -> bool:
@@ -191,8 +249,8 @@ def _identity(target: Target) -> Identity:
     return target.identity
 
 
-def _soon(condition: Callable[[], bool]) -> bool:
-    deadline_s = monotonic_s() + VERIFY_S
+def _soon(condition: Callable[[], bool], within_s: float = VERIFY_S) -> bool:
+    deadline_s = monotonic_s() + within_s
     while not condition():
         if monotonic_s() > deadline_s:
             return False

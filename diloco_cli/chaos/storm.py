@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
@@ -23,8 +23,9 @@ from diloco_cli.chaos.actions import (
     END_S,
     READY,
     JournalEntry,
-    execute,
+    execute_at_once,
     is_ready,
+    plan_disturbance,
     plan_kill,
     plan_pause,
     read_entries,
@@ -32,24 +33,32 @@ from diloco_cli.chaos.actions import (
     refusal,
     revive,
 )
-from diloco_cli.chaos.faults import Target, find_target, list_targets
+from diloco_cli.chaos.faults import Fault, Target, end_disturbance, find_target, list_targets
 from diloco_cli.clock import monotonic_s, sleep_s, wall_s
-from diloco_cli.errors import DilocoError, RefusedError, TryAgainError
+from diloco_cli.errors import DilocoError, RefusedError, StoreError, TryAgainError
 from diloco_cli.events.bucket import tell_event
 from diloco_cli.faults import FAULTS, SUPERVISOR, Injection, Scenario
 from diloco_cli.paths import make_directory
 from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.commit_log import read_format, read_log
+from diloco_cli.protocol.log.heartbeats import MAX_HEARTBEAT_BYTES, LearnerHeartbeat, process_on
+from diloco_cli.protocol.log.keys import heartbeat_key
+from diloco_cli.protocol.log.records import RecordError, decode
+from diloco_cli.protocol.log.state import LearnerState
 from diloco_cli.runtime.consent import signing_secret
 from diloco_cli.runtime.daemon import SystemClock, perform
+from diloco_cli.runtime.processes import ranks_of
 from diloco_cli.runtime.registry import living_supervisor, run_directory, run_name
-from diloco_cli.runtime.units import Child, diloco_command, end_all, start_detached
+from diloco_cli.runtime.units import Child, end_all, start_successor
 from diloco_cli.store.open import open_store
+from diloco_cli.store.port import Store
+from diloco_cli.store.wrappers import Deadline, TimeBoxedStore
 
 DONE = "done"
-REAL = tuple(kind for kind, fault in FAULTS.items() if fault.real)
+REAL = tuple(kind for kind, fault in FAULTS.items() if not fault.not_real)
 POLL_S = 0.1
 HEALS_WITHIN_S = 60.0  # after the storm: a supervisor waits longer before each restart of a unit
+LOOKS_WITHIN_S = 2.0  # at what learners have said
 GONE_S = 10.0  # without any process of the run: it is over
 
 
@@ -129,30 +138,45 @@ class Storm:
     # -- injecting ----------------------------------------------------------------------------------------------
 
     def _strike(self, fault: Injection) -> None:
-        reason = fault.skipped or forbidden(fault, list_targets(self.url), self.scenario)
+        targets = list_targets(self.url)
+        looks = self.scenario.constraints.min_alive or fault.kind not in ("kill", "pause")
+        unready = not_training(self.url, targets) if looks else set()
+        reason = fault.skipped or forbidden(fault, targets, self.scenario, unready)
         if reason:
             self._skip(fault, reason)
             return
         struck = [Strike(fault.number, fault.at_s, fault.kind, name) for name in fault.targets]
         self.strikes += struck
-        for strike in struck:
-            try:
-                self._inject(strike, fault)
-            except RefusedError as error:
-                strike.skipped = error.message
+        self._inject(struck, fault)
         for strike in struck:  # a bucket may take its time, and they are struck at once
             self._tell(strike, strike.skipped or ("verified" if strike.verified else "sent, but it did not happen"))
             if strike.injected:
                 what = f"on purpose (storm {self.scenario.name} #{fault.number}): {fault.kind} {strike.target}"
                 tell_event(self.url, "chaos", strike.target, what, {"number": fault.number, "fault": fault.kind})
 
-    def _inject(self, strike: Strike, fault: Injection) -> None:
-        name, is_kill = strike.target, fault.kind == "kill"
-        held = is_kill and fault.revive_after_s is not None and name != SUPERVISOR
-        planned = plan_kill(self.url, name, hold=held) if is_kill else plan_pause(self.url, name, for_s=fault.for_s)
-        entry = execute(planned, self.seed)
-        strike.injected, strike.verified, strike.at_s = True, bool(entry.verified), wall_s()
-        self._open.append(_Open(strike, entry, self._now_s() + (fault.revive_after_s or fault.for_s or 0.0)))
+    def _inject(self, struck: Sequence[Strike], fault: Injection) -> None:
+        planned = dict[str, Fault]()
+        for strike in struck:
+            try:
+                planned[strike.target] = self._planned(strike.target, fault)
+            except RefusedError as error:
+                strike.skipped = error.message
+        at_s, ends_s = wall_s(), self._now_s() + (fault.revive_after_s or fault.for_s or 0.0)
+        done = dict(zip(planned, execute_at_once([*planned.values()], self.seed), strict=True))
+        for strike in struck:
+            entry = done.get(strike.target)
+            if isinstance(entry, JournalEntry):
+                strike.injected, strike.verified, strike.at_s = True, bool(entry.verified), at_s
+                self._open.append(_Open(strike, entry, ends_s))
+            elif entry is not None:
+                strike.skipped = entry.message
+
+    def _planned(self, name: str, fault: Injection) -> Fault:
+        if fault.kind == "pause":
+            return plan_pause(self.url, name, for_s=fault.for_s)
+        if fault.kind != "kill":
+            return plan_disturbance(self.url, name, fault.kind, fault.for_s or 0.0, fault.factor, fault.share)
+        return plan_kill(self.url, name, hold=fault.revive_after_s is not None and name != SUPERVISOR)
 
     def _skip(self, fault: Injection, reason: str) -> None:
         for name in fault.targets:
@@ -176,7 +200,7 @@ class Storm:
                     self._end(one)
                 one.ends_s = None
             target = find_target(self.url, one.strike.target)
-            if one.ends_s is None and target.condition == "running":
+            if one.ends_s is None and target.condition == "running" and not target.disturbed:
                 one.strike.healed, one.strike.healed_at_s = True, wall_s()
                 record(self.url, one.entry, healed=True)
                 self._open.remove(one)
@@ -200,13 +224,37 @@ class Storm:
             sleep_s(POLL_S)
 
 
-def forbidden(fault: Injection, targets: Sequence[Target], scenario: Scenario) -> str:
-    """The rail that the fault would break as things are now, as text; empty if there is none."""
-    limits, running = scenario.constraints, {target.name for target in targets if target.condition == "running"}
-    left = {target.name for target in targets if target.kind == "learner"} & running - set(fault.targets)
+def not_training(url: str, targets: Sequence[Target]) -> set[str]:
+    """The learners here whose present process has not said yet that it trains, as far as their bucket shows in time."""
+    store = TimeBoxedStore(open_store(url), Deadline(LOOKS_WITHIN_S))
+    return {target.name for target in targets if target.kind == "learner" and not _trains(store, target)}
+
+
+def _trains(store: Store, target: Target) -> bool:
+    key, pid = heartbeat_key(target.name), target.pid
+    try:
+        data = store.get(key, MAX_HEARTBEAT_BYTES)
+        said = None if data is None else decode(LearnerHeartbeat, data, key)
+    except (StoreError, RecordError):
+        return False
+    own = () if pid is None else (pid, *(facts.pid for facts in ranks_of(pid)))
+    here = {process_on(os.uname().nodename, pid) for pid in own}
+    loads = (LearnerState.STARTING, LearnerState.RECOVERING)
+    return said is not None and said.process in here and said.state not in loads
+
+
+def forbidden(fault: Injection, targets: Sequence[Target], scenario: Scenario, unready: Collection[str] = ()) -> str:
+    """The rail that the fault would break as things are now, as text; empty if there is none. `unready`: learners that
+    do not train yet."""
+    limits = scenario.constraints
+    running = {target.name for target in targets if target.condition == "running" and not target.disturbed}
+    left = {target.name for target in targets if target.kind == "learner"} & running - {*fault.targets, *unready}
     if len(left) < limits.min_alive:
-        return f"fewer than {limits.min_alive} learners would be alive here"
-    away = {target.name for target in targets if target.condition in ("dead", "paused")} | set(fault.targets)
+        return f"fewer than {limits.min_alive} learners would train here"
+    if fault.kind not in ("kill", "pause") and (loads := sorted({*unready} & {*fault.targets})):
+        return f"{', '.join(loads)} does not train yet, and has no calls to disturb"
+    here = {target.name for target in targets if target.condition != "unknown"}
+    away = (here - running) | set(fault.targets)
     if limits.max_concurrent is not None and len(away) > limits.max_concurrent:
         return f"more than {limits.max_concurrent} units would be disturbed at once"
     return ""
@@ -228,10 +276,12 @@ def refuse_untouchable(url: str) -> None:
 def heal_unit(url: str, name: str) -> None:
     """End its pause or its hold; a dead supervisor gets a successor, but not in a run that was stopped meanwhile."""
     target = find_target(url, name)
+    if name != SUPERVISOR:
+        end_disturbance(url, name)
     if target.condition == "paused" or target.held:
         revive(target)
     elif name == SUPERVISOR and living_supervisor(url) is None and not _is_stopped(url):
-        start_detached(url, diloco_command("resume", url))
+        start_successor(url)
 
 
 def _is_stopped(url: str) -> bool:

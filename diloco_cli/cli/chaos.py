@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from diloco_cli.engines.port import Job
     from diloco_cli.faults import Injection, Scenario
     from diloco_cli.observe.status import Status
+    from diloco_cli.report.history import RunHistory
     from diloco_cli.report.storm import StormReport
     from diloco_cli.runtime.registry import KnownRun
     from diloco_cli.runtime.units import RunUnit
@@ -80,10 +81,11 @@ def storm(
     url, status = noted_at(opened.url), status_of(opened.facts(), opened.local())
     _refuse_beyond(opened, status, scenario, faults)
     refuse_untouchable(url)
+    history = _history_before(opened, story, faults)
     predicted = _predicted(opened, status, story, faults, number)
     happened = Storm(url, story, number, faults, talk)
     happened.run()
-    report = _reported(opened, happened, VERIFY in story.hypotheses, predicted)
+    report = _reported(opened, happened, history, VERIFY in story.hypotheses, predicted)
     failed = [checked for checked in report.hypotheses if not checked.ok]
     told = "; ".join(f"{checked.text}: {checked.value}" for checked in failed)
     error = HypothesisError(told, hint=f"diloco report {opened.word}") if failed else None
@@ -207,8 +209,6 @@ def _known(run: str | None, only_looks: bool) -> KnownRun:
 
 
 def _refuse_beyond(opened: OpenRun, status: Status, scenario: str, faults: Sequence[Injection]) -> None:
-    from diloco_cli.faults import SUPERVISOR
-
     times = [fault.at_s for fault in faults if not fault.skipped]
     if status.state in ("FINISHED", "STOPPED", "FAILED"):
         raise RefusedError(f"run {opened.name} is {status.state}", hint=status.hint or f"diloco status {opened.word}")
@@ -218,9 +218,21 @@ def _refuse_beyond(opened: OpenRun, status: Status, scenario: str, faults: Seque
         last, left = format_duration(max(times)), format_duration(status.eta_s)
         hint = f"faults within {left}, or in virtual time: diloco simulate run {opened.word} --scenario {scenario}"
         raise UsageError(f"its last fault comes at {last}, and the run is over in {left}", where=scenario, hint=hint)
-    if opened.format.regions and any(SUPERVISOR in fault.targets for fault in faults):
-        message = "a supervisor of one region of several is not killed: its successor would not know which"
-        raise RefusedError(message, where=scenario, hint=f"diloco chaos run {scenario} --dry-run")
+
+
+def _history_before(opened: OpenRun, story: Scenario, faults: Sequence[Injection]) -> RunHistory:
+    """Warns where there will be nothing to compare the storm with."""
+    from diloco_cli.report.history import marks_of, read_history
+    from diloco_cli.report.storm import NOT_STEADY, settles_s, steady_merges
+
+    facts = opened.facts()
+    history = read_history(opened.store, opened.format, facts.state)
+    first_s = min(fault.at_s for fault in faults if not fault.skipped)
+    if first_s < settles_s(opened.format) and not steady_merges(
+        history, marks_of(history, facts.written), facts.now_s - history.started_s, story.duration_s
+    ):
+        talk(f"warning: {NOT_STEADY}; as it is, this storm will have no goodput")
+    return history
 
 
 def _predicted(
@@ -237,10 +249,12 @@ def _predicted(
     ]
     with progress("simulating it"):
         run = replace(subject.run, islands=tuple(islands))
-        return goodput_under(run, faults, seed, story.duration_s, subject.machine)
+        return goodput_under(run, faults, seed, story.duration_s, subject.machine, subject.starts)
 
 
-def _reported(opened: OpenRun, happened: Storm, verifies: bool, predicted: float | None) -> StormReport:
+def _reported(
+    opened: OpenRun, happened: Storm, history: RunHistory, verifies: bool, predicted: float | None
+) -> StormReport:
     """Once every struck unit has merged again, or had its time to."""
     from diloco_cli.cli.run_data import problem_of
     from diloco_cli.observe.status import status_of
@@ -250,11 +264,11 @@ def _reported(opened: OpenRun, happened: Storm, verifies: bool, predicted: float
 
     until_s, state = monotonic_s() + MERGES_WITHIN_S, head_of(opened)
     with progress("waiting until every unit merges again"):
-        history = read_history(opened.store, opened.format, state)
+        history = read_history(opened.store, opened.format, state, known=history)
         while awaited(happened.strikes, history) and state.phase == RunPhase.RUNNING and monotonic_s() < until_s:
             sleep_s(LOOK_EVERY_S)
             state = head_of(opened, state)
-            history = read_history(opened.store, opened.format, state)
+            history = read_history(opened.store, opened.format, state, known=history)
     problem = problem_of(opened) if verifies else None
     facts, islands = opened.facts(state), len(state.with_members(opened.format).islands)
     marks, now = marks_of(history, facts.written), status_of(facts, opened.local()).state

@@ -37,10 +37,12 @@ from diloco_cli.runtime.consent import NamedHere, consented, stores_of, trust_of
 from diloco_cli.runtime.processes import is_started_by_diloco
 from diloco_cli.runtime.registry import (
     SUPERVISOR,
+    Resuming,
     known_at,
     living_supervisor,
     log_path,
     note_line,
+    note_resuming,
     read_unit,
     refuse_supervised,
     run_name,
@@ -57,9 +59,8 @@ from diloco_cli.runtime.supervisor import (
 )
 from diloco_cli.runtime.units import (
     UnitSpec,
-    diloco_command,
     standing_by,
-    start_detached,
+    start_successor,
     starts_elsewhere,
     syncer_may_start,
     units_here,
@@ -192,8 +193,10 @@ def go_on(
         talk(line)
     if not units:
         return _submitted(opened, jobs, detach, as_json, command, hooks)
+    words = (*([f"--region={region}"] if region else []), *(["--syncer=here"] if syncer_here else []))
+    note_resuming(opened.url, Resuming(words, hooks.environment()))
     if detach:
-        return _detached(opened, region, as_json, command, hooks, syncer_here)
+        return _detached(opened, as_json, command)
     return supervise_run(opened, units, region, command, as_json, hooks, jobs)
 
 
@@ -291,12 +294,8 @@ def _await_end(log: FollowedLog) -> None:
         sleep_s(LINE_EVERY_S / 2)
 
 
-def _detached(
-    opened: OpenRun, region: str | None, as_json: bool, command: str, hooks: Hooks, syncer_here: bool
-) -> int:  # fmt: skip
-    chosen = [] if region is None else [f"--region={region}"]
-    chosen += ["--syncer=here"] if syncer_here else []
-    identity = start_detached(opened.url, diloco_command("resume", opened.url, *chosen), hooks.environment())
+def _detached(opened: OpenRun, as_json: bool, command: str) -> int:
+    identity = start_successor(opened.url)
     if as_json:
         print_json(
             command, {"run": opened.name, "url": opened.url, "state": "STARTING", "supervisor_pid": identity.pid}

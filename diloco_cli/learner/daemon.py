@@ -36,7 +36,7 @@ from diloco_cli.runtime.daemon import Connections, Lanes, StopSignal, SystemCloc
 from diloco_cli.runtime.processes import is_started_by_diloco
 from diloco_cli.runtime.units import diloco_command
 from diloco_cli.signing import LOG, learner_signer
-from diloco_cli.store.open import open_store
+from diloco_cli.store.open import disturbable, open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store, retrying_text
 from diloco_cli.store.url import parse_url
@@ -361,7 +361,7 @@ def behind_its_link(store: Store, island: Island) -> Store:
     link = island.link
     if not link.emulate:
         return store
-    return EmulatedLink(store, link.up_bps, link.down_bps, link.rtt_s or 0.0)
+    return disturbable(EmulatedLink(store, link.up_bps, link.down_bps, link.rtt_s or 0.0))
 
 
 def depart(learner: Learner, lanes: Lanes, store: Store) -> None:

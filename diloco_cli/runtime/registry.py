@@ -4,7 +4,9 @@ is its URL, so they lie in a folder for each URL: two runs of one name never mee
 run.json            the run's name and URL, and the folder from which it was launched
 units/<unit>.json   the identity of the last process of a unit
 supervised.json     what the supervisor last decided about each unit, and why
+resuming.json       how its successor goes on
 hold/<unit>         present: the supervisor must not restart this unit
+faults/<unit>.json  what is done on purpose to its calls to the store (store/wrappers.py)
 supervisor.json     the identity of the supervising process
 supervisor.lock     locked by it as long as it lives: the kernel unlocks it on any death
 logs/<unit>.log     what a unit printed, and what the supervisor said
@@ -19,7 +21,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -146,6 +148,31 @@ def read_supervisor(url: str) -> Identity | None:
 def living_supervisor(url: str) -> Identity | None:
     identity = read_supervisor(url)
     return identity if identity is not None and is_alive(identity) else None
+
+
+def store_fault_path(url: str, unit: str) -> Path:
+    return run_directory(url) / "faults" / f"{checked_name(unit, 'name of a unit')}.json"
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """How the supervision of a run here goes on with another supervisor: words of `diloco resume`, and what its
+    environment has besides."""
+
+    words: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def note_resuming(url: str, resuming: Resuming) -> None:
+    write_json(run_directory(url) / "resuming.json", asdict(resuming))
+
+
+def read_resuming(url: str) -> Resuming:
+    """As noted last; without words if there is no valid note."""
+    try:
+        return from_plain(Resuming, read_json(run_directory(url) / "resuming.json") or {})
+    except (UnreadableError, UsageError):
+        return Resuming()
 
 
 def refuse_supervised(url: str, patience_s: float = 0.0) -> None:

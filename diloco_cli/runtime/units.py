@@ -40,12 +40,15 @@ from diloco_cli.runtime.registry import (
     UnitRecord,
     log_path,
     printable,
+    read_resuming,
     read_supervisor,
     run_name,
+    store_fault_path,
     write_unit,
 )
 from diloco_cli.runtime.restart import cause_environment
 from diloco_cli.signing import KEY_FILE_VARIABLE, KEY_VARIABLE, LOG, Secret, learner_signer, syncer_signer
+from diloco_cli.store.open import FAULT_VARIABLE
 
 
 def python_command(module: str, *words: str) -> tuple[str, ...]:
@@ -409,7 +412,8 @@ def start_unit(url: str, spec: UnitSpec) -> tuple[subprocess.Popen[bytes], UnitR
     If this process dies between the two, the unit is not registered; its successor fences it off in the bucket.
     """
     token = nonce()
-    environment = {**spec.environment, **cause_environment(url, spec.name), TOKEN_VARIABLE: token}
+    fault = {FAULT_VARIABLE: str(store_fault_path(url, spec.name))}
+    environment = {**spec.environment, **cause_environment(url, spec.name), **fault, TOKEN_VARIABLE: token}
     child = spawn(url, spec.name, spec.command, environment)
     try:
         record = UnitRecord(spec.name, spec.kind, identify(child.pid, token), wall_s())
@@ -535,6 +539,12 @@ def start_detached(url: str, command: tuple[str, ...], environment: Mapping[str,
         where=str(log_path(url, SUPERVISOR)),
         hint=f"read `diloco logs {SUPERVISOR} --run {url}`, or launch without --detach",
     )
+
+
+def start_successor(url: str) -> Identity:
+    """`diloco resume` in the background, as the last supervision here was asked for."""
+    noted = read_resuming(url)
+    return start_detached(url, diloco_command("resume", url, *noted.words), noted.environment)
 
 
 def _log_size(url: str) -> int:

@@ -16,7 +16,9 @@ from diloco_cli.errors import DilocoError, UsageError
 from diloco_cli.store.local import check_directory
 from diloco_cli.store.port import MAX_CONNECTIONS, Discarded, Store
 from diloco_cli.store.url import parse_url
+from diloco_cli.store.wrappers import DisturbedStore
 
+FAULT_VARIABLE = "DILOCO_STORE_FAULT_FILE"  # of a unit that a supervisor has started
 CONNECTIONS_VARIABLE = "DILOCO_STORE_CONNECTIONS"
 DISCARD_EVERY_S = 600.0
 
@@ -31,7 +33,13 @@ def open_store(url: str, *, create: bool = False) -> Store:
     if parsed.scheme == "file":
         check_directory(Path(parsed.place), create)
     store: Store = _named(parsed.kind.opener)(parsed.place, parsed.prefix)
-    return store
+    return disturbable(store)
+
+
+def disturbable(store: Store) -> Store:
+    """In a unit's process: faults on purpose may disturb its calls (`diloco chaos run`)."""
+    path = environment_value(FAULT_VARIABLE)
+    return DisturbedStore(store, Path(path)) if path else store
 
 
 def check_credentials(url: str) -> None:

@@ -6,6 +6,7 @@ MeteredStore     counts requests, bytes and errors; below the retries it counts 
 ThrottledStore   finds the pace of calls to a store that refuses some because they are too many
 TimeBoxedStore   all calls end by one deadline, also if the store below hangs
 EmulatedLink     a given latency and bandwidth, for trying a wide-area run on one machine
+DisturbedStore   what `diloco chaos run` does to a unit's calls on purpose, for a while
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import queue
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
-from diloco_cli import clock
-from diloco_cli.errors import DilocoError
+from diloco_cli import clock, randomness
+from diloco_cli.errors import DilocoError, NoSpaceError
+from diloco_cli.paths import UnreadableError, read_json, write_json
 from diloco_cli.store.port import (
     Created,
     Exists,
@@ -384,3 +388,63 @@ class EmulatedLink(StoreWrapper):
         answer = call()
         self._down.carry(sum(map(len, answer)) if isinstance(answer, list) else received_bytes(answer))
         return answer
+
+
+@dataclass(frozen=True)
+class StoreFault:
+    """What is done on purpose to the calls of a unit: for `for_s` seconds from `began_s` on the wall clock, then it is
+    over whatever happens. `kind`: as in faults.py. `factor`: how much slower; `share`: of the calls that fail."""
+
+    id: str
+    kind: str
+    began_s: float
+    for_s: float
+    factor: float = 1.0
+    share: float = 1.0
+
+    @property
+    def is_on(self) -> bool:
+        return 0.0 <= clock.wall_s() - self.began_s < self.for_s
+
+
+def read_store_fault(path: Path) -> StoreFault | None:
+    """The fault that is on now, by its file; a file that is none counts as missing."""
+    try:
+        body = read_json(path)
+        fault = None if body is None else StoreFault(**body)
+        return fault if fault is not None and fault.is_on else None
+    except (UnreadableError, TypeError):
+        return None
+
+
+class DisturbedStore(StoreWrapper):
+    """`path`: a file of this machine that says what is done, if it is there; beside it this process notes what it has
+    begun to do, for who asked for it."""
+
+    def __init__(self, store: Store, path: Path, sleep: Callable[[float], object] = clock.sleep_s) -> None:
+        super().__init__(store)
+        self._path, self._sleep, self._noted = path, sleep, ""
+
+    def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
+        fault = read_store_fault(self._path)
+        if fault is None:
+            return call()
+        if fault.id != self._noted:
+            self._noted = fault.id
+            with suppress(DilocoError, OSError):  # whoever asked for it finds that it did not happen
+                write_json(noted_beside(self._path), {"id": fault.id})
+        if fault.kind == "full" and verb in ("create", "put"):
+            raise NoSpaceError("no space is left, on purpose (chaos)", where=self.url)
+        if fault.kind == "partition" or (fault.kind == "errors" and randomness.jitter() < fault.share):
+            what = "cut off from the store" if fault.kind == "partition" else "the store failed"
+            raise StoreUnavailableError(f"{what}, on purpose (chaos)", where=self.url)
+        began_s = clock.monotonic_s()
+        answer = call()
+        if fault.kind == "slow":
+            self._sleep((fault.factor - 1.0) * (clock.monotonic_s() - began_s))
+        return answer
+
+
+def noted_beside(path: Path) -> Path:
+    """Where a unit notes which fault it has begun to do."""
+    return path.with_suffix(".noted")

@@ -11,6 +11,7 @@ import pytest
 
 from diloco_cli.cli import supervision as calling
 from diloco_cli.cli.arguments import OpenRun
+from diloco_cli.cli.hooks import Hooks
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import SyncerSettings
 from diloco_cli.errors import UsageError
@@ -20,7 +21,7 @@ from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.runtime.processes import Identity
-from diloco_cli.runtime.registry import UnitRecord, write_unit
+from diloco_cli.runtime.registry import Resuming, UnitRecord, read_resuming, write_unit
 from diloco_cli.runtime.units import syncer_units
 from diloco_cli.syncer.operator import Operator
 from tests.unit.observe.test_status import STATE, SYNCER, facts
@@ -75,6 +76,24 @@ def test_a_resume_whose_engine_is_away_changes_nothing(monkeypatch: pytest.Monke
         calling.go_on(opened, None, True, False, "resume", NamedHere((), None))
     assert "where the cluster's commands are" in (refused.value.hint or "")
     assert not log.store.list("request/")
+
+
+@pytest.mark.parametrize(
+    ("region", "syncer_here", "words"), [("eu", True, ("--region=eu", "--syncer=here")), (None, False, ())]
+)
+def test_a_supervision_notes_how_a_successor_goes_on(
+    region: str | None, syncer_here: bool, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DILOCO_HOME", str(tmp_path))
+    log = WrittenLog(make_run())
+    clock = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+    opened = OpenRun("toy", URL, log.store, log.run, clock, EventReader())
+    here = syncer_units(URL, SyncerSettings())
+    for name, answer in (("units_here", here), ("units_of", []), ("consented", None), ("supervise_run", 0)):
+        monkeypatch.setattr(calling, name, lambda *given, answer=answer, **named: answer)
+    hooks = Hooks(webhook="https://h/secret")
+    assert calling.go_on(opened, region, False, False, "resume", NamedHere((), None), hooks, syncer_here) == 0
+    assert read_resuming(URL) == Resuming(words, {"DILOCO_WEBHOOK": "https://h/secret"})
 
 
 @pytest.mark.parametrize("is_home", [True, False])

@@ -1,8 +1,9 @@
 """Storms by `diloco chaos run`, each on a run of its own: python -m tests.studies.storms --storms 10 --minutes 10
 
 Three real learners, a syncer and their supervisor (`diloco launch`), on a model of a few numbers whose steps take their
-time, and 50 foreign processes that are called like units. Learners are killed and paused, the syncer killed, by a fresh
-seed for each storm; half way the supervisor, and later everything at once. Storms with a fault that the product is not
+time, and 50 foreign processes that are called like units. Learners are killed, paused, cut off from their store
+or without room in it, the syncer is killed or has a failing store, by a fresh seed for each storm; half way the
+supervisor, and later everything at once. Storms with a fault that the product is not
 to survive (`--planted damage`: merged deltas are zeroed; `hang`: a learner's step never ends, nor does its successor's)
 must FAIL, the others must PASS.
 
@@ -39,6 +40,9 @@ faults:
   - {{kind: kill, target: learners, poisson: 40 s, revive_after: 3 s}}
   - {{kind: kill, target: syncer, poisson: 2 min, revive_after: 3 s}}
   - {{kind: pause, target: learners, poisson: 90 s, for: 8 s}}
+  - {{kind: partition, target: learners, poisson: 2 min, for: 8 s}}
+  - {{kind: errors, target: syncer, poisson: 3 min, for: 10 s, share: 0.3}}
+  - {{kind: full, target: learners, poisson: 3 min, for: 8 s}}
   - {{kind: kill, target: supervisor, at: {half:g} s, revive_after: 2 s}}
   - {{kind: kill, target: all, at: {late:g} s, revive_after: 3 s}}
 constraints: {{cooldown: 1 s}}

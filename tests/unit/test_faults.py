@@ -105,9 +105,11 @@ def test_a_wrong_hypothesis_is_named_with_its_line(tmp_path: Path, text: str, me
 
 def test_a_scenario_is_found_by_its_file_or_name_and_only_with_faults_that_can_be_done(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
-    path.write_text(f"{HEAD}  - {{kind: partition, target: a, at: 1 s, for: 1 s}}\n")
+    path.write_text(f"{HEAD}  - {{kind: poison, target: a, at: 1 s}}\n")
     assert find_scenario(str(path)).name == "x" and find_scenario("blackout", ("kill",)).name == "blackout"
-    with pytest.raises(UsageError, match="partition is not done to a living run; what is: kill, pause") as caught:
+    with pytest.raises(
+        UsageError, match=r"poison is not done to a living run \(the model.*\); what is: kill, p"
+    ) as caught:
         find_scenario(str(path), ("kill", "pause"))
     assert caught.value.where == f"{path}:5" and "diloco simulate run" in str(caught.value.hint)
     with pytest.raises(NotFoundError, match="built in: blackout"):

@@ -28,7 +28,7 @@ from diloco_cli.protocol.actors.joining import Joined, Saves, fetch_moments, fet
 from diloco_cli.protocol.actors.progress import OfferDraft, Progress, is_over
 from diloco_cli.protocol.log.claims import ClaimWatch
 from diloco_cli.protocol.log.commit_log import read_log, refuse_revoked
-from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, process_on, sealed
 from diloco_cli.protocol.log.keys import heartbeat_key, inner_key, key_of, max_moments_bytes, number_of
 from diloco_cli.protocol.log.mending import Mender, patient_log
 from diloco_cli.protocol.log.operations import Create, Now, Put, Sleep, Steps, together
@@ -429,7 +429,7 @@ class Follower:
             "tokens_per_s": 0.0,
             "moments": learner.saves.last[1],
             "moments_n": learner.saves.last[0],
-            "process": f"process {learner.claim.pid} on {learner.claim.host}",
+            "process": process_on(learner.claim.host, learner.claim.pid),
             **self._heartbeat_facts(),
         }
         return LearnerHeartbeat(**facts)

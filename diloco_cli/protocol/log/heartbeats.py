@@ -51,6 +51,11 @@ def of_syncer(keyring: Unsigned, data: bytes | None) -> bytes | None:
     return genuine(keyring, LOG, heartbeat_key(SYNCER), data)
 
 
+def process_on(host: str, pid: int) -> str:
+    """As a learner's heartbeat names its process."""
+    return f"process {pid} on {host}"
+
+
 @dataclass(frozen=True)
 class LearnerHeartbeat:
     """What a learner states. Rates are per second of its own clock; byte counts are since its first incarnation.

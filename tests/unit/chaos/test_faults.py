@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import pytest
 
+from diloco_cli.chaos import faults
 from diloco_cli.chaos.actions import (
     MAX_PAUSE_S,
     execute,
     execute_pause,
     hint_for,
     overview,
+    plan_disturbance,
     plan_kill,
     plan_pause,
     plan_revive,
@@ -30,8 +32,9 @@ from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError
 from diloco_cli.runtime.processes import Identity, is_alive, is_paused, own_identity
-from diloco_cli.runtime.registry import UnitRecord, hold, is_held, run_directory, write_unit
+from diloco_cli.runtime.registry import UnitRecord, hold, is_held, log_path, run_directory, write_unit
 from diloco_cli.runtime.restart import RestartPolicy
+from diloco_cli.runtime.units import UnitSpec, start_unit
 
 pytestmark = pytest.mark.usefixtures("home")
 RUN = "nano"
@@ -57,6 +60,9 @@ execute_pause(plan_pause("nano", "iowa", for_s=60), on_paused=lambda entry: prin
         ("pause", ALIVE, {"for_s": 0.0}, "must last"),
         ("pause", ALIVE, {"for_s": MAX_PAUSE_S + 1}, "must last"),
         ("pause", ALIVE, {"for_s": float("nan")}, "must last"),
+        ("disturb", PAUSED, {}, "makes no calls"),
+        ("disturb", DEAD, {}, "does not run"),
+        ("disturb", SUPERVISOR, {}, "no calls to disturb"),
         ("revive", ALIVE, {}, "runs, and nothing holds it"),
         ("revive", DEAD, {}, "not held"),
         ("revive", replace(DEAD, supervised=False), {}, "no supervisor lives"),
@@ -76,7 +82,9 @@ def test_rails_refuse_with_a_reason(action, target, options, part):
         ("kill", SUPERVISOR, {}),
         ("pause", ALIVE, {"for_s": 10.0}),
         ("pause", SUPERVISOR, {}),
+        ("disturb", ALIVE, {}),
         ("revive", PAUSED, {}),
+        ("revive", replace(ALIVE, disturbed=True), {}),
         ("revive", replace(DEAD, held=True), {}),
     ],
 )
@@ -95,6 +103,48 @@ def test_a_kill_is_verified_and_on_the_record(start_unit_of, home):
     assert {"time", "seed", "fault", "target", "injected", "verified", "healed"} <= lines[0].keys()
     assert "secret" not in (run_directory("nano") / "chaos.jsonl").read_text()
     assert read_entries(RUN) == [entry]
+
+
+CALLER = """
+import time
+from diloco_cli.errors import DilocoError
+from diloco_cli.store.open import open_store
+while True:
+    try:
+        open_store({url!r}).get("k")
+        print("answered", flush=True)
+    except DilocoError as error:
+        print(error, flush=True)
+    time.sleep(0.01)
+"""
+
+
+def test_the_calls_of_a_living_unit_are_disturbed_until_it_is_revived(tmp_path, eventually):
+    """The variable that its supervisor gives it is all that it needs."""
+    spec = UnitSpec("iowa", "learner", (sys.executable, "-c", CALLER.format(url=tmp_path.as_uri())))
+    child, _ = start_unit(RUN, spec)
+    try:
+        eventually(lambda: b"answered" in log_path(RUN, "iowa").read_bytes())
+        entry = execute(plan_disturbance(RUN, "iowa", "partition", 60.0), seed=5)
+        assert entry.verified and find_target(RUN, "iowa").disturbed
+        log_path(RUN, "iowa").write_bytes(b"")
+        eventually(lambda: b"cut off from the store" in log_path(RUN, "iowa").read_bytes())
+        assert revive(plan_revive(RUN, "iowa")).continued and not find_target(RUN, "iowa").disturbed
+        log_path(RUN, "iowa").write_bytes(b"")
+        eventually(lambda: b"answered" in log_path(RUN, "iowa").read_bytes())
+        assert next((one.fault, one.healed) for one in read_entries(RUN)) == ("partition", True)
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_unit_that_makes_no_calls_was_not_disturbed(start_unit_of, monkeypatch):
+    monkeypatch.setattr(faults, "CALLS_WITHIN_S", 0.1)
+    start_unit_of(RUN, "iowa")
+    fault = plan_disturbance(RUN, "iowa", "errors", 60.0, share=0.5)
+    assert execute(fault).verified is False
+    fault.heal()
+    assert not find_target(RUN, "iowa").disturbed
 
 
 def test_only_the_registered_process_dies_among_decoys(start_unit_of, start):

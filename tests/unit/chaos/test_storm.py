@@ -14,14 +14,17 @@ import pytest
 
 from diloco_cli.chaos import storm
 from diloco_cli.chaos.actions import execute, plan_kill, plan_pause, read_entries, record_plan
-from diloco_cli.chaos.faults import Target, find_target
-from diloco_cli.chaos.storm import Storm, forbidden, heal_after_death, refuse_untouchable, storm_lock
+from diloco_cli.chaos.faults import Kill, Target, find_target
+from diloco_cli.chaos.storm import Storm, forbidden, heal_after_death, not_training, refuse_untouchable, storm_lock
 from diloco_cli.cli.arguments import open_run
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError, TryAgainError
 from diloco_cli.events.bucket import EventReader
 from diloco_cli.faults import Constraints, FaultRule, Injection, Scenario
-from diloco_cli.runtime.processes import is_paused
+from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, process_on
+from diloco_cli.protocol.log.keys import heartbeat_key
+from diloco_cli.protocol.log.records import encode
+from diloco_cli.runtime.processes import Identity, is_paused
 from diloco_cli.runtime.registry import is_held, remember_run
 from diloco_cli.store.local import LocalStore
 from diloco_cli.syncer.operator import Operator
@@ -94,6 +97,48 @@ def test_rails_count_what_lives_now(targets: list[Target], constraints: dict[str
     assert part in said and bool(said) == bool(part)
 
 
+def test_a_learner_that_loads_is_not_alive_for_min_alive(tmp_path: Path) -> None:
+    """Only what its present process has said counts."""
+    url, own = make_bucket(tmp_path / "bucket/nano"), os.getpid()
+    store = LocalStore(tmp_path / "bucket/nano")
+
+    def says(name: str, state: str, pid: int) -> None:
+        said = LearnerHeartbeat(state, 1, 0, 1, 0, 1.0, 0, process=process_on(os.uname().nodename, pid))
+        store.put(heartbeat_key(name), encode(said))
+
+    names = ("trains", "waits", "loads", "before", "silent")
+    for name, state, pid in zip(
+        names, ("UPLOADING", "WAITING", "RECOVERING", "TRAINING"), (own, own, own, 7), strict=False
+    ):
+        says(name, state, pid)
+    targets = [Target(url, name, "learner", Identity(own, ""), "running") for name in names]
+    unready = not_training(url, targets)
+    assert unready == {"loads", "before", "silent"}
+    fault = Injection(0, 0.0, "kill", ("trains",))
+    assert forbidden(fault, targets, story(min_alive=1), unready) == ""
+    assert forbidden(fault, targets, story(min_alive=2), unready) == "fewer than 2 learners would train here"
+    cut = Injection(0, 0.0, "partition", ("loads",), for_s=1.0)
+    assert forbidden(cut, targets, story(), unready).startswith("loads does not train yet")
+
+
+def test_units_that_die_together_die_at_once(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are signalled before any death is waited for."""
+    seen: list[str] = []
+
+    def verify(self: Kill) -> bool:
+        seen.append(f"{self.target.name} " + str([runs(run, name) for name in ("iowa", "ohio")]))
+        return real_verify(self)
+
+    real_verify = Kill.verify
+    monkeypatch.setattr(Kill, "verify", verify)
+    faults = [Injection(0, 0.0, "kill", ("iowa", "ohio", "nobody"), revive_after_s=0.1)]
+    happens = Storm(run, story(), 5, faults, lambda line: None)
+    happens.run()
+    assert [line.split()[0] for line in seen] == ["iowa", "ohio"] and not any("True" in line for line in seen[1:])
+    assert [(one.injected, bool(one.skipped)) for one in happens.strikes] == [(True, False)] * 2 + [(False, True)]
+    assert happens.strikes[0].at_s == happens.strikes[1].at_s
+
+
 def test_a_storm_strikes_its_units_among_decoys_and_all_live_again(run: str, start) -> None:
     decoys = [start(token, "import time; time.sleep(300)", "iowa") for token in (None, "", "other") * 17]
     faults = [
@@ -150,7 +195,7 @@ def test_a_dead_supervisor_gets_a_successor_but_a_stopped_run_stays_stopped(
 ) -> None:
     """Also while it still drains: what counts is that somebody has asked."""
     started: list[str] = []
-    monkeypatch.setattr(storm, "start_detached", lambda url, command: started.append(url))
+    monkeypatch.setattr(storm, "start_successor", started.append)
     url = make_bucket(tmp_path / "bucket/nano")
     remember_run(url)
     if stops:

@@ -14,8 +14,19 @@ import pytest
 from diloco_cli.clock import monotonic_s, sleep_s
 from diloco_cli.environment import environment_with
 from diloco_cli.errors import RefusedError, RunFailedError, StoreError, UsageError
+from diloco_cli.runtime import units
 from diloco_cli.runtime.processes import is_alive, signal_process
-from diloco_cli.runtime.registry import UnitRecord, hold, living_supervisor, log_path, read_unit, release
+from diloco_cli.runtime.registry import (
+    Resuming,
+    UnitRecord,
+    hold,
+    living_supervisor,
+    log_path,
+    note_resuming,
+    read_unit,
+    release,
+    run_directory,
+)
 from diloco_cli.runtime.restart import RestartPolicy
 from diloco_cli.runtime.supervisor import (
     Ending,
@@ -28,7 +39,7 @@ from diloco_cli.runtime.supervisor import (
     ending_after_a_signal,
     supervise,
 )
-from diloco_cli.runtime.units import UnitSpec, start_detached, start_unit, thread_environment
+from diloco_cli.runtime.units import UnitSpec, diloco_command, start_detached, start_unit, thread_environment
 from diloco_cli.store.port import StoreGoneError
 from tests.waiting import wait_until
 
@@ -358,6 +369,19 @@ def test_a_detached_supervisor_registers_and_can_be_stopped(eventually):
     signal_process(identity, signal.SIGTERM)
     eventually(lambda: not is_alive(identity))
     assert "left 143" in log_path(RUN, "supervisor").read_text()
+
+
+def test_a_successor_goes_on_as_the_supervision_before_it(monkeypatch):
+    started = []
+    monkeypatch.setattr(units, "start_detached", lambda *given: started.append(given))
+    units.start_successor(RUN)
+    note_resuming(RUN, Resuming(("--region=eu", "--syncer=here"), {"DILOCO_WEBHOOK": "https://h"}))
+    assert (run_directory(RUN) / "resuming.json").stat().st_mode & 0o077 == 0, "an address may hold a secret"
+    units.start_successor(RUN)
+    assert started == [
+        (RUN, diloco_command("resume", RUN), {}),
+        (RUN, diloco_command("resume", RUN, "--region=eu", "--syncer=here"), {"DILOCO_WEBHOOK": "https://h"}),
+    ]
 
 
 def test_a_detached_supervisor_that_told_an_error_passes_it_on_with_its_hint_and_status():

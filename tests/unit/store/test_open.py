@@ -12,13 +12,22 @@ import pytest
 
 from diloco_cli.errors import StoreError, UsageError
 from diloco_cli.store.local import LocalStore
-from diloco_cli.store.open import CONNECTIONS_VARIABLE, answers, connections_here, open_store
+from diloco_cli.store.open import CONNECTIONS_VARIABLE, FAULT_VARIABLE, answers, connections_here, open_store
 from diloco_cli.store.port import MAX_CONNECTIONS
+from diloco_cli.store.wrappers import DisturbedStore
 
 
 def test_a_path_and_a_file_url_open_the_same_directory(tmp_path: Path) -> None:
     open_store(str(tmp_path)).create("k", b"x")
     assert open_store(tmp_path.as_uri()).get("k") == b"x"
+
+
+def test_only_a_units_process_has_a_store_that_faults_may_disturb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(open_store(str(tmp_path)), LocalStore)
+    monkeypatch.setenv(FAULT_VARIABLE, str(tmp_path / "iowa.json"))
+    assert isinstance(open_store(str(tmp_path)), DisturbedStore)
 
 
 def test_a_directory_with_spaces_survives_the_way_through_its_url(tmp_path: Path) -> None:

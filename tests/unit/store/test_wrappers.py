@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from diloco_cli.clock import monotonic_s
+from diloco_cli.clock import monotonic_s, wall_s
+from diloco_cli.errors import NoSpaceError
+from diloco_cli.paths import read_json, write_json
 from diloco_cli.protocol.log.operations import Get, Steps, Together
 from diloco_cli.runtime.daemon import Connections, SystemClock, perform
 from diloco_cli.store.memory import MemoryStore
@@ -25,10 +30,14 @@ from diloco_cli.store.wrappers import (
     SLOWEST,
     CallPace,
     Deadline,
+    DisturbedStore,
     EmulatedLink,
     MeteredStore,
+    StoreFault,
     ThrottledStore,
     TimeBoxedStore,
+    noted_beside,
+    read_store_fault,
 )
 from tests.unit.store.test_retry import FailingStore, VirtualClock
 
@@ -241,3 +250,60 @@ def test_the_last_few_things_are_tried_beside_a_call_that_hangs(hanging: Hanging
 
 def calls_left_behind() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "store-call"]
+
+
+def disturb(path: Path, kind: str, **more: float) -> None:
+    write_json(path, asdict(StoreFault(**{"id": kind, "kind": kind, "began_s": wall_s(), "for_s": 60.0, **more})))  # type: ignore[arg-type]
+
+
+def test_calls_are_disturbed_as_a_file_says_and_that_is_noted(tmp_path: Path) -> None:
+    path = tmp_path / "iowa.json"
+    store = DisturbedStore(MemoryStore(), path)
+    store.put("k", b"x")
+    assert not noted_beside(path).exists()
+    disturb(path, "partition")
+    with pytest.raises(StoreUnavailableError, match="cut off from the store, on purpose"):
+        store.get("k")
+    assert read_json(noted_beside(path)) == {"id": "partition"}
+    disturb(path, "full")
+    assert store.get("k") == b"x"
+    for write in (store.create, store.put):
+        with pytest.raises(NoSpaceError, match="on purpose"):
+            write("n", b"x")
+    assert store.list("n") == [] and read_json(noted_beside(path)) == {"id": "full"}
+    path.unlink()
+    store.create("n", b"x")
+
+
+def test_a_share_of_the_calls_fails(tmp_path: Path) -> None:
+    path, failed = tmp_path / "iowa.json", 0
+    store = DisturbedStore(MemoryStore(), path)
+    disturb(path, "errors", share=0.5)
+    for _ in range(200):
+        failed += 1
+        with suppress(StoreUnavailableError):
+            store.get("k")
+            failed -= 1
+    assert 60 < failed < 140
+
+
+def test_a_slow_store_takes_so_many_times_as_long(tmp_path: Path) -> None:
+    path, slept = tmp_path / "iowa.json", list[float]()
+    link = EmulatedLink(MemoryStore(), None, None, rtt_s=0.02)
+    store = DisturbedStore(link, path, slept.append)
+    disturb(path, "slow", factor=10.0)
+    assert store.get("k") is None and slept[0] >= 9 * 0.02
+
+
+@pytest.mark.parametrize("began_s", [-61.0, 5.0])
+def test_a_disturbance_ends_by_itself_also_where_a_clock_is_set_back(tmp_path: Path, began_s: float) -> None:
+    path = tmp_path / "iowa.json"
+    disturb(path, "partition", began_s=wall_s() + began_s)
+    assert read_store_fault(path) is None and DisturbedStore(MemoryStore(), path).get("k") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"id": 1}', "torn"])
+def test_a_file_that_says_nothing_disturbs_nothing(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "iowa.json"
+    path.write_text(text)
+    assert DisturbedStore(MemoryStore(), path).get("k") is None
