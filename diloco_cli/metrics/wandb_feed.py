@@ -14,9 +14,9 @@ from diloco_cli.paths import install_hint
 from diloco_cli.protocol.log.commit_log import fold
 from diloco_cli.protocol.log.commits import Commit, Evaluation, Merge, Rollback
 from diloco_cli.protocol.log.keys import commit_key
-from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, RunFormat, decode
+from diloco_cli.protocol.log.records import RunFormat, decode
 from diloco_cli.protocol.log.state import RunPhase, RunState
-from diloco_cli.runtime.daemon import CommitsAhead
+from diloco_cli.runtime.daemon import commits_ahead
 from diloco_cli.store.port import Store
 
 
@@ -28,12 +28,11 @@ class CommitPoints:
 
     def new(self) -> Iterator[tuple[int, dict[str, float]]]:
         """(commit, figures), of commits that have some."""
-        with CommitsAhead(self.store) as ahead:
-            while (data := ahead.get(key := commit_key(self.state.n + 1), MAX_RECORD_BYTES)) is not None:
-                self.state = fold(self.run, self.state, data)
-                figures = figures_of(decode(Commit, data, key), self.state, self.run)
-                if figures:
-                    yield self.state.n, figures
+        for data in commits_ahead(self.store, self.state.n + 1):
+            self.state = fold(self.run, self.state, data)
+            figures = figures_of(decode(Commit, data, commit_key(self.state.n)), self.state, self.run)
+            if figures:
+                yield self.state.n, figures
 
 
 def figures_of(commit: Commit, state: RunState, run: RunFormat) -> dict[str, float]:

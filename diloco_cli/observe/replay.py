@@ -50,7 +50,7 @@ from diloco_cli.protocol.log.records import (
     fragment_of_slot,
     record_digest,
 )
-from diloco_cli.runtime.daemon import CommitsAhead, SystemClock, perform
+from diloco_cli.runtime.daemon import SystemClock, commits_ahead, perform
 from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.signing import LOG, NOBODY, SignatureError, learner_signer
 from diloco_cli.store.port import BadKeyError, Store
@@ -119,21 +119,16 @@ class LogVerifier:
 
     def replay(self) -> Replay:
         self.found.floor = self.floor()
-        with CommitsAhead(self.store) as ahead:
-            while (data := self._next_commit(ahead)) is not None and self._replay_bytes(data):
-                self.found.commits += 1
-        if data is None:
+        for data in commits_ahead(self.store):
+            if not self._replay_bytes(data):
+                break
+            self.found.commits += 1
+        else:
             self._check_end()
         self._check_snapshots()
         self.found.duplicates = self.checker.duplicates
         self.found.tokens = self.checker.token_parameters // self.run.layout.num_parameters
         return self.found
-
-    def _next_commit(self, ahead: CommitsAhead) -> bytes | None:
-        """Read once more where it was not there: the log of a living run may have grown since it was read ahead."""
-        key = commit_key(self.found.commits)
-        data = ahead.get(key, MAX_RECORD_BYTES)
-        return self.store.get(key, MAX_RECORD_BYTES) if data is None else data
 
     def _replay_bytes(self, data: bytes) -> bool:
         """False: these are no commit, and the replay ends."""

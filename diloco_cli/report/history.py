@@ -24,9 +24,9 @@ from diloco_cli.events.event import EVENT_KINDS, KINDS, Event, events_of
 from diloco_cli.protocol.log.commits import Commit, EpochStart, Evaluation, Merge, Rollback, Skip, Stop, metrics_after
 from diloco_cli.protocol.log.keys import commit_key, number_of
 from diloco_cli.protocol.log.metrics import Metrics, thinned
-from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, RunFormat, record_digest
+from diloco_cli.protocol.log.records import RunFormat, record_digest
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.runtime.daemon import CommitsAhead
+from diloco_cli.runtime.daemon import commits_ahead
 from diloco_cli.signing import body_of
 from diloco_cli.store.port import Store
 from diloco_cli.units import parse_time
@@ -237,20 +237,19 @@ def read_history(
     """The commits up to that of `state`; of a `known` history those behind it, which it then has. Raises DataCheckError
     where they do not lead to that commit."""
     history = known or RunHistory(tuple(fragment.num_parameters for fragment in run.layout.fragments))
-    with CommitsAhead(store, last=state.n) as ahead:
-        for n in range(history.n + 1, state.n + 1):
-            _add(history, n, ahead.get(commit_key(n), MAX_RECORD_BYTES))
-            if n % TOLD_EVERY == 0:
-                progress(n, state.n)
+    for data in commits_ahead(store, history.n + 1, state.n):
+        _add(history, history.n + 1, data)
+        if history.n % TOLD_EVERY == 0:
+            progress(history.n, state.n)
+    if history.n < state.n:
+        raise DataCheckError("this commit is missing", where=commit_key(history.n + 1), hint=VERIFY)
     if history.digest != state.digest:
         raise DataCheckError("the commits do not lead to the log's end", where=commit_key(state.n), hint=VERIFY)
     history.losses = thinned(history.losses, MAX_POINTS, lambda loss: loss.s)
     return history
 
 
-def _add(history: RunHistory, n: int, data: bytes | None) -> None:
-    if data is None:
-        raise DataCheckError("this commit is missing", where=commit_key(n), hint=VERIFY)
+def _add(history: RunHistory, n: int, data: bytes) -> None:
     try:
         commit = _read(body_of(data))
         if (commit.n, commit.previous) != (n, history.digest):

@@ -8,7 +8,7 @@ error in a lane ends the learner, because its clock raises it before the next op
 calls with little data show the time of a call, what a large object takes beyond that is the time of its bytes, and
 between calls the process computes. A repeated or throttled call says nothing of the store's pace and is left out.
 
-`CommitsAhead` reads the log's commits ahead of their reader where a read takes long, as in a cloud's bucket.
+`commits_ahead` reads a log from its beginning, many commits at a time, for those who look at all of it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from diloco_cli import __version__
 from diloco_cli.clock import monotonic_s, sleep_s, utc_now_text
 from diloco_cli.errors import InterruptedRunError, NoSpaceError, StoreError, TerminatedError
-from diloco_cli.protocol.log.keys import commit_key, read_commit_key
+from diloco_cli.protocol.log.keys import commit_key
 from diloco_cli.protocol.log.operations import (
     MAX_AT_ONCE,
     Create,
@@ -51,7 +50,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.open import connections_here, open_store
 from diloco_cli.store.port import Store, StoreForbiddenError
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
-from diloco_cli.store.wrappers import MeteredStore, StoreWrapper, ThrottledStore
+from diloco_cli.store.wrappers import MeteredStore, ThrottledStore
 
 LARGE_BYTES = 1 << 16
 CALLS_SHARE = 0.05  # that a new call has in the mean
@@ -342,52 +341,21 @@ class Lanes:
             thread.join(timeout_s)
 
 
-QUICK_S, SLOW_S = 0.002, 0.064
-
-
-class CommitsAhead(StoreWrapper):
-    """For one reader, which asks for one commit after the other; other reads pass. So many as it has read are read
-    ahead, at most as many as there are connections, and none after `last`: a short way past the log's end costs little.
-    In a directory the reads stay its own: threads would cost more than they save."""
-
-    def __init__(self, store: Store, last: int = MAX_EXACT) -> None:
-        super().__init__(store)
-        self._last, self._next, self._in_a_row, self._own_s = last, -1, 0, 0.0
-        self._pool: ThreadPoolExecutor | None = None
-        self._begun: dict[int, Future[bytes | None]] = {}
-
-    def __enter__(self) -> CommitsAhead:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
-        n = read_commit_key(key)
-        if n is None or max_bytes != MAX_RECORD_BYTES:
-            return super().get(key, max_bytes)
-        self._in_a_row = self._in_a_row + 1 if n == self._next else 0
-        self._next = n + 1
-        begun = self._begun.pop(n, None)
-        self._begin()
-        if begun is not None:
-            return begun.result()
-        began_s = monotonic_s()
-        data = super().get(key, max_bytes)
-        self._own_s += monotonic_s() - began_s - QUICK_S
-        return data
-
-    def _begin(self) -> None:
-        if self._own_s < SLOW_S:
-            return
-        most = connections_here()
-        self._pool = self._pool or ThreadPoolExecutor(most)
-        wanted = range(self._next, min(self._next + min(self._in_a_row, most), self._last + 1))
-        self._begun = {n: future for n, future in self._begun.items() if n in wanted}
-        for n in wanted:
-            if n not in self._begun:
-                self._begun[n] = self._pool.submit(self._store.get, commit_key(n), MAX_RECORD_BYTES)
+def commits_ahead(store: Store, first: int = 0, last: int = MAX_EXACT) -> Iterator[bytes]:
+    """The records of the commits from `first` to `last`, up to one that is not there, read in portions that grow. What
+    is not there is read once more when its turn comes: the log of a living run grows meanwhile."""
+    portion = 1
+    while first <= last:
+        numbers = range(first, min(first + portion, last + 1))
+        reads = [partial(store.get, commit_key(n), MAX_RECORD_BYTES) for n in numbers]
+        for read, answer in zip(reads, connections().answers(reads), strict=True):
+            if isinstance(answer, BaseException):
+                raise answer
+            data = read() if answer is None else answer
+            if data is None:
+                return
+            yield data
+        first, portion = numbers.stop, min(2 * portion, MAX_AT_ONCE)
 
 
 STDOUT = 1

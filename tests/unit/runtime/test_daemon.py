@@ -25,15 +25,14 @@ from diloco_cli.protocol.log.operations import (
     Undeleted,
     together,
 )
-from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
 from diloco_cli.runtime.daemon import (
     LARGE_BYTES,
-    CommitsAhead,
     Connections,
     Lanes,
     Spending,
     StopSignal,
     SystemClock,
+    commits_ahead,
     perform,
     say,
 )
@@ -366,44 +365,34 @@ def log(commits: int = COMMITS) -> MemoryStore:
     return store
 
 
-def numbers(ahead: CommitsAhead, first: int, last: int) -> list[bytes | None]:
-    return [ahead.get(commit_key(n), MAX_RECORD_BYTES) for n in range(first, last + 1)]
-
-
-def test_where_a_read_takes_its_time_many_are_under_way_and_none_beyond_the_last() -> None:
+def test_many_reads_are_under_way_and_none_beyond_the_last() -> None:
     meter = MeteredStore(EmulatedLink(log(), None, None, rtt_s=0.04))
     began_s = monotonic_s()
-    with CommitsAhead(meter, last=COMMITS - 2) as ahead:
-        assert numbers(ahead, 0, COMMITS - 2) == [str(n).encode() for n in range(COMMITS - 1)]
+    assert list(commits_ahead(meter, last=COMMITS - 2)) == [str(n).encode() for n in range(COMMITS - 1)]
     assert monotonic_s() - began_s < 0.04 * COMMITS / 5
     assert meter.counts.requests["get"] == COMMITS - 1
 
 
-def test_in_a_directory_nothing_is_read_that_was_not_asked_for() -> None:
-    meter = MeteredStore(log())
-    with CommitsAhead(meter) as ahead:
-        assert numbers(ahead, 5, COMMITS)[-1] is None
-    assert meter.counts.requests["get"] == COMMITS - 4
-
-
-def test_a_commit_that_is_asked_for_again_is_read_again() -> None:
+def test_a_reader_that_waits_for_the_next_commit_asks_for_it_alone_and_once_more() -> None:
     store = log()
-    with CommitsAhead(EmulatedLink(store, None, None, rtt_s=0.04)) as ahead:
-        numbers(ahead, 0, 20)
-        store.put(commit_key(20), b"whole")
-        assert ahead.get(commit_key(20), MAX_RECORD_BYTES) == b"whole"
-        store.put(commit_key(3), b"other")
-        assert numbers(ahead, 3, 4) == [b"other", b"4"]
+    meter = MeteredStore(store)
+    assert list(commits_ahead(meter, COMMITS)) == [] and meter.counts.requests["get"] == 2
+    reading = commits_ahead(meter, COMMITS - 2)
+    assert [next(reading), next(reading)] == [b"398", b"399"]
+    for n in (COMMITS, COMMITS + 1):  # the first was looked for with commit 399, and was not there
+        store.create(commit_key(n), b"new")
+    assert list(reading) == [b"new", b"new"]
 
 
 def test_an_error_of_a_read_is_the_readers() -> None:
     class NinthFails(MemoryStore):
         def get(self, key: str, max_bytes: int | None = None) -> bytes | None:
-            sleep_s(0.04)
             if key == commit_key(9):
                 raise StoreUnavailableError("503")
             return b"{}"
 
-    with CommitsAhead(NinthFails()) as ahead, pytest.raises(StoreUnavailableError):
-        assert numbers(ahead, 0, 8) == [b"{}"] * 9
-        ahead.get(commit_key(9), MAX_RECORD_BYTES)
+    read = []
+    with pytest.raises(StoreUnavailableError):
+        for data in commits_ahead(NinthFails()):
+            read.append(data)
+    assert read == [b"{}"] * 9
