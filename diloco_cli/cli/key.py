@@ -175,21 +175,17 @@ def certified_keys(opened: OpenRun, which: str) -> dict[str, str | None]:
     from diloco_cli.protocol.log.claims import certificate_in
     from diloco_cli.protocol.log.keys import CERTIFICATES
     from diloco_cli.protocol.log.records import MAX_RECORD_BYTES
+    from diloco_cli.store.port import all_keys
 
     found: dict[str, str | None] = {}
-    listed = opened.store.list(CERTIFICATES)
-    while listed:
-        for key in listed:
-            if which not in key:
-                continue
-            data = opened.store.get(key, MAX_RECORD_BYTES)
-            certificate = None if data is None else certificate_in(opened.format.keyring, key, data)
-            if certificate is None:  # any process that may write there could name any key
-                continue
-            role, _, name = certificate.signer.partition("/")
-            if which in (name, certificate.public) and (role == "learner" or certificate.public not in found):
-                found[certificate.public] = name if role == "learner" else None
-        listed = opened.store.list(CERTIFICATES, listed[-1])
+    for key in all_keys(opened.store, CERTIFICATES):
+        data = opened.store.get(key, MAX_RECORD_BYTES) if which in key else None
+        certificate = None if data is None else certificate_in(opened.format.keyring, key, data)
+        if certificate is None:  # any process that may write there could name any key
+            continue
+        role, _, name = certificate.signer.partition("/")
+        if which in (name, certificate.public) and (role == "learner" or certificate.public not in found):
+            found[certificate.public] = name if role == "learner" else None
     return found
 
 

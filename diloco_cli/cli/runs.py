@@ -211,12 +211,9 @@ def _refuse_living_here(name: str, urls: list[str]) -> None:
 def _keys(store: Store) -> list[str]:
     """Those of the run, its format at the end. What else lies in its folder is its owner's."""
     from diloco_cli.protocol.log.keys import FORMAT_KEY, is_of_a_run
+    from diloco_cli.store.port import all_keys
 
-    found, after = [], ""
-    while page := store.list("", after):
-        found += [key for key in page if is_of_a_run(key)]
-        after = page[-1]
-    return sorted(found, key=lambda key: key == FORMAT_KEY)
+    return sorted(filter(is_of_a_run, all_keys(store)), key=lambda key: key == FORMAT_KEY)
 
 
 def _delete(store: Store, keys: list[str]) -> None:

@@ -7,7 +7,7 @@ said: tokens that are trained on must be those that were meant.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -25,9 +25,8 @@ from diloco_cli.corpus.token_files import (
 )
 from diloco_cli.corpus.tokenizing import PROGRESS_KEY
 from diloco_cli.errors import DataCheckError, NotFoundError, UsageError
-from diloco_cli.store.port import Store
+from diloco_cli.store.port import Store, all_keys
 
-PAGE = 1000
 HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|test|eval)(?![a-z])")
 Told = Callable[[str, int], None]
 
@@ -43,7 +42,7 @@ def index_shards(
     said; `encoder`: what made the tokens, if that is known. Each shard is read once. Raises UsageError, NotFoundError.
     """
     _refuse_indexed(store)
-    names = list(_names(store))
+    names = list(all_keys(store))
     here = [name for name in names if "/" not in name and name.endswith((BARE, NUMPY))]
     files = [token_file(store, name, dtype or "uint16") for name in here]
     if not files:
@@ -78,13 +77,6 @@ def _refuse_indexed(store: Store) -> None:
     if store.stat(PROGRESS_KEY) is not None:
         hint = "finish it: diloco data tokenize, as before"
         raise UsageError("text is being tokenized here, and not all of it is", where=store.url, hint=hint)
-
-
-def _names(store: Store) -> Iterator[str]:
-    after = ""
-    while page := store.list("", after, PAGE):
-        yield from page
-        after = page[-1]
 
 
 def _nothing(url: str, names: list[str]) -> NotFoundError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diloco_cli.digests import digest
@@ -16,9 +15,9 @@ from diloco_cli.protocol.log.keys import (
     read_version_key,
 )
 from diloco_cli.protocol.log.records import MAX_RECORD_BYTES, MergedOffer, RegionStore, RunFormat, decode
-from diloco_cli.store.port import Store
+from diloco_cli.store.port import Store, all_keys
 
-PAGE = MOST_LISTED = 1000
+MOST_LISTED = 1000
 
 
 @dataclass
@@ -53,7 +52,7 @@ def check_mirror(run: RunFormat, region: RegionStore, home: Store, there: Store)
     try:
         _same(found, home, there, FORMAT_KEY)
         _check_commits(found, run, home, there)
-        for key in _listed(there, "snapshot/"):
+        for key in all_keys(there, "snapshot/"):
             if home.get(key, MAX_RECORD_BYTES) is not None:  # home may have collected it first
                 _same(found, home, there, key)
         _check_versions(found, run, there)
@@ -105,22 +104,16 @@ def _check_commits(found: MirrorCheck, run: RunFormat, home: Store, there: Store
                 lacking.append((commit.n, offer_key(item.learner, item.incarnation, item.seq)))
     for _, key in lacking:
         found.differs(_other(key))
-    for key in _listed(there, "commit/", commit_key(found.commits - 1) if found.commits else ""):
+    for key in all_keys(there, "commit/", commit_key(found.commits - 1) if found.commits else ""):
         if home.get(key, MAX_RECORD_BYTES) != there.get(key, MAX_RECORD_BYTES):  # unless equal bytes have come by now
             found.differs(f"{key}: beyond what follows the home log")
 
 
 def _check_versions(found: MirrorCheck, run: RunFormat, there: Store) -> None:
-    for key in _listed(there, "weights/"):
+    for key in all_keys(there, "weights/"):
         version = read_version_key(key)
         max_bytes = max_fragment_bytes(run.layout, -1 if version is None else version[0])
         data = there.get(key, max_bytes)
         found.objects += 1
         if version is None or data is None or digest(data) != version[3]:
             found.differs(f"{key}: not the bytes that its name says")
-
-
-def _listed(store: Store, prefix: str, after: str = "") -> Iterator[str]:
-    while page := store.list(prefix, after, PAGE):
-        yield from page
-        after = page[-1]

@@ -612,29 +612,6 @@ class Relay:
         return False
 
 
-def withheld_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Callable[[str, int, int], bool]:
-    """Inbox.withheld for a run with regions: whether the region's relay has not seen a learner's offer yet. `relays` by
-    region."""
-
-    def withheld(learner: str, incarnation: int, seq: int) -> bool:
-        island = head().with_members(run).island(learner)
-        relay = None if island is None else relays.get(island.region)
-        return relay is not None and relay.withheld(learner, incarnation, seq)
-
-    return withheld
-
-
-def claimed_by(relays: Mapping[str, Relay], run: RunFormat, head: HeadOf) -> Callable[[str], tuple[int, ...]]:
-    """Inbox.claimed for a run with regions."""
-
-    def claimed(learner: str) -> tuple[int, ...]:
-        island = head().with_members(run).island(learner)
-        relay = None if island is None else relays.get(island.region)
-        return () if relay is None else relay.claimed(learner)
-
-    return claimed
-
-
 def _has_left(heartbeat: bytes) -> bool:
     try:
         return decode(LearnerHeartbeat, heartbeat, "heartbeat").state in ("DONE", "FAILED")
@@ -683,6 +660,18 @@ class RegionLink:
 def read_after_relays(syncer: Syncer, links: Mapping[str, RegionLink]) -> None:
     """Keep the syncer from reading a region's learner's offer before the relay has seen it in the region's bucket, and
     let it know which incarnations the relay has seen there."""
-    relays = {region: link.relay for region, link in links.items()}
-    syncer.inbox.withheld = withheld_by(relays, syncer.run, lambda: syncer.state)
-    syncer.inbox.claimed = claimed_by(relays, syncer.run, lambda: syncer.state)
+
+    def relay_of(learner: str) -> Relay | None:
+        island = syncer.state.with_members(syncer.run).island(learner)
+        link = None if island is None else links.get(island.region)
+        return None if link is None else link.relay
+
+    def withheld(learner: str, incarnation: int, seq: int) -> bool:
+        relay = relay_of(learner)
+        return relay is not None and relay.withheld(learner, incarnation, seq)
+
+    def claimed(learner: str) -> tuple[int, ...]:
+        relay = relay_of(learner)
+        return () if relay is None else relay.claimed(learner)
+
+    syncer.inbox.withheld, syncer.inbox.claimed = withheld, claimed

@@ -56,6 +56,7 @@ from diloco_cli.store.port import (
     StoreForbiddenError,
     StoreUnavailableError,
     UploadDamagedError,
+    all_keys,
     check_prefix,
 )
 from diloco_cli.store.url import KINDS, StoreUrl
@@ -313,15 +314,12 @@ def discard_parts(url: StoreUrl) -> Discarded:
     store = GCSStore(url.place, url.prefix)
     sizes: list[int] = []
     with suppress(DilocoError):
-        keys = store.list(f"{PARTS}/")
-        while keys:
-            for key in filter(PART_NAME.fullmatch, keys):
-                with suppress(DilocoError):
-                    found = store.stat(key)
-                    if found is not None and clock.wall_s() - found.modified_s >= OLD_PART_S:
-                        store.delete(key)
-                        sizes.append(found.size_bytes)
-            keys = store.list(f"{PARTS}/", after=keys[-1])
+        for key in filter(PART_NAME.fullmatch, all_keys(store, f"{PARTS}/")):
+            with suppress(DilocoError):
+                found = store.stat(key)
+                if found is not None and clock.wall_s() - found.modified_s >= OLD_PART_S:
+                    store.delete(key)
+                    sizes.append(found.size_bytes)
     return Discarded(len(sizes), sum(sizes))
 
 

@@ -11,6 +11,7 @@ that raised may or may not have taken effect, except that a failed create never 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -138,6 +139,13 @@ class Store(Protocol):
     def stat(self, key: str) -> ObjectStat | None:
         """Size and time of last change, or None."""
         ...
+
+
+def all_keys(store: Store, prefix: str = "", after: str = "") -> Iterator[str]:
+    """Those that start with `prefix` and are greater than `after`, page by page."""
+    while page := store.list(prefix, after):
+        yield from page
+        after = page[-1]
 
 
 _PART, _KEY = re.compile(_A_PART), re.compile(f"{_A_PART}(?:/{_A_PART})*")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -15,12 +17,13 @@ from diloco_cli.events.event import FreshEvent
 from diloco_cli.layout import ParameterFact, balanced_layout
 from diloco_cli.observe import mirror_check
 from diloco_cli.observe.mirror_check import check_mirror
+from diloco_cli.protocol.actors.inbox import Inbox
 from diloco_cli.protocol.log.commit_log import read_log
 from diloco_cli.protocol.log.heartbeats import MirrorHeartbeat
 from diloco_cli.protocol.log.keys import commit_key, incarnation_key, offer_key
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
-from diloco_cli.protocol.regions import Home, withheld_by
+from diloco_cli.protocol.regions import Home, read_after_relays
 from diloco_cli.runtime.supervisor import StopPolicy
 from diloco_cli.runtime.units import UnitSpec
 from diloco_cli.store import retry
@@ -119,7 +122,9 @@ def test_the_check_of_a_mirror_finds_other_bytes_and_forgives_being_behind(monke
 def test_only_what_a_regions_bucket_has_may_be_read_at_home() -> None:
     run, home, _, head = ended_run()
     services = services_at("withheld", run, home, structs.replace(head, phase="RUNNING"))
-    withheld = withheld_by({region: link.relay for region, link in services.links.items()}, run, lambda: head)
+    syncer: Any = SimpleNamespace(run=run, state=head, inbox=Inbox(run))
+    read_after_relays(syncer, services.links)
+    withheld = syncer.inbox.withheld
     assert withheld("l1", 1, 0), "its bucket is empty"
     assert not withheld("l0", 1, 0), "a learner of the home bucket"
     assert not withheld("nobody", 1, 0), "whom the syncer refuses by itself"
