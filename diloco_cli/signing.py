@@ -130,11 +130,6 @@ def may_sign(signer: str, role: str) -> bool:
     return signer == role or (role == LOG and (signer == OPERATOR or signer.startswith(SYNCERS)))
 
 
-def is_machine(signer: str) -> bool:
-    """Whether a key can be certified for this signer: a learner or a syncer of some name."""
-    return _MACHINE.fullmatch(signer) is not None
-
-
 def is_public_key(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
 
@@ -405,7 +400,7 @@ def machine_text(operator: str, private: str, signers: tuple[str, ...]) -> str:
 def _parsed_machine(text: str, where: str) -> tuple[str, str, tuple[str, ...]]:
     operator, private, signers = [*text.removeprefix(MACHINE).split(",", 2), "", ""][:3]
     named = tuple(signers.split(","))
-    if not (is_public_key(operator) and is_public_key(private) and all(map(is_machine, named))):
+    if not (is_public_key(operator) and is_public_key(private) and all(map(_MACHINE.fullmatch, named))):
         raise _no_key(where)
     return operator, private, named
 

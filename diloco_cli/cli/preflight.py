@@ -96,23 +96,6 @@ def is_worth_a_try(run: RunSettings, num_parameters: float) -> bool:
     return run.model.is_built and bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
 
 
-def _region(it: Preflight) -> None:
-    refuse_region(it.plan, it.region)
-
-
-def _unfit(it: Preflight) -> None:
-    refuse_unfit(it.plan)
-
-
-def _without_a_model(it: Preflight) -> None:
-    if it.starts:
-        refuse_without_a_model(it.plan)
-
-
-def _stores(it: Preflight) -> None:
-    refuse_stores(it.plan.inventory, it.folder)
-
-
 def _hooks(it: Preflight) -> str | None:
     """A command that is not there is refused; an address that does not answer now may do so when it is needed."""
     from diloco_cli.cli.hooks import hooks_of
@@ -140,10 +123,6 @@ def _credentials(it: Preflight) -> None:
             check_credentials(url)
 
 
-def _data(it: Preflight) -> str | None:
-    return planned_epochs(it.plan.run, it.plan.model, it.folder)
-
-
 def _devices(it: Preflight) -> None:
     for island in it.here:
         name = island.accelerators.name
@@ -166,11 +145,6 @@ def _jobs(it: Preflight) -> None:
         from diloco_cli.cli.jobs import check_jobs, planned_jobs
 
         check_jobs(planned_jobs(it.plan, it.region, it.folder, it.syncer_here))
-
-
-def _prepared(it: Preflight) -> None:
-    if it.prepare is not None:
-        it.prepare()
 
 
 def _first_step(it: Preflight) -> str | None:
@@ -209,16 +183,16 @@ def _carried(it: Preflight, changed: frozenset[str]) -> str:
 
 
 CHECKS: tuple[tuple[Callable[[Preflight], str | None], bool], ...] = (
-    (_region, False),
-    (_unfit, True),
-    (_without_a_model, True),
-    (_stores, True),
+    (lambda it: refuse_region(it.plan, it.region), False),
+    (lambda it: refuse_unfit(it.plan), True),
+    (lambda it: refuse_without_a_model(it.plan) if it.starts else None, True),
+    (lambda it: refuse_stores(it.plan.inventory, it.folder), True),
     (_credentials, True),
     (_hooks, True),
-    (_data, False),
+    (lambda it: planned_epochs(it.plan.run, it.plan.model, it.folder), False),
     (_devices, True),
     (_jobs, True),
-    (_prepared, False),
+    (lambda it: None if it.prepare is None else it.prepare(), False),
     (_first_step, False),
 )
 """(the check, whether what it finds is of this machine alone)"""

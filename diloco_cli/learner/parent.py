@@ -142,7 +142,7 @@ class _Family:
         self.killed: set[int] = set()
         self.stuck = ""
         self.interface = interface_to((node.rendezvous or f"{LOOPBACK}:1").rpartition(":")[0])
-        make_beats(self.beats, node.ranks)
+        self.beats.write_bytes(bytes(node.ranks * _SLOT.size))
         self.ranks = {place.rank: self._start(command, place) for place in node.places(directory)}
         self.watchdog = Watchdog(node.ranks, monotonic_s())
 
@@ -208,7 +208,8 @@ class _Family:
         """Whether ranks hang; why is noted then."""
         if self.killed or exits:
             return False
-        silent = self.watchdog.silent(read_beats(self.beats), now_s)
+        counts = [RankCount(beats, steps) for beats, steps in _SLOT.iter_unpack(self.beats.read_bytes())]
+        silent = self.watchdog.silent(counts, now_s)
         if not silent:
             return False
         self.stuck = f"no step for {min(silent.values()):.0f} s"
@@ -385,15 +386,6 @@ def own_beats(place: RankPlace | None) -> RankBeats:
     if place is None or not path or not place.has_parent:
         return RankBeats(None, 0)
     return RankBeats(Path(path), place.local_rank)
-
-
-def make_beats(path: Path, ranks: int) -> None:
-    path.write_bytes(bytes(ranks * _SLOT.size))
-
-
-def read_beats(path: Path) -> list[RankCount]:
-    """Of each rank of this node, in their order."""
-    return [RankCount(beats, steps) for beats, steps in _SLOT.iter_unpack(path.read_bytes())]
 
 
 @dataclass

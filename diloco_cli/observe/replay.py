@@ -299,7 +299,7 @@ class LogVerifier:
             if data is None or number is None:
                 continue  # collected since it was listed
             try:
-                self._expect_signed(LOG, key, data)
+                self._expect(self.run.keyring.authenticates(LOG, key, data), f"{key} {self.run.keyring.wrong}")
                 snapshot = decode(Snapshot, data, key)
             except RecordError as error:
                 self.found.note(self.found.mismatches, str(error))
@@ -330,9 +330,6 @@ class LogVerifier:
             self.found.note(self.found.mismatches, f"{key}: other bytes than the log says")
             return None
         return data
-
-    def _expect_signed(self, role: str, key: str, data: bytes) -> None:
-        self._expect(self.run.keyring.authenticates(role, key, data), f"{key} {self.run.keyring.wrong}")
 
     def _expect(self, holds: bool, otherwise: str) -> None:
         if not holds:

@@ -93,13 +93,8 @@ def _multiply(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor, se
     while not done or monotonic_s() - started_s < seconds:
         torch.mm(left, right, out=product)
         done += 1
-        _wait_for(product)
+        product[0, 0].item()  # accelerators work asynchronously: reading a number waits for them
     return 2.0 * left.shape[0] ** 3 * done / (monotonic_s() - started_s) / TERA
-
-
-def _wait_for(product: torch.Tensor) -> None:
-    """Accelerators work asynchronously: reading a number waits for them."""
-    product[0, 0].item()
 
 
 PAYLOAD_BYTES = 8_000_000

@@ -273,7 +273,8 @@ class Mirror:
         if there_already is not None and there_already != data:
             return (yield from self._compare_again(key))
         if there_already is None:
-            yield from together([self._mirror_weights(output) for output in _brought(later)])
+            brought = [output for output in later.outputs if output.version == later.n]  # by the newest commit
+            yield from together([self._mirror_weights(output) for output in brought])
             yield from copy_once(key, data)
         self.state = later
         yield from self._mirror_snapshot()
@@ -346,11 +347,6 @@ class Mirror:
         if not self.run.keyring.authenticates(LOG, key, data):
             raise SignatureError(f"what lies in the home bucket {self.run.keyring.wrong}", where=key)
         return data
-
-
-def _brought(state: RunState) -> tuple[FragmentVersion, ...]:
-    """The versions that the newest commit brought: a version is the number of its commit."""
-    return tuple(output for output in state.outputs if output.version == state.n)
 
 
 def _snapshot_of(hint: bytes | None) -> int:

@@ -158,16 +158,14 @@ class Operator:
         silence_s = max_silence_s(self.timeout_s, heartbeat, self.run.layout)
         if silence_s > SYNCER_ANSWERS_S + 1.0:
             self.tell(f"the syncer may be at work in silence: it counts as gone after {silence_s:.0f} s of it")
-        while self._awaits(state, number) and self.clock.now_s() - heard_s < silence_s:
+        while self.clock.now_s() - heard_s < silence_s:
+            if state.next_request > number or state.phase != RunPhase.RUNNING:
+                break
             self.clock.sleep_s(LOOK_EVERY_S)
             state = self.head(state)
             if patient and beats.is_new(self._heartbeat(state)):
                 heard_s = self.clock.now_s()
         return state
-
-    @staticmethod
-    def _awaits(state: RunState, number: int) -> bool:
-        return state.next_request <= number and state.phase == RunPhase.RUNNING
 
     def _heartbeat(self, state: RunState) -> bytes | None:
         found = self.store.get(heartbeat_key(SYNCER), MAX_HEARTBEAT_BYTES)

@@ -123,17 +123,14 @@ class RankedReplica(Replica):
     def called(self) -> str:
         return f"rank {self.rank} of {self.ranks}"
 
-    @property
-    def _is_copy(self) -> bool:
-        return isinstance(self.model, DistributedDataParallel)
-
     def step(self, position: int, batch_tokens: int, lr: float) -> float:
         """As Replica.step; the loss and the norm are those of the whole island, on every rank."""
         self.optimizer.zero_grad(set_to_none=True)
         mean = self._accumulate(position, batch_tokens)
         gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
         loss_and_squares = torch.stack([mean.double(), _squares(gradients)])
-        distributed.all_reduce(loss_and_squares[:1] if self._is_copy else loss_and_squares)
+        is_copy = isinstance(self.model, DistributedDataParallel)
+        distributed.all_reduce(loss_and_squares[:1] if is_copy else loss_and_squares)
         norm = loss_and_squares[1].sqrt()
         _shorten(gradients, norm, self.settings.train.inner.clip_norm)
         found: list[float] = loss_and_squares.tolist()  # the step's only wait for the device

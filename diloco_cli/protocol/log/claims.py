@@ -34,7 +34,7 @@ from diloco_cli.protocol.log.keys import (
     read_certificate_key,
     read_claim_key,
 )
-from diloco_cli.protocol.log.operations import Create, Get, List, Steps, together, together_got
+from diloco_cli.protocol.log.operations import Create, Get, List, Steps, got, together, together_got
 from diloco_cli.protocol.log.records import (
     LOOKS,
     MAX_RECORD_BYTES,
@@ -121,12 +121,7 @@ def furthest(known: int, reach: int, look: Callable[[int], Steps[Found | None]])
 
 def newest_epoch(known: int) -> Steps[tuple[int, bytes] | None]:
     """The furthest epoch beyond `known` under whose key anything lies, and these bytes; None if there is none."""
-    return (yield from furthest(known, REACH, _epoch_claim))
-
-
-def _epoch_claim(epoch: int) -> Steps[bytes | None]:
-    data: bytes | None = yield Get(epoch_key(epoch), MAX_RECORD_BYTES)
-    return data
+    return (yield from furthest(known, REACH, lambda epoch: got(epoch_key(epoch), MAX_RECORD_BYTES)))
 
 
 def claim_epoch(run: RunFormat, claim: ProcessClaim, state: RunState) -> Steps[int]:
@@ -221,7 +216,7 @@ class ClaimWatch:
             yield from self._list()
         self._looks += 1
         for number in range(self.last, max(before, self.last - STRANGERS_PASSED), -1):
-            claim = incarnation_key(self.learner, incarnation_of(number, self.key))
+            claim = self._key(number)
             data = yield from read_signed(self.keyring, learner_signer(self.learner), claim)
             if data is not None and self.keyring.authenticates(learner_signer(self.learner), claim, data):
                 self.newest = number
@@ -230,14 +225,14 @@ class ClaimWatch:
 
     def _go_on(self, known: int) -> Steps[None]:
         """Note the numbers that are taken right behind a known one."""
-        found = yield from furthest(known, REACH, self._there)
+        found = yield from furthest(known, REACH, lambda number: got(self._key(number), MAX_RECORD_BYTES))
         if found is not None:
             self.taken.append(range(known + 1, found[0] + 1))
             self.last = found[0]
 
     def _list(self) -> Steps[None]:
         for _ in range(STRANGERS_PASSED):
-            after = incarnation_key(self.learner, incarnation_of(self.last, self.key)) if self.last > 0 else ""
+            after = self._key(self.last) if self.last > 0 else ""
             keys: list[str] = yield List(claims_prefix(self.learner, self.key), after, 1)
             named = read_claim_key(keys[0]) if keys else None
             number = 0 if named is None else number_of(named[1])
@@ -245,11 +240,8 @@ class ClaimWatch:
                 return
             yield from self._go_on(number - 1)
 
-    def _there(self, number: int) -> Steps[bytes | None]:
-        data: bytes | None = yield Get(
-            incarnation_key(self.learner, incarnation_of(number, self.key)), MAX_RECORD_BYTES
-        )
-        return data
+    def _key(self, number: int) -> str:
+        return incarnation_key(self.learner, incarnation_of(number, self.key))
 
 
 @dataclass(frozen=True)

@@ -200,10 +200,10 @@ def _gravest(errors: dict[int, Exception]) -> Exception:
 
 def together_got(keys: Sequence[str], max_bytes: int) -> Steps[list[bytes | None]]:
     """The objects under these keys, each at most `max_bytes` long."""
-    return (yield from together([_got(key, max_bytes) for key in keys]))
+    return (yield from together([got(key, max_bytes) for key in keys]))
 
 
-def _got(key: str, max_bytes: int) -> Steps[bytes | None]:
+def got(key: str, max_bytes: int) -> Steps[bytes | None]:
     data: bytes | None = yield Get(key, max_bytes)
     return data
 

@@ -117,10 +117,6 @@ class RunFormat:
         data = self.kept.get(FORMAT_KEY)
         return "" if data is None else record_digest(data)
 
-    def region_store(self, region: str) -> RegionStore | None:
-        """The region's own bucket; None: its learners use the home bucket."""
-        return next((store for store in self.regions if store.name == region), None)
-
     @property
     def region_urls(self) -> tuple[str, ...]:
         return tuple(region.url for region in self.regions)
@@ -130,9 +126,8 @@ class RunFormat:
         return self.home_url if url in self.region_urls and self.home_url is not None else url
 
     def url_for(self, region: str, home_url: str) -> str:
-        """The URL that a learner of this region is started with."""
-        own = self.region_store(region)
-        return home_url if own is None else own.url
+        """The URL that a learner of this region is started with: of its own bucket, else of the home bucket."""
+        return next((own.url for own in self.regions if own.name == region), home_url)
 
     def island(self, name: str) -> Island | None:
         return self._by_name.get(name)
