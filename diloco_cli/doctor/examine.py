@@ -481,38 +481,6 @@ def retention_finding(retention: Retention, written_gb_per_day: float | None) ->
     return warned(f"{kept}: ${monthly:,.2f} a month for {what}", hint)
 
 
-@dataclass(frozen=True)
-class Speed:
-    """The speed with the largest object tried."""
-
-    payload_bytes: int
-    up_bps: float
-    down_bps: float
-    latency_s: float
-
-    def text(self) -> str:
-        return (
-            f"{format_bandwidth(self.up_bps)} up, {format_bandwidth(self.down_bps)} down (one object of "
-            f"{format_size(self.payload_bytes)}), {format_duration(self.latency_s)} a small read"
-        )
-
-
-def measure_speed(place: Place, max_bytes: int) -> Speed:
-    """Objects grow until one takes a second, or there is no time for the next."""
-    place.store.create("speed/small", b"x" * 64)
-    latency_s = median(seconds_of(lambda: place.store.get("speed/small", 64)) for _ in range(SMALL_READS))
-    size = FIRST_BYTES
-    while True:
-        key, data = f"speed/{size}", noise(f"speed {size}", size)
-        up_s = seconds_of(lambda key=key, data=data: place.store.create(key, data))  # type: ignore[misc]
-        down_s = seconds_of(lambda key=key, size=size: place.store.get(key, size))  # type: ignore[misc]
-        slower_s = max(up_s, down_s)
-        bigger = size * GROWTH
-        if slower_s >= LONG_ENOUGH_S or bigger > max_bytes or SLOWER_BY * slower_s > place.box.left_s():
-            return Speed(size, 8 * size / up_s, 8 * size / down_s, latency_s)
-        size = bigger
-
-
 CHECK_S = 12.0
 CHECK_SHARE = 0.25
 """One check has its own limit, or this share of the time for all checks if that is more (slow links)."""
@@ -672,7 +640,21 @@ class _Examiner:
             return Finding("fail", str(error), SLOW_OR_DEAD if self._place.box.is_over() else error.hint or "")
 
     def _throughput(self, place: Place, max_bytes: int) -> Finding:
-        speed = measure_speed(place, max_bytes)
-        self._found.up_mbps, self._found.down_mbps = round(speed.up_bps / 1e6, 3), round(speed.down_bps / 1e6, 3)
-        self._found.latency_ms = round(1000 * speed.latency_s, 3)
-        return passed(speed.text())
+        """Objects grow until one takes a second, or there is no time for the next: the largest gives the speed."""
+        place.store.create("speed/small", b"x" * 64)
+        latency_s = median(seconds_of(lambda: place.store.get("speed/small", 64)) for _ in range(SMALL_READS))
+        bigger = FIRST_BYTES
+        while True:
+            size, key, data = bigger, f"speed/{bigger}", noise(f"speed {bigger}", bigger)
+            up_s = seconds_of(lambda key=key, data=data: place.store.create(key, data))  # type: ignore[misc]
+            down_s = seconds_of(lambda key=key, size=size: place.store.get(key, size))  # type: ignore[misc]
+            slower_s, bigger = max(up_s, down_s), size * GROWTH
+            if slower_s >= LONG_ENOUGH_S or bigger > max_bytes or SLOWER_BY * slower_s > place.box.left_s():
+                break
+        up_bps, down_bps = 8 * size / up_s, 8 * size / down_s
+        self._found.up_mbps, self._found.down_mbps = round(up_bps / 1e6, 3), round(down_bps / 1e6, 3)
+        self._found.latency_ms = round(1000 * latency_s, 3)
+        return passed(
+            f"{format_bandwidth(up_bps)} up, {format_bandwidth(down_bps)} down (one object of {format_size(size)}), "
+            f"{format_duration(latency_s)} a small read"
+        )
