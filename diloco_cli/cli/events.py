@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from threading import Thread
+from typing import IO, TYPE_CHECKING
 
 import typer
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
 FOLLOW_EVERY_S = 2.0
 ANSWERS_WITHIN_S, LOOKS_EVERY_S = 15.0, 0.05
-ATTEMPTS = 5  # to reach a host
+ATTEMPTS, ENDS_WITHIN_S = 5, 2.0  # to reach a host; to read what it has said
+Units = tuple[str, ...]
 Seen = set[tuple[str, str, str, str]]
 
 
@@ -139,33 +141,45 @@ def _logs_elsewhere(
     """Files into which the engines' own commands print the logs of jobs that are not on this machine; and what is to be
     called now and then: it tells of those that have ended, and says that this is no reason to stop."""
     from diloco_cli.cli.jobs import log_commands
+    from diloco_cli.engines.port import LogCommands
     from diloco_cli.engines.tool import SSH_FAILED, start_tool
 
     with TemporaryDirectory(prefix="diloco-logs-") as folder, ExitStack() as ends:
-        commands, started = dict[str, tuple[str, ...]](), dict[str, subprocess.Popen[bytes]]()
+        commands, started = LogCommands(), dict[Units, tuple[subprocess.Popen[bytes], Thread]]()
         try:
             commands = log_commands(open_known_run(known), unit, lines, follow)
         except DilocoError as error:
             talk(f"only logs of this machine: {error}")
-        paths = {name: Path(folder, f"{name}.log") for name in commands}
+        paths = {name: Path(folder, f"{name}.log") for names in commands for name in names}
+        for path in paths.values():
+            path.touch()
         tries = dict.fromkeys(commands, ATTEMPTS)
 
-        def start(name: str) -> None:
-            tries[name] -= 1
-            started[name] = ends.enter_context(start_tool(commands[name], paths[name]))
-            ends.callback(started[name].terminate)
+        def errors_of(names: Units) -> Path:
+            return paths[names[0]].with_suffix(".err")
 
-        for name in commands:
-            start(name)
+        def start(names: Units) -> None:
+            tries[names] -= 1
+            process = ends.enter_context(start_tool(commands[names], errors_of(names)))
+            sorter = Thread(target=_sort, args=(process.stdout, [paths[name] for name in names]), daemon=True)
+            sorter.start()
+            started[names] = process, sorter
+            ends.callback(sorter.join, ENDS_WITHIN_S)
+            ends.callback(process.terminate)
+
+        for names in commands:
+            start(names)
 
         def look() -> bool:
-            for name in [name for name, process in started.items() if process.poll() is not None]:
-                said = paths[name].with_suffix(".err").read_text(errors="replace").split("\n")
-                status = started.pop(name).returncode
-                if status == SSH_FAILED and tries[name] and not paths[name].stat().st_size:
-                    start(name)  # a host takes about ten connections at a time, and refuses the others
+            for names in [names for names, (process, _) in started.items() if process.poll() is not None]:
+                process, sorter = started.pop(names)
+                sorter.join(ENDS_WITHIN_S)
+                said, status = errors_of(names).read_text(errors="replace").split("\n"), process.returncode
+                if status == SSH_FAILED and tries[names] and not any(paths[name].stat().st_size for name in names):
+                    start(names)  # a host takes about ten connections at a time, and refuses the others
                 elif status != 0 or follow:
-                    talk(f"{name}: its log ends here: {escaped('; '.join(filter(None, said[-3:]))) or status}")
+                    told = escaped("; ".join(filter(None, said[-3:]))) or status
+                    talk(f"{', '.join(names)}: {'their logs end' if len(names) > 1 else 'its log ends'} here: {told}")
             return False
 
         until_s = monotonic_s() + ANSWERS_WITHIN_S
@@ -173,3 +187,13 @@ def _logs_elsewhere(
             look()
             sleep_s(LOOKS_EVERY_S)
         yield paths, look
+
+
+def _sort(printed: IO[bytes], logs: list[Path]) -> None:
+    """Each line into the log of the unit that it names, as `Engine.log_words` says."""
+    with ExitStack() as files:
+        opened = {log.stem.encode(): files.enter_context(log.open("ab", buffering=0)) for log in logs}
+        for line in printed:
+            name, _, text = line.partition(b"|") if len(logs) > 1 else (logs[0].stem.encode(), b"", line)
+            if name in opened:
+                opened[name].write(text)

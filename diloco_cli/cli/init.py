@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import socket
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,6 +33,7 @@ FILES = ("inventory.yaml", "run.yaml")
 TEMPLATE_NAME = "first-run"
 UNKNOWN_DEVICE_S = 1.0  # for the speed of a device that the catalogue does not know
 SLURM_ANSWERS_S = 15.0
+STARTS_NOW = re.compile("(?:idle|mixed)[~#-]?")  # also a node that is switched on for it
 HEAD = (
     "This machine, as `diloco init` found it; `diloco inventory probe -f run.yaml` measures how fast it trains.\n"
     "The bucket is a folder beside this file. For other hardware: diloco init DIR --for gcs"
@@ -112,19 +114,80 @@ def _of_templates(place: FirstPlace) -> list[str]:
     return [_with_partitions(inventory), run.replace("tokens: 4M", "tokens: 1M")]  # on four cores: minutes
 
 
+@dataclass
+class _Partition:
+    """As sinfo says. `nodes`: those of a kind, as whether a job starts there now, the device of their GPUs, and in
+    words."""
+
+    name: str
+    is_default: bool
+    nodes: list[tuple[bool, str, str]] = field(default_factory=list)
+
+    @property
+    def starts(self) -> bool:
+        return any(starts for starts, _, _ in self.nodes)
+
+    @property
+    def device(self) -> str:
+        return max(device for starts, device, _ in self.nodes if starts == self.starts)
+
+    @property
+    def told(self) -> str:
+        return f"{self.name}{'*' * self.is_default} ({', '.join(words for _, _, words in self.nodes)})"
+
+
+def _read_partitions(said: str) -> list[_Partition]:
+    """The best first: where a job starts now, then where GPUs are known, then the default one. Lines of another form
+    are warnings of a site."""
+    found: dict[str, _Partition] = {}
+    for line in said.splitlines():
+        columns = line.strip().split("|")
+        if len(columns) == 5:
+            name, up, state, nodes, gres = columns
+            one = found.setdefault(name.rstrip("*"), _Partition(name.rstrip("*"), name.endswith("*")))
+            words = [
+                nodes,
+                state,
+                *([gres] if gres.startswith("gpu") else []),
+                *([] if up == "up" else ["partition", up]),
+            ]
+            starts = up == "up" and STARTS_NOW.fullmatch(state) is not None
+            one.nodes.append((starts, _device_of(gres), " ".join(words)))
+    return sorted(found.values(), key=lambda one: (one.starts, one.device != "", one.is_default), reverse=True)
+
+
+def _device_of(gres: str) -> str:
+    """Of the catalogue, that Slurm calls so; else "", which is told."""
+    from diloco_cli.config.hardware import Accelerators, resolve
+
+    gpu = re.search(r"\bgpu:(?:nvidia_)?([A-Za-z][\w.-]*)", gres)
+    try:
+        return "" if gpu is None else resolve(Accelerators(gpu[1].replace("_", "-")), {}).name
+    except UsageError as error:
+        talk(f"{gres}: {error}: cores, until you name it")
+        return ""
+
+
 def _with_partitions(inventory: str) -> str:
-    """The template with the first partitions of this cluster, if there is one."""
+    """The template with the partitions of this cluster, if there is one, that are best for a first run."""
     from diloco_cli.engines.tool import run_tool
 
     try:
-        said = run_tool(("sinfo", "-h", "-o", "%R"), within_s=SLURM_ANSWERS_S, refusal=UsageError)
+        said = run_tool(("sinfo", "-h", "-o", "%P|%a|%T|%D|%G"), within_s=SLURM_ANSWERS_S, refusal=UsageError)
     except DilocoError as error:
         talk(f"its partitions are not known: {error}")
         return inventory
-    names = list(dict.fromkeys(said.split()))
-    talk(f"partitions: {', '.join(names) or 'none'}")
-    for place, name in zip(("first", "second"), [*names[:1], *names[:2][-1:]], strict=False):
-        inventory = inventory.replace(f"slurm/{place}", f"slurm/{name}")
+    found = _read_partitions(said)
+    chosen = [one for one in found if (one.starts, one.device == "") == (found[0].starts, found[0].device == "")][:2]
+    why = "a job starts there now" if any(one.starts for one in chosen) else "no job starts anywhere now"
+    others = ", ".join(one.told for one in found if one not in chosen)
+    talk(f"partitions: {', '.join(one.told for one in chosen) or 'none'}: {why}{others and f'; not {others}'}")
+    for place, one in zip(("first", "second"), [*chosen[:1], *chosen[-1:]], strict=False):
+        cores = re.search(rf"slurm/{place}\n +(accelerators: cpu:2 *)", inventory)
+        if cores is not None and one.device:
+            own = f"accelerators: {one.device}:1".ljust(len(cores[1]))
+            inventory = f"{inventory[: cores.start(1)]}{own}{inventory[cores.end(1) :]}"
+        inventory = inventory.replace(f"slurm/{place}", f"slurm/{one.name}")
     return inventory
 
 

@@ -3,30 +3,34 @@ what is left; `status` shows the engine's word for them. Nothing here holds a jo
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed
+from diloco_cli.cli.arguments import LOOK_S, OpenRun, boxed, foreground_store
 from diloco_cli.cli.output import talk
 from diloco_cli.clock import monotonic_s, sleep_s
+from diloco_cli.config.codec import parse_object
 from diloco_cli.config.settings import Site
 from diloco_cli.engines.files import edited
-from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, job_names
+from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, LogCommands, job_names, of_each_unit
 from diloco_cli.engines.sites import engine_of
-from diloco_cli.engines.slurm import Slurm
 from diloco_cli.environment import environment_with
-from diloco_cli.errors import DilocoError, RefusedError, UsageError
+from diloco_cli.errors import DilocoError, RefusedError, UsageError, escaped
 from diloco_cli.paths import make_directory
 from diloco_cli.protocol.actors.requests import stop_stands
+from diloco_cli.protocol.log.keys import job_hint_key
 from diloco_cli.protocol.log.records import RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime.consent import signing_secret
-from diloco_cli.runtime.registry import log_path, sites_of, this_folder
+from diloco_cli.runtime.registry import log_path, note_sites, sites_of, this_folder
 from diloco_cli.runtime.units import (
     RunUnit,
     consent_words,
@@ -39,6 +43,7 @@ from diloco_cli.runtime.units import (
     units_of,
 )
 from diloco_cli.signing import KEY_VARIABLE
+from diloco_cli.store.port import Store
 from diloco_cli.store.url import join_url
 from diloco_cli.store.wrappers import Deadline
 
@@ -54,7 +59,12 @@ DRAIN_S, LOOKS_EVERY_S = 20.0, 1.0
 SHELLS_OWN = re.compile(r"(AWS|AZURE|GOOGLE|GCE_METADATA|HF)_\w+|(https?|all)_proxy|DILOCO_ALLOW_HTTP", re.IGNORECASE)
 WAITS = (JobState.QUEUED, JobState.HELD)
 MAX_ASKED = 32  # engines at a time
-NAMED = "ask where it was launched; or here, once `diloco launch --create-only` was typed beside its files"
+NAMED = (
+    "ask where it was launched; to name it here: `diloco launch --create-only` beside its files, or, for this machine's"
+    " own Slurm, `diloco resume --region REGION`"
+)
+MAX_HINT_BYTES = 4096
+Thing = TypeVar("Thing")
 
 
 def job_spec(
@@ -121,15 +131,16 @@ def memory_gb(unit: RunUnit, plan: Plan | LaunchPlan, on_learners: bool) -> int:
 
 @dataclass(frozen=True)
 class EngineWords:
-    """What the engines know of the run's jobs; `silent`: by name, those that could not be asked, and why. They hold up
-    nothing of the others."""
+    """What the engines know of the run's jobs; `silent`: by unit, why its engine could not be asked. That holds up no
+    other one."""
 
     jobs: list[Job]
     silent: dict[str, DilocoError]
 
     @property
     def trouble(self) -> str:
-        return f"jobs: not asked: {'; '.join(dict.fromkeys(map(str, self.silent.values())))}" if self.silent else ""
+        why = [f"{error}: {NAMED}" if isinstance(error, RefusedError) else str(error) for error in self.silent.values()]
+        return f"jobs: not asked: {'; '.join(dict.fromkeys(why))}" if why else ""
 
 
 def engine_for(url: str, infra: str) -> Engine:
@@ -137,65 +148,65 @@ def engine_for(url: str, infra: str) -> Engine:
     return engine_of(infra, sites_of(url).get(infra))
 
 
-def _ask(opened: OpenRun, names: Iterable[str], within_s: float = ANSWERS_WITHIN_S) -> EngineWords:
-    """All engines of these names at once. Of two that are one cluster, and both know a job, the unit's own counts."""
-    run, silent, jobs = opened.format, dict[str, DilocoError](), dict[tuple[str, str], Job]()
-    home, units = run.home_of(opened.url), units_of(run, opened.url)
-    own = {unit.name: engine_for(opened.url, unit.infra).name for unit in units if unit.is_submitted}
-
-    def ask(name: str) -> list[Job] | DilocoError:
-        try:
-            return _named_engine(opened.url, name).jobs(home, run.name, within_s)
-        except DilocoError as error:
-            return error
-
+def _at_once(things: Iterable[tuple[Engine, Thing]], do: Callable[[Engine, list[Thing]], None]) -> None:
+    """`do` with each engine and what is its own, with all at once. One that fails holds up none of the others; then its
+    error is raised."""
+    of_engine: dict[str, tuple[Engine, list[Thing]]] = {}
+    for engine, thing in things:
+        of_engine.setdefault(engine.name, (engine, []))[1].append(thing)
     with ThreadPoolExecutor(MAX_ASKED) as pool:
-        for name, found in zip(names, pool.map(ask, names), strict=True):
-            if isinstance(found, DilocoError):
-                silent[name] = found
-                continue
-            for job in found:
-                if jobs.setdefault((job.unit, job.id), job).engine != own.get(job.unit):
-                    jobs[job.unit, job.id] = job
-    return EngineWords(list(jobs.values()), silent)
-
-
-def is_named(url: str, engine: str) -> bool:
-    """Whether this machine's user has named this engine, in an inventory; else the run's bucket alone does."""
-    return any(is_submitted(infra) and engine_of(infra, site).name == engine for infra, site in sites_of(url).items())
-
-
-def _named_engine(url: str, name: str) -> Engine:
-    """Raises RefusedError where a stranger may have chosen the host or context that this user's keys would open. The
-    Slurm of this machine is its own."""
-    if not is_named(url, name) and name != Slurm.name:
-        raise RefusedError(f"the run's bucket alone names their hosts: {NAMED}")
-    return engine_for(url, name)
-
-
-def engine_names(url: str, units: Iterable[RunUnit]) -> list[str]:
-    return list(dict.fromkeys(engine_for(url, unit.infra).name for unit in units if unit.is_submitted))
-
-
-def _each_engine(url: str, jobs: Iterable[Job], do: Callable[[Engine, list[Job]], None]) -> None:
-    """`do` with each engine and those of the jobs that are its own, with all at once. One that fails holds up none of
-    the others; then its error is raised."""
-    of_engine: dict[str, list[Job]] = {}
-    for job in jobs:
-        of_engine.setdefault(job.engine, []).append(job)
-    with ThreadPoolExecutor(MAX_ASKED) as pool:
-        calls = [pool.submit(do, engine_for(url, name), own) for name, own in of_engine.items()]
+        calls = [pool.submit(do, *own) for own in of_engine.values()]
     if failed := [error for call in calls if (error := call.exception()) is not None]:
         raise failed[0]
 
 
+def _ask(opened: OpenRun, units: Collection[RunUnit], within_s: float = ANSWERS_WITHIN_S) -> EngineWords:
+    """All engines of these units; of syncers also those that have them where no region is chosen. Of two that are one
+    cluster, and both know a job, the unit's own counts."""
+    run, url, names = opened.format, opened.url, {unit.name for unit in units}
+    jobs, silent, sites = dict[tuple[str, str], Job](), _strange(url, units), sites_of(url)
+    wherever = [*units, *(unit for unit in units_of(run, url) if unit.is_submitted and unit.name in names)]
+
+    def ask(engine: Engine, own: list[str]) -> None:
+        try:
+            found = engine.jobs(run.home_of(url), run.name, within_s)
+        except DilocoError as error:
+            silent.update(dict.fromkeys(own, error))
+            return
+        for job in found:
+            if job.unit in own or (job.unit, job.id) not in jobs:
+                jobs[job.unit, job.id] = job
+
+    _at_once(((engine_for(url, unit.infra), unit.name) for unit in wherever if unit.infra in sites), ask)
+    known = {unit for unit, _ in jobs}
+    silent = {unit: error for unit, error in silent.items() if unit not in known}
+    return EngineWords(of_each_unit(list(jobs.values())), silent)
+
+
+def _strange(url: str, units: Iterable[RunUnit]) -> dict[str, DilocoError]:
+    """By name, those whose engine is not asked: nobody has named it on this machine, so that a stranger may have chosen
+    the host that this user's keys would open, or it may mean another machine's Slurm."""
+    sites = sites_of(url)
+    strange = {unit.name: unit.infra for unit in units if unit.infra not in sites}
+    why = RefusedError(f"the run's bucket alone names {', '.join(dict.fromkeys(strange.values()))}", hint=NAMED)
+    return dict.fromkeys(strange, why)
+
+
+def name_partitions(url: str, run: RunFormat, region: str | None) -> None:
+    """The user's word for a region is one for this machine's own Slurm, which is no host that a bucket could choose.
+    What was named here before stays."""
+    named = [unit.infra for unit in units_of(run, url, region) if unit.infra.startswith("slurm/")] if region else []
+    if named:
+        note_sites(url, {**dict.fromkeys(named), **sites_of(url)})
+
+
 def _cancel(url: str, jobs: Iterable[Job]) -> None:
-    _each_engine(url, jobs, lambda engine, own: engine.cancel(own))
+    _at_once(((engine_for(url, job.engine), job) for job in jobs), lambda engine, own: engine.cancel(own))
 
 
 def hasten(url: str, jobs: Iterable[Job]) -> None:
     """Lift what holds them back after a requeue."""
-    _each_engine(url, jobs, lambda engine, own: engine.hasten(own))
+    _at_once(((engine_for(url, job.engine), job) for job in jobs), lambda engine, own: engine.hasten(own))
 
 
 def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit], alone: bool = True) -> EngineWords:
@@ -203,11 +214,11 @@ def jobs_before(opened: OpenRun, state: RunState, planned: Sequence[RunUnit], al
     seen it, or will, are ended first; what is submitted now follows them, as at most one job of a name runs.
 
     `alone`: nothing else is started. Then it raises the error of an engine that does not answer, if none does."""
-    run, names = opened.format, engine_names(opened.url, planned)
+    run = opened.format
     try:
-        known = _ask(opened, names)
-        if alone and len(known.silent) == len(names):
-            raise known.silent[names[0]]
+        known = _ask(opened, planned)
+        if alone and len(known.silent) == len(planned):
+            raise known.silent[planned[0].name]
         if others := [job for job in known.jobs if job.lives and job.owner]:
             units, owner = ", ".join(job.unit for job in others), others[0].owner
             raise RefusedError(
@@ -230,17 +241,16 @@ def submit_missing(
     folder: Path | None,
     before: EngineWords,
     files: Path | None = None,
+    by_region: bool = False,
 ) -> list[Job]:
     """Submit each unit that has no job which lives; the jobs of all. If one is refused, none is left behind. `files`:
-    where their edited texts lie."""
+    where their edited texts lie; `by_region`: the user has named the region whose units they are."""
     run, known = opened.format, {job.unit: job for job in before.jobs}
-    reached = [unit for unit in planned if engine_for(opened.url, unit.infra).name not in before.silent]
-    if left := [unit.name for unit in planned if unit not in reached]:
-        talk(f"{before.trouble}; left alone: {', '.join(left)}; once it answers: diloco resume {opened.word}")
+    if before.silent:
+        talk(f"{before.trouble}; left alone: {', '.join(before.silent)}; then: diloco resume {opened.word}")
+    reached = [unit for unit in planned if unit.name not in before.silent]
     missing = [unit for unit in reached if unit.name not in known or not known[unit.name].lives]
-    if there := _work_elsewhere(opened, missing):
-        talk(f"left alone, for they work, as jobs that are not known here: {', '.join(there)}")
-        missing = [unit for unit in missing if unit.name not in there]
+    missing = _without_those_of_others(opened, missing, by_region)
     own = [] if opened.url.startswith("file:") else sorted(filter(SHELLS_OWN.fullmatch, environment_with()))
     if missing and own:
         talk(f"warning: jobs do not get {', '.join(own)} of this shell: what they need has to stand in files")
@@ -250,23 +260,61 @@ def submit_missing(
     check_jobs(specs.values())
     done, tried = list[Job](), set[str]()
     try:
+        _leave_hints(opened, missing)
         _submit(opened, missing, specs, done, tried)
     except BaseException:
-        _take_back(opened, done, tried, engine_names(opened.url, missing))
+        _take_back(opened, done, tried, missing)
         raise
     hasten(opened.url, (job for job in known.values() if job.lives))
     if done:
         talk(f"submitted {len(done)} jobs; what they print: diloco logs")
-        known |= {job.unit: job for job in [*done, *_ask(opened, engine_names(opened.url, missing)).jobs]}
+        known |= {job.unit: job for job in [*done, *_ask(opened, missing).jobs]}
     return [known[unit.name] for unit in planned if unit.name in known]
 
 
-def _work_elsewhere(opened: OpenRun, units: Sequence[RunUnit]) -> list[str]:
-    """Those that work now, and were launched from another machine: their cluster may be another one than this."""
+def _without_those_of_others(opened: OpenRun, units: Sequence[RunUnit], by_region: bool) -> list[RunUnit]:
+    """The units but for those that a Slurm was given which cannot be asked from here: they may wait in its queue. The
+    user's word for their region brings them here, unless they work there now."""
     from diloco_cli.observe.unit_states import working
 
-    names = [unit.name for unit in units if not is_named(opened.url, engine_for(opened.url, unit.infra).name)]
-    return working(boxed(opened, Deadline(LOOK_S)).facts(), names) if names else []
+    ours, named = {""}, [engine_for(opened.url, infra) for infra in filter(is_submitted, sites_of(opened.url))]
+    with suppress(DilocoError):  # of one that does not answer it is not known
+        _at_once(((engine, "") for engine in named if units), lambda engine, own: ours.add(engine.cluster))
+
+    def given(unit: RunUnit) -> dict[str, Any]:
+        with suppress(ValueError):
+            data = _store_of(opened, unit).get(job_hint_key(unit.name), MAX_HINT_BYTES)
+            return parse_object(data or b"{}", MAX_HINT_BYTES)
+        return {}
+
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        hints = list(pool.map(given, units if ours != {""} else []))
+    there = {unit.name: said for unit, said in zip(units, hints, strict=False) if said.get("cluster", "") not in ours}
+    works = working(boxed(opened, Deadline(LOOK_S)).facts(), there) if there else []
+    left = works if by_region else list(there)
+    for name, said in there.items():
+        told = "it is left alone" if name in left else "it may have two jobs now"
+        where = f"{said.get('host')} has given it to Slurm cluster {said['cluster']}"
+        talk(f"{name}: {escaped(where)}{', where it works' if name in works else ''}: {told}")
+    if left and not works:
+        talk(f"to submit them here all the same: diloco resume {opened.word} --region REGION")
+    return [unit for unit in units if unit.name not in left]
+
+
+def _leave_hints(opened: OpenRun, units: Sequence[RunUnit]) -> None:
+    """In the bucket of each: other machines cannot see what waits in the queue of this one's Slurm."""
+
+    def put(unit: RunUnit) -> None:
+        if cluster := engine_for(opened.url, unit.infra).cluster:
+            said = json.dumps({"cluster": cluster, "host": os.uname().nodename})
+            _store_of(opened, unit).put(job_hint_key(unit.name), said.encode())
+
+    with ThreadPoolExecutor(MAX_ASKED) as pool:
+        list(pool.map(put, units))
+
+
+def _store_of(opened: OpenRun, unit: RunUnit) -> Store:
+    return opened.store if unit.url == opened.url else foreground_store(unit.url)
 
 
 def _submit(
@@ -276,17 +324,14 @@ def _submit(
     units that may have been: a job of any other unit was submitted by somebody else meanwhile."""
     keys = {unit.name: _key_of(opened.format, unit) for unit in units}
 
-    def submit(name: str) -> None:
-        for unit in units:
-            engine = engine_for(opened.url, unit.infra)
-            if engine.name == name:
-                tried.add(unit.name)
-                done.append(engine.submit(specs[unit.name], keys[unit.name]))
-                if engine.sees_files:
-                    _show_log(opened.url, specs[unit.name])
+    def submit(engine: Engine, own: list[RunUnit]) -> None:
+        for unit in own:
+            tried.add(unit.name)
+            done.append(engine.submit(specs[unit.name], keys[unit.name]))
+            if engine.sees_files:
+                _show_log(opened.url, specs[unit.name])
 
-    with ThreadPoolExecutor(MAX_ASKED) as pool:
-        list(pool.map(submit, engine_names(opened.url, units)))
+    _at_once(((engine_for(opened.url, unit.infra), unit) for unit in units), submit)
 
 
 def specs_of(opened: OpenRun, units: Sequence[RunUnit], folder: Path) -> dict[str, JobSpec]:
@@ -298,13 +343,13 @@ def specs_of(opened: OpenRun, units: Sequence[RunUnit], folder: Path) -> dict[st
     return {unit.name: job_spec(run, home, unit, folder.absolute(), plan, sites=sites) for unit in units}
 
 
-def _take_back(opened: OpenRun, done: list[Job], units: Collection[str], names: list[str]) -> None:
+def _take_back(opened: OpenRun, done: list[Job], tried: Collection[str], units: Sequence[RunUnit]) -> None:
     """Cancel what was submitted, and what an engine has taken without having said so in time."""
     run, trouble = opened.format, ""
-    found = _ask(opened, names)
+    found = _ask(opened, units)
     try:
         trouble = found.trouble
-        _cancel(opened.url, (job for job in found.jobs if job.lives and job.unit in units))
+        _cancel(opened.url, (job for job in found.jobs if job.lives and job.unit in tried))
     except DilocoError as error:
         trouble = str(error)
     if trouble:
@@ -342,15 +387,19 @@ def _key_of(run: RunFormat, unit: RunUnit) -> str | None:
     return own
 
 
-def log_commands(opened: OpenRun, unit: str | None, lines: int, follow: bool) -> dict[str, tuple[str, ...]]:
-    """By unit, of the jobs whose logs are not on this machine."""
-    run = opened.format
+def log_commands(opened: OpenRun, unit: str | None, lines: int, follow: bool) -> LogCommands:
+    """Of the jobs whose logs are not on this machine."""
+    run, found = opened.format, LogCommands()
     chosen = [one for one in units_of(run, opened.url) if one.is_submitted and unit in (None, one.name)]
-    given, found = (run.home_of(opened.url), run.name), dict[str, tuple[str, ...]]()
-    for one in chosen:
-        engine = _named_engine(opened.url, engine_for(opened.url, one.infra).name)
-        found[one.name] = engine.log_words(*given, one.name, lines, follow)
-    return {name: words for name, words in found.items() if words}
+    if strange := _strange(opened.url, chosen):
+        talk(f"no logs of {', '.join(strange)}: {next(iter(strange.values()))}: {NAMED}")
+
+    def ask(engine: Engine, own: list[str]) -> None:
+        found.update(engine.log_words(run.home_of(opened.url), run.name, own, lines, follow))
+
+    named = [one for one in chosen if one.name not in strange]
+    _at_once(((engine_for(opened.url, one.infra), one.name) for one in named), ask)
+    return found
 
 
 def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool = False) -> list[JobSpec]:
@@ -372,31 +421,23 @@ def check_jobs(specs: Iterable[JobSpec]) -> None:
     """Each shape once, all engines at once: a host takes few connections at a time. Raises UsageError for jobs that the
     engine would refuse, or never start."""
     shapes = {(spec.infra, spec.nodes, spec.cores, spec.gpus, spec.memory_gb, spec.text): spec for spec in specs}
-    of_engine: dict[str, list[JobSpec]] = {}
-    for spec in shapes.values():
-        of_engine.setdefault(engine_of(spec.infra, spec.site).name, []).append(spec)
 
-    def check(own: list[JobSpec]) -> None:
+    def check(engine: Engine, own: list[JobSpec]) -> None:
         for spec in own:
-            engine_of(spec.infra, spec.site).check(spec)
+            engine.check(spec)
 
-    with ThreadPoolExecutor(MAX_ASKED) as pool:
-        list(pool.map(check, of_engine.values()))
+    _at_once(((engine_of(spec.infra, spec.site), spec) for spec in shapes.values()), check)
 
 
 def asked(opened: OpenRun) -> tuple[list[Job], str]:
     """What the engines say of the run's jobs, and of learners that have none; and which were not asked, and why."""
     units = [unit for unit in units_of(opened.format, opened.url) if unit.is_submitted]
-    found = _ask(opened, engine_names(opened.url, units), ASKED_WITHIN_S)
-    known = {job.unit for job in found.jobs}
+    found = _ask(opened, units, ASKED_WITHIN_S)
+    told = {job.unit for job in found.jobs} | found.silent.keys()
     for unit in units:
-        name = engine_for(opened.url, unit.infra).name
-        if unit.island is None or unit.name in known or name in found.silent:
-            continue
-        if is_named(opened.url, name):
+        if unit.island is not None and unit.name not in told:
+            name = engine_for(opened.url, unit.infra).name
             found.jobs.append(Job(unit.name, name, "", JobState.GONE, f"{name} has no job of it"))
-        elif not known:
-            found.silent[name] = RefusedError(f"{name} of this machine has none of them: {NAMED}")
     return found.jobs, found.trouble
 
 
@@ -405,7 +446,7 @@ def job_of(opened: OpenRun, name: str) -> tuple[RunUnit, Job] | None:
     unit = next((unit for unit in units_of(opened.format, opened.url) if unit.name == name and unit.is_submitted), None)
     if unit is None:
         return None
-    found = _ask(opened, engine_names(opened.url, [unit]))
+    found = _ask(opened, [unit])
     for error in found.silent.values():
         raise error
     job = next((job for job in found.jobs if job.unit == name), None)

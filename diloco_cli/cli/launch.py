@@ -219,7 +219,7 @@ def _created(
     from diloco_cli.launch.planned import islands_of
     from diloco_cli.layout import layout_warning
     from diloco_cli.runtime.consent import consented, signing_secret, stores_of
-    from diloco_cli.runtime.registry import note_sites, remember_run
+    from diloco_cli.runtime.registry import note_sites, remember_run, sites_of
     from diloco_cli.store.url import join_url
 
     plan = found.plan
@@ -251,7 +251,8 @@ def _created(
     if how == "created":
         _keep(home, found)
     known = remember_run(url, run.region_urls)
-    note_sites(url, {**dict.fromkeys(island.infra for island in islands), **plan.inventory.sites_by_infra})
+    infras = [island.infra for island in islands if region in (None, island.region)]
+    note_sites(url, {**sites_of(url), **dict.fromkeys(infras), **plan.inventory.sites_by_infra})
     if how == "existed":
         other = f", as launched by plan {short_digest(run.plan)}" if run.plan not in ("", found.digest) else ""
         talk(f"run {run.name} exists already at {url}: going on with it{other}")

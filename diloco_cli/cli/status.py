@@ -74,22 +74,24 @@ def told_with_jobs(opened: OpenRun, facts: RunFacts, ask: Callable[[], list[Job]
 
 
 def with_jobs(current: Status, facts: RunFacts, jobs: list[Job]) -> Status:
-    """A run that waits for its jobs to start has not stalled. Of a learner that is heard, a job is missing on this
-    cluster alone."""
+    """A run that waits for its jobs to start has not stalled. A learner that is heard may have a job that is not known
+    here, but a job of it that was killed will not come back, whatever it said last."""
     from diloco_cli.cli.jobs import WAITS
     from diloco_cli.engines.port import JobState
     from diloco_cli.observe.situation import SILENCE, State
     from diloco_cli.observe.situation import starts as has_not_merged
 
     heard = {learner.name for learner in current.learners if learner.state not in SILENCE}
-    jobs = [job for job in jobs if job.state is not JobState.GONE or job.unit not in heard]
+    jobs = [job for job in jobs if job.state is not JobState.GONE or job.id or job.unit not in heard]
     waits = [f"{job.unit} ({job.why or job.state})" for job in jobs if job.state in WAITS]
     if waits and has_not_merged(facts) and current.state in (State.SILENT, State.STALLED):
         current = replace(current, state=State.STARTING, reason=f"jobs wait: {', '.join(waits)}", hint="")
-    lost = any(not job.lives and job.unit not in {learner.name for learner in current.learners} for job in jobs)
-    if lost and not current.hint:  # of its syncers, of which another one serves
-        current = replace(current, hint=f"diloco resume {facts.url}")
+    learners = {learner.name for learner in current.learners}
     unheard = {learner.name for learner in current.learners if learner.heard_s is None}
+    killed = {job.unit for job in jobs if job.id and job.state in (JobState.FAILED, JobState.GONE)} - unheard
+    lost = killed.union(job.unit for job in jobs if not job.lives and job.unit not in learners)
+    if lost and not current.hint:  # not heard for a while, or of its syncers, of which another one serves
+        current = replace(current, hint=f"diloco resume {facts.url}")
     began = [job.unit for job in jobs if job.state in (JobState.RUNNING, JobState.FAILED) and job.unit in unheard]
     if began and not current.hint:  # why a unit cannot reach the bucket, or not start, its log alone tells
         current = replace(current, hint=f"diloco logs {began[0]} --run {facts.url}")

@@ -188,7 +188,8 @@ def go_on(
         done = f"run {opened.name} was stopped at commit {state.n}: resuming it"
         talk(done if stopped else "an earlier stop request was never carried out: withdrawn")
     units = _beside_others(opened, state, units)
-    jobs = [] if before is None else submit_missing(opened, planned, here.folder, before, files)
+    by_region = region is not None
+    jobs = [] if before is None else submit_missing(opened, planned, here.folder, before, files, by_region)
     for line in job_lines(jobs):
         talk(line)
     if not units:
@@ -206,7 +207,7 @@ def submit_beside(opened: OpenRun, region: str | None, here: NamedHere, syncer_h
     if planned:
         consented(opened.format, opened.url, here, stores_of(opened.format), code=False)
         before = jobs_before(opened, head_of(opened), planned)
-        for line in job_lines(submit_missing(opened, planned, here.folder, before)):
+        for line in job_lines(submit_missing(opened, planned, here.folder, before, by_region=region is not None)):
             talk(line)
     return bool(planned)
 

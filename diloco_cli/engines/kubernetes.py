@@ -21,7 +21,7 @@ import yaml
 
 from diloco_cli.clock import monotonic_s
 from diloco_cli.digests import digest, short_digest
-from diloco_cli.engines.port import AGAIN_STATUS, OVER, Job, JobSpec, JobState, of_each_unit
+from diloco_cli.engines.port import AGAIN_STATUS, OVER, Job, JobSpec, JobState, LogCommands, of_each_unit
 from diloco_cli.engines.tool import over_ssh, run_tool
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError, escaped
 from diloco_cli.runtime.units import JOB_ENDS_S
@@ -278,6 +278,7 @@ class Kubernetes:
     options: Mapping[str, Any] = field(default_factory=dict)
     via: str | None = None
     sees_files = False
+    cluster = ""
     may_change = re.compile(r"\s*(image|requests|limits): ")
 
     def render(self, spec: JobSpec) -> str:
@@ -346,13 +347,16 @@ class Kubernetes:
         given = ("exec", first, f"--container={OURS}", "--", *words)
         return self._kubectl(*given, within_s=within_s, refusal=RefusedError)
 
-    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
+    def log_words(self, run: str, run_name: str, units: Sequence[str], lines: int, follow: bool) -> LogCommands:
         """Also of pods that have ended, while they are there."""
-        chosen = f"--selector={RUN}={run_label(run)},{UNIT}={unit}"
-        words = ["logs", chosen, f"--tail={lines}", f"--container={OURS}", f"--max-log-requests={MAX_PODS}"]
-        words += ["--ignore-errors", *(["--follow"] if follow else [])]
-        called = ("kubectl", *self._place, *words)
-        return called if self.via is None else over_ssh(self.via, called)
+        words = [f"--tail={lines}", f"--container={OURS}", f"--max-log-requests={MAX_PODS}", "--ignore-errors"]
+        words += ["--follow"] if follow else []
+        found: LogCommands = {}
+        for unit in units:
+            chosen = f"--selector={RUN}={run_label(run)},{UNIT}={unit}"
+            called = ("kubectl", *self._place, "logs", chosen, *words)
+            found[unit,] = called if self.via is None else over_ssh(self.via, called)
+        return found
 
     def _pods(self, job: Job) -> list[Document]:
         """Those that run."""

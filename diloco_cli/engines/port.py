@@ -24,6 +24,8 @@ from diloco_cli.config.settings import Site
 from diloco_cli.digests import digest, short_digest
 
 AGAIN_STATUS = 75
+LogCommands = dict[tuple[str, ...], tuple[str, ...]]
+"""By the units whose logs each prints; `UNIT|` stands before each line if they are several."""
 
 
 class JobState(StrEnum):
@@ -107,6 +109,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def cluster(self) -> str:
+        """Which one it is, of an engine whose name may mean another cluster on another machine; else ""."""
+        ...
+
+    @property
     def may_change(self) -> re.Pattern[str]:
         """How lines of what it renders begin that a person may change, or take out."""
         ...
@@ -128,8 +135,8 @@ class Engine(Protocol):
         """One of each unit that the engine knows. Raises TryAgainError where it does not answer in time."""
         ...
 
-    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
-        """The command that prints the last lines of what the unit's job printed, and what is added until its stdin is
+    def log_words(self, run: str, run_name: str, units: Sequence[str], lines: int, follow: bool) -> LogCommands:
+        """Commands that print the last lines of what the units' jobs printed, and what is added until their stdin is
         closed; none where that is a file here (`JobSpec.log`)."""
         ...
 

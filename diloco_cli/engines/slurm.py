@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import PurePath
 
-from diloco_cli.engines.port import Job, JobSpec, JobState, job_names, of_each_unit
-from diloco_cli.engines.ssh import check_installed, tail_of
+from diloco_cli.engines.port import Job, JobSpec, JobState, LogCommands, job_names, of_each_unit
+from diloco_cli.engines.ssh import check_installed, tails_of
 from diloco_cli.engines.tool import over_ssh, run_tool, tool_directory
 from diloco_cli.environment import environment_value
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError
@@ -191,7 +191,7 @@ def counts_memory(partition: str, via: str | None) -> bool:
 
 
 @cache
-def _there(via: str, *words: str) -> str:
+def _there(via: str | None, *words: str) -> str:
     return run_tool(words, within_s=ANSWERS_WITHIN_S, refusal=UsageError, via=via).strip()
 
 
@@ -208,6 +208,16 @@ class Slurm:
     @property
     def sees_files(self) -> bool:
         return self.via is None
+
+    @property
+    def cluster(self) -> str:
+        """Its name, which many clusters have, and its controller's host."""
+        try:
+            said = _there(self.via, "scontrol", "show", "config")
+        except UsageError:  # some sites have no such command
+            return ""
+        found = re.findall(r"^(?:ClusterName|SlurmctldHost\[0\]) *= *([^\s(]+)", said, re.M)
+        return "@".join(found)
 
     def render(self, spec: JobSpec) -> str:
         if self.via is None:
@@ -266,11 +276,12 @@ class Slurm:
             user, _, said = self._run(both, within_s, TryAgainError).partition("\n")
         return read_queue(said, run, run_name, user, self.name)
 
-    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
+    def log_words(self, run: str, run_name: str, units: Sequence[str], lines: int, follow: bool) -> LogCommands:
         if self.via is None:
-            return ()
+            return {}
         script = f"cd {shlex.quote(f'{self.directory}/{job_names(run_name, run)}jobs')} || exit 1\n"
-        return over_ssh(self.via, ("bash", "-c", script + tail_of(f"{unit}.log", lines, follow)))
+        script += tails_of({unit: f"{unit}.log" for unit in units}, lines, follow)
+        return {tuple(units): over_ssh(self.via, ("bash", "-c", script))}
 
     def cancel(self, jobs: Collection[Job]) -> None:
         if jobs:

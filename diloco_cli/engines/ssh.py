@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from diloco_cli import __version__
-from diloco_cli.engines.port import Job, JobSpec, JobState, job_names
+from diloco_cli.engines.port import Job, JobSpec, JobState, LogCommands, job_names
 from diloco_cli.engines.tool import over_ssh, run_tool
 from diloco_cli.errors import DilocoError, RefusedError, TryAgainError, UsageError
 from diloco_cli.signing import KEY_FILE_VARIABLE
@@ -152,11 +152,16 @@ def _answer(host: str, script: str) -> str:
     return run_tool(("bash", "-s"), script, within_s=STARTS_WITHIN_S, refusal=UsageError, via=host).strip()
 
 
-def tail_of(log: str, lines: int, follow: bool) -> str:
-    """The line of shell that prints it. What is followed ends with its stdin: nobody else would end it there."""
-    if not follow:
-        return f"tail -n {lines} -- {shlex.quote(log)}"
-    return f"tail -n {lines} -F -- {shlex.quote(log)} 2> /dev/null & cat > /dev/null; kill $!"
+def tails_of(logs: Mapping[str, str], lines: int, follow: bool) -> str:
+    """The script of bash that prints these logs, by unit, as `Engine.log_words` says. What is followed ends with its
+    stdin: nobody else would end it there."""
+    script = "own= code=0\n"
+    for unit, log in logs.items():
+        mark = f" > >(exec sed -u {shlex.quote(f's/^/{unit}|/')})" if len(logs) > 1 else ""
+        path = shlex.quote(log)
+        script += f'tail -n {lines} -F -- {path} 2> /dev/null{mark} & own+=" $!"\n' if follow else ""
+        script += "" if follow else f"tail -n {lines} -- {path}{mark} || code=1\nwait $!\n"
+    return script + ("cat > /dev/null; kill $own\n" if follow else "exit $code\n")
 
 
 def read_jobs(text: str, run: str, run_name: str, engine: str) -> list[Job]:
@@ -184,6 +189,7 @@ class Ssh:
     setup: str = ""
     directory: str = "."
     sees_files = False
+    cluster = ""
     may_change = re.compile("eval |cd -- ")
 
     def render(self, spec: JobSpec) -> str:
@@ -210,9 +216,10 @@ class Ssh:
         script = LOOK.format(prefix=shlex.quote(job_names(run_name, run)))
         return read_jobs(self._run(script, within_s, TryAgainError, login=False), run, run_name, self.name)
 
-    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
-        script = f'{FOLDERS}cd "$jobs"/{shlex.quote(job_names(run_name, run) + unit)} 2> /dev/null || exit 0\n'
-        return over_ssh(self.host, ("bash", "-c", script + tail_of("log", lines, follow)), login=False)
+    def log_words(self, run: str, run_name: str, units: Sequence[str], lines: int, follow: bool) -> LogCommands:
+        logs = {unit: f"{job_names(run_name, run)}{unit}/log" for unit in units}
+        script = f'{FOLDERS}cd "$jobs" || exit 1\n{tails_of(logs, lines, follow)}'
+        return {tuple(units): over_ssh(self.host, ("bash", "-c", script), login=False)}
 
     def cancel(self, jobs: Collection[Job]) -> None:
         pids = " ".join(job.id for job in jobs if job.id.isdigit())

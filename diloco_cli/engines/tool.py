@@ -118,11 +118,12 @@ def run_tool(
     return done.stdout.decode(errors="replace")
 
 
-def start_tool(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """It prints into this file, until its stdin is closed. What it says to stderr is in the file beside, `.err`."""
+def start_tool(words: Sequence[str], errors: Path) -> subprocess.Popen[bytes]:
+    """It prints until its stdin is closed. What it says to stderr is in the file `errors`."""
     tool_directory(words[0])
-    with log.open("wb") as out, log.with_suffix(".err").open("wb") as errors:
-        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=out, stderr=errors, start_new_session=True)
+    pipe = subprocess.PIPE
+    with errors.open("wb") as said:
+        return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=said, start_new_session=True)
 
 
 def _said(words: bytes, last: int = 0) -> str:

@@ -523,7 +523,8 @@ def _brings_back(look: Look) -> str:
         if here is None and regions[name] in others and not look.submits:
             url = run.url_for(regions[name], run.home_of(look.facts.url))  # a resume would take the others' places
             return f"diloco learner --run {url} --name {name}"
-        elsewhere = len(set(regions.values())) > 1 and not set(regions) <= set(look.local.units)
+        jobs_alone = all(is_submitted(island.infra) for island in run.islands)  # of which it brings what is missing
+        elsewhere = len({*regions.values()}) > 1 and not jobs_alone and not set(regions) <= set(look.local.units)
         region = f" --region {regions[name]}" if elsewhere else ""
         return f"diloco resume {look.facts.url}{region}"
     return f"diloco logs {name} --run {look.facts.url}"

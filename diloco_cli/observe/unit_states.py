@@ -168,6 +168,7 @@ def state_here(
 def working(facts: RunFacts, names: Collection[str]) -> list[str]:
     """Of these units those that work by what they said within LATELY_S."""
     heard = {name: (said.age_s, said.heartbeat.state) for name, said in facts.learners.items()}
+    heard |= {name: (said.age_s, said.heartbeat.state) for name, said in facts.standbys.items()}
     if facts.syncer is not None:
         heard[facts.syncer.heartbeat.unit] = facts.syncer.age_s, facts.syncer.heartbeat.state
     return sorted(

@@ -265,13 +265,16 @@ def _runs_directory() -> Path:
 def remember_run(url: str, also: Iterable[str] = ()) -> KnownRun:
     """Notes the run on this machine, with the other URLs that it has."""
     run = KnownRun(run_name(url), url, this_folder(), wall_s(), tuple(sorted({*also} - {url})))
+    sites = sites_of(url)  # as noted under another one of them
     write_json(run_directory(url) / "run.json", asdict(run))
+    if sites:
+        note_sites(url, sites)
     return run
 
 
 def note_sites(url: str, sites: Mapping[str, Site | None]) -> None:
     """What each `infra` means that this machine's user has named."""
-    write_json(run_directory(url) / "sites.json", to_plain(sites))
+    write_json(run_directory(noted_at(url)) / "sites.json", to_plain(sites))
 
 
 def sites_of(url: str) -> dict[str, Site | None]:

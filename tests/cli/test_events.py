@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,14 +32,27 @@ def url(tmp_path: Path) -> str:
     return make_bucket(tmp_path / "nano")
 
 
+def elsewhere(monkeypatch: pytest.MonkeyPatch, units: tuple[str, ...], script: str) -> Any:
+    monkeypatch.setattr(jobs, "log_commands", lambda *given: {units: ("sh", "-c", script)})
+    monkeypatch.setattr(events, "open_known_run", lambda known: None)
+    return events._logs_elsewhere(KnownRun("nano", "gs://b/nano"), None, 20, follow=False)
+
+
+def test_one_connection_brings_the_logs_of_several_units(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = "printf 'iowa|a|b\\nrhine|c\\nmars|x\\niowa|d\\n'; echo no such file >&2; exit 1"
+    with elsewhere(monkeypatch, ("iowa", "rhine"), script) as (files, _):
+        assert {name: path.read_text() for name, path in files.items()} == {"iowa": "a|b\nd\n", "rhine": "c\n"}
+    assert "iowa, rhine: their logs end here: no such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("refused", "status"), [(2, 255), (99, 255), (1, 3)])
 def test_a_log_is_asked_for_again_where_its_host_refuses_the_connection(
     refused: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asks = f"cd {tmp_path}; echo >> asked; [ $(wc -l < asked) -gt {refused} ] && echo trained || exit {status}"
-    monkeypatch.setattr(jobs, "log_commands", lambda *given: {"iowa": ("sh", "-c", asks)})
-    monkeypatch.setattr(events, "open_known_run", lambda known: None)
-    with events._logs_elsewhere(KnownRun("nano", "gs://b/nano"), None, 20, follow=False) as (files, _):
+    with elsewhere(monkeypatch, ("iowa",), asks) as (files, _):
         assert files["iowa"].read_text() == ("trained\n" if refused == 2 else "")
     num_asked = len((tmp_path / "asked").read_text().splitlines())
     assert num_asked == {2: 3, 99: events.ATTEMPTS, 1: 1}[refused]

@@ -35,20 +35,28 @@ def test_a_machine_is_measured_into_a_new_inventory_that_can_be_read(
 @pytest.mark.parametrize(
     ("said", "islands"),
     [
-        ("gpu\ngpu\nlong\nx", ["slurm/gpu", "slurm/long"]),
-        ("all", ["slurm/all"] * 2),
-        ("", ["slurm/first", "slurm/second"]),
+        (
+            "a|up|idle|2|(null)\na|up|down*|1|(null)\nb*|up|mixed|1|(null)\nc|up|idle|1|(null)",
+            "slurm/b cpu, slurm/a cpu",
+        ),
+        ("a*|up|down*|2|(null)\nb|up|drained|1|(null)\nc|up|idle~|1|(null)", "slurm/c cpu, slurm/c cpu"),
+        ("a|inact|idle|2|(null)\nb*|up|allocated|1|(null)", "slurm/b cpu, slurm/a cpu"),
+        ("a*|up|idle|2|(null)\nb|up|mixed|1|gpu:h100:8(S:0-1)", "slurm/b H100-SXM, slurm/b H100-SXM"),
+        ("a*|up|idle|2|(null)\nb|up|down|1|gpu:h100:8\nb|up|idle|1|(null)", "slurm/a cpu, slurm/b cpu"),
+        ("a*|up|idle|2|gpu:4\nb|up|idle|1|gpu:nvidia_h100_80gb_hbm3:8", "slurm/b H100-SXM, slurm/b H100-SXM"),
+        ("welcome\na|up|idle|2|gpu:h1000:8", "slurm/a cpu, slurm/a cpu"),
+        ("", "slurm/first cpu, slurm/second cpu"),
     ],
 )
-def test_a_first_run_on_slurm_has_the_clusters_own_partitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, islands: list[str]
+def test_a_first_run_on_slurm_has_the_partitions_where_it_can_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, islands: str
 ) -> None:
-    (tmp_path / "sinfo").write_text(f"#!/bin/sh\nprintf '{said}\\n'\n")
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\necho '{said}'\n")
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert called(monkeypatch, "init", str(tmp_path / "new"), "--for", "slurm") == 0
     found = load_inventory(tmp_path / "new" / "inventory.yaml")
-    assert [island.infra for island in found.islands] == islands
+    assert ", ".join(f"{island.infra} {island.accelerators.name}" for island in found.islands) == islands
 
 
 @pytest.mark.long

@@ -23,6 +23,7 @@ from diloco_cli.cli.jobs import (
     job_spec,
     jobs_before,
     log_commands,
+    name_partitions,
     run_beside,
     specs_of,
     submit_missing,
@@ -33,13 +34,13 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import ModelSettings, Site
 from diloco_cli.engines import sites, slurm
 from diloco_cli.engines.files import write_job_files
-from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, job_names
+from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, LogCommands, job_names
 from diloco_cli.errors import RefusedError, TryAgainError, UsageError
 from diloco_cli.observe.screen import job_lines
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
 from diloco_cli.runtime import units
-from diloco_cli.runtime.registry import log_files, note_sites
+from diloco_cli.runtime.registry import log_files, note_sites, remember_run, run_directory, sites_of
 from diloco_cli.runtime.units import units_of
 from diloco_cli.signing import Secret
 from diloco_cli.store.memory import MemoryStore
@@ -59,7 +60,7 @@ class PlayedSlurm:
         self.queue: dict[str, list[str]] = {}
         self.texts: dict[str, str] = {}
         self.calls: list[tuple[str, ...]] = []
-        self.url, self.user = URL, os.getuid()
+        self.url, self.user, self.controller = URL, os.getuid(), "a"
         self.loses = ""  # the unit whose job it takes without saying so in time
         self.refuses: tuple[str, str] = ("", "")
         self.answers = True
@@ -76,6 +77,8 @@ class PlayedSlurm:
     ) -> str:
         if not self.answers:
             raise TryAgainError(f"{words[0]} did not answer within {within_s:g} s")
+        if tuple(words) == ("scontrol", "show", "config"):
+            return f"ClusterName = lab\nSlurmctldHost[0] = {self.controller}(10.0.0.1)"
         if words[0] == "squeue":
             mine = f"{self.user}|diloco {self.url}"
             begin = job_names("nano", self.url)
@@ -112,15 +115,16 @@ def named() -> None:
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> PlayedSlurm:
     found = PlayedSlurm()
+    slurm._there.cache_clear()
     monkeypatch.setattr(slurm, "run_tool", found.run)
     monkeypatch.setattr(slurm, "tool_directory", lambda name: Path("/opt/slurm/bin"))
     monkeypatch.setattr(jobs, "LOOKS_EVERY_S", 0.0)
     return found
 
 
-def opened(run: RunFormat = RUN, stands: bool = False) -> Any:
+def opened(run: RunFormat = RUN, stands: bool = False, store: MemoryStore | None = None) -> Any:
     return SimpleNamespace(
-        format=run, store=MemoryStore(), url=URL, name=run.name, word="nano", perform=lambda steps: stands
+        format=run, store=store or MemoryStore(), url=URL, name=run.name, word="nano", perform=lambda steps: stands
     )
 
 
@@ -282,7 +286,7 @@ def test_a_silent_engine_is_told_and_nothing_is_submitted(played: PlayedSlurm, t
 class OtherEngine:
     """One that holds its jobs in memory, and fails on demand."""
 
-    name, sees_files, may_change = "other", False, re.compile("#")
+    name, sees_files, cluster, may_change = "other", False, "", re.compile("#")
 
     def __init__(self) -> None:
         self.held: dict[str, Job] = {}
@@ -318,8 +322,8 @@ class OtherEngine:
     def run_in(self, job: Job, words: Sequence[str], within_s: float) -> str:
         return ""
 
-    def log_words(self, run: str, run_name: str, unit: str, lines: int, follow: bool) -> tuple[str, ...]:
-        return ()
+    def log_words(self, run: str, run_name: str, units: Sequence[str], lines: int, follow: bool) -> LogCommands:
+        return {}
 
 
 @pytest.fixture
@@ -410,45 +414,96 @@ def test_an_engine_that_does_not_answer_holds_up_nothing_of_the_others(
     assert [(job.unit, job.lives) for job in jobs] == [(mine, True), (gone, False)]
     assert sorted(submit(tmp_path, BOTH)) == sorted([mine, gone])
     left = "iowa, syncer-0" if silent == "slurm" else "rhine, syncer-1"
-    assert f"left alone: {left}; once it answers: diloco resume nano" in capsys.readouterr().err
+    assert f"left alone: {left}; then: diloco resume nano" in capsys.readouterr().err
     assert end_jobs(opened(BOTH), 0.0) == sorted([mine, gone])
 
 
-def test_no_host_and_no_context_is_asked_that_the_bucket_alone_names(
+def test_nothing_is_asked_that_the_bucket_alone_names(
     played: PlayedSlurm, other: OtherEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    note_sites(URL, {})
+    (run_directory(URL) / "sites.json").unlink()
     other.jobs = other.check = other.submit = other.log_words = pytest.fail  # type: ignore[assignment]
-    played.queue = {"iowa": ["RUNNING", "None"]}
+    played.queue = {"rhine": ["RUNNING", "None"]}
     found, trouble = asked(opened(BOTH))
-    assert [job.unit for job in found] == ["iowa"]
-    assert "the run's bucket alone names their hosts: ask where it was launched" in trouble
+    assert found == [] and "the run's bucket alone names slurm/us, other/x: ask where it was launched" in trouble
+    assert log_commands(opened(BOTH), None, 20, False) == {}
+    assert "no logs of iowa, rhine, syncer-0, syncer-1: the run's bucket alone" in capsys.readouterr().err
+    for unit in ("iowa", "rhine"):
+        with pytest.raises(RefusedError, match="bucket alone names"):
+            job_of(opened(BOTH), unit)
     with pytest.raises(RefusedError, match="bucket alone names"):
-        log_commands(opened(BOTH), "rhine", 20, False)
-    assert job_of(opened(BOTH), "iowa") is not None
-    with pytest.raises(RefusedError, match="bucket alone names"):
-        job_of(opened(BOTH), "rhine")
-    only = replace(RUN, islands=(replace(RHINE, infra="other/x"),))
-    with pytest.raises(RefusedError, match="bucket alone names"):
-        submit(tmp_path, only)
-    assert end_jobs(opened(only), 0.0) == [] and "bucket alone names" in capsys.readouterr().err
+        submit(tmp_path, BOTH)
+    assert end_jobs(opened(BOTH), 0.0) == [] and "bucket alone names" in capsys.readouterr().err
+    assert played.calls == []
 
 
-def test_another_clusters_jobs_are_neither_gone_nor_doubled(
+def test_a_region_that_the_user_names_is_this_machines_own_slurm(
+    played: PlayedSlurm, other: OtherEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_directory(URL) / "sites.json").unlink()
+    other.jobs = pytest.fail  # type: ignore[assignment]
+    name_partitions(URL, BOTH, None)
+    assert sites_of(URL) == {}
+    name_partitions(URL, BOTH, "us")
+    name_partitions(URL, BOTH, "eu")
+    assert sites_of(URL) == {"slurm/us": None}, "no host and no context that the bucket could choose"
+    units = units_of(BOTH, URL, "us")
+    submit_missing(opened(BOTH), units, tmp_path, jobs_before(opened(BOTH), RunState(), units), by_region=True)
+    assert played.submitted() == ["iowa", "syncer-0", "syncer-1"]
+    submit(tmp_path, BOTH)
+    assert "names other/x: ask where" in (said := capsys.readouterr().err) and "left alone: rhine; then:" in said
+    remember_run(URL, ["gs://eu/nano"])
+    assert sites_of(remember_run("gs://eu/nano", [URL]).url) == {"slurm/us": None}, "its notes, under another URL"
+
+
+def test_what_another_cluster_was_given_is_left_alone_until_its_region_is_named(
     played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a run that was launched from another machine, on whose Slurm two of the units work."""
-    note_sites(URL, {})
-    none, trouble = asked(opened())
-    assert none == [] and trouble.startswith(
-        "jobs: not asked: slurm of this machine has none of them: ask where it was"
-    )
-    said = {name: SimpleNamespace(age_s=age_s, heartbeat=SimpleNamespace(state="TRAINING", unit=name))
-            for name, age_s in (("iowa", 1.0), ("rhine", 9_000.0), ("syncer-1", 1.0))}  # fmt: skip
-    facts = SimpleNamespace(learners={name: said[name] for name in ("iowa", "rhine")}, syncer=said["syncer-1"])
+    """Of a run whose jobs wait, or work, on a Slurm of the same name, which this machine cannot ask."""
+    store, heard = MemoryStore(), SimpleNamespace(age_s=1.0, heartbeat=SimpleNamespace(state="TRAINING"))
+    stands = SimpleNamespace(age_s=1.0, heartbeat=SimpleNamespace(state="STANDING_BY"))
+    facts = SimpleNamespace(learners={"iowa": heard}, syncer=None, standbys={"syncer-1": stands})
     monkeypatch.setattr(jobs, "boxed", lambda opened, box: SimpleNamespace(facts=lambda: facts))
-    assert submit(tmp_path) == played.submitted() == ["rhine", "syncer-0"]
-    assert "left alone, for they work, as jobs that are not known here: iowa, syncer-1" in capsys.readouterr().err
+
+    def resumed(at: str, queue: dict[str, list[str]], region: str | None = None) -> list[str]:
+        """The units that are submitted there."""
+        slurm._there.cache_clear()
+        played.controller, played.queue, before = at, queue, len(played.submitted())
+        units, run = units_of(RUN, URL, region), opened(store=store)
+        before_it = jobs_before(run, RunState(), units)
+        submit_missing(run, units, tmp_path, before_it, by_region=region is not None)
+        return played.submitted()[before:]
+
+    assert resumed("a", {}) == NAMES
+    queued = dict(played.queue)
+    assert resumed("b", {}) == []
+    said = capsys.readouterr().err
+    assert f"iowa: {os.uname().nodename} has given it to Slurm cluster lab@a, where it works: it is left alone" in said
+    assert "rhine: " in said and "cluster lab@a: it is left alone" in said and "resume nano --region REGION" not in said
+    assert resumed("b", {}, "us") == ["syncer-0"], "which neither serves nor stands by"
+    facts.learners, facts.standbys = {}, {}
+    assert (
+        resumed("b", dict(played.queue)) == []
+        and "to submit them here all the same: diloco resume nano" in capsys.readouterr().err
+    )
+    assert resumed("b", {}, "eu") == ["rhine"] and "rhine: " in capsys.readouterr().err
+    del queued["rhine"]
+    assert resumed("a", queued) == [] and "rhine: " in capsys.readouterr().err, "now it is the other one's"
+    assert resumed("a", {}) == ["iowa", "syncer-1"]
+
+
+def test_a_syncer_that_the_engine_of_another_region_has_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cluster(place: str, site: object) -> Any:
+        held = {"us": ("syncer-0", JobState.RUNNING), "eu": ("syncer-1", JobState.QUEUED)}[place]
+        return SimpleNamespace(name=f"other/{place}", jobs=lambda *of: [Job(held[0], f"other/{place}", "7", held[1])])
+
+    monkeypatch.setitem(sites.KINDS, "other", cluster)
+    monkeypatch.setattr(units, "ENGINES", frozenset({"other"}))
+    run = replace(RUN, islands=tuple(replace(i, infra=f"other/{i.region}") for i in RUN.islands))
+    planned = units_of(run, URL, "us")
+    assert {unit.name: unit.infra for unit in planned}["syncer-1"] == "other/us"
+    known = jobs_before(opened(run), RunState(), planned)
+    assert [(job.unit, job.engine) for job in known.jobs] == [("syncer-0", "other/us"), ("syncer-1", "other/eu")]
 
 
 def test_learners_without_a_job_are_gone(played: PlayedSlurm) -> None:
@@ -487,6 +542,7 @@ def test_a_stop_of_a_run_that_waits_in_the_queue_takes_its_jobs_out(
 ) -> None:
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
     played.url = make_bucket(tmp_path / "nano", RUN)
+    name_partitions(played.url, RUN, "us")
     with pytest.raises(TryAgainError, match="has not begun"):
         stop(played.url, 0.0, False)
     played.queue = {name: ["PENDING", "Resources"] for name in NAMES}

@@ -86,8 +86,12 @@ def test_jobs_that_wait_or_are_missing_are_said_of_a_run_that_goes_on(
     assert current.hint == f"diloco resume {opened.url}", "a syncer is lost, which nothing else shows"
     say(tmp_path / "jobs", "rhine", 1)
     assert look().jobs == [waits, killed], "it works on another cluster; of a syncer nothing else is heard"
+    killed = Job("rhine", "ssh/box", "72", JobState.GONE, "its process was killed")
+    assert look().jobs == [waits, killed], "what it said before that does not count"
+    monkeypatch.setattr(observed, "status_of", lambda *given: replace(current, hint="", state="MERGING"))
+    assert look().hint == f"diloco resume {opened.url}"
     monkeypatch.setattr(observed, "status_of", lambda *given: replace(current, state="STOPPED"))
-    assert look() and len(asked) == 2, "of a run that is over nobody is asked"
+    assert look() and len(asked) == 4, "of a run that is over nobody is asked"
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,10 @@ def test_what_a_cluster_takes_away_comes_back(place: KubernetesCluster) -> None:
 def test_a_job_is_listened_to_and_acted_in(place: KubernetesCluster) -> None:
     ENGINE.submit(spec("iowa", "sh", "-c", "echo one; echo two; echo $$; exec sleep 600"))
     becomes("iowa", "RUNNING")
-    words = ENGINE.log_words(RUN, "nano", "iowa", 2, False)
+    (words,) = ENGINE.log_words(RUN, "nano", ["iowa"], 2, False).values()
     eventually(lambda: len(place.kubectl(*words[2:]).splitlines()) == 2)
     two, pid = place.kubectl(*words[2:]).splitlines()
-    assert two == "two" and ENGINE.log_words(RUN, "nano", "iowa", 2, True) == (*words, "--follow")
+    assert two == "two" and ENGINE.log_words(RUN, "nano", ["iowa"], 2, True) == {("iowa",): (*words, "--follow")}
     assert ENGINE.run_in(job("iowa"), ("sh", "-c", f"kill -9 {pid}; echo 'a  b'"), 30.0) == "a  b\n"
     becomes("iowa", "RUNNING", "again, after: exit code 137")
     with pytest.raises(RefusedError, match="gone wrong; command terminated with exit code 7"):

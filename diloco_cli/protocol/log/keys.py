@@ -15,7 +15,7 @@
     request/<r>.json                             create-once, dense: an operator's intent
     join/<learner>/<e>-<number>.json             create-once: an island asks the syncer of epoch e to take part
     event/<unit>/<t>-<nonce>.jsonl               create-once: what happened to a unit, for people (diloco_cli/events)
-    heartbeat/<unit>.json, heartbeat/standby/<name>.json, hint/head.json
+    heartbeat/<unit>.json, heartbeat/standby/<name>.json, hint/head.json, hint/job/<unit>.json
                                                  overwritten now and then: hints, never trusted for safety
 
 Where <i> stands, a signed run has <key>/<i>: <key> is the fingerprint of the key that signs what lies below it. So a
@@ -237,6 +237,11 @@ def heartbeat_key(unit: str) -> str:
 
 def standby_heartbeat_key(name: str) -> str:
     return f"{STANDBY_HEARTBEATS}{name}.json"
+
+
+def job_hint_key(unit: str) -> str:
+    """Which cluster was last given this unit as a job, and by which machine."""
+    return f"hint/job/{unit}.json"
 
 
 def max_fragment_bytes(layout: Layout, fragment: int) -> int:

@@ -231,7 +231,13 @@ def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch)
         calls.append((tuple(words), given))
         queue = "71\n" + line("RUNNING").replace(ME, "71")
         shell = {"command -v": "/opt/slurm/bin/sbatch\n", "id -u; exe": queue}
-        answers = {"bash": shell.get(words[-1][:10], f"{__version__}\n"), "sbatch": "8;lab\n", "sinfo": "256000+\n"}
+        scontrol = "ClusterName             = lab\nSlurmctldHost[0]        = n0(10.0.0.1)\n"
+        answers = {
+            "scontrol": scontrol,
+            "bash": shell.get(words[-1][:10], f"{__version__}\n"),
+            "sbatch": "8;lab\n",
+            "sinfo": "256000+\n",
+        }
         return answers.get(words[0], "")
 
     monkeypatch.setattr(slurm, "run_tool", there)
@@ -253,4 +259,6 @@ def test_a_site_behind_ssh_gets_all_by_its_host(monkeypatch: pytest.MonkeyPatch)
         and calls[-1][0] == ("bash", "-s")
         and "'key'" not in str([words for words, _ in calls])
     )
-    assert f"/shared/me/{job_names('nano', RUN)}jobs" in engine.log_words(RUN, "nano", "iowa", 20, follow=False)[-1]
+    ((of, printing),) = engine.log_words(RUN, "nano", ["iowa", "rhine"], 20, follow=False).items()
+    assert of == ("iowa", "rhine") and f"/shared/me/{job_names('nano', RUN)}jobs" in printing[-1]
+    assert engine.cluster == "lab@n0"

@@ -15,7 +15,7 @@ from diloco_cli import __version__
 from diloco_cli.config.codec import replace
 from diloco_cli.engines import ssh
 from diloco_cli.engines.port import Job, JobSpec, JobState
-from diloco_cli.engines.ssh import Ssh, read_jobs, render
+from diloco_cli.engines.ssh import Ssh, read_jobs, render, tails_of
 from diloco_cli.errors import TryAgainError, UsageError
 from tests.waiting import wait_until
 
@@ -207,3 +207,27 @@ def test_a_host_that_cannot_be_reached_says_nothing_of_its_jobs(monkeypatch: pyt
     monkeypatch.setattr(ssh, "run_tool", cut)
     with pytest.raises(TryAgainError, match="Connection refused"):
         BOX.jobs(RUN, "nano")
+
+
+def test_logs_of_several_units_come_over_one_connection_and_end_with_it(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("one\ntwo\nthree\n")
+    (tmp_path / "b c.log").write_text("four\n")
+    logs = {"iowa": "a.log", "rhine": "b c.log"}
+
+    def bash(script: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(("bash", "-c", script), cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert sorted(bash(tails_of(logs, 2, False)).stdout.splitlines()) == ["iowa|three", "iowa|two", "rhine|four"]
+    assert bash(tails_of({"iowa": "a.log"}, 1, False)).stdout == "three\n", "one needs no mark"
+    lacks = bash(tails_of({"mars": "no.log", **logs}, 1, False))
+    assert lacks.returncode == 1 and "no.log" in lacks.stderr and "rhine|four" in lacks.stdout
+    with subprocess.Popen(
+        ("bash", "-c", tails_of(logs, 1, True)), cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as following:
+        assert following.stdin is not None and following.stdout is not None
+        assert {following.stdout.readline() for _ in logs} == {"iowa|three\n", "rhine|four\n"}
+        with (tmp_path / "b c.log").open("a") as log:
+            log.write("five\n")
+        assert following.stdout.readline() == "rhine|five\n"
+        following.stdin.close()
+        assert following.stdout.read() == "", "nobody goes on"

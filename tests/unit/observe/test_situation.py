@@ -64,6 +64,11 @@ def one_region(spoken: RunFacts) -> RunFacts:
     return replace(spoken, run=replace(spoken.run, islands=islands))
 
 
+def as_jobs(spoken: RunFacts, *names: str) -> RunFacts:
+    islands = (replace(one, infra="slurm/us") if one.name in names else one for one in spoken.run.islands)
+    return replace(spoken, run=replace(spoken.run, islands=tuple(islands)))
+
+
 def on_this_machine(age_s: float = 1.0) -> RunFacts:
     """Where the syncer is."""
     return syncer_says(facts(), age_s, host=os.uname().nodename)
@@ -188,6 +193,8 @@ CASES: list[tuple[RunFacts, Local, State, str, str]] = [
      "the syncer is silent: syncer on", NONE),
     (later(facts(syncer=LOST_AGE_S), 100.0), Local(store="iowa: put fails: disk is read-only"), State.STALLED,
      "no syncer serves", DOCTOR),
+    (as_jobs(facts(rhine=LOST_AGE_S), "iowa", "rhine"), NOBODY, State.DEGRADED, "", RESUME),  # no other job is doubled
+    (as_jobs(facts(rhine=LOST_AGE_S), "rhine"), NOBODY, State.DEGRADED, "", f"{RESUME} --region eu"),
     (one_region(facts(rhine=LOST_AGE_S)), NOBODY, State.DEGRADED, "", f"diloco learner --run {URL} --name rhine"),
     (one_region(facts(iowa=LOST_AGE_S, rhine=LOST_AGE_S)), NOBODY, State.STALLED, "", RESUME),
     (both_say(facts(), LearnerState.FAILED), Local({"iowa": GIVEN_UP, "rhine": replace(AGAIN, running_s=0.5)}),
