@@ -38,7 +38,7 @@ WORDS = {"PENDING": "QUEUED", "COMPLETING": "LEAVING", "CONFIGURING": "STARTING"
 OVER = ("ENDED", "GONE")
 WITHIN_S = 300.0
 CONFIGURATION = """\
-ClusterName=diloco
+ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser=root
@@ -151,14 +151,16 @@ class Cluster:
 
 
 @contextmanager
-def cluster() -> Iterator[Cluster]:
+def cluster(name: str = "diloco") -> Iterator[Cluster]:
     with ExitStack() as ends:
         base = Path(tempfile.mkdtemp(prefix="diloco-slurm-"))
         ends.callback(shutil.rmtree, base, ignore_errors=True)
         base.chmod(0o755)
-        for name in ("state", "spool", "log", "run"):
-            (base / name).mkdir()
-        text = CONFIGURATION.format(base=base, host=socket.gethostname().partition(".")[0], ports=_free_ports(3))
+        for folder in ("state", "spool", "log", "run"):
+            (base / folder).mkdir()
+        text = CONFIGURATION.format(
+            name=name, base=base, host=socket.gethostname().partition(".")[0], ports=_free_ports(3)
+        )
         (base / "slurm.conf").write_text(text)
         place = Cluster(base)
         ends.callback(_end, base / "run")

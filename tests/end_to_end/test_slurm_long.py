@@ -4,11 +4,12 @@ other. At every look at most one job of a name runs (`Cluster.living`)."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.end_to_end.slurm import NAMES, WITHIN_S, Jobs, eventually, quickstart, why_not
+from tests.end_to_end.slurm import NAMES, WITHIN_S, Jobs, cluster, eventually, quickstart, why_not
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 WIDE = """\
@@ -125,3 +126,27 @@ def test_an_island_of_two_nodes_is_one_job_whose_ranks_end_and_start_together(jo
     assert "inner moments restored" in jobs.log("big").read_text()
     assert "STOPPED" in jobs.diloco("stop", "quickstart")
     eventually(lambda: not jobs.jobs(), WITHIN_S)
+
+
+def test_what_waits_on_one_cluster_is_submitted_on_another_by_the_users_word_alone(jobs: Jobs) -> None:
+    first = jobs.place
+    for node in ("us0", "eu0"):
+        first.ask(
+            "sbatch", "-p", "urgent", "-w", node, "--exclusive", "-J", node, "-o", "/dev/null", "--wrap=sleep 600"
+        )
+    jobs.launch("--detach", "--set", "train.tokens=100M")
+    assert {state for _, state, _ in jobs.jobs().values()} == {"PENDING"}
+    with cluster("other") as second:
+        second.folder, other = first.folder, Jobs(second)  # the home of its user is another one
+        bucket = f"file://{first.folder}/bucket/quickstart"
+        resume = (sys.executable, "-P", "-m", "diloco_cli", "resume", bucket, "--detach")
+        refused = second.run(*resume)
+        assert refused.returncode == 8 and "the run's bucket alone names slurm/us, slurm/eu" in refused.stderr
+        other.launch("--create-only", "--set", "train.tokens=100M")
+        left = second.run(*resume)
+        assert left.stderr.count("cluster diloco@") == len(NAMES) and not other.jobs(), left.stderr
+        brought = second.run(*resume, "--region=eu")
+        assert brought.returncode == 0 and "rhine: " in brought.stderr and sorted(other.jobs()) == ["rhine"]
+        for place in (jobs, other):
+            assert "STOPPED" in place.diloco("stop", bucket)
+            eventually(lambda place=place: not place.jobs(), WITHIN_S)
