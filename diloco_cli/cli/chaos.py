@@ -21,7 +21,7 @@ from diloco_cli.cli.arguments import (
 )
 from diloco_cli.cli.output import print_json, progress, table, talk
 from diloco_cli.clock import monotonic_s, sleep_s
-from diloco_cli.config.codec import replace, to_plain
+from diloco_cli.config.codec import to_plain
 from diloco_cli.errors import HypothesisError, NotFoundError, RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.events.bucket import tell_event
 from diloco_cli.runtime.registry import SUPERVISOR, noted_at, run_name
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from diloco_cli.engines.port import Job
     from diloco_cli.faults import Injection, Scenario
     from diloco_cli.observe.status import Status
+    from diloco_cli.protocol.log.records import RunFormat
     from diloco_cli.report.history import RunHistory
     from diloco_cli.report.storm import StormReport
     from diloco_cli.runtime.registry import KnownRun
@@ -61,8 +62,10 @@ def storm(
     """Carry out a scenario on the units that live here, then say PASS or FAIL (exit 7). Its seed gives its timetable,
     the same as that of `diloco simulate run`. Ctrl-C heals and ends it."""
     from diloco_cli.chaos.storm import REAL, Storm, refuse_untouchable
+    from diloco_cli.cli.simulate import of_existing
     from diloco_cli.faults import VERIFY, find_scenario, timetable
     from diloco_cli.forecast.fleet import units_of
+    from diloco_cli.forecast.run import goodput_under
     from diloco_cli.observe.status import status_of
     from diloco_cli.report.storm import storm_text
 
@@ -81,8 +84,10 @@ def storm(
     url, status = noted_at(opened.url), status_of(opened.facts(), opened.local())
     _refuse_beyond(opened, status, scenario, faults)
     refuse_untouchable(url)
-    history = _history_before(opened, story, faults)
-    predicted = _predicted(opened, status, story, faults, number)
+    subject = of_existing(opened)
+    history = _history_before(opened, subject.run, story, faults)
+    with progress("simulating it"):
+        predicted = goodput_under(subject.run, faults, number, story.duration_s, subject.machine, subject.starts)
     happened = Storm(url, story, number, faults, talk)
     happened.run()
     report = _reported(opened, happened, history, VERIFY in story.hypotheses, predicted)
@@ -220,7 +225,7 @@ def _refuse_beyond(opened: OpenRun, status: Status, scenario: str, faults: Seque
         raise UsageError(f"its last fault comes at {last}, and the run is over in {left}", where=scenario, hint=hint)
 
 
-def _history_before(opened: OpenRun, story: Scenario, faults: Sequence[Injection]) -> RunHistory:
+def _history_before(opened: OpenRun, run: RunFormat, story: Scenario, faults: Sequence[Injection]) -> RunHistory:
     """Warns where there will be nothing to compare the storm with."""
     from diloco_cli.report.history import marks_of, read_history
     from diloco_cli.report.storm import NOT_STEADY, settles_s, steady_merges
@@ -228,28 +233,11 @@ def _history_before(opened: OpenRun, story: Scenario, faults: Sequence[Injection
     facts = opened.facts()
     history = read_history(opened.store, opened.format, facts.state)
     first_s = min(fault.at_s for fault in faults if not fault.skipped)
-    if first_s < settles_s(opened.format) and not steady_merges(
+    if first_s < settles_s(run) and not steady_merges(
         history, marks_of(history, facts.written), facts.now_s - history.started_s, story.duration_s
     ):
         talk(f"warning: {NOT_STEADY}; as it is, this storm will have no goodput")
     return history
-
-
-def _predicted(
-    opened: OpenRun, status: Status, story: Scenario, faults: tuple[Injection, ...], seed: int
-) -> float | None:
-    """With the islands as fast as they say that they are."""
-    from diloco_cli.cli.simulate import of_existing
-    from diloco_cli.forecast.run import goodput_under
-
-    subject, rates = of_existing(opened), {learner.name: learner.tokens_per_s for learner in status.learners}
-    islands = [
-        replace(island, step_s=island.batch_tokens / rate) if (rate := rates.get(island.name)) else island
-        for island in subject.run.islands
-    ]
-    with progress("simulating it"):
-        run = replace(subject.run, islands=tuple(islands))
-        return goodput_under(run, faults, seed, story.duration_s, subject.machine, subject.starts)
 
 
 def _reported(

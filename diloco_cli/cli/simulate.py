@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,9 @@ import typer
 from diloco_cli.cli.arguments import open_run
 from diloco_cli.cli.output import print_json, progress, talk
 from diloco_cli.clock import monotonic_s
-from diloco_cli.config.codec import to_plain
+from diloco_cli.config.codec import replace, to_plain
 from diloco_cli.errors import NotFoundError, UsageError
 from diloco_cli.protocol.log.keys import EPOCHS, SYNCER, claims_prefix
-from diloco_cli.runtime.processes import usable_cores
 from diloco_cli.store.open import answers
 from diloco_cli.units import format_duration, parse_count, parse_duration, parse_time
 
@@ -213,7 +212,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
     """What is simulated, and what is known of it."""
 
     run: RunFormat
@@ -270,7 +269,7 @@ def run(
     print(run_text(outcome, number, wall_s))
 
 
-def _subject(text: str) -> _Subject:
+def _subject(text: str) -> Subject:
     """A file is planned as `launch` would plan it; anything else names a run that exists."""
     from diloco_cli.forecast.fleet import StartUps
     from diloco_cli.forecast.run import hardware_of_plan, not_charged, prices_of_plan, run_of_plan
@@ -285,7 +284,7 @@ def _subject(text: str) -> _Subject:
         talk(found.told())
         plan = found.plan
         made = run_of_plan(plan, "simulated", __version__)
-        return _Subject(
+        return Subject(
             made,
             hardware_of_plan(plan),
             prices_of_plan(plan),
@@ -300,7 +299,8 @@ def _subject(text: str) -> _Subject:
     return of_existing(open_run(text))
 
 
-def of_existing(opened: OpenRun) -> _Subject:
+def of_existing(opened: OpenRun) -> Subject:
+    """Its islands are as fast as they have said last, if they have."""
     from diloco_cli.config.settings import StoreSettings
     from diloco_cli.forecast.run import with_links
     from diloco_cli.launch.plan_files import as_used_here
@@ -310,15 +310,17 @@ def of_existing(opened: OpenRun) -> _Subject:
     run, guess = with_links(opened.format, opened.url), machine_of(as_used_here(StoreSettings(opened.url)))
     facts = opened.facts()
     machine, source = machine_of_syncer(facts, guess)
-    slot_s = min(i.local_steps * i.step_s for i in run.islands) / run.num_fragments
+    rates = {name: heard.heartbeat.tokens_per_s for name, heard in facts.learners.items()}
+    islands = [
+        replace(island, step_s=island.batch_tokens / rates[island.name]) if rates.get(island.name) else island
+        for island in run.islands
+    ]
+    run = replace(run, islands=tuple(islands))
+    slot_s = min(i.local_steps * i.step_s for i in islands) / run.num_fragments
     starts = _start_ups(opened.store, facts.written)
-    shown = ", ".join(f"{name} {format_duration(seconds)}" for name, seconds in sorted(starts.alone_s.items()))
-    warnings = (
-        OF_AN_EXISTING_RUN,
-        source,
-        *([f"killed units take as long as this run's own to start: {shown}"] * bool(shown)),
-    )
-    return _Subject(run, {}, {}, (), warnings, slot_s, machine, starts)
+    shown = ", ".join(f"{name} {format_duration(starts.of(name, 1) or 0.0)}" for name in sorted(starts.seen))
+    own = [f"killed units take as long as this run's own to start: {shown}"] * bool(shown)
+    return Subject(run, {}, {}, (), (OF_AN_EXISTING_RUN, source, *own), slot_s, machine, starts)
 
 
 def _start_ups(store: Store, written: Sequence[Event]) -> StartUps:
@@ -333,10 +335,10 @@ def _start_ups(store: Store, written: Sequence[Event]) -> StartUps:
     for name in started:
         keys = store.list(EPOCHS if name == SYNCER else claims_prefix(name, 0))[-CLAIMS:]
         claimed[name] = [stat.modified_s for stat in answers(store.stat, keys) if stat is not None]
-    return start_ups(started, claimed, usable_cores())
+    return start_ups(started, claimed)
 
 
-def _faults(story: Scenario | None, found: _Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
+def _faults(story: Scenario | None, found: Subject, seed: int | None) -> tuple[tuple[Injection, ...], int]:
     from diloco_cli.faults import timetable
     from diloco_cli.forecast.fleet import refuse_impossible_faults, units_of
 
@@ -356,7 +358,7 @@ def _warnings(story: Scenario | None, faults: tuple[Injection, ...], seed: int) 
         yield f"{story.name}: checked by `diloco chaos run`, not here: {'; '.join(story.hypotheses)}"
 
 
-def _seconds(duration: str | None, story: Scenario | None, found: _Subject) -> float:
+def _seconds(duration: str | None, story: Scenario | None, found: Subject) -> float:
     if duration is None:
         return story.duration_s if story is not None else DEFAULT_SLOTS * found.slot_s
     seconds = parse_duration(duration)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count, pairwise
 from math import inf
@@ -50,36 +50,30 @@ class Hardware:
 
 @dataclass(frozen=True)
 class StartUps:
-    """How long units' processes take from their start until they take part, as a run has shown: `alone_s` by unit, if
-    nothing else starts on that machine; what starts at once shares its `cores`."""
+    """How long units' processes took from their start until they took part, as a run has shown. `seen`: by unit, with
+    how many processes had started on that machine at once, since these share its cores."""
 
-    alone_s: Mapping[str, float] = field(default_factory=dict)
-    cores: int = 1
+    seen: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
     def of(self, name: str, at_once: int) -> float | None:
-        """None: this unit has shown none."""
-        alone_s = self.alone_s.get(name)
-        return None if alone_s is None else alone_s * self.slower(at_once)
-
-    def slower(self, at_once: int) -> float:
-        return max(1.0, at_once / self.cores)
+        """As it was when most nearly as many started at once; None: this unit has shown none."""
+        seen = self.seen.get(name, ())
+        nearest = min((abs(number - at_once) for number, _ in seen), default=0)
+        return median([s for number, s in seen if abs(number - at_once) == nearest]) if seen else None
 
 
-def start_ups(
-    started_s: Mapping[str, Sequence[float]], claimed_s: Mapping[str, Sequence[float]], cores: int
-) -> StartUps:
+def start_ups(started_s: Mapping[str, Sequence[float]], claimed_s: Mapping[str, Sequence[float]]) -> StartUps:
     """From when processes were started, and when units claimed their places: each start counts until the claim that
-    comes next, if that is before the unit's next start. The median by unit."""
-    found, everybody = StartUps(cores=cores), [s for times in started_s.values() for s in times]
-    alone_s = dict[str, float]()
+    comes next, if that is before the unit's next start."""
+    everybody = [s for times in started_s.values() for s in times]
+    seen: dict[str, list[tuple[int, float]]] = {}
     for name, times in started_s.items():
-        took = []
         for start_s, next_s in pairwise([*sorted(times), inf]):
             claims_s = [s for s in claimed_s.get(name, ()) if start_s < s < next_s]
-            at_once = sum(abs(s - start_s) <= AT_ONCE_S for s in everybody)
-            took += [(min(claims_s) - start_s) / found.slower(at_once)] if claims_s else []
-        alone_s |= {name: median(took)} if took else {}
-    return replace(found, alone_s=alone_s)
+            if claims_s:
+                at_once = sum(abs(s - start_s) <= AT_ONCE_S for s in everybody)
+                seen.setdefault(name, []).append((at_once, min(claims_s) - start_s))
+    return StartUps(seen)
 
 
 @dataclass

@@ -278,5 +278,5 @@ def test_how_long_units_of_a_run_take_to_start_is_read_from_its_events_and_claim
     for key, s in claims:
         store.create(key, b"x")
         os.utime(tmp_path / key, (now_s + s, now_s + s))
-    found = _start_ups(store, events).alone_s
-    assert found == {"iowa": pytest.approx(4.0, abs=0.01), "syncer": pytest.approx(2.0, abs=0.01)}
+    found = _start_ups(store, events)
+    assert [round(found.of(name, 1) or 0.0, 2) for name in ("iowa", "syncer")] == [4.0, 2.0]

@@ -129,22 +129,22 @@ def test_a_killed_learner_comes_back_as_a_new_incarnation_and_nobody_else_notice
 
 
 def test_a_killed_unit_comes_back_after_as_long_as_the_run_has_shown() -> None:
-    shown = StartUps({"l0": 3.0, "l1": 3.0}, cores=1)
+    shown = StartUps({"l0": [(1, 3.0), (3, 9.0)], "l1": [(1, 3.0), (4, 9.0)]})
     faults = Injection(0, 10.0, "kill", ("l0",)), Injection(1, 20.0, "kill", ("l0", "l1", "l2"), revive_after_s=1.0)
     fleet = simulated(make_run(seconds=60.0), {}, faults, 0, 60.0, NEAR, starts=shown)
     down_s = [fleet.conditions[name].down_s for name in ("l0", "l1", "l2")]
-    assert down_s == pytest.approx([3.2 + 1.2 + 9.0, 1.2 + 9.0, 1.0]), "three at once share a core"
+    assert down_s == pytest.approx([3.2 + 1.2 + 9.0, 1.2 + 9.0, 1.0]), "several at once share the cores"
     usual = simulated(make_run(seconds=60.0), {}, faults[:1], 0, 60.0, NEAR)
     assert usual.conditions["l0"].down_s == RESTART_S
 
 
 def test_what_a_run_has_shown_of_its_start_ups() -> None:
-    """Two start together at 0 s on one core; one alone at 50 s; one at 60 s dies before its claim."""
+    """Two start together at 0 s; one alone at 50 s; one at 60 s dies before its claim."""
     started = {"l0": [0.0, 60.0, 70.0], "l1": [0.5, 50.0], "l2": [90.0]}
     claimed = {"l0": [4.0, 72.0], "l1": [4.5, 53.0], "l2": [89.0]}
-    found = start_ups(started, claimed, 1)
-    assert found.alone_s == {"l0": 2.0, "l1": 2.5} and found.of("l1", 3) == 7.5 and found.of("l2", 1) is None
-    assert start_ups(started, claimed, 2).alone_s["l0"] == 3.0
+    found = start_ups(started, claimed)
+    assert found.seen == {"l0": [(2, 4.0), (1, 2.0)], "l1": [(2, 4.0), (1, 3.0)]}
+    assert [found.of("l1", at_once) for at_once in (1, 2, 9)] == [3.0, 4.0, 4.0] and found.of("l2", 1) is None
 
 
 def test_a_dead_syncer_stops_nobody_up_to_the_drift_bound_and_the_next_one_goes_on() -> None:
