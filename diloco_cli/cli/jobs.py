@@ -405,7 +405,7 @@ def log_commands(opened: OpenRun, unit: str | None, lines: int, follow: bool) ->
 def planned_jobs(plan: Plan, region: str | None, folder: Path, syncer_here: bool = False) -> list[JobSpec]:
     """What `launch` would submit. The digest by which a job consents to code is known once the run is created."""
     from diloco_cli.launch.new_run import signed
-    from diloco_cli.launch.planned import planned_format
+    from diloco_cli.launch.plan_files import planned_format
 
     url = join_url(plan.inventory.store.url, plan.run.name)
     run, found = signed(planned_format(plan, url), signing_secret()), []

@@ -128,7 +128,7 @@ def _devices(it: Preflight) -> None:
         name = island.accelerators.name
         if find_device(name, it.plan.inventory.devices).backend == CPU:
             continue  # torch is asked for accelerators alone: its import takes seconds
-        from diloco_cli.launch.planned import device_name
+        from diloco_cli.launch.plan_files import device_name
         from diloco_cli.training.devices import choose_device, refuse_few
 
         try:

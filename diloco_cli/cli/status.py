@@ -159,7 +159,7 @@ def _watch_lines(watcher: Watcher, every_s: float, as_json: bool) -> Status:
 def _watch_live(watcher: Watcher, every_s: float) -> Status:
     from rich.live import Live
 
-    from diloco_cli.observe.live import Curves, LiveScreen
+    from diloco_cli.observe.screen import Curves, LiveScreen
     from diloco_cli.observe.situation import OVER
 
     trouble: list[str] = []

@@ -25,8 +25,7 @@ from diloco_cli.errors import INTERRUPTED_STATUS, DilocoError
 from diloco_cli.events.bucket import EventWriter
 from diloco_cli.events.event import KINDS
 from diloco_cli.observe.facts import RunFacts
-from diloco_cli.observe.live import Curves, LiveScreen
-from diloco_cli.observe.screen import job_lines
+from diloco_cli.observe.screen import Curves, LiveScreen, job_lines
 from diloco_cli.observe.status import Status
 from diloco_cli.protocol.actors.progress import phase_for
 from diloco_cli.protocol.actors.requests import is_at_rest

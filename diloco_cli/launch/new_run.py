@@ -15,7 +15,7 @@ from diloco_cli.config.codec import changed_keys, replace, to_plain
 from diloco_cli.config.run_file import overlap_problem
 from diloco_cli.config.settings import Inventory, LocalMachine, RunSettings
 from diloco_cli.errors import NotFoundError, UsageError
-from diloco_cli.launch.planned import region_fields
+from diloco_cli.launch.plan_files import region_fields
 from diloco_cli.layout import Layout, ParameterFact, make_layout, with_buffers
 from diloco_cli.methods import hidden_matrices
 from diloco_cli.plan.candidates import busy_cores, share_of_cores

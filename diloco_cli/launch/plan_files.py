@@ -1,22 +1,26 @@
 """The one plan of the files that a user names: `plan`, `simulate run` and `launch` of the same files have the same.
 
 It is kept beside the run file (`plan.json`), with the digests of what it was made of, so that what was read is what is
-launched; once one of these inputs has changed, a plan is made anew, and that is said."""
+launched; once one of these inputs has changed, a plan is made anew, and that is said.
+
+What a plan makes of a run before anything is created, its islands and regions, is told here, too."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from diloco_cli import __version__
 from diloco_cli.clock import utc_now_text, wall_s
 from diloco_cli.config.codec import changed_keys, replace, to_plain
 from diloco_cli.config.fields import Origins
+from diloco_cli.config.hardware import find_device, in_catalogue
 from diloco_cli.config.huggingface import CONFIG, Config, check_weights, facts_of_config, read_config
 from diloco_cli.config.inventory_file import load_inventory
 from diloco_cli.config.models import ModelFacts, facts_from_parameters
@@ -24,6 +28,7 @@ from diloco_cli.config.run_file import inventory_path_of, load_run_with_origins,
 from diloco_cli.config.settings import Inventory, ModelSettings, RunSettings, StoreSettings
 from diloco_cli.digests import short_digest
 from diloco_cli.errors import InfeasibleError, NotFoundError, UsageError
+from diloco_cli.layout import Layout
 from diloco_cli.paths import templates_directory
 from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.plan import (
@@ -39,8 +44,10 @@ from diloco_cli.plan.plan import (
 )
 from diloco_cli.plan.planner import make_plan, pins_of
 from diloco_cli.plan.search import SEARCHED
+from diloco_cli.protocol.log.records import Island, RegionStore, RunFormat
 from diloco_cli.store.open import CONNECTIONS_VARIABLE, connections_here
 from diloco_cli.store.port import MAX_CONNECTIONS
+from diloco_cli.store.url import join_url
 from diloco_cli.units import parse_time
 
 UNKNOWN_SEQUENCE = 1  # so every batch is a whole number of sequences, and attention is counted as nearly free
@@ -296,3 +303,58 @@ def _sequence(run: RunSettings) -> int:
     if isinstance(named, int) and named > 0:
         return named
     return PRESET_SEQUENCE if run.data.preset or run.data.is_own else UNKNOWN_SEQUENCE
+
+
+def islands_of(plan: Plan, shares: Mapping[str, float]) -> tuple[Island, ...]:
+    """The islands that were planned, by name; `shares`: how much of its planned speed each has."""
+    listed = {island.name: island for island in plan.inventory.islands}
+    return tuple(
+        Island(
+            name=planned.name,
+            region=planned.region,
+            batch_tokens=planned.batch_tokens,
+            local_steps=planned.local_steps,
+            tokens_per_s=planned.tokens_per_s * shares[planned.name],
+            step_s=planned.step_s / shares[planned.name],
+            accelerator=device_name(listed[planned.name].accelerators.name, plan.inventory),
+            num_accelerators=planned.devices,
+            infra=listed[planned.name].starts_by,
+            slowdown=listed[planned.name].slowdown,
+            link=listed[planned.name].link,
+            micro_batch_tokens=planned.micro_batch_tokens,
+            nodes=planned.nodes,
+            ranks=planned.ranks,
+            sharding=planned.sharding,
+        )
+        for planned in sorted(plan.islands, key=lambda planned: planned.name)
+    )
+
+
+def device_name(name: str, inventory: Inventory) -> str:
+    """As every learner knows the device: it does not have the inventory, which may describe devices of its own."""
+    if in_catalogue(name) is not None:
+        return name
+    return find_device(name, inventory.devices).backend or name
+
+
+def region_fields(inventory: Inventory, url: str, name: str) -> dict[str, Any]:
+    """The fields of a run's FORMAT at `url` about regions; none if no region has a bucket of its own."""
+    home = inventory.store
+    own = {region: given for region, given in inventory.regions.items() if given.store not in (None, home.url)}
+    if not own:
+        return {}
+    of_home = inventory.regions.get(home.region or "")
+    stores = [RegionStore(n, join_url(given.store or "", name), given.egress_per_gb or 0.0) for n, given in own.items()]
+    return {
+        "regions": tuple(sorted(stores, key=lambda store: store.name)),
+        "home_url": url,
+        "home_egress_per_gb": (of_home and of_home.egress_per_gb) or 0.0,
+    }
+
+
+def planned_format(plan: Plan, url: str) -> RunFormat:
+    """As far as what it consists of can be said of it; it has no model yet, and no id."""
+    islands = islands_of(plan, {island.name: 1.0 for island in plan.islands})
+    regions = region_fields(plan.inventory, url, plan.run.name)
+    home = plan.inventory.store.region
+    return RunFormat("", plan.run.name, "", plan.run, islands, Layout((), ""), "", home_region=home, **regions)

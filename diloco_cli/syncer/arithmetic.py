@@ -36,26 +36,24 @@ from diloco_cli.protocol.log.state import RunState
 from diloco_cli.store.port import Store
 from diloco_cli.tasks.build import build_model
 from diloco_cli.tasks.weights import Values
-from diloco_cli.tensors.buffers import (
-    BUFFERS,
-    BuffersOffer,
-    WeightsFormat,
-    are_finite,
-    buffers_spec,
-    merge_buffers,
-    vector_of,
-)
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.flat import bare_tensors, buffers_behind, flatten, layout_like, unflatten
 from diloco_cli.tensors.merge import (
+    BUFFERS,
+    BuffersOffer,
     DeltaSource,
     Merging,
+    WeightsFormat,
     anchored_anew,
     apply_merge,
+    are_finite,
+    buffers_spec,
     delta_formats,
+    measured_norms,
+    merge_buffers,
     rule_of,
+    vector_of,
 )
-from diloco_cli.tensors.norms import measured_norms
 from diloco_cli.tensors.payload import Blank, PayloadError, Spec, views
 
 SMALLEST_BYTES = 1 << 18  # smaller payloads stay in memory

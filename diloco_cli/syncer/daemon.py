@@ -97,9 +97,9 @@ from diloco_cli.syncer.evaluation import EvaluatorProcess, held_out_loss
 from diloco_cli.syncer.regions import RegionServices, said_as_events
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.tasks.weights import Values
-from diloco_cli.tensors.buffers import WeightsFormat
 from diloco_cli.tensors.codecs import codec, use_threads
 from diloco_cli.tensors.flat import bare_tensors
+from diloco_cli.tensors.merge import WeightsFormat
 
 Rebuild = Callable[[RunFormat, Store, FragmentVersion], bytes | None]
 """The bytes of a damaged or lost state, made anew from the log (observe/replay.py); None where that cannot be done."""

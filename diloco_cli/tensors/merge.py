@@ -24,34 +24,38 @@ A delta's payload: the delta in the upload codec, and the norms of the decoded d
 The norms (float32, one per fragment, tensor or row, as the merge needs them) let a syncer merge by RDA in one pass over
 the payloads. They count only for a delta against the current version, and a syncer checks them while it merges. A
 payload without them is complete too: then the syncer measures them.
+
+Buffers that training changes are exchanged as they are, not as deltas, beside a fragment's parameters. Running
+statistics are no parameters: no gradient moves them, so no outer step, clip or codec may. A payload and a version hold
+their bytes in their own types, so that a counter is exact. Merged they become, by their kind,
+
+    floating point         the mean, by the weights of the deltas beside them
+    one integer            the maximum: a counter goes on from the island that has counted furthest
+    more integers, bool    those of the heaviest delta
+
+What moves parameters is bounded, so this is too. Beside a delta that is clipped they do not count. A mean leaves out
+who moves one of a buffer's values more than `APART` times as far as the median of at least three who move the buffer
+moves any, or of as many times more tokens; between fewer nobody can tell. A counter rises by no more than the tokens
+that are believed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
+from statistics import median_low
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from diloco_cli.config.settings import OuterSettings, SyncSettings
 from diloco_cli.layout import Fragment, Layout
 from diloco_cli.methods import OUTER_OPTIMIZERS, arithmetic_of
-from diloco_cli.tensors.buffers import BUFFERS, buffers_spec
-from diloco_cli.tensors.codecs import CHUNK, Codec, Read, codec, over_blocks, reader_of
-from diloco_cli.tensors.norms import (
-    PRECISE,
-    QUICK,
-    Cut,
-    NormMeter,
-    Norms,
-    Piece,
-    agree,
-    measured_norms,
-    spans,
-)
+from diloco_cli.tensors.codecs import BLOCK, CHUNK, Codec, Read, codec, merged_block, over_blocks, read_all, reader_of
+from diloco_cli.tensors.flat import pack_buffers, unpack_buffers
 from diloco_cli.tensors.payload import Blank, PayloadError, Spec, views
 
 MergeRule = Literal["rda", "avg"]
@@ -64,6 +68,141 @@ Tensors = Mapping[str, torch.Tensor]
 OuterStep = Callable[[OuterSettings, Tensors, torch.Tensor, Tensors], None]
 """(settings, version, delta, next version): writes the next version's `parameters` and buffers, [n] each, without
 temporaries; `delta` may be overwritten."""
+
+
+Granularity = Literal["tensor", "row"]
+Norms = npt.NDArray[np.float64]
+PRECISE = 1e-4  # relative; two processors' float64 norms of the same values agree far better
+QUICK = 5e-4  # float32 sums of a chunk are right to about 1e-5
+
+
+@dataclass(frozen=True)
+class Span:
+    """A [rows, width] block of a fragment's flat vector; each row has a norm of its own."""
+
+    start: int
+    rows: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The part of a span in one chunk or block: `rows` whole rows of `width`, or a part of one row. `start` counts from
+    its beginning; its norms have the numbers from `first` on."""
+
+    start: int
+    rows: int
+    width: int
+    first: int
+
+    def of(self, chunk: torch.Tensor) -> torch.Tensor:
+        """[rows, width] view; [width] if it is one row or a part of one."""
+        if self.rows == 1 and self.width == chunk.numel():
+            return chunk  # the usual case: a view would cost as much as arithmetic on a chunk
+        flat = chunk[self.start : self.start + self.rows * self.width]
+        return flat if self.rows == 1 else flat.view(self.rows, self.width)
+
+
+def spans(fragment: Fragment, granularity: Granularity) -> list[Span]:
+    """The spans with one norm each: each tensor (or piece of one), or each row of a matrix (vectors stay whole)."""
+    found = []
+    for tensor in fragment.tensors:
+        if tensor.num_elements == 0:
+            continue
+        by_row = granularity == "row" and len(tensor.shape) > 1
+        rows = tensor.piece_shape[0] if by_row else 1
+        found.append(Span(tensor.start, rows, tensor.num_elements // rows))
+    return found
+
+
+class Cut:
+    """Spans that cover a fragment of `size` elements without a gap, cut into chunks for sums, blocks for merges.
+
+    `block`: how many elements a merge works on at a time."""
+
+    def __init__(self, covering: list[Span]) -> None:
+        self.size = sum(span.rows * span.width for span in covering)
+        self.num_norms = sum(span.rows for span in covering)
+        self.firsts = np.cumsum([0] + [span.rows for span in covering[:-1]])
+        self.sizes = np.array([float(span.rows * span.width) for span in covering])
+        self.rows = np.array([span.rows for span in covering])
+        self.chunks = _pieces(covering, self.size, CHUNK)
+        self.block = merged_block(self.size)
+        self._blocks = _pieces(covering, self.size, self.block)
+
+    def pieces(self, start: int) -> list[Piece]:
+        """Of the block that begins there."""
+        return self._blocks[start // self.block]
+
+
+def _pieces(covering: list[Span], size: int, length: int) -> list[list[Piece]]:
+    """Of each part of `length` elements of the fragment."""
+    parts: list[list[Piece]] = [[] for _ in range(-(-size // length))]
+    first = 0
+    for span in covering:
+        at, row, left = span.start, 0, span.width
+        while row < span.rows:
+            room = length - at % length
+            whole = min(room // span.width, span.rows - row) if left == span.width else 0
+            rows, width = (whole, span.width) if whole else (1, min(room, left))
+            parts[at // length].append(Piece(at % length, rows, width, first + row))
+            at += rows * width
+            left = span.width if whole or width == left else left - width
+            row += whole if whole else left == span.width
+        first += span.rows
+    return parts
+
+
+class NormMeter:
+    """Adds up squares: float32 within one piece of a chunk (quick) or float64, float64 over the chunks in their order.
+    Several threads may add, each chunk once."""
+
+    def __init__(self, cut: Cut, *, precise: bool = False) -> None:
+        self.cut, self.precise = cut, precise
+        self._found: list[Norms] = [np.zeros(0)] * len(cut.chunks)
+
+    def add(self, start: int, values: torch.Tensor) -> None:
+        """The fragment's elements from `start`, a multiple of CHUNK, on: whole chunks, or to the end."""
+        for offset in range(0, values.numel(), CHUNK):
+            index, chunk = (start + offset) // CHUNK, values[offset : offset + CHUNK]
+            found = [self._squares(piece, chunk) for piece in self.cut.chunks[index]]
+            self._found[index] = found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _squares(self, piece: Piece, chunk: torch.Tensor) -> Norms:
+        part = piece.of(chunk)
+        if piece.rows == 1 and not self.precise:
+            return np.array([float(torch.dot(part, part))])
+        rows = part.view(piece.rows, piece.width)
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64 if self.precise else None)
+        found: Norms = norms.double().square_().numpy()
+        return found
+
+    @property
+    def norms(self) -> Norms:
+        """[num_norms]; not finite where the values are not, or where their squares overflow."""
+        squares = np.zeros(self.cut.num_norms)
+        for pieces, found in zip(self.cut.chunks, self._found, strict=True):
+            squares[pieces[0].first : pieces[0].first + len(found)] += found  # no norm has two pieces in one chunk
+        norms: Norms = np.sqrt(squares)
+        return norms
+
+
+def measured_norms(cut: Cut, read: Read) -> Norms:
+    """[num_norms] float64: exact up to rounding for every finite float32."""
+    meter = NormMeter(cut, precise=True)
+
+    def measure(starts: range) -> None:
+        room = torch.empty(BLOCK)
+        for start in starts:
+            meter.add(start, read(start, room[: min(BLOCK, cut.size - start)]))
+
+    over_blocks(cut.size, measure)
+    return meter.norms
+
+
+def agree(found: Norms, claimed: Norms, tolerance: float) -> bool:
+    """Whether each claimed norm is the one that was found."""
+    return bool(np.all(np.abs(found - claimed) <= tolerance * claimed))
 
 
 def rule_of(fragment: Fragment, sync: SyncSettings) -> MergeRule:
@@ -354,3 +493,90 @@ def anchored_anew(delta: Read, base: Read, current: torch.Tensor) -> Read:
         return torch.add(delta(start, room), moved, out=room)
 
     return read
+
+
+BUFFERS = "buffers"  # as payloads and versions name them
+APART = 10.0  # chance and unequal rounds stay far below it
+
+
+@dataclass(frozen=True)
+class BuffersOffer:
+    """The [buffer_bytes] bytes beside a delta, its weight and scale, and how many of its tokens are believed."""
+
+    packed: torch.Tensor
+    weight: float
+    scale: float
+    believed: int
+
+
+def buffers_spec(fragment: Fragment) -> Spec:
+    """Nothing for a fragment without any, so that its objects are as if there were no buffers."""
+    return {BUFFERS: (torch.uint8, (fragment.buffer_bytes,))} if fragment.buffers else {}
+
+
+def vector_of(parameters: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The fragment's whole vector, of a payload's or a version's `tensors`."""
+    return torch.cat([parameters, tensors[BUFFERS].view(torch.float32)]) if BUFFERS in tensors else parameters
+
+
+def are_finite(fragment: Fragment, packed: torch.Tensor) -> bool:
+    return all(bool(values.isfinite().all()) for _, values in unpack_buffers(fragment, packed))
+
+
+def merge_buffers(
+    fragment: Fragment, current: torch.Tensor, offers: Sequence[BuffersOffer], into: torch.Tensor
+) -> None:
+    """From the [buffer_bytes] bytes of the `current` version and of the offers into those of the next version."""
+    counted = [offer for offer in offers if offer.weight > 0 and offer.scale >= 1]
+    each = [{slot.name: values for slot, values in unpack_buffers(fragment, offer.packed)} for offer in counted]
+    weights, merged = [offer.weight for offer in counted], {}
+    for slot, before in unpack_buffers(fragment, current):
+        found = [one[slot.name] for one in each]
+        if not found:
+            merged[slot.name] = before
+        elif before.is_floating_point():
+            merged[slot.name] = _mean(before, found, counted)
+        elif before.dim() or before.dtype == torch.bool:
+            merged[slot.name] = found[weights.index(max(weights))]
+        else:
+            most = [int(before) + offer.believed for offer in counted]
+            merged[slot.name] = torch.tensor(max(map(min, most, map(int, found))), dtype=before.dtype)
+    pack_buffers(fragment, into, merged)
+
+
+def _mean(before: torch.Tensor, found: Sequence[torch.Tensor], offers: Sequence[BuffersOffer]) -> torch.Tensor:
+    if not before.numel():
+        return before
+    moves = [float((one.double() - before.double()).abs().max()) for one in found]  # exact on any number of threads
+    movers = [(move, offer.believed) for move, offer in zip(moves, offers, strict=True) if move > 0]
+    usual, tokens = map(median_low, zip(*movers, strict=True)) if len(movers) > 2 else (inf, 1)
+    weights, more = [offer.weight for offer in offers], [max(1.0, offer.believed / max(1, tokens)) for offer in offers]
+    fit = [index for index, move in enumerate(moves) if move <= APART * usual * more[index]]
+    total, heaviest = sum(weights[index] for index in fit), max(fit, key=lambda index: weights[index])
+    base = found[heaviest].double()  # what all agree on stays as it is, to the bit
+    steps = [(found[index].double() - base) * (weights[index] / total) for index in fit]
+    return (base + torch.stack(steps).sum(dim=0)).to(before.dtype)
+
+
+class WeightsFormat:
+    """What learners download of one fragment: its parameters in a codec, and its buffers."""
+
+    def __init__(self, codec: Codec, fragment: Fragment) -> None:
+        self._codec, self._fragment = codec, fragment
+        self.spec: Spec = {**buffers_spec(fragment), **codec.spec(fragment.num_parameters)}
+
+    def to_bytes(self, version: dict[str, torch.Tensor]) -> bytes:
+        """Of the tensors of a state."""
+        values, blank = version["parameters"], Blank(self.spec)
+        self._codec.encode_into(values.numel(), reader_of(values), blank.tensors)
+        if BUFFERS in self.spec:
+            blank.tensors[BUFFERS].copy_(version[BUFFERS])
+        return blank.seal()
+
+    def from_bytes(self, data: bytes) -> torch.Tensor:
+        """The fragment's vector, for reading only. Raises PayloadError if it is not a payload of this format."""
+        count = self._fragment.num_parameters
+        if BUFFERS not in self.spec:
+            return self._codec.from_bytes(data, count)
+        tensors = views(data, self.spec)
+        return vector_of(read_all(count, self._codec.reader(tensors)), tensors)

@@ -8,10 +8,9 @@ import torch
 
 from diloco_cli.errors import UsageError
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
-from diloco_cli.tensors.buffers import WeightsFormat
 from diloco_cli.tensors.codecs import BLOCK, Read, blocks_of, codec, over_blocks, read_all
 from diloco_cli.tensors.flat import buffers_behind
-from diloco_cli.tensors.merge import DeltaFormat, delta_formats, difference
+from diloco_cli.tensors.merge import DeltaFormat, WeightsFormat, delta_formats, difference
 
 
 class TensorWire:

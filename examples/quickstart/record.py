@@ -17,7 +17,7 @@ from rich.console import Console
 from diloco_cli.cli.arguments import LOOK_S
 from diloco_cli.cli.status import Watcher, awaited_run
 from diloco_cli.clock import sleep_s
-from diloco_cli.observe.live import Curves, LiveScreen
+from diloco_cli.observe.screen import Curves, LiveScreen
 from diloco_cli.store.wrappers import Deadline
 
 HERE = Path(__file__).resolve().parent

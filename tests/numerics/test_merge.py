@@ -12,8 +12,7 @@ from torch import Tensor
 
 from diloco_cli.layout import Fragment, TensorSlot
 from diloco_cli.tensors.codecs import CHUNK, Read, codec, read_all
-from diloco_cli.tensors.merge import DeltaSource, MergeRule, Merging
-from diloco_cli.tensors.norms import Cut, Granularity, Span, measured_norms, spans
+from diloco_cli.tensors.merge import Cut, DeltaSource, Granularity, MergeRule, Merging, Span, measured_norms, spans
 from diloco_cli.tensors.payload import views
 
 SHAPES = [("bias", (5,)), ("matrix", (4, 6)), ("stack", (2, 3, 2))]

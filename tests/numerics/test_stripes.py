@@ -12,8 +12,7 @@ from diloco_cli.digests import digest
 from diloco_cli.layout import Fragment, TensorSlot
 from diloco_cli.methods import CODECS
 from diloco_cli.tensors.codecs import BLOCK, CHUNK, FEWEST, MOST_MERGED, codec, merged_block, over_blocks, use_threads
-from diloco_cli.tensors.merge import DeltaFormat, DeltaSource, MergeRule, Merging, apply_merge
-from diloco_cli.tensors.norms import measured_norms
+from diloco_cli.tensors.merge import DeltaFormat, DeltaSource, MergeRule, Merging, apply_merge, measured_norms
 
 ROWS, TAIL = 9 * BLOCK // 1024 + 3, 18_942  # a tail that torch's own threads do not touch, but its BLAS does
 FRAGMENT = Fragment((TensorSlot("m", (ROWS, 1024), 0), TensorSlot("v", (TAIL,), ROWS * 1024)), False)

@@ -10,7 +10,7 @@ import pytest
 from diloco_cli.config.inventory_file import inventory_to_text, load_inventory
 from diloco_cli.errors import UsageError
 from diloco_cli.launch.new_run import create_in_region, differences, refuse_another_run
-from diloco_cli.launch.planned import region_fields
+from diloco_cli.launch.plan_files import region_fields
 from diloco_cli.learner.daemon import refuse_another_regions_bucket
 from diloco_cli.protocol.log.commit_log import parse_format
 from diloco_cli.protocol.log.keys import FORMAT_KEY

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import exp
 
 from diloco_cli.events.event import Event
-from diloco_cli.observe.live import Curves
+from diloco_cli.observe.screen import Curves
 from diloco_cli.observe.status import (
     LastMerge,
     LearnerStatus,

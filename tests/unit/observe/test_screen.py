@@ -17,8 +17,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from diloco_cli.observe.live import MAX_POINTS, Curves, LiveScreen, line_chart, live_lines
-from diloco_cli.observe.screen import STYLE_OF, plain, status_lines, status_text, styled
+from diloco_cli.observe.screen import (
+    MAX_POINTS,
+    STYLE_OF,
+    Curves,
+    LiveScreen,
+    line_chart,
+    live_lines,
+    plain,
+    status_lines,
+    status_text,
+    styled,
+)
 from diloco_cli.observe.situation import State
 from diloco_cli.observe.status import UnitError
 from diloco_cli.observe.summary import LearnerSummary, Summary, SyncerSummary, summary_text

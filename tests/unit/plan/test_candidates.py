@@ -9,7 +9,7 @@ from diloco_cli.config.codec import replace
 from diloco_cli.config.hardware import Accelerators, Device
 from diloco_cli.config.settings import Inventory, IslandSettings, LocalMachine, StoreSettings
 from diloco_cli.errors import InfeasibleError
-from diloco_cli.launch.planned import islands_of
+from diloco_cli.launch.plan_files import islands_of
 from diloco_cli.plan.candidates import busy_cores, candidates, share_of_cores, shared_cores
 from diloco_cli.plan.planner import make_plan
 from tests.unit.plan.fleets import IOWA, MODEL, OLD, RUN, fleet, island

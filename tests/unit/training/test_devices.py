@@ -26,8 +26,8 @@ from diloco_cli.plan.memory import Precision, computes_in_half
 from diloco_cli.protocol.actors.learner import Fragments, Progression
 from diloco_cli.protocol.log.records import FragmentVersion, Mixing, RunFormat
 from diloco_cli.tasks.build import build_data, build_model
-from diloco_cli.tensors.buffers import WeightsFormat
 from diloco_cli.tensors.codecs import codec
+from diloco_cli.tensors.merge import WeightsFormat
 from diloco_cli.training.devices import Copies, CudaTraining, CudaWire, Placed, choose_device, host_threads, kind_of
 from diloco_cli.training.inner import moments_of, runs_in_bf16
 from diloco_cli.training.replica import DeviceTraining, Pinned, Replica

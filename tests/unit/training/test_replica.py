@@ -41,7 +41,7 @@ from diloco_cli.config.settings import (
 )
 from diloco_cli.errors import RunFailedError, UsageError
 from diloco_cli.launch.new_run import layout_of, make_format, shares_here
-from diloco_cli.launch.planned import islands_of
+from diloco_cli.launch.plan_files import islands_of
 from diloco_cli.learner.daemon import Newcomer, _island_of, check_batch
 from diloco_cli.plan.memory import model_facts
 from diloco_cli.plan.planner import make_plan

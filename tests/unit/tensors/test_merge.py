@@ -9,10 +9,17 @@ import torch
 
 from diloco_cli.config.settings import SyncSettings
 from diloco_cli.layout import BUFFER_BYTES, Fragment, ParameterFact, TensorSlot, make_layout, with_buffers
-from diloco_cli.tensors.buffers import APART, BuffersOffer, WeightsFormat, are_finite, merge_buffers
 from diloco_cli.tensors.codecs import codec
 from diloco_cli.tensors.flat import buffers_behind, flatten, pack_buffers, unflatten, unpack_buffers
-from diloco_cli.tensors.merge import DeltaFormat, difference
+from diloco_cli.tensors.merge import (
+    APART,
+    BuffersOffer,
+    DeltaFormat,
+    WeightsFormat,
+    are_finite,
+    difference,
+    merge_buffers,
+)
 from diloco_cli.tensors.payload import PayloadError
 
 Tensors = dict[str, torch.Tensor]
