@@ -7,11 +7,10 @@ import os
 import re
 import shlex
 import socket
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 
@@ -114,46 +113,35 @@ def _of_templates(place: FirstPlace) -> list[str]:
     return [_with_partitions(inventory), run.replace("tokens: 4M", "tokens: 1M")]  # on four cores: minutes
 
 
-@dataclass
-class _Partition:
-    """As sinfo says. `nodes`: those of a kind, as whether a job starts there now, the device of their GPUs, and in
-    words."""
+class _Partition(NamedTuple):
+    """As sinfo says: whether a job starts there now, the catalogue's device of its GPUs ("": none is known), whether it
+    is the default one, and its nodes in words."""
 
-    name: str
+    starts: bool
+    device: str
     is_default: bool
-    nodes: list[tuple[bool, str, str]] = field(default_factory=list)
-
-    @property
-    def starts(self) -> bool:
-        return any(starts for starts, _, _ in self.nodes)
-
-    @property
-    def device(self) -> str:
-        return max(device for starts, device, _ in self.nodes if starts == self.starts)
-
-    @property
-    def told(self) -> str:
-        return f"{self.name}{'*' * self.is_default} ({', '.join(words for _, _, words in self.nodes)})"
+    name: str
+    told: str
 
 
 def _read_partitions(said: str) -> list[_Partition]:
     """The best first: where a job starts now, then where GPUs are known, then the default one. Lines of another form
     are warnings of a site."""
-    found: dict[str, _Partition] = {}
+    nodes: dict[str, list[tuple[bool, str, str]]] = {}
     for line in said.splitlines():
         columns = line.strip().split("|")
         if len(columns) == 5:
-            name, up, state, nodes, gres = columns
-            one = found.setdefault(name.rstrip("*"), _Partition(name.rstrip("*"), name.endswith("*")))
-            words = [
-                nodes,
-                state,
-                *([gres] if gres.startswith("gpu") else []),
-                *([] if up == "up" else ["partition", up]),
-            ]
+            name, up, state, number, gres = columns
             starts = up == "up" and STARTS_NOW.fullmatch(state) is not None
-            one.nodes.append((starts, _device_of(gres), " ".join(words)))
-    return sorted(found.values(), key=lambda one: (one.starts, one.device != "", one.is_default), reverse=True)
+            words = f"{number} {state}{f' {gres}' * gres.startswith('gpu')}{f' partition {up}' * (up != 'up')}"
+            nodes.setdefault(name, []).append((starts, _device_of(gres), words))
+    found = []
+    for name, kinds in nodes.items():
+        starts = any(now for now, _, _ in kinds)
+        device = max(device for now, device, _ in kinds if now == starts)
+        told = f"{name} ({', '.join(words for _, _, words in kinds)})"
+        found.append(_Partition(starts, device, name.endswith("*"), name.rstrip("*"), told))
+    return sorted(found, key=lambda one: (one.starts, one.device != "", one.is_default), reverse=True)
 
 
 def _device_of(gres: str) -> str:

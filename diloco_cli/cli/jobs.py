@@ -23,7 +23,7 @@ from diloco_cli.engines.files import edited
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, LogCommands, job_names, of_each_unit
 from diloco_cli.engines.sites import engine_of
 from diloco_cli.environment import environment_with
-from diloco_cli.errors import DilocoError, RefusedError, UsageError, escaped
+from diloco_cli.errors import DilocoError, RefusedError, StoreError, UsageError, escaped
 from diloco_cli.paths import make_directory
 from diloco_cli.protocol.actors.requests import stop_stands
 from diloco_cli.protocol.log.keys import job_hint_key
@@ -302,15 +302,21 @@ def _without_those_of_others(opened: OpenRun, units: Sequence[RunUnit], by_regio
 
 
 def _leave_hints(opened: OpenRun, units: Sequence[RunUnit]) -> None:
-    """In the bucket of each: other machines cannot see what waits in the queue of this one's Slurm."""
+    """In the bucket of each: other machines cannot see what waits in the queue of this one's Slurm. Who may not write
+    them there submits all the same."""
 
-    def put(unit: RunUnit) -> None:
-        if cluster := engine_for(opened.url, unit.infra).cluster:
-            said = json.dumps({"cluster": cluster, "host": os.uname().nodename})
-            _store_of(opened, unit).put(job_hint_key(unit.name), said.encode())
+    def put(unit: RunUnit) -> str:
+        try:
+            if cluster := engine_for(opened.url, unit.infra).cluster:
+                said = json.dumps({"cluster": cluster, "host": os.uname().nodename})
+                _store_of(opened, unit).put(job_hint_key(unit.name), said.encode())
+        except StoreError as error:
+            return f"warning: a `resume` on another Slurm will not know of {unit.name}: {error}"
+        return ""
 
     with ThreadPoolExecutor(MAX_ASKED) as pool:
-        list(pool.map(put, units))
+        for warning in filter(None, pool.map(put, units)):
+            talk(warning)
 
 
 def _store_of(opened: OpenRun, unit: RunUnit) -> Store:

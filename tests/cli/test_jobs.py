@@ -35,7 +35,7 @@ from diloco_cli.config.settings import ModelSettings, Site
 from diloco_cli.engines import sites, slurm
 from diloco_cli.engines.files import write_job_files
 from diloco_cli.engines.port import Engine, Job, JobSpec, JobState, LogCommands, job_names
-from diloco_cli.errors import RefusedError, TryAgainError, UsageError
+from diloco_cli.errors import RefusedError, StoreError, TryAgainError, UsageError
 from diloco_cli.observe.screen import job_lines
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.protocol.log.state import RunState
@@ -490,6 +490,17 @@ def test_what_another_cluster_was_given_is_left_alone_until_its_region_is_named(
     del queued["rhine"]
     assert resumed("a", queued) == [] and "rhine: " in capsys.readouterr().err, "now it is the other one's"
     assert resumed("a", {}) == ["iowa", "syncer-1"]
+
+
+def test_who_may_not_write_where_a_job_waits_submits_it_all_the_same(
+    played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def forbidden(self: MemoryStore, key: str, data: bytes) -> None:
+        raise StoreError("forbidden")
+
+    monkeypatch.setattr(MemoryStore, "put", forbidden)
+    assert submit(tmp_path) == played.submitted() == NAMES
+    assert "warning: a `resume` on another Slurm will not know of rhine: forbidden" in capsys.readouterr().err
 
 
 def test_a_syncer_that_the_engine_of_another_region_has_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
