@@ -172,10 +172,12 @@ def refuse_another_regions_bucket(run: RunFormat, island: Island, url: str) -> N
 @contextmanager
 def _hosted_syncer(url: str, name: str) -> Iterator[None]:
     """Run a standby beside the learner, from its start, because it may be the syncer that begins the run."""
-    hosted = HostedSyncer(
-        lambda dead_pid: standby_command(url, f"standby-{name}", dead_pid),
-        lambda line: say(f"{utc_now_text()} {name}: {line}"),
-    )
+
+    def command(dead_pid: int | None) -> list[str]:
+        words = diloco_command("syncer", f"--run={url}", "--standby", f"--name=standby-{name}", "--hosted")
+        return [*words, *([] if dead_pid is None else [f"--instead-of={dead_pid}"])]
+
+    hosted = HostedSyncer(command, lambda line: say(f"{utc_now_text()} {name}: {line}"))
     leave_s = 0.0
     try:
         yield
@@ -510,11 +512,6 @@ class AttendedStore(StoreWrapper):
         if isinstance(answer, BaseException):
             raise answer
         return cast(T, answer)
-
-
-def standby_command(url: str, name: str, dead_pid: int | None) -> list[str]:
-    words = [*diloco_command("syncer", f"--run={url}", "--standby", f"--name={name}", "--hosted")]
-    return words if dead_pid is None else [*words, f"--instead-of={dead_pid}"]
 
 
 class HostedSyncer:

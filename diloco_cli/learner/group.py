@@ -37,7 +37,7 @@ from diloco_cli.errors import (
     UsageError,
 )
 from diloco_cli.learner.parent import RankPlace, own_beats
-from diloco_cli.plan.memory import USABLE, Fit
+from diloco_cli.plan.memory import USABLE
 from diloco_cli.protocol.log.commit_log import read_format, read_log
 from diloco_cli.protocol.log.records import Island, RunFormat
 from diloco_cli.randomness import nonce
@@ -244,7 +244,12 @@ def at_ranks(run: RunFormat, island: Island, ranks: int, device: torch.device) -
     tensors, batch_tokens = parameters_of(run.layout), island.batch_tokens
     tokens, fit = micro_batch_here(run.settings, tensors, run.num_fragments, batch_tokens, device, ranks)
     if not fit.fits:
-        raise InfeasibleError(_too_large(island.name, ranks, fit), hint=_what_fits(fit))
+        sizes = f"needs {fit.needed_gb:.3g} GB ({fit.shards}), and has {fit.available_gb:.3g} GB"
+        larger = f"devices with at least {math.ceil(fit.needed_gb / USABLE)} GB"
+        raise InfeasibleError(
+            f"{island.name} does not fit {ranks} ranks: each {sizes}, of which {100 * USABLE:.0f} % are usable",
+            hint=f"--ranks {fit.devices_needed}, or {larger}" if fit.devices_needed else larger,
+        )
     return replace(island, ranks=ranks, micro_batch_tokens=tokens, sharding=fit.sharding)
 
 
@@ -258,16 +263,6 @@ def as_resized(island: Island, planned: Island) -> str:
         f"ranks {island.ranks}, planned were {planned.ranks}: batches of {island.batch_tokens:,} tokens as planned, in"
         f" micro-batches of {island.micro_batch_tokens:,}"
     )
-
-
-def _too_large(name: str, ranks: int, fit: Fit) -> str:
-    have = f"{fit.available_gb:.3g} GB, of which {100 * USABLE:.0f} % are usable"
-    return f"{name} does not fit {ranks} ranks: each needs {fit.needed_gb:.3g} GB ({fit.shards}), and has {have}"
-
-
-def _what_fits(fit: Fit) -> str:
-    larger = f"devices with at least {math.ceil(fit.needed_gb / USABLE)} GB"
-    return f"--ranks {fit.devices_needed}, or {larger}" if fit.devices_needed else larger
 
 
 def run_rank(place: RankPlace, url: str, name: str, device: str | None, here: NamedHere) -> int:

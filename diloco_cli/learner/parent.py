@@ -227,7 +227,8 @@ class _Family:
     def _tell(self, url: str, rank: int, status: int) -> None:
         """Hand on the lost rank's own account of its end, for the supervisor or the bucket."""
         world = self.node.ranks * self.node.count
-        ended = how_it_ended(rank, world, status)
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        ended = f"rank {rank} of {world} {how}"
         say(f"{utc_now_text()} {self.name}: {ended}: the others were ended")
         cause = read_cause(self._cause_path(rank), self.ranks[rank].pid)
         if status not in (FencedError.exit_status, 143, 130):
@@ -263,11 +264,6 @@ def culprit(exits: Mapping[int, int], killed: Collection[int]) -> int | None:
     last = (DilocoError.exit_status, TryAgainError.exit_status)
     order = {rank: last.index(status) + 1 if status in last else -(status < 0) for rank, status in own.items()}
     return min(own, key=lambda rank: (order[rank], rank), default=None)
-
-
-def how_it_ended(rank: int, ranks: int, status: int) -> str:
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    return f"rank {rank} of {ranks} {how}"
 
 
 def leave_as(status: int) -> int:

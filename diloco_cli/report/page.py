@@ -160,7 +160,8 @@ def _figures(figures: Iterable[tuple[str, str]]) -> str:
 
 def _figure(chart: Chart) -> str:
     about = f"<figcaption>{as_html(chart.about)}</figcaption>"
-    return f"<figure><h3>{as_html(chart.title)}</h3>{page_svg(chart)}{about}</figure>"
+    svg = drawn(chart.title, chart.inches, lambda figure: chart.draw(figure.subplots()), whole=False)
+    return f"<figure><h3>{as_html(chart.title)}</h3>{svg}{about}</figure>"
 
 
 def _tables(report: Report) -> list[str]:
@@ -254,11 +255,6 @@ def charts_of(report: Report, history: RunHistory) -> list[Chart]:
         about = "Over the learners' links; money is the inventory's price of leaving the region."
         found.append(Chart("Bytes by region", about, pictures.bytes, (INCHES[0], 1.5 + 0.35 * len(report.regions))))
     return found
-
-
-def page_svg(chart: Chart) -> str:
-    """As an element of a page."""
-    return drawn(chart.title, chart.inches, lambda figure: chart.draw(figure.subplots()), whole=False)
 
 
 def poster_svg(report: Report, charts: Sequence[Chart]) -> str:

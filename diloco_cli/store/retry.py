@@ -229,8 +229,10 @@ class RetryingStore(StoreWrapper):
         attempts = 1 if before is None else before.attempts + 1
         pause_s = self._patience.pause_s(attempts, error)
         self._was_gone = self._was_gone or kind_of(error) == "gone"
-        if self._stop() or pause_s > self._remaining_s(started_s):
-            raise self._given_up(error, self._monotonic() - started_s)
+        tried_s = self._monotonic() - started_s
+        own_s = math.inf if self._deadline_s is None else self._deadline_s - tried_s
+        if self._stop() or pause_s > min(own_s, self._left_s()):
+            raise self._given_up(error, tried_s)
         since_s = clock.wall_s() if before is None else before.since_s
         failing = Retrying(since_s, attempts, verb, str(error), kind_of(error))
         self._wait(failing, pause_s)
@@ -243,10 +245,6 @@ class RetryingStore(StoreWrapper):
         if self._deadline_s is not None and not error.hint:
             error.hint = f"tried for {tried_s:.0f} s; examine the store: diloco doctor {self.url}"
         return error
-
-    def _remaining_s(self, started_s: float) -> float:
-        own_s = math.inf if self._deadline_s is None else self._deadline_s - (self._monotonic() - started_s)
-        return min(own_s, self._left_s())
 
     def _wait(self, failing: Retrying, pause: float) -> None:
         with self._lock:

@@ -88,17 +88,14 @@ def _is_short(text: str) -> bool:
     return len(text) <= MAX_TEXT and text.isprintable()
 
 
-def as_admitted(island: Island, run: RunFormat) -> Island:
-    """The new member as the log states it: values that come from a plan are not taken from the island's request."""
-    return replace(island, local_steps=run.settings.sync.every, tokens_per_s=0.0, step_s=0.0)
-
-
 def admitted(run: RunFormat, state: RunState, wanted: Iterable[Island]) -> Membership | None:
-    """The commit that admits all of these islands that may join; None if none may."""
+    """The commit that admits all of these islands that may join; None if none may. Values that come from a plan are not
+    taken from an island's request."""
     known = state.with_members(run)
     for island in wanted:
         if refusal_of_island(island, known) is None:
-            known = replace(known, members=(*known.members, as_admitted(island, known)))
+            member = replace(island, local_steps=known.settings.sync.every, tokens_per_s=0.0, step_s=0.0)
+            known = replace(known, members=(*known.members, member))
     islands = known.members[len(state.members) :]
     if not islands:
         return None
