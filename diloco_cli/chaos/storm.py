@@ -109,7 +109,10 @@ class Storm:
             try:
                 self._carry_out()
                 self._await_healing()
-            finally:  # also after Ctrl-C
+            except KeyboardInterrupt:
+                self._say("interrupted: what is still broken is healed now")
+                raise
+            finally:
                 self._heal(inf)
                 for thread in self._starting:
                     thread.join()
