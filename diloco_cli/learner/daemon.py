@@ -222,6 +222,7 @@ def _learn(
         facts.say(rules)
     # what is being uploaded when the stop comes may still be published
     lanes = Lanes(store, SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S)), meter)
+    lanes.hurries = lambda: learner.is_leaving
     learner = Learner(
         run,
         island.name,

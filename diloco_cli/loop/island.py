@@ -83,6 +83,7 @@ class LoopExchange:
         facts = Facts(island.name, self._tell, bare.url)
         clock = SystemClock(monotonic_s, stop.wait, lambda: stop.check(CLEAN_STOP_S))
         self._lanes = lanes = Lanes(self._store, clock, meter)
+        lanes.hurries = lambda: learner.is_leaving
         learner: Learner
         self.learner = learner = Learner(
             run,

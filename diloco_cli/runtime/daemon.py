@@ -50,6 +50,7 @@ from diloco_cli.randomness import nonce
 from diloco_cli.store.open import connections_here, open_store
 from diloco_cli.store.port import Store, StoreForbiddenError
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store
+from diloco_cli.store.transfers import gentle
 from diloco_cli.store.wrappers import MeteredStore, ThrottledStore
 
 LARGE_BYTES = 1 << 16
@@ -298,7 +299,8 @@ def connections() -> Connections:
 
 
 class Lanes:
-    """The lanes of one learner's process; daemon threads, so that none outlives the process. `tries_once`: see Side."""
+    """The lanes of one learner's process; daemon threads, so that none outlives the process. `tries_once`: see Side.
+    `hurries`: whether saved moments may take the link from offers, because the process is about to leave."""
 
     def __init__(self, store: Store, clock: Clock, tries_once: Store | None = None) -> None:
         self._store, self._clock, self._tries_once = store, clock, tries_once
@@ -306,19 +308,22 @@ class Lanes:
         self._threads: list[threading.Thread] = []
         self.failure: BaseException | None = None
         self.news = threading.Event()
+        self.hurries: Callable[[], bool] = lambda: False
 
     def start(self, lane: Lane, steps: Steps[Any]) -> None:
         if lane not in self._queues:
             self._queues[lane] = queue.Queue()
-            thread = threading.Thread(target=self._work, args=(self._queues[lane],), name=lane, daemon=True)
+            thread = threading.Thread(target=self._work, args=(lane,), name=lane, daemon=True)
             self._threads.append(thread)
             thread.start()
         self._queues[lane].put(steps)
 
-    def _work(self, jobs: queue.Queue[Steps[Any] | None]) -> None:
+    def _work(self, lane: Lane) -> None:
+        jobs = self._queues[lane]
         try:
-            while (steps := jobs.get()) is not None:
-                perform(steps, self._store, self._clock, self._tries_once)
+            with gentle(lambda: lane == "moments" and not self.hurries()):
+                while (steps := jobs.get()) is not None:
+                    perform(steps, self._store, self._clock, self._tries_once)
         except BaseException as error:  # handed to the training thread, which raises it
             self.failure = error
             self.news.set()

@@ -254,14 +254,15 @@ class GCSStore(BucketStore):
             await self._refuse_existing(key)
         composed = False
         try:
-            sources = await transfers.on_time(len(data), transfers.in_parallel(sends, at_once))
+            parts = transfers.in_parallel(sends, partial(transfers.uploads_at_once, len(data)))
+            sources = await transfers.on_time(len(data), parts)
             await self._compose(key, data, sources, condition)
             composed = True
         except _DOES_NOT_COMPOSE:
             self._parts_from_s = clock.monotonic_s() + REFUSED_FOR_S
         finally:
             discards = [partial(self._discarded, name, composed) for name in names]
-            if not all(await transfers.in_parallel(discards, at_once)):
+            if not all(await transfers.in_parallel(discards, lambda: at_once)):
                 self._parts_from_s = clock.monotonic_s() + REFUSED_FOR_S
         return composed
 

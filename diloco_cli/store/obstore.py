@@ -161,7 +161,7 @@ class ObstoreStore(BucketStore):
                 await obstore.head_async(self._reader, key)
                 raise ConditionFailedError
         part_bytes = max(transfers.PART_BYTES, -(-len(data) // transfers.MOST_PARTS))
-        sizes: Any = {"chunk_size": part_bytes, "max_concurrency": transfers.parts_at_once(len(data))}
+        sizes: Any = {"chunk_size": part_bytes, "max_concurrency": transfers.uploads_at_once(len(data))}
         await obstore.put_async(self._client()[2], key, data, use_multipart=True, **sizes)
 
     async def _put(self, key: str, data: bytes, exclusive: bool) -> Any:

@@ -3,6 +3,8 @@
 One connection to a bucket carries some ten to a hundred megabytes a second on any link, so a large object is moved in
 several parts at a time. A failed part is repeated by itself: with many 503s some of a thousand parts fail every time,
 and starting over would never end. If a part fails PART_TRIES times, the caller's policy decides (store/retry.py).
+
+Connections share a link, so an upload that nobody waits for goes over one (`gentle`), and leaves the rest to others.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -92,6 +95,24 @@ def parts_at_once(num_bytes: int) -> int:
     return max(FEWEST_AT_ONCE, min(num_bytes // BYTES_AT_ONCE, MOST_AT_ONCE))
 
 
+_is_gentle: ContextVar[Callable[[], bool]] = ContextVar("is_gentle", default=lambda: False)
+
+
+@contextmanager
+def gentle(holds: Callable[[], bool]) -> Iterator[None]:
+    """Uploads of this thread go over one connection while `holds` says so, which is asked again after each part."""
+    before = _is_gentle.set(holds)
+    try:
+        yield
+    finally:
+        _is_gentle.reset(before)
+
+
+def uploads_at_once(num_bytes: int) -> int:
+    """How many parts of an upload are moved at a time, now."""
+    return 1 if _is_gentle.get()() else parts_at_once(num_bytes)
+
+
 def spans(start: int, end: int, most_parts: int = MOST_PARTS) -> list[tuple[int, int]]:
     """[start, end) cut into parts."""
     part_bytes = max(PART_BYTES, -(-(end - start) // most_parts))
@@ -127,7 +148,7 @@ async def download(opened_at: Open, max_bytes: int | None) -> tuple[bytes, str |
                 await parts[0]()
 
         try:
-            await on_time(size, in_parallel([first, *parts[1:]], at_once))
+            await on_time(size, in_parallel([first, *parts[1:]], lambda: at_once))
         except BaseException:  # its traceback holds the frames, and so the buffer, until the last try has ended
             buffer.close()
             raise
@@ -168,16 +189,18 @@ async def _read(pieces: AsyncIterator[bytes], size: int | None, longest: int) ->
     return b"".join(found)[:longest]
 
 
-async def in_parallel(parts: Sequence[Callable[[], Awaitable[T]]], at_once: int) -> list[T]:
+async def in_parallel(parts: Sequence[Callable[[], Awaitable[T]]], at_once: Callable[[], int]) -> list[T]:
     """Their results in order, so many at a time. The first error ends all of them."""
-    gate = asyncio.Semaphore(at_once)
-
-    async def passed(part: Callable[[], Awaitable[T]]) -> T:
-        async with gate:
-            return await part()
-
-    tasks = [asyncio.ensure_future(passed(part)) for part in parts]
+    tasks: list[asyncio.Future[T]] = []
+    under_way: set[asyncio.Future[T]] = set()
     try:
+        for part in parts:
+            while len(under_way) >= at_once():
+                ended, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    task.result()
+            tasks.append(asyncio.ensure_future(part()))
+            under_way.add(tasks[-1])
         return list(await asyncio.gather(*tasks))
     finally:
         for task in tasks:

@@ -78,7 +78,7 @@ class WaitsForItsOutcome(SimulatedLearner):
 
     def adopt(self) -> Steps[None]:
         yield from super().adopt()
-        while self.progress.awaits_outcomes() and not self._is_over() and self.progress.quarantined is None:
+        while self.progress.awaits_outcomes() and not self.is_leaving and self.progress.quarantined is None:
             yield Sleep(PAUSE_S)
             yield from self.hear()
 

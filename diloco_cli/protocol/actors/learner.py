@@ -483,7 +483,7 @@ class Learner:
         """Train until the run is over for this process, or it leaves. FencedError: a newer process has its place."""
         yield from self._begin()
         self.background("follow", self.follower.follow())
-        while not self._is_over():
+        while not self.is_leaving:
             if self._may_step():
                 yield from self._timed("step", self.step())
                 yield from self._timed("hear", self.hear())
@@ -512,7 +512,8 @@ class Learner:
         else:
             self.go(LearnerState.FENCED if isinstance(error, FencedError) else LearnerState.FAILED)
 
-    def _is_over(self) -> bool:
+    @property
+    def is_leaving(self) -> bool:
         return self.leaves() or is_over(self.state, self.joined.state.n)
 
     def _timed(self, phase: Phase, steps: Steps[None]) -> Steps[None]:
@@ -707,9 +708,9 @@ class Learner:
 
     def save(self) -> Steps[None]:
         """Save the inner optimizer's moments once in `save_every` rounds of own steps (0: never), beside the
-        training; later offers name them."""
-        every = self.save_every * self.progress.island.local_steps
-        if every > 0 and self.progress.steps // every > self.saved_at // every:
+        training; later offers name them. One save at a time is on its way."""
+        every, steps = self.save_every * self.progress.island.local_steps, self.progress.steps
+        if every > 0 and steps // every > self.saved_at // every and self.uploaded_at == self.saved_at:
             self._save()
         yield from ()
 

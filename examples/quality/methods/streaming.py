@@ -52,7 +52,7 @@ class StreamingLearner(Learner):
     def adopt(self) -> Steps[None]:
         while self.awaited and self.awaited[0].slot + 1 + self.overlap <= self.progress.aim.next_slot:
             draft = self.awaited.popleft()
-            while not self._is_over() and not self._has(draft):
+            while not self.is_leaving and not self._has(draft):
                 self.go(LearnerState.WAITING)
                 yield Sleep(PAUSE_S)
                 yield from self.hear()

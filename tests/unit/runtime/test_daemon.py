@@ -39,6 +39,7 @@ from diloco_cli.runtime.daemon import (
 from diloco_cli.store.memory import MemoryStore
 from diloco_cli.store.port import StoreForbiddenError, StoreUnavailableError
 from diloco_cli.store.retry import RetryingStore
+from diloco_cli.store.transfers import uploads_at_once
 from diloco_cli.store.wrappers import EmulatedLink, MeteredStore
 
 
@@ -103,6 +104,21 @@ def test_the_jobs_of_a_lane_are_done_in_their_order_and_lanes_beside_each_other(
     go.set()
     lanes.close(WITHIN_S)
     assert done == ["beside", "a", "b", "c"], "each lane finishes what it has"
+
+
+def test_saved_moments_leave_the_link_to_offers_unless_the_process_is_about_to_leave(lanes: Lanes) -> None:
+    found = dict[str, int]()
+
+    def upload(name: str, done: Event) -> Steps[None]:
+        found[name] = uploads_at_once(1)
+        done.set()
+        yield Now()
+
+    for name, lane, hurries in (("offer", "upload", False), ("saved", "moments", False), ("last", "moments", True)):
+        lanes.hurries, done = (lambda hurries=hurries: hurries), Event()  # type: ignore[misc]
+        lanes.start(lane, upload(name, done))  # type: ignore[arg-type]
+        assert done.wait(WITHIN_S)
+    assert found["saved"] == 1 and found["last"] == found["offer"] > 1
 
 
 def test_what_ends_a_lane_is_raised_by_the_training_which_it_wakes(lanes: Lanes) -> None:

@@ -75,6 +75,26 @@ def test_a_large_object_is_composed_of_parts_and_exclusively(gs: FakeGCS, store:
     assert gs.num_composed == 2 and names_in(gs) == ["runs/one/large"], "what is there is seen before parts go up"
 
 
+@pytest.mark.parametrize(("holds", "most"), [(True, 1), (False, 4)])
+def test_what_is_gentle_goes_up_one_part_after_the_other(
+    gs: FakeGCS, store: GCSStore, monkeypatch: pytest.MonkeyPatch, holds: bool, most: int
+) -> None:
+    original, under_way, seen = GCSStore._send, [0], list[int]()
+
+    async def send(*arguments: Any) -> bytes:
+        under_way[0] += 1
+        seen.append(under_way[0])
+        try:
+            return await original(*arguments)
+        finally:
+            under_way[0] -= 1
+
+    monkeypatch.setattr(GCSStore, "_send", send)
+    with transfers.gentle(lambda: holds):
+        assert store.create("large", DATA) == Created()
+    assert len(seen) == 6 and max(seen) == most and gs.num_composed == 1 and store.get("large") == DATA
+
+
 @pytest.mark.parametrize("kind", ["503", "lost_answer"])
 def test_a_part_that_failed_is_sent_again_alone(gs: FakeGCS, store: GCSStore, kind: Kind) -> None:
     before = gs.requests

@@ -7,6 +7,7 @@ import os
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -161,3 +162,33 @@ def test_no_object_has_more_parts_than_s3_takes(size: int) -> None:
 @pytest.mark.parametrize(("num_bytes", "connections"), [(1, 4), (256 << 20, 4), (400 << 20, 6), (4 << 30, 8)])
 def test_parts_under_way_are_a_quarter_of_a_large_object_at_most(num_bytes: int, connections: int) -> None:
     assert transfers.parts_at_once(num_bytes) == connections
+
+
+def test_a_gentle_upload_has_one_connection_until_it_need_not_be_gentle() -> None:
+    under_way, seen = [0], list[int]()
+
+    async def part() -> None:
+        under_way[0] += 1
+        seen.append(under_way[0])
+        await asyncio.sleep(0)
+        under_way[0] -= 1
+
+    with transfers.gentle(lambda: len(seen) < 4):
+        asyncio.run(transfers.in_parallel([part] * 12, partial(transfers.uploads_at_once, 1)))
+    assert seen[:4] == [1, 1, 1, 1] and max(seen) == transfers.FEWEST_AT_ONCE
+    assert transfers.uploads_at_once(1) == transfers.FEWEST_AT_ONCE, "others of the thread are not gentle"
+
+
+def test_the_first_part_that_fails_ends_the_others() -> None:
+    begun = []
+
+    async def part(number: int) -> int:
+        begun.append(number)
+        await asyncio.sleep(0)
+        if number == 1:
+            raise StoreUnavailableError("503")
+        return number
+
+    with pytest.raises(StoreUnavailableError, match="503"):
+        asyncio.run(transfers.in_parallel([partial(part, number) for number in range(9)], lambda: 2))
+    assert begun == [0, 1]

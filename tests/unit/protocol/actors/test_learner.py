@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from diloco_cli.errors import FencedError, TerminatedError
-from diloco_cli.protocol.actors.learner import LOOKS_FOR_ROLLBACK, PAUSE_S, Fragments, Phase, Stopwatch
+from diloco_cli.protocol.actors.learner import LOOKS_FOR_ROLLBACK, PAUSE_S, Fragments, Moments, Phase, Stopwatch
 from diloco_cli.protocol.log.heartbeats import LearnerHeartbeat, sealed
 from diloco_cli.protocol.log.keys import commit_key, delta_key, heartbeat_key, incarnation_key
 from diloco_cli.protocol.log.operations import Create, Get, Operation
@@ -19,7 +19,7 @@ from diloco_cli.protocol.log.records import MergedOffer, Offer, Outcome, Timings
 from diloco_cli.protocol.log.state import LearnerState
 from diloco_cli.protocol.rules.merging import max_steps
 from diloco_cli.protocol.rules.pacing import DENSE_BOUNDS_S, EARLY, MAX_REQUESTS, SHORT_SLOT_S
-from diloco_cli.virtual.world import Actor
+from diloco_cli.virtual.world import LATENCY_S, Actor
 from tests.unit.protocol.integer_ports import STEP_S, UnitTraining, UnitWire, WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import applied, make_run, with_inner, with_steps
@@ -193,6 +193,23 @@ def test_saved_moments_are_named_in_later_offers_and_restored_by_a_successor() -
     assert successor.training.at[0].moments_lost is False
     assert successor.training.moments == 4 + successor.training.steps
     assert successor.offers(2) == [] and successor.learner.progress.position >= living.offers()[1].data_end
+
+
+def test_moments_are_saved_when_those_before_have_arrived() -> None:
+    """They are due after steps 4 and 8, and on their way for six steps: none wait for each other in memory."""
+    living = Living(WrittenLog(SAVING))
+    saved, save = list[int](), living.training.save
+
+    def saves() -> Moments | None:
+        saved.append(living.training.steps)
+        return save()
+
+    living.training.save = saves  # type: ignore[method-assign]
+    living.world.latency_s = lambda actor, operation: (
+        6 * STEP_S if isinstance(operation, Create) and operation.key.startswith("inner/") else LATENCY_S
+    )
+    living.until(lambda: len(saved) == 2)
+    assert saved[0] == 4 and 10 <= saved[1] <= 12 and living.learner.uploaded_at == 4
 
 
 @pytest.mark.parametrize(("to", "kept"), [(0, False), (2, False), (3, True)])
