@@ -604,10 +604,9 @@ class Syncer:
             self.state, lambda offer: self.belief.of(self.state, offer, now_s)
         )
         alive, ahead = self._alive(now_s), inbox.ahead(slot)
-        passed = (alive & ahead) - candidates.learners
-        facts = self.watch.look(
-            len(candidates.fit), len(alive), self.run.settings.sync.quorum, bool(ahead), now_s, len(passed)
-        )
+        passed, beside = (alive & ahead) - candidates.learners, candidates.learners - alive
+        quorum, counts = self.run.settings.sync.quorum, (len(passed), len(beside))
+        facts = self.watch.look(len(candidates.fit), len(alive), quorum, bool(ahead), now_s, *counts)
         return candidates, facts
 
     def _settle_waiting_outcomes(self, now_s: float) -> Steps[bool]:

@@ -109,7 +109,8 @@ class SlotFacts:
     """What the syncer knows about the slot that is due. Times are seconds on the syncer's own clock.
 
     `opens_s`: when the slot's window begins at the earliest. `passed`: learners alive that have offered for later slots
-    and not for this one: none of them will offer for it.
+    and not for this one: none of them will offer for it. `beside`: learners that have offered for this slot so long ago
+    that they do not count as alive: their steps span many slots.
     `window_from_s`: when the grace window begins, which may lie in the future; None while the quorum is not reached.
     `quorum_took_s`: from the first offer to the quorum."""
 
@@ -122,12 +123,13 @@ class SlotFacts:
     now_s: float
     opens_s: float = -inf
     passed: int = 0
+    beside: int = 0
     quorum_took_s: float = 0.0
 
     @property
     def expected(self) -> int:
-        """Learners alive that have offered for this slot or may do so yet."""
-        return self.alive - self.passed
+        """Learners that have offered for this slot, or are alive and may do so yet."""
+        return self.alive + self.beside - self.passed
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,14 @@ class Watch:
     enough_s: float | None = None
 
     def look(
-        self, present: int, alive: int, quorum: int, later_offers: bool, now_s: float, passed: int = 0
+        self,
+        present: int,
+        alive: int,
+        quorum: int,
+        later_offers: bool,
+        now_s: float,
+        passed: int = 0,
+        beside: int = 0,
     ) -> SlotFacts:
         if present and self.first_offer_s is None:
             self.first_offer_s = now_s
@@ -175,6 +184,7 @@ class Watch:
             now_s=now_s,
             opens_s=max(self.due_s, self.not_before_s),
             passed=passed,
+            beside=beside,
             quorum_took_s=max(0.0, quorum_s - max(first_s, self.not_before_s)),
         )
 

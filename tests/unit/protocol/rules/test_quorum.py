@@ -121,6 +121,8 @@ ONE_SECOND = Grace(1.0, "test")
         (replace(FACTS, present=3), "merge"),  # everybody alive is here
         (replace(FACTS, alive=1), "merge"),
         (replace(FACTS, alive=0), "merge"),
+        (replace(FACTS, present=2, alive=2, beside=1), "wait"),  # for one alive, beside one with steps of many slots
+        (replace(FACTS, present=3, alive=2, beside=1), "merge"),
         (replace(FACTS, later_offers=True, passed=1), "wait"),
         (replace(FACTS, later_offers=True, passed=2), "merge"),  # the two others will not come to this slot any more
         (replace(EMPTY, now_s=69.0), "wait"),  # nobody waits for a later slot
@@ -171,7 +173,7 @@ def test_a_slot_that_too_few_can_still_come_to_is_skipped_at_once() -> None:
 @given(
     st.builds(
         SlotFacts, st.integers(0, 5), st.integers(0, 5), st.integers(1, 5), st.one_of(st.none(), seconds),
-        st.booleans(), seconds, seconds, st.integers(0, 5),
+        st.booleans(), seconds, seconds, seconds, st.integers(0, 5), st.integers(0, 5),
     ),
     seconds,
 )  # fmt: skip
