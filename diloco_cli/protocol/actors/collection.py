@@ -111,7 +111,8 @@ def floor_with(run: RunFormat, state: RunState, kept: int) -> int | None:
     """The floor that leaves `kept` commits, and more if a rollback by the syncer may need an earlier one, or if they
     hold no merge of some fragment. None if it would not rise."""
     needed = needed_from(state, run)
-    floor = min(state.n - kept, remade_from(state), state.n if needed is None else needed)
+    floor = min(state.n - kept, state.n if needed is None else needed)
+    floor = min(floor, remade_from(state)) if floor > state.gc_floor else floor
     return floor if floor > state.gc_floor else None
 
 

@@ -280,7 +280,8 @@ class Progress:
         offer was not merged and all together is more than one can hold: their books start anew, and their parameters go
         back to the adopted version. At the drift bound all do: one without steps could be neither trained nor
         offered."""
-        refused = [book.sent is None and book.steps > max_steps(self.run) for book in self.books]
+        most = max_steps(self.run)
+        refused = [book.sent is None and book.steps > most for book in self.books]
         stuck = [
             i for i in self.full() if refused[i] or self.is_too_old(i) or (i in self.unreadable and self.awaits(i))
         ]
