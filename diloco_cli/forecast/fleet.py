@@ -113,7 +113,7 @@ class SimulatedFleet:
         self._fails: dict[str, tuple[float, float]] = {}  # until when, and which share of its calls
         self._tries = Draws(self.seed, "tries")
         self._failures = {name: Draws(self.seed, f"failures of {name}") for name in self.conditions}
-        self.world.latency_s, self.world.unreachable_until_s = self._latency_s, self._unreachable_until_s
+        self.world.latency_s, self.world.held_until_s = self._latency_s, self._held_until_s
         self.world.on_end = self._ended
         self.world.store.create(FORMAT_KEY, self.run.keyring.sign(OPERATOR, FORMAT_KEY, encode(self.run)))
 
@@ -177,6 +177,7 @@ class SimulatedFleet:
 
     def _start_learner(self, name: str, delay_s: float) -> None:
         condition, actors = self.conditions[name], list[Actor]()
+        condition.connect()
         self.incarnations[name] = actors
 
         def begin(steps: Steps[Any]) -> None:
@@ -311,11 +312,9 @@ class SimulatedFleet:
         if link.up_bps is None and link.down_bps is None:
             return "the rate of its link is unknown"
 
-        def usual() -> None:
-            condition.slow /= factor
-
-        condition.slow *= factor
-        self.world.call_at(self.world.now_s + (fault.for_s or 0.0), usual)
+        condition.become(factor, self.world.now_s)
+        usual_s = self.world.now_s + (fault.for_s or 0.0)
+        self.world.call_at(usual_s, lambda: condition.become(1 / factor, usual_s))
         return None
 
     def _refuse(self, offer: Offer) -> str | None:
@@ -340,12 +339,17 @@ class SimulatedFleet:
         condition = self.conditions.get(actor.name)
         if condition is None:
             return self.side.call_s(operation, self.world.now_s, self.state.n >= 0)
-        rtt_s = condition.island.link.rtt_s
-        call_s = self.latency_s if rtt_s is None else rtt_s
-        return call_s + condition.transfer_s(operation, self.world.now_s)
+        return self._call_s(condition) + condition.transfer_s(operation, self.world.now_s)
 
-    def _unreachable_until_s(self, actor: Actor) -> float:
-        return self._cut_off_until_s.get(actor.name, 0.0)
+    def _call_s(self, condition: Condition) -> float:
+        rtt_s = condition.island.link.rtt_s
+        return self.latency_s if rtt_s is None else rtt_s
+
+    def _held_until_s(self, actor: Actor, operation: Operation) -> float:
+        until_s, condition = self._cut_off_until_s.get(actor.name, 0.0), self.conditions.get(actor.name)
+        if condition is None or until_s > self.world.now_s:
+            return until_s
+        return condition.held_until_s(operation, self._call_s(condition), self.world.now_s)
 
     def _ended(self, actor: Actor) -> None:
         """A fenced process is an expected end; any other error is an error of the code and is raised."""

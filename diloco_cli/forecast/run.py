@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.models import tensors_of
@@ -172,6 +172,7 @@ def simulated(
 
 WARM_ROUNDS, LEAST_SLOTS = 4, 72  # until a run has its pace; over which merges are counted
 MOST_OFFERS = 20_000  # of a confirmation
+SAVING_OFFERS = 1_500  # of one that has saved moments in it: from one save to the next
 MOST_BEFOREHAND = 5_000  # before a storm: some 10 s
 
 
@@ -190,18 +191,27 @@ def confirmed(plan: Plan, on_start: Callable[[SimulatedFleet, float], object] = 
     """Raises UsageError for more islands and fragments than a confirmation waits for."""
     slot_s = max(plan.schedule.slot_s, plan.syncer.fastest_slot_s)
     round_s, slowest_s = plan.schedule.fragments * slot_s, max(island.step_s for island in plan.islands)
-    from_s = max(WARM_ROUNDS * round_s, 3 * slowest_s)
+    inner, saved = plan.run.train.inner, 0
+    if any(island.up_mbps_available for island in plan.islands):
+        rounds = int(SAVING_OFFERS / (2 * len(plan.islands) * plan.schedule.fragments))
+        saved = min(inner.save_every, max(1, rounds))
+    from_s = max(WARM_ROUNDS * round_s, 3 * slowest_s, saved * round_s)
     for_s = max(LEAST_SLOTS * slot_s, min(round_s, 20 * slowest_s), 4 * slowest_s)
+    for_s = max(1, ceil(for_s / (saved * round_s))) * saved * round_s if saved else for_s
     offers = len(plan.islands) * (from_s + for_s) / slot_s
     if offers > MOST_OFFERS:
         raise UsageError(
             f"to confirm this plan takes {offers:,.0f} simulated offers, more than {MOST_OFFERS:,}",
             hint="diloco plan without --simulate; or a part of it: diloco simulate run RUN --for '1 h'",
         )
-    endless = replace(plan.run, train=replace(plan.run.train, tokens=ENDLESS))
+    often = replace(inner, save_every=saved or inner.save_every)
+    endless = replace(plan.run, train=replace(plan.run.train, tokens=ENDLESS, inner=often))
     made, before = run_of_plan(replace(plan, run=endless), "confirmed", ""), list[int]()
 
     def watch(fleet: SimulatedFleet) -> None:
+        for condition in fleet.conditions.values():
+            sizes = condition.sizes
+            condition.sizes = replace(sizes, moments=sizes.moments * often.save_every / inner.save_every)
         on_start(fleet, from_s + for_s)
         fleet.world.call_at(from_s, lambda: before.append(fleet.state.tokens(made.layout)))
 

@@ -105,6 +105,51 @@ def sizes_of(run: RunFormat, bits_of: dict[str, float]) -> Sizes:
     )
 
 
+SAME_S = 1e-9
+
+
+@dataclass
+class SharedWire:
+    """An island's uplink: the objects on it have equal shares, as an offer and saved moments over a connection each."""
+
+    bps: float
+    left_bits: dict[str, float] = field(default_factory=dict)
+    ended_s: dict[str, float] = field(default_factory=dict)
+    at_s: float = 0.0
+
+    def begin(self, key: str, num_bytes: float, now_s: float) -> None:
+        self.pass_to(now_s)
+        self.left_bits[key] = num_bytes * BITS
+
+    def ends_s(self, key: str, now_s: float) -> float:
+        """When this object is through, if nothing else comes."""
+        self.pass_to(now_s)
+        if key not in self.left_bits:
+            return self.ended_s[key]
+        own = self.left_bits[key]
+        return self.at_s + sum(min(own, other) for other in self.left_bits.values()) / self.bps
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.left_bits or key in self.ended_s
+
+    def end(self, key: str) -> None:
+        self.left_bits.pop(key, None)
+        self.ended_s.pop(key, None)
+
+    def pass_to(self, now_s: float) -> None:
+        while self.left_bits:
+            key = min(self.left_bits, key=self.left_bits.__getitem__)
+            shares, least = len(self.left_bits), self.left_bits[key]
+            bits = min(least, (now_s - self.at_s) * self.bps / shares)
+            self.left_bits = {other: left - bits for other, left in self.left_bits.items()}
+            if bits < least:
+                break
+            self.at_s += bits * shares / self.bps
+            del self.left_bits[key]
+            self.ended_s[key] = self.at_s
+        self.at_s = now_s
+
+
 @dataclass
 class SizesWire:
     """One direction of a link: transfers follow each other."""
@@ -121,7 +166,8 @@ class SizesWire:
 
 @dataclass
 class Condition:
-    """The condition of an island across its incarnations: what faults change, and what is measured."""
+    """The condition of an island across its incarnations: what faults change, and what is measured. An unknown rate
+    of its link costs nothing."""
 
     island: Island
     sizes: Sizes
@@ -137,24 +183,50 @@ class Condition:
     poisoned: set[OfferId] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.up, self.down = SizesWire(self.island.link.up_bps), SizesWire(self.island.link.down_bps)
+        self.connect()
+
+    def connect(self) -> None:
+        """A process begins with a link that is free."""
+        link = self.island.link
+        self.up = SharedWire(link.up_bps / self.slow) if link.up_bps else None
+        self.down = SizesWire(link.down_bps)
+
+    def become(self, slower: float, now_s: float) -> None:
+        """Its link becomes slower by this factor."""
+        self.slow *= slower
+        if self.up is not None:
+            self.up.pass_to(now_s)
+            self.up.bps /= slower
 
     def transfer_s(self, operation: Operation, now_s: float) -> float:
-        """How long the payload of this call is on the island's link."""
+        """How long the payload of this call is on the island's link, as far as is known when it is sent."""
         match operation:
             case Create(key, payload) if key.startswith("delta/") and payload:
-                return self._sent_s(self.sizes.delta[fragment_of(payload)], now_s)
+                return self._sent_s(key, self.sizes.delta[fragment_of(payload)], now_s)
             case Create(key, _) if key.startswith("inner/"):
-                return self._sent_s(self.sizes.moments, now_s)
+                return self._sent_s(key, self.sizes.moments, now_s)
             case Get(key, _) if (version := read_version_key(key)) is not None:
                 return self._received_s(self.sizes.weights[version[0]], now_s)
             case Get(key, _) if read_inner_key(key) is not None:
                 return self._received_s(self.sizes.moments, now_s)
         return 0.0
 
-    def _sent_s(self, num_bytes: float, now_s: float) -> float:
+    def _sent_s(self, key: str, num_bytes: float, now_s: float) -> float:
         self.up_bytes += num_bytes
-        return self.up.done_s(now_s, num_bytes, self.slow) - now_s
+        if self.up is None:
+            return 0.0
+        self.up.begin(key, num_bytes, now_s)
+        return self.up.ends_s(key, now_s) - now_s
+
+    def held_until_s(self, operation: Operation, call_s: float, now_s: float) -> float:
+        """When a call that is due has its payload through, and its round trip: what was sent later had its share."""
+        if self.up is None or not isinstance(operation, Create) or operation.key not in self.up:
+            return now_s
+        done_s = self.up.ends_s(operation.key, now_s) + call_s
+        if done_s > now_s + SAME_S:
+            return done_s
+        self.up.end(operation.key)
+        return now_s
 
     def _received_s(self, num_bytes: float, now_s: float) -> float:
         self.down_bytes += num_bytes

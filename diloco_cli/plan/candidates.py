@@ -16,7 +16,7 @@ from diloco_cli.config.settings import Inventory, IslandSettings, Link, LocalMac
 from diloco_cli.errors import UsageError
 from diloco_cli.formulas import formula
 from diloco_cli.methods import INNER_OPTIMIZERS
-from diloco_cli.plan.link import GUESSED_MACHINE, Need, machine_of, to_store
+from diloco_cli.plan.link import GUESSED_MACHINE, Need, machine_of, moment_bytes, to_store
 from diloco_cli.plan.memory import Fit, Precision, fit_of_nodes
 from diloco_cli.plan.plan import Assumption, Excluded
 from diloco_cli.protocol.rules.capacity import SyncerMachine
@@ -163,9 +163,9 @@ class Candidate:
     """An island with its values that do not depend on other islands. `link`: what its process has of its link to the
     store. `assumption`: the source of its speed; `busy`: the share of its accelerators that a batch of whole
     sequences keeps busy; `share`: the part of its speed that other islands on the same machine leave; `egress_per_gb`:
-    the price of the data that it sends; `recomputing`: the part of its speed that is left where the backward pass
-    computes activations again; `obstacle`: why it cannot train; `syncer`: the machine that merges its deltas, the same
-    for all."""
+    the price of the data that it sends; `moment_bytes`: those that it saves, of a parameter, in a round; `recomputing`:
+    the part of its speed that is left where the backward pass computes activations again; `obstacle`: why it cannot
+    train; `syncer`: the machine that merges its deltas, the same for all."""
 
     island: IslandSettings
     link: Link
@@ -178,6 +178,7 @@ class Candidate:
     busy: float = 1.0
     share: float = 1.0
     egress_per_gb: float = 0.0
+    moment_bytes: float = 0.0
     crossing: Crossing | None = None
     recomputing: float = 1.0
     obstacle: Excluded | None = None
@@ -197,6 +198,10 @@ class Candidate:
     @property
     def can_train(self) -> bool:
         return self.obstacle is None and self.fit.fits
+
+    def up_s(self, bits: float) -> float:
+        """On its way to the store; 0 where the rate is not known."""
+        return bits / self.link.up_bps if self.link.up_bps else 0.0
 
     def carries(self, load: Need, round_s: float) -> bool:
         """Whether its link carries a round's bytes in a round (or in its own step, if that is longer)."""
@@ -248,6 +253,7 @@ def candidate_of(
         share=share,
         recomputing=recomputing,
         egress_per_gb=egress_per_gb(island, inventory),
+        moment_bytes=moment_bytes(run.train.inner, model),
         crossing=crossing_of(island, inventory),
         obstacle=obstacle(island, batch_tokens, inventory, model),
         syncer=machine_of(inventory.store),

@@ -32,11 +32,14 @@ from diloco_cli.formulas import formula
 from diloco_cli.methods import CODECS, OUTER_OPTIMIZERS
 from diloco_cli.plan.candidates import Candidate, availability_of
 from diloco_cli.plan.link import (
+    BESIDE_MOMENTS,
     CODEC_BITS,
     GUESSED_MACHINE,
     HEARTBEAT_EVERY_S,
     kept_at_pace,
     moment_bytes,
+    moments_share,
+    sent_beside_moments,
     spent_a_slot,
     syncer_s,
     transfer_s,
@@ -358,11 +361,16 @@ def flow_of(
     steps = local_steps(schedule.round_s, step_s)
     exchange_s = transfer + schedule.quorum_s + schedule.merge_s
     mean_s = transfer_s(candidate.link, candidate.rtt_s, mean, sync.codec, sync.weights_codec)
+    up_s, moments_s = (candidate.up_s(mean * bits) for bits in (CODEC_BITS[sync.codec], 8 * candidate.moment_bytes))
+    up_share = up_s / max(served_s, step_s / schedule.fragments)
+    saving = moments_share(moments_s / (steps * step_s / schedule.fragments), up_share)
+    mean_s += saving * (1 / BESIDE_MOMENTS - 1) * up_s
     in_flight_s = in_flight(mean_s, schedule.quorum_s, at_syncer.seconds)
     dropped = 0.0 if keeps_progress(sync) else dropped_share(in_flight_s, step_s, late * schedule.round_s)
     after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
     busy = busy_share(served_s, hidden_s, exchange_s)
-    after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late))
+    sent = sent_beside_moments(saving, up_share)
+    after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late), sent)
     mtbf_s, at_risk_s = candidate.island.mtbf_s, late * schedule.round_s / 2 + hidden_s
     kept = 1.0 if mtbf_s is None else share_of_work(mtbf_s, at_risk_s)
     return Flow(
@@ -395,8 +403,10 @@ def rate_after_idle(tokens_per_s: float, local_steps: int, step_s: float, round_
 
 
 @formula("island", "after link", "tokens/s")
-def rate_after_link(after_idle: float, busy: float, not_in_flight: float, merged_at_the_syncers_pace: float) -> float:
-    return after_idle * busy * not_in_flight * merged_at_the_syncers_pace
+def rate_after_link(
+    after_idle: float, busy: float, not_in_flight: float, merged_at_the_syncers_pace: float, sent_beside_moments: float
+) -> float:
+    return after_idle * busy * not_in_flight * merged_at_the_syncers_pace * sent_beside_moments
 
 
 @formula("island", "predicted", "tokens/s")

@@ -114,6 +114,22 @@ def moment_bytes(inner: InnerSettings, model: ModelFacts) -> float:
     return INNER_OPTIMIZERS[inner.name].state_bytes(model.hidden) / inner.save_every
 
 
+BESIDE_MOMENTS = 0.5
+"""Of the uplink, what an offer has at least while saved moments travel over one connection (store/transfers.py)."""
+
+
+@formula("island", "moments on their way")
+def moments_share(moments_of_a_round: float, deltas_of_a_round: float) -> float:
+    """Of the time. `..._of_a_round`: of a round, in which each alone would use the uplink."""
+    return min(1.0, moments_of_a_round / max(1 - BESIDE_MOMENTS, 1 - deltas_of_a_round))
+
+
+@formula("island", "sent beside moments")
+def sent_beside_moments(moments_on_their_way: float, deltas_of_a_round: float) -> float:
+    """Of its deltas, where they need more than their part of the link meanwhile."""
+    return 1 - moments_on_their_way * max(0.0, 1 - BESIDE_MOMENTS / max(BESIDE_MOMENTS, deltas_of_a_round))
+
+
 def traffic_mbps(
     model: ModelFacts, sync: SyncSettings, inner: InnerSettings, schedule: Schedule, step_s: float, num_islands: int
 ) -> tuple[float, float]:

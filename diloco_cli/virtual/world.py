@@ -108,7 +108,8 @@ class World:
 
     `latency_s`: from sending a store operation to its effect; `answer_s`: from there to its answer. `fault_of` gives
     the fault of an actor's next operation, `faults` those by the actor's name and the operation's number.
-    `unreachable_until_s`: when an actor's calls to the store go through again (its client waits, and tries again).
+    `held_until_s`: when a call can take effect that was due: the actor cannot reach the store until then (its client
+    waits, and tries again), or a link has become slower since the call was sent.
     `timeout_s`: after so long without an answer a client gives up a call. `store_of`: with several buckets, the one
     that this operation of an actor goes to. `checks_uploads`: the stores compare an upload with its checksum and refuse
     damaged bytes. `connections`: so many calls of one set are on their way at a time; None: all.
@@ -123,7 +124,7 @@ class World:
     latency_s: Callable[[Actor, Operation], float] = lambda actor, operation: LATENCY_S
     answer_s: Callable[[Actor, Operation], float] | None = None
     fault_of: Callable[[Actor, Operation], Injected | None] | None = None
-    unreachable_until_s: Callable[[Actor], float] | None = None
+    held_until_s: Callable[[Actor, Operation], float] | None = None
     timeout_s: float = 0.0
     store_of: Callable[[Actor, Operation], Store] | None = None
     checks_uploads: bool = False
@@ -270,7 +271,7 @@ class World:
         if type(operation) is Now:
             call.answer = actor.clock_s + actor.clock_rate * self.now_s
             return True
-        later_s = 0.0 if self.unreachable_until_s is None else self.unreachable_until_s(actor)
+        later_s = 0.0 if self.held_until_s is None else self.held_until_s(actor, operation)
         if later_s > self.now_s:
             call.due_s = later_s
             return False

@@ -46,7 +46,7 @@ class RegionalFleet(ToyFleet):
         self.stops: list[RegionStoppedError] = []
         super().__init__(run, world)
         self.world.store_of = self._store_of
-        self.world.unreachable_until_s = self._unreachable_until_s
+        self.world.held_until_s = self._held_until_s
         self.world.fault_of = self._failing
         self.patience = Client(lambda: 0.5, lambda: self.world.now_s)
 
@@ -82,9 +82,9 @@ class RegionalFleet(ToyFleet):
         far = isinstance(operation, There) or actor.name.partition("/")[0] in self.far_actors
         return self.far if far else self.world.store
 
-    def _unreachable_until_s(self, actor: Actor) -> float:
+    def _held_until_s(self, actor: Actor, operation: Operation) -> float:
         """The region, and nothing else; a thread that works between two waits with both."""
-        apart = isinstance(actor.pending, There) or actor.name.partition("/")[0] in self.far_actors
+        apart = isinstance(operation, There) or actor.name.partition("/")[0] in self.far_actors
         return self.cut_off_until_s if apart else 0.0
 
     def _failing(self, actor: Actor, operation: Operation) -> Injected | None:

@@ -262,9 +262,9 @@ def test_an_outage_that_everybody_felt_makes_nobody_take_over() -> None:
     fleet = StandbyFleet(with_standbys(make_run(merges=1000)), world).with_standbys(2)
     fleet.world.run_for(5.0)
     back_s = world.now_s + 60.0
-    world.unreachable_until_s = lambda actor: back_s + 1.0 if actor.name == "syncer" else 0.0
+    world.held_until_s = lambda actor, _: back_s + 1.0 if actor.name == "syncer" else 0.0
     fleet.world.run_for(3.0)  # all that it said before has been heard
-    world.unreachable_until_s = lambda actor: back_s + 1.0 if actor.name == "syncer" else back_s
+    world.held_until_s = lambda actor, _: back_s + 1.0 if actor.name == "syncer" else back_s
     fleet.world.run_for(70.0)
     assert fleet.takeovers == [] and len(fleet.epochs()) == 1 and not fleet.over()
 

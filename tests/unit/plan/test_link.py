@@ -8,8 +8,16 @@ import pytest
 
 from diloco_cli.config.codec import replace
 from diloco_cli.config.models import facts_from_numbers
-from diloco_cli.config.settings import Inventory, Link, RunSettings, StoreSettings, SyncSettings, TrainSettings
-from diloco_cli.forecast.run import report, run_of_plan, simulated
+from diloco_cli.config.settings import (
+    InnerSettings,
+    Inventory,
+    Link,
+    RunSettings,
+    StoreSettings,
+    SyncSettings,
+    TrainSettings,
+)
+from diloco_cli.forecast.run import confirmed, report, run_of_plan, simulated
 from diloco_cli.plan.link import (
     CLIENT_BPS,
     GUESSED_MACHINE,
@@ -19,8 +27,10 @@ from diloco_cli.plan.link import (
     join_bytes,
     kept_at_pace,
     machine_of,
+    moments_share,
     reached,
     rtt_of,
+    sent_beside_moments,
     to_store,
     transfer_s,
     waiting_s,
@@ -262,3 +272,26 @@ def test_the_machine_is_what_the_inventory_states_and_a_guess_elsewhere() -> Non
     assert (stated.call_s, stated.up_bps, stated.down_bps) == (0.0, 1e9, GUESSED_MACHINE.down_bps)
     folder = StoreSettings("file:///runs")
     assert machine_of(folder).call_s == 0.001 and not machine_of(folder).reads_back
+
+
+def test_offers_have_half_of_the_uplink_while_moments_travel() -> None:
+    """Of a round, of which deltas alone take .4 or .8, and moments .1: these have what deltas leave, or half."""
+    assert moments_share(0.1, 0.4) == pytest.approx(0.1 / 0.6) and moments_share(0.1, 0.8) == pytest.approx(0.2)
+    assert moments_share(0.9, 0.9) == 1.0
+    assert sent_beside_moments(0.2, 0.4) == 1.0, "half is enough"
+    assert sent_beside_moments(0.2, 0.8) == pytest.approx(1 - 0.2 * (1 - 0.5 / 0.8))
+
+
+def test_moments_cost_a_simulated_run_what_they_cost_the_plan() -> None:
+    """An uplink that is .45 busy with deltas, and .36 with moments that are saved every tenth round."""
+    rates = []
+    for save_every in (10, 1000):
+        train = replace(PACED.train, inner=InnerSettings(save_every=save_every))
+        run = replace(PACED, train=train, sync=replace(PACED.sync, every=24, codec="int8"))
+        islands = tuple(replace(island, link=Link(30e6, None, 0.005)) for island in inventory_of(2).islands)
+        inventory = replace(inventory_of(2), islands=islands)
+        found = confirmed(planned(inventory, run, facts_from_numbers(4_000_000, 8, 64, 64)))
+        rates.append((found.planned_tokens_per_s, found.tokens_per_s))
+    (planned_with, with_them), (planned_without, without) = rates
+    assert 0.9 < planned_with / planned_without < 0.97
+    assert with_them / without == pytest.approx(planned_with / planned_without, abs=0.02)
