@@ -50,6 +50,7 @@ class Witness(Observer):
         self.learner, self.seen = learner, seen
         self.account: Account | None = None
         self.stepped_at: list[int] = []
+        self.is_saving = False
         self.since_news = 0
         self.local_steps = 1.0
         self.versions: dict[int, FragmentVersion] = {}
@@ -117,8 +118,12 @@ class Witness(Observer):
         self._check_saves()
 
     def _check_saves(self) -> None:
-        """Check that the age of saved moments, and so a restart's loss, is bounded."""
+        """Check that the age of saved moments, and so a restart's loss, is bounded. While a save is on its way no other
+        is made; the next step after it makes one."""
         learner, training = self.learner, self.learner.integers
+        was_saving, self.is_saving = self.is_saving, learner.uploaded_at < learner.saved_at
+        if was_saving or self.is_saving:
+            return
         most = learner.run.settings.train.inner.save_every * learner.progress.island.local_steps
         unsaved = training.optimizer_steps - training.saved_at
         text = f"{learner.name} has stepped {unsaved} times without saving its moments"
