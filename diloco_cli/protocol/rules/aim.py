@@ -40,7 +40,7 @@ UNSURE_LESS = 0.125  # of it, at least, while no offer that was sent with it in 
 TOLERATED = 0.25  # of the grace: an offer may come so long after its window began, as learners' times are never exact
 SPACINGS = 4  # newest measured times per slot between heads, of which the shortest counts
 STALLED = 1.0  # slots without the next commit after it was due: then the log stands still, and the due slot is open
-EARLY = 1.0  # slots, or one step: an offer may come so long before its window begins
+EARLY = 0.25  # slots, or one step: an offer may come so long before its window begins, where it waits for the others
 PROBE_ROUNDS = 2  # without an offer of this learner, which then sends a probe
 PROBE_AGAIN_ROUNDS = 4  # the same after a probe that was not in time
 

@@ -169,8 +169,8 @@ def test_an_offer_for_a_slot_that_was_skipped_was_not_too_late(skipped: bool) ->
     progress.aim.heard(state, 100.0, 100.0)
     progress.heard(state)
     assert adopt(progress, state) == ("rebase", first)
-    (draft,) = [draft for _ in range(5) if progress.stepped(BATCH) is None for draft in progress.due(100.0, 0.1)]
-    progress.aim.delivered(draft.slot, 0.5, 100.5)
+    (draft,) = [draft for _ in range(5) if progress.stepped(BATCH) is None for draft in progress.due(101.5, 0.1)]
+    progress.aim.delivered(draft.slot, 0.5, 102.0)
     later = follow(state, "skip", run, slot=1) if skipped else merged_without(state, 1, run)
     progress.heard(later)
     assert (progress.aim.delivery.hidden_s == 0.0) is skipped

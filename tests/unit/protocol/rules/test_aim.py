@@ -33,6 +33,7 @@ Pace = Literal["planned", "measured"]
 FRAGMENTS, SLOT_S, GRACE_S = 4, 2.0, 0.5
 WINDOW = Window(opens_s=SLOT_S, slot_s=SLOT_S, grace_s=GRACE_S)
 EVERY = 8.0  # two steps a slot
+SOON_S = 100.0 + (1 - EARLY) * SLOT_S  # the window of the slot that is due begins soon, where the log is seen at 100 s
 
 
 def log(slot: int, window: Window | None = WINDOW, merged: int | None = None) -> RunState:
@@ -97,19 +98,19 @@ def test_fewer_steps_than_fragments_make_several_slots_a_step() -> None:
 def test_what_could_not_be_offered_is_not_made_up_for_in_a_burst() -> None:
     """Of what was trained too early for the next slot one slot's worth counts."""
     aim = aim_at(10)
-    assert slots_after(aim, 40) == [10], "the window of slot 11 begins in two slots"
+    assert slots_after(aim, 40, SOON_S) == [10], "the window of slot 11 begins more than a slot later"
     aim.heard(log(11), 102.0, 102.0)
-    assert [slots_after(aim, 1, 102.0) for _ in range(3)] == [[11], [], []]
+    assert [slots_after(aim, 1, SOON_S + SLOT_S) for _ in range(3)] == [[11], [], []]
 
 
 def test_of_all_that_was_trained_too_early_one_slots_worth_counts_later() -> None:
     """Half a slot's steps a slot are enough for two more slots, and not for all that come: then for one a round."""
     aim = aim_at(10)
-    slots_after(aim, 40)
+    slots_after(aim, 40, SOON_S)
     offered = []
     for head in range(11, 21):
         aim.heard(log(head), 80.0 + 2 * head, 80.0 + 2 * head)
-        offered += slots_after(aim, 1, 80.0 + 2 * head)
+        offered += slots_after(aim, 1, SOON_S + (head - 10) * SLOT_S)
     assert offered == [11, 12, 17]
 
 
@@ -123,7 +124,7 @@ def test_a_slot_that_is_not_ready_holds_up_those_after_it_until_it_is() -> None:
         aim.stepped(EVERY)
         assert aim.due(100.0, 0.0, is_ready=ready.__contains__) == []
     ready |= {10, 11}
-    assert [slots_after(aim, 2, now_s) for now_s in (100.0, 102.0)] == [[10], [11]]
+    assert [slots_after(aim, 2, now_s) for now_s in (SOON_S, SOON_S + SLOT_S)] == [[10], [11]]
     assert aim.passed == 0
 
 
@@ -224,18 +225,18 @@ def test_a_learner_that_is_a_little_slower_than_the_others_never_falls_out_of_st
 def test_links_that_take_several_slots_are_no_reason_to_hold_back() -> None:
     """Uploads of 7 s at slots of 2 s: it aims at what it can reach, and leads the log by that."""
     aim = delivering(aim_at(10), 7.0)
-    assert slots_after(aim, 3) == [13], "the window of slot 12 closes in 6.5 s, that of slot 13 in 8.5 s"
+    assert slots_after(aim, 3, 100.5) == [13], "the window of slot 12 closes in 6 s, that of slot 13 in 8 s"
     assert aim.passed == 3
 
 
-def test_nobody_offers_earlier_than_a_slot_or_a_step_before_the_window_less_its_way() -> None:
-    """An offer that lies there for rounds would merge old progress."""
-    for upload_s, step_s in ((0.25, 1.0), (0.25, 4.0), (9.0, 1.0)):
+def test_nobody_offers_earlier_than_a_part_of_a_slot_or_a_step_before_the_window_less_its_way() -> None:
+    """What lies at the syncer is old progress, and with `replace` what is trained meanwhile is dropped."""
+    for upload_s, step_s in ((0.25, 1.0), (0.25, 4.0), (8.5, 1.0)):
         aim = delivering(aim_at(10), upload_s)
-        slots = slots_after(aim, 100, 100.0, step_s)
-        max_s = 100.0 + upload_s + max(step_s, EARLY * SLOT_S)
-        assert slots and all(aim.opens_s(slot, 100.0) <= max_s for slot in slots)
-        assert aim.opens_s(aim.next_slot, 100.0) > max_s
+        slots = slots_after(aim, 100, SOON_S, step_s)
+        max_s = SOON_S + upload_s + max(step_s, EARLY * SLOT_S)
+        assert slots and all(aim.opens_s(slot, SOON_S) <= max_s for slot in slots)
+        assert aim.opens_s(aim.next_slot, SOON_S) > max_s
 
 
 # -- passed by --------------------------------------------------------------------------------------------------
@@ -244,8 +245,9 @@ def test_nobody_offers_earlier_than_a_slot_or_a_step_before_the_window_less_its_
 def test_what_an_offer_cannot_reach_any_more_is_passed_by_and_the_next_slot_takes_its_place() -> None:
     """The window of slot 10 closes at 102.5 s, after which an offer of 0.5 s comes too late from 102 s on."""
     for now_s, slot in ((102.0, 10), (102.01, 11), (103.99, 11), (104.01, 12)):
-        aim = delivering(aim_at(10), 0.5)
-        assert slots_after(aim, 3, now_s)[0] == slot and aim.passed == slot - 10
+        assert delivering(aim_at(10), 0.5).first_reachable(now_s) == slot
+    aim = delivering(aim_at(10), 0.5)
+    assert slots_after(aim, 3, 103.99)[0] == 11 and aim.passed == 1
 
 
 BEHIND = Window(opens_s=-1.0, slot_s=0.2, grace_s=0.2)
@@ -425,7 +427,7 @@ def test_a_rollback_begins_at_the_slot_that_is_due() -> None:
     aim = aim_at(10)
     slots_after(aim, 4)
     aim.begin_at(10)
-    assert slots_after(aim, 2) == [10]
+    assert slots_after(aim, 2, SOON_S) == [10]
 
 
 # -- what is known of time --------------------------------------------------------------------------------------
