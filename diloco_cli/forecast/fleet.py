@@ -339,9 +339,9 @@ class SimulatedFleet:
         condition = self.conditions.get(actor.name)
         if condition is None:
             return self.side.call_s(operation, self.world.now_s, self.state.n >= 0)
-        return self._call_s(condition) + condition.transfer_s(operation, self.world.now_s)
+        return self._round_trip_s(condition) + condition.transfer_s(operation, self.world.now_s)
 
-    def _call_s(self, condition: Condition) -> float:
+    def _round_trip_s(self, condition: Condition) -> float:
         rtt_s = condition.island.link.rtt_s
         return self.latency_s if rtt_s is None else rtt_s
 
@@ -349,7 +349,7 @@ class SimulatedFleet:
         until_s, condition = self._cut_off_until_s.get(actor.name, 0.0), self.conditions.get(actor.name)
         if condition is None or until_s > self.world.now_s:
             return until_s
-        return condition.held_until_s(operation, self._call_s(condition), self.world.now_s)
+        return condition.held_until_s(operation, self._round_trip_s(condition), self.world.now_s)
 
     def _ended(self, actor: Actor) -> None:
         """A fenced process is an expected end; any other error is an error of the code and is raised."""

@@ -369,7 +369,7 @@ def flow_of(
     dropped = 0.0 if keeps_progress(sync) else dropped_share(in_flight_s, step_s, late * schedule.round_s)
     after_idle = rate_after_idle(candidate.tokens_per_s, steps, step_s, schedule.round_s)
     busy = busy_share(served_s, hidden_s, exchange_s)
-    sent = sent_beside_moments(saving, up_share)
+    sent = 1.0 if num_islands == 1 or keeps_progress(sync) else sent_beside_moments(saving, up_share)
     after_link = rate_after_link(after_idle, busy, kept_in_flight(dropped), kept_at_pace(sync, late), sent)
     mtbf_s, at_risk_s = candidate.island.mtbf_s, late * schedule.round_s / 2 + hidden_s
     kept = 1.0 if mtbf_s is None else share_of_work(mtbf_s, at_risk_s)

@@ -126,7 +126,7 @@ def moments_share(moments_of_a_round: float, deltas_of_a_round: float) -> float:
 
 @formula("island", "sent beside moments")
 def sent_beside_moments(moments_on_their_way: float, deltas_of_a_round: float) -> float:
-    """Of its deltas, where they need more than their part of the link meanwhile."""
+    """Of its deltas, where they need more than their part of the link meanwhile: others' merges replace the rest."""
     return 1 - moments_on_their_way * max(0.0, 1 - BESIDE_MOMENTS / max(BESIDE_MOMENTS, deltas_of_a_round))
 
 
