@@ -40,7 +40,9 @@ UNSURE_LESS = 0.125  # of it, at least, while no offer that was sent with it in 
 TOLERATED = 0.25  # of the grace: an offer may come so long after its window began, as learners' times are never exact
 SPACINGS = 4  # newest measured times per slot between heads, of which the shortest counts
 STALLED = 1.0  # slots without the next commit after it was due: then the log stands still, and the due slot is open
-EARLY = 0.25  # slots, or one step: an offer may come so long before its window begins, where it waits for the others
+EARLY, EARLY_WHERE_LATE = 0.25, 1.0
+"""Slots, or one step: so long before its window begins an offer may come. There it waits for the others'; but where the
+syncer is behind its windows, it must not wait for offers."""
 PROBE_ROUNDS = 2  # without an offer of this learner, which then sends a probe
 PROBE_AGAIN_ROUNDS = 4  # the same after a probe that was not in time
 
@@ -296,10 +298,14 @@ class Aim:
             return has_reached and slot < self.head + self.num_fragments
         if missed_a_round and slot == self.head and (has_reached or self._stands_still(now_s)):
             return True  # where all learners that the syncer expects come early, it merges long before a window begins
-        if has_reached and opens_s - way_s <= now_s + max(step_s, EARLY * self.window.slot_s):
+        if has_reached and opens_s - way_s <= now_s + max(step_s, self._early_slots * self.window.slot_s):
             return True
         late = 1.0 if self.pace == "planned" and not missed_a_round else TOLERATED
         return self.closes_s(slot, now_s) < inf and opens_s + late * self.window.grace_s - way_s < now_s + step_s
+
+    @property
+    def _early_slots(self) -> float:
+        return EARLY_WHERE_LATE if self.window is not None and self.window.opens_s <= 0 else EARLY
 
     def first_reachable(self, now_s: float, before: int = 0) -> int:
         """The first slot that an offer can reach if it is sent now, after `before` others. Slots that it cannot reach,

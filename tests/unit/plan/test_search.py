@@ -54,7 +54,7 @@ def test_a_free_search_lengthens_the_round_until_the_slow_link_carries_it_if_tha
 
 def test_an_island_with_short_steps_does_not_ruin_the_round_of_the_others() -> None:
     quick = island("quick", "L40S", 1, 2048, replace(FAST, up_bps=3e9))
-    narrow = replace(IOWA, link=Link(up_bps=180e6, down_bps=180e6))
+    narrow = replace(IOWA, link=Link(up_bps=300e6, down_bps=300e6))
     plan = make_plan(with_sync(every=100), fleet(narrow, quick), MODEL)
     assert [planned.name for planned in plan.islands] == ["iowa"]
     (left,) = plan.excluded
