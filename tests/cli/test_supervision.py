@@ -21,7 +21,7 @@ from diloco_cli.protocol.log.records import RegionStore
 from diloco_cli.runtime.consent import NamedHere
 from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.runtime.processes import Identity
-from diloco_cli.runtime.registry import Resuming, UnitRecord, read_resuming, write_unit
+from diloco_cli.runtime.registry import Resuming, UnitRecord, note_sites, read_resuming, write_unit
 from diloco_cli.runtime.units import syncer_units
 from diloco_cli.syncer.operator import Operator
 from tests.unit.observe.test_status import STATE, SYNCER, facts
@@ -71,6 +71,7 @@ def test_a_resume_whose_engine_is_away_changes_nothing(monkeypatch: pytest.Monke
     log.append("stop")
     clock = SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
     opened = OpenRun("toy", URL, log.store, log.run, clock, EventReader())
+    note_sites(URL, {"slurm/us": None})
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError, match="no command squeue") as refused:
         calling.go_on(opened, None, True, False, "resume", NamedHere((), None))
