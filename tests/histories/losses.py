@@ -57,8 +57,10 @@ class Losses:
 
     def mended_within_s(self) -> float:
         """How long it may take from now on: a syncer that begins asks, and a learner answers."""
-        harmed = any(self.history.bucket.objects.get(key) != data for key, data in self.whole.items())
-        return MENDED_WITHIN_S if harmed else 0.0
+        return MENDED_WITHIN_S if any(map(self._is_harmed, self.whole)) else 0.0
+
+    def _is_harmed(self, key: str) -> bool:
+        return key in self.whole and self.history.bucket.objects.get(key) != self.whole[key]
 
     def _is_before(self, number: int) -> bool:
         """Whether a syncer lives that has not read this commit."""
@@ -73,9 +75,12 @@ class Losses:
         living = [process for process in self.history.supervisor.processes if process.role not in apart]
         epoch = self.history.monitor.replayer.epoch
         held = [_held(process, epoch) for process in living if not process.ended and not process.frozen]
+        # without its beginning a run may have been removed, and who holds that waits for minutes
+        removed = all(self._is_harmed(key) for key in (FORMAT_KEY, commit_key(0)))
         for key, data in self.whole.items():
             missed = (
                 not over
+                and not removed
                 and self.history.monitor.replayer.kinds[-1:] != ["stop"]
                 and (key == FORMAT_KEY or n - (read_commit_key(key) or 0) <= MISSED_WITHIN)
             )

@@ -21,6 +21,7 @@ from diloco_cli.protocol.log.commits import Commit
 from diloco_cli.protocol.log.keys import (
     STANDBY_HEARTBEATS,
     SYNCER,
+    commit_key,
     fingerprint,
     key_of,
     read_join_key,
@@ -430,8 +431,9 @@ class Monitor:
         expect(there == data or gone, "7", f"offer {incarnation}/{seq} of {learner} has other bytes than it published")
 
     def on_commit(self, state: RunState, commit: Commit) -> None:
-        """A commit that a syncer reports is in the log, and the syncer's state is that of the log."""
-        data = self.bucket.get(f"commit/{commit.n:012d}.json")
+        """A commit that a syncer reports is in the log, whatever the bucket made of it since, and the syncer's state is
+        that of the log."""
+        data = self.records.get(commit_key(commit.n))
         there = data is not None and record_digest(data) == state.digest and state.n == commit.n
         expect(there, "6", f"a syncer took commit {commit.n} for its own, and the log has another one")
 

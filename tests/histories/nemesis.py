@@ -253,8 +253,10 @@ class Nemesis:
         self.history.world.call_at(self.history.world.now_s + RESUMED_AFTER_S, self._start_all)
 
     def resume_if_stopped(self) -> None:
-        """Operators look after a run that stays stopped: the command that was to resume it may have died."""
+        """Operators look after a run that stays stopped: the command that was to resume it may have died, or what the
+        stop has ended was to put a record back."""
         if self.history.monitor.replayer.kinds[-1:] == ["stop"]:
+            self.losses.owner_restores()
             self._resume()
 
     def _start_all(self) -> None:

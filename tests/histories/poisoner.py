@@ -1,7 +1,7 @@
 """One hostile learner among at least three, whose deltas are too long at moments that it chooses. Beside two honest
 deltas, or where most of the learners that the log remembers are honest, none of its own counts for more than CLIP times
-an honest one. Honest deltas of a round are
-never clipped. Who makes too many bad offers in a row is kept out."""
+an honest one. Honest deltas of a round that are believed in whole are never clipped. Who makes too many bad offers in a
+row is kept out."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class NormBooks:
         for item in commit["inputs"]:
             who = f"commit {commit['n']}: offer {item['incarnation']}/{item['seq']} of {item['learner']}"
             if not is_poisoner(item["learner"]):
-                whole = item["steps"] <= self._round_steps(item["learner"])  # more may count in part
+                # more steps than a round's may count in part, and so do those of a newcomer who is faster than is usual
+                whole = item["steps"] <= self._round_steps(item["learner"]) and _is_believed(item)
                 known_alone = len(commit["inputs"]) < COMPARED and len(honest) <= len(known) - len(honest)
                 fair = item["scale"] == 1.0 or not whole or known_alone  # of two nobody can tell
                 expect(fair, "8", f"{who} is clipped, and as long as usual")
@@ -111,6 +112,10 @@ class NormBooks:
             self.bad[outcome["learner"]] += is_bad(outcome["reason"])
         if commit["kind"] in ("quarantine", "readmit"):
             self.bad[commit["learner"]] = 0
+
+
+def _is_believed(item: Plain) -> bool:
+    return item.get("believed") is None or bool(item["believed"] >= item["tokens"])
 
 
 def _is_bounded(item: Plain, honest: list[Measured], times: float) -> bool:
