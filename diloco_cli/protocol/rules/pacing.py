@@ -120,6 +120,7 @@ class Observed:
         self._came: deque[tuple[float, int]] = deque(maxlen=num_fragments + 1)  # when, and how far its data stream was
         self._token_s: deque[float] = deque(maxlen=ROUNDS_SEEN * num_fragments)  # seconds a token, over a round each
         self._step_tokens = 0.0
+        self._incarnation = 0
 
     @property
     def of_a_round(self) -> bool:
@@ -127,11 +128,12 @@ class Observed:
         return len(self._came) == self._came.maxlen
 
     def offered(self, offer: Offer, now_s: float, waited: bool) -> None:
-        """Offers for which the syncer has not waited show no pace: they had come before. A later incarnation may begin
-        before."""
+        """Offers for which the syncer has not waited show no pace: they had come before. Neither does the time between
+        two incarnations: nobody worked then, perhaps for hours."""
         self.last_s = now_s
-        if self._came and offer.data_end < self._came[-1][1]:
+        if offer.incarnation != self._incarnation or (self._came and offer.data_end < self._came[-1][1]):
             self._came.clear()
+            self._incarnation = offer.incarnation
         elif self._came and not waited:
             self._came.pop()
         self._came.append((now_s, offer.data_end))

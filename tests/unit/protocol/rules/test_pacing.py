@@ -134,7 +134,7 @@ class Islands:
         run = with_steps(make_run(), step_s)
         self.run = replace(run, islands=tuple(replace(run.islands[0], name=name) for name in names))
         self.pacer, self.now_s, self.position = Pacer(self.run), 0.0, dict.fromkeys(names, 0)
-        self.state = genesis(self.run)
+        self.state, self.incarnation = genesis(self.run), 1
 
     def slot(self, seconds: float = SLOT_S, **steps: float) -> None:
         """One slot that lasts so long; steps of each island in it (default: as many as take STEP_S each)."""
@@ -142,7 +142,10 @@ class Islands:
         offers = []
         for name in self.position:
             self.position[name] += round(BATCH * steps.get(name, seconds / STEP_S))
-            made = offer(self.state, learner=name, data_end=self.position[name], timings=Timings(1e-9, 1e-9))
+            made = offer(
+                self.state, learner=name, incarnation=self.incarnation, data_end=self.position[name],
+                timings=Timings(1e-9, 1e-9),
+            )  # fmt: skip
             self.pacer.offered(made, self.now_s, seconds > 0)
             offers.append(made)
         alive = max(len(self.position), self.alive)
@@ -198,6 +201,16 @@ def test_an_outage_changes_no_pace_whether_learners_went_on_or_not() -> None:
     islands.slots(2)
     assert islands.pacer.pace.slot_s == pytest.approx(SLOT_S, rel=0.3)
     assert islands.slots(4) == pytest.approx(SLOT_S, rel=0.1)
+
+
+def test_learners_that_were_away_for_a_day_set_no_slot_of_a_day() -> None:
+    """Whose syncer had seen one offer of each, as after a takeover: no median of many would leave that day out."""
+    islands = Islands(STEP_S)
+    islands.slot()
+    islands.incarnation = 2
+    islands.slot(seconds=86_400.0, a=2, b=2, c=2)
+    assert islands.pacer.pace.slot_s == pytest.approx(SLOT_S)
+    assert islands.slots(8) == pytest.approx(SLOT_S)
 
 
 def test_what_piled_up_shows_no_pace_and_until_one_is_seen_none_is_told() -> None:
