@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 TEMPLATE_BUCKET = "my-bucket"
 WEBHOOK_S = 3.0
-MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more takes too long
 
 
 @dataclass(frozen=True)
@@ -88,12 +87,6 @@ class Preflight:
     def pass_or_raise(self, tell: Callable[[str], None]) -> None:
         for error, _ in self.problems(tell):
             raise error
-
-
-def is_worth_a_try(run: RunSettings, num_parameters: float) -> bool:
-    """Whether to try: presets are known to fit; a user's model or data is tried if it is small enough."""
-    brought = run.model.entrypoint or run.model.huggingface or run.data.entrypoint or run.model.brought
-    return run.model.is_built and bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
 
 
 def _hooks(it: Preflight) -> str | None:
@@ -151,7 +144,7 @@ def _first_step(it: Preflight) -> str | None:
     """Of a learner, on this machine's processor; nothing is said of presets, which are known to work."""
     run, facts = it.plan.run, it.plan.model
     loads = it.loads or run.model.entrypoint
-    if not (loads and is_worth_a_try(run, facts.parameters)) or (run.data.text and it.prepare is None):
+    if not (loads and run.is_worth_a_try(facts.parameters)) or (run.data.text and it.prepare is None):
         return None
     from diloco_cli.runtime.consent import search_last
     from diloco_cli.training.trial import check_task

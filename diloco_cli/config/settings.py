@@ -43,6 +43,7 @@ RESERVED_NAMES = ("syncer", "supervisor")  # of units that are no learners
 MAX_FRAGMENTS = 4096
 MAX_THREADS = 1024
 MAX_SHARDS = 1 << 20
+MAX_PARAMETERS_TRIED = 200_000_000  # above, building the model once more takes too long
 MAX_STANDBYS = 16
 MAX_VOCABULARY = 1 << 24
 MAX_NODES = 100_000
@@ -353,6 +354,12 @@ class RunSettings(Settings, frozen=True, eq=False):  # noqa: PLW1641 - no hash: 
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RunSettings) and structs.astuple(self) == structs.astuple(other)
+
+    def is_worth_a_try(self, num_parameters: float) -> bool:
+        """Whether first steps are made on a copy: presets are known to fit; a user's model or data is tried if it is
+        small enough."""
+        brought = self.model.entrypoint or self.model.huggingface or self.data.entrypoint or self.model.brought
+        return self.model.is_built and bool(brought) and num_parameters <= MAX_PARAMETERS_TRIED
 
     def with_consent(self, given: bool) -> RunSettings:
         """The same settings; `given`: whether this machine lets the code run that they name."""

@@ -53,6 +53,7 @@ from diloco_cli.training.replica import (
     micro_batch_here,
     parameters_of,
 )
+from diloco_cli.training.trial import check_task
 from diloco_cli.training.wire import TensorWire
 
 HOSTED_LEAVE_S = 3.0
@@ -309,7 +310,7 @@ def _with_island(
         return run
     if newcomer is None:
         return perform(read_log(run), store, clock).with_members(run)
-    check_batch(run, newcomer.batch_tokens or run.settings.train.batch_tokens)
+    try_here(run, newcomer.batch_tokens or run.settings.train.batch_tokens)
     say(f"{utc_now_text()} {name}: asks to join run {run.name}")
     island = _island_of(run, str(parse_url(store.url)), name, device, newcomer)
     refuse_another_regions_bucket(run, island, store.url)
@@ -341,6 +342,14 @@ def region_here(run: RunFormat, url: str) -> str:
     """The region whose bucket is at `url`; else the run's home."""
     here = next((store.name for store in run.regions if store.url == url), None)
     return here or run.home_region or min(island.region for island in run.islands)
+
+
+def try_here(run: RunFormat, batch_tokens: int) -> None:
+    """What a newcomer lacks on this machine (packages, data) or cannot do, it learns before it is admitted. Raises
+    UsageError."""
+    check_batch(run, batch_tokens)
+    if run.settings.is_worth_a_try(run.layout.num_parameters):
+        check_task(run.settings, batch_tokens)
 
 
 def check_batch(run: RunFormat, batch_tokens: int) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.cli.launch import launch
+from diloco_cli.config.settings import RunSettings
 from diloco_cli.errors import StoreError
 from tests.cli.conftest import Diloco, edit
 from tests.contract.fake_gcs import FakeGCS
@@ -81,7 +82,7 @@ def test_a_new_run_is_not_launched_where_creates_are_not_exclusive(
     edit(quickstart / "inventory.yaml", "url: bucket", "url: gs://bucket/here")
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
     monkeypatch.setenv("DILOCO_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("diloco_cli.cli.preflight.is_worth_a_try", lambda *facts: False)
+    monkeypatch.setattr(RunSettings, "is_worth_a_try", lambda *facts: False)
     server.ignores_conditions = True
     with pytest.raises(StoreError, match="lost exclusive creates") as refused:
         launch(

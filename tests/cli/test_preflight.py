@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from diloco_cli.cli import jobs
-from diloco_cli.cli.preflight import Preflight, is_worth_a_try, planned_epochs, refuse_stores
+from diloco_cli.cli.preflight import Preflight, planned_epochs, refuse_stores
 from diloco_cli.config.codec import replace
 from diloco_cli.config.settings import (
     DataSettings,
@@ -123,8 +123,8 @@ def test_jobs_are_checked_as_they_will_be_submitted(tmp_path: Path, monkeypatch:
 def test_presets_and_large_models_are_not_tried() -> None:
     presets = RunSettings("x", model=ModelSettings("gpt-nano"), data=DataSettings("python-stdlib"))
     own = replace(presets, model=ModelSettings(None, entrypoint="model:build"))
-    assert not is_worth_a_try(presets, 1000)
-    assert is_worth_a_try(own, 1000) and not is_worth_a_try(own, 10**9)
+    assert not presets.is_worth_a_try(1000)
+    assert own.is_worth_a_try(1000) and not own.is_worth_a_try(10**9)
 
 
 def test_nothing_is_wrong_with_the_quickstart(tmp_path: Path) -> None:

@@ -15,25 +15,32 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from torch import Tensor, nn
 
+from diloco_cli.config.codec import replace
+from diloco_cli.config.settings import DataSettings, ModelSettings
 from diloco_cli.errors import StoreError, UsageError
 from diloco_cli.learner import daemon as hosting
 from diloco_cli.learner.daemon import (
     AttendedStore,
     Facts,
     HostedSyncer,
+    Newcomer,
+    _with_island,
     heartbeat_unless_it_fails,
     refuse_another_regions_bucket,
     refuse_own_loop,
 )
 from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
+from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.store.memory import MemoryStore
+from tests.numerics.tiny import Regression
 from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living
 from tests.unit.protocol.records import RUN, applied, make_run, with_inner
@@ -272,3 +279,29 @@ def test_an_island_at_another_regions_bucket_is_told_its_own(infra: str, hint: s
     with pytest.raises(UsageError, match="learners use another bucket") as caught:
         refuse_another_regions_bucket(run, replace(OWN, infra=infra), HOME)
     assert (caught.value.hint or "").startswith(hint)
+
+
+class Sparse(Regression):
+    """Runs, and gives gradients that no learner can clip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1, 1, sparse=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return super().forward(x, y) + self.table(torch.tensor(0)).sum()
+
+
+def test_what_cannot_train_here_is_not_admitted() -> None:
+    """The run may train well where it was launched; this machine lacks its data, or has another torch."""
+    store, clock = MemoryStore(), SystemClock(lambda: 0.0, lambda seconds: None, lambda: None)
+
+    def refused(model: str, data: str) -> UsageError:
+        settings = replace(RUN.settings, model=ModelSettings(entrypoint=model), data=DataSettings(entrypoint=data))
+        with pytest.raises(UsageError) as error:
+            _with_island(replace(RUN, settings=settings), store, clock, "spot", None, Newcomer())
+        assert store.list("") == []
+        return error.value
+
+    assert "gradient" in refused(f"{__name__}:Sparse", "tests.numerics.tiny:stream").message
+    assert "nowhere" in refused("tests.numerics.tiny:slope", "nowhere:stream").message
