@@ -9,36 +9,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from itertools import product
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE), str(ROOT)]
+import yaml
+from kept import HERE, ROOT, complete, measured_on, publish  # it says where the package lies
+from links import HUB, INTERFACE, Sea, sea, why_not
+from paced import BATCH_TOKENS, num_parameters
 
-import yaml  # noqa: E402
-from links import HUB, INTERFACE, Sea, sea, why_not  # noqa: E402
-from paced import BATCH_TOKENS, num_parameters  # noqa: E402
-
-from diloco_cli.forecast.bandwidth import Exchange, data_parallel_gbps, decoupled_gbps, ring_factor  # noqa: E402
-from diloco_cli.plan.link import CODEC_BITS  # noqa: E402
-from diloco_cli.protocol.log.commits import Commit, Merge  # noqa: E402
-from diloco_cli.protocol.log.records import decode  # noqa: E402
-from diloco_cli.store.open import open_store  # noqa: E402
-from tests.benchmarks.measure import machine  # noqa: E402
+from diloco_cli.forecast.bandwidth import Exchange, data_parallel_gbps, decoupled_gbps, ring_factor
+from diloco_cli.plan.link import CODEC_BITS
+from diloco_cli.protocol.log.commits import Commit, Merge
+from diloco_cli.protocol.log.records import decode
+from diloco_cli.store.open import open_store
 
 PARAMETERS, STEP_S, GRADIENT_BITS = 12e9, 2.0, 16.0  # of the run that is stood for
 SYNCER_GBPS = 3.5  # what one process of it moves (tests/benchmarks/one_process.py)
@@ -54,7 +48,6 @@ METHODS = {
 }
 URL = "gs://sea/runs/ocean"
 LIMIT_S = 600.0
-TABLE = re.compile(r"(?<=<!-- ocean -->\n).*?(?=<!-- ocean: end -->)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -237,18 +230,8 @@ def table(rows: Sequence[Mapping[str, Any]], size: Size) -> Iterator[str]:
             *([f"{ratio:.2f}x" for ratio in ratios if method != "diloco"] or [""]),
         ]
         yield f"| {' | '.join(cells)} |"
-    about = rows[-1]
-    loads = [row["load"] for row in rows]
     yield ""
-    seeds = 1 + max(row["seed"] for row in rows)
-    commits = ", ".join(sorted({row["commit"] for row in rows}))
-    yield f"{about['machine']}, {seeds} seeds, load {min(loads):.1f} to {max(loads):.1f}, commit {commits}."
-
-
-def commit() -> str:
-    """Of the working tree, with a + if it holds changes; empty outside git."""
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+    yield f"{1 + max(row['seed'] for row in rows)} seeds. {measured_on(rows)}"
 
 
 def _number(value: float) -> str:
@@ -266,28 +249,20 @@ def main(words: Sequence[str]) -> None:
         for seed, gbps, method in product(range(options.repetitions), (None, *options.gbps), options.methods)
         if method != "alone" or gbps is None
     ]
-    lines = options.output.read_text().splitlines() if options.output.exists() else []
-    rows = [row for row in map(json.loads, lines) if vars(size).items() <= row.items()]
-    done = {Voyage(row["method"], row["gbps"], row["seed"]) for row in rows}
-    if (left := [voyage for voyage in voyages if voyage not in done]) and (reason := why_not()):
-        sys.exit(f"skipped: {reason}")
-    signal.signal(signal.SIGTERM, lambda *about: sys.exit(143))  # so that nothing that was started stays behind
-    if left:
-        with sea((*ISLANDS, SYNCER)) as water:
-            for voyage in left:
-                with tempfile.TemporaryDirectory(prefix="ocean-") as folder:
-                    rate = Ocean(water, size, Path(folder)).tokens_per_s(voyage)
-                about = {"machine": machine(), "load": round(os.getloadavg()[0], 1), "commit": commit()}
-                row = {**vars(voyage), "tokens_per_s": round(rate, 2), **vars(size), **about}
-                print(json.dumps(row), flush=True)
-                with options.output.open("a") as out:
-                    out.write(json.dumps(row) + "\n")
-                rows.append(row)
-    text = "\n".join(table(rows, size)) + "\n"
-    print(text)
-    if options.output == HERE / "ocean.jsonl":
-        readme = HERE / "README.md"
-        readme.write_text(TABLE.sub(lambda _: f"\n{text}\n", readme.read_text()))
+    with ExitStack() as opened:
+
+        @cache
+        def water() -> Sea:
+            if reason := why_not():
+                sys.exit(f"skipped: {reason}")
+            return opened.enter_context(sea((*ISLANDS, SYNCER)))
+
+        def measured(one: Mapping[str, Any]) -> dict[str, float]:
+            with tempfile.TemporaryDirectory(prefix="ocean-") as folder:
+                return {"tokens_per_s": round(Ocean(water(), size, Path(folder)).tokens_per_s(Voyage(**one)), 2)}
+
+        rows = complete(options.output, map(vars, voyages), vars(size), measured)
+    publish("ocean", options.output, table(rows, size))
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

@@ -40,12 +40,16 @@ class GlooIsland:
         self.steps += 1
 
 
-def data_parallel(model: Paced, steps: int) -> float:
-    """Seconds that the steps took, after one that warms up: its buckets are made anew after it."""
+def parallel_of(model: Paced) -> DistributedDataParallel:
     bucket_mib = 4 * num_parameters() / GRADIENT_BUCKETS / 2**20
     parallel = DistributedDataParallel(model, bucket_cap_mb=bucket_mib, gradient_as_bucket_view=True)
     parallel.register_comm_hook(None, fp16_compress_hook)
-    island = GlooIsland(model, parallel)
+    return parallel
+
+
+def data_parallel(model: Paced, steps: int) -> float:
+    """Seconds that the steps took, after one that warms up: its buckets are made anew after it."""
+    island = GlooIsland(model, parallel_of(model))
     island.step()
     dist.barrier()
     began_s = time.monotonic()

@@ -58,7 +58,7 @@ def test_the_table_has_medians_and_what_they_are_of_islands_that_exchange_nothin
     ]
     lines = "\n".join(ocean.table(rows, ocean.Size()))
     assert "| 5 Gbit/s | data-parallel, 16 bits | 6.0 (5.0 to 7.0, n=3) | 3.0 % | 3.4 % | 31.67x |" in lines
-    assert "a machine, 3 seeds, load 0.5 to 0.5, commit c0ffee1." in lines
+    assert "3 seeds. a machine, load 0.5 to 0.5, commit c0ffee1." in lines
 
 
 def test_where_there_are_no_links_to_shape_it_says_so(
