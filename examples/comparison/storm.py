@@ -44,7 +44,7 @@ METHODS = {"ddp": "data-parallel, restarted by torchrun", "diloco": "`diloco`"}
 
 
 @dataclass(frozen=True)
-class Storm:
+class StormCase:
     """`every_s`: between kills; None: nobody is killed."""
 
     method: str
@@ -175,7 +175,7 @@ class Restarted:
                 rank.kill()
 
 
-def measured(storm: Storm, seconds: float) -> dict[str, Any]:
+def measured(storm: StormCase, seconds: float) -> dict[str, Any]:
     """From the time that everybody trains on. A hang ends it."""
     with tempfile.TemporaryDirectory(prefix="storm-") as name:
         folder = Path(name)
@@ -193,7 +193,7 @@ def measured(storm: Storm, seconds: float) -> dict[str, Any]:
             contender.close()
 
 
-def weathered(storm: Storm, contender: Contender, seconds: float) -> dict[str, Any]:
+def weathered(storm: StormCase, contender: Contender, seconds: float) -> dict[str, Any]:
     kills, killed = list(storm.kills(seconds)), 0
     began_s, before = time.monotonic(), contender.tokens()
     marks, since_s, longest_s = contender.marks(), began_s, 0.0
@@ -253,11 +253,11 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--output", type=Path, default=HERE / "storm.jsonl")
     options = parser.parse_args(words)
     storms = [
-        Storm(method, every_s, seed)
+        StormCase(method, every_s, seed)
         for seed, every_s, method in product(range(options.repetitions), (None, *options.every_s), options.methods)
     ]
     same = {"seconds": options.seconds}
-    rows = complete(options.output, map(vars, storms), same, lambda one: measured(Storm(**one), options.seconds))
+    rows = complete(options.output, map(vars, storms), same, lambda one: measured(StormCase(**one), options.seconds))
     publish("storm", options.output, table(rows))
 
 

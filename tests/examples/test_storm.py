@@ -20,11 +20,11 @@ def _storm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_both_contenders_are_killed_alike_and_every_part_in_its_turn(storm: ModuleType) -> None:
-    one, other = (list(storm.Storm(method, 15.0, 1).kills(600.0)) for method in ("ddp", "diloco"))
+    one, other = (list(storm.StormCase(method, 15.0, 1).kills(600.0)) for method in ("ddp", "diloco"))
     assert one == other and len(one) == 39
     assert [at_s for at_s, _ in one] == sorted(at_s for at_s, _ in one)
     assert {target for _, target in one} == set(storm.TARGETS)
-    assert not list(storm.Storm("ddp", None, 1).kills(600.0))
+    assert not list(storm.StormCase("ddp", None, 1).kills(600.0))
 
 
 class Still:
@@ -51,7 +51,7 @@ def test_what_makes_no_progress_hangs_and_ends(storm: ModuleType, monkeypatch: p
     monkeypatch.setattr(storm.time, "monotonic", lambda: next(now))
     monkeypatch.setattr(storm.time, "sleep", lambda seconds: None)
     still = Still()
-    found = storm.weathered(storm.Storm("ddp", 15.0, 1), still, 600.0)
+    found = storm.weathered(storm.StormCase("ddp", 15.0, 1), still, 600.0)
     assert found["hangs"] and found["kills"] == len(still.killed) < 39
     assert 0 < found["tokens_per_s"] < 1 and found["longest_s"] > 0
 
@@ -90,7 +90,7 @@ def test_checkpoints_are_read_in_the_order_of_their_steps(storm: ModuleType, tmp
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["ddp", "diloco"])
 def test_each_comes_through_kills_and_leaves_nothing(storm: ModuleType, method: str) -> None:
-    found = storm.measured(storm.Storm(method, 10.0, 0), 40.0)
+    found = storm.measured(storm.StormCase(method, 10.0, 0), 40.0)
     assert found["kills"] == 3 and found["tokens_per_s"] > 0 and not found["hangs"]
 
 
