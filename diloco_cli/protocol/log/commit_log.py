@@ -465,10 +465,11 @@ def state_after(run: RunFormat, n: int, revoked: Collection[str], pulse: Pulse =
     while state.n < n:
         yield from pulse()
         read = yield from commits_beyond(run, state.n, min(AHEAD, n - state.n))
-        for data in read:
-            state = fold(run, state, data)
-        if not read:
-            raise NotFoundError(f"the log ends at commit {state.n}, before commit {n}", where=commit_key(n))
+        for data in read or [b""]:
+            held = run.kept.get(commit_key(state.n + 1))  # the bucket's may be lost or damaged, and not put back yet
+            if held is None and not read:
+                raise NotFoundError(f"the log ends at commit {state.n}, before commit {n}", where=commit_key(n))
+            state = fold(run, state, data if held is None else held)
     return state
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from diloco_cli.errors import NotFoundError
 from diloco_cli.protocol.actors.requests import ask, pending_requests
 from diloco_cli.protocol.log.commit_log import (
     fold,
@@ -18,6 +19,7 @@ from diloco_cli.protocol.log.commit_log import (
     read_format,
     read_log,
     snapshot_at,
+    state_after,
     write_snapshot,
 )
 from diloco_cli.protocol.log.commits import Commit
@@ -113,6 +115,19 @@ def test_what_is_damaged_for_good_is_an_error_that_says_so() -> None:
     assert "commit/000000000000.json" in str(caught.value) and "the log cannot go on behind it" in str(caught.value)
     hint = caught.value.hint or ""
     assert "bucket's owner" in hint and "earlier version" in hint and "delete this one object" in hint
+
+
+@pytest.mark.parametrize("harm", ["damage", "deletion"])
+def test_who_holds_a_commit_can_look_back_whatever_the_bucket_made_of_it(harm: str) -> None:
+    """As the syncer that rolls back must, a moment before it puts the record back."""
+    bucket, key = log_of("skip", "skip"), commit_key(0)
+    then, whole = read(state_after(RUN, 1, ()), bucket), bucket.get(key) or b""
+    bucket.delete(key)
+    if harm == "damage":
+        bucket.create(key, flipped(whole, 100))
+    with pytest.raises((SignatureError, NotFoundError)):
+        read(state_after(replace(RUN, kept={}), 1, ()), bucket)
+    assert read(state_after(replace(RUN, kept={key: whole}), 1, ()), bucket) == then
 
 
 def test_foreign_bytes_in_the_place_of_a_commit_or_of_the_format_name_the_object_and_who_mends_it() -> None:
