@@ -99,6 +99,7 @@ class Inbox:
     beside: Callable[[RunState, Offer], list[Steps[Any]]] = lambda state, offer: []
     found: Callable[[Offer, float, bool], None] = lambda offer, now_s, waited: None
     keys: LearnerKeys = field(init=False)
+    _floors: dict[str, int] = field(default_factory=dict)  # of incarnations, in the log as this process began
     _sorted_for: RunState | None = None  # the state for which sort_out was last done, if no offer came since
 
     def __post_init__(self) -> None:
@@ -108,7 +109,7 @@ class Inbox:
         """Start from the log's state. Every island counts as heard now, because a new syncer cannot know better."""
         for island in state.with_members(self.run).all_islands:
             known = state.learner(island.name)
-            self.heard_s[island.name] = now_s
+            self.heard_s[island.name], self._floors[island.name] = now_s, known.floor
             named = known.floor or not self.run.keyring.signs
             if named and state.counts(known.floor):  # what a revoked key offered has its outcome, or needs none
                 box = self._box(island.name, max(1, known.floor))
@@ -265,8 +266,8 @@ class Inbox:
                 reason = eligibility.refusal(offer)
                 if reason is None:
                     keep.append(offer)
-                elif reason != "settled":
-                    self.refuse(offer, reason)
+                elif reason != "settled" and offer.incarnation >= self._floors.get(offer.learner, 0):
+                    self.refuse(offer, reason)  # of older ones a syncer before has told, and nobody waits
             box.pending = keep
             is_over = box.incarnation < state.learner(box.learner).floor or not state.counts(box.incarnation)
             if is_over and not keep:
