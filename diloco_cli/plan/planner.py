@@ -63,6 +63,7 @@ from diloco_cli.plan.remarks import (
     excluded,
     horizon_warnings,
     island_warnings,
+    round_warnings,
     schedule_warnings,
     snapshot_warnings,
     some_of,
@@ -216,12 +217,17 @@ def _settings(
 def _fitting_outer(plan: Plan) -> tuple[OuterSettings, tuple[Setting, ...]]:
     """The outer settings with numbers for `auto`, and what these are."""
     run, outer = plan.run, plan.run.outer
-    rounds = run.train.tokens / sum(island.batch_tokens * island.local_steps for island in plan.islands)
+    rounds = rounds_of(run, plan.islands)
     fit = dict(zip(OuterSettings.AUTO, fitting_outer(run.train.inner.name, rounds), strict=True))
     found: dict[str, Any] = {key: value for key, value in fit.items() if getattr(outer, key) == "auto"}
     why = f"auto: {format_count(round(rounds))} rounds of {run.train.inner.name}"
     settings = tuple(Setting(f"outer.{key}", f"{value:g}", why, False) for key, value in found.items())
     return replace(outer, **found), settings
+
+
+def rounds_of(run: RunSettings, islands: Sequence[PlannedIsland]) -> float:
+    """Of the whole run, as planned."""
+    return run.train.tokens / sum(island.batch_tokens * island.local_steps for island in islands)
 
 
 def pins_of(origins: Mapping[str, str]) -> dict[str, str]:
@@ -258,6 +264,7 @@ def assemble(
     warnings += snapshot_warnings(len(islands), fleet.schedule.fragments)
     prediction = predict(fleet, money, run, model)
     warnings += horizon_warnings(run.train.tokens, prediction.days_to_target)
+    warnings += round_warnings(run.outer, run.train.inner.name, rounds_of(run, islands))
     warnings += [warning for island in islands for warning in island.warnings]
     offsets = fragment_offsets(run.sync.every, fleet.schedule.fragments)
     return Plan(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import Link
+from diloco_cli.config.settings import Link, OuterSettings
 from diloco_cli.plan.planner import make_plan
-from diloco_cli.plan.remarks import horizon_warnings, rounded_down, snapshot_warnings, step_warnings
+from diloco_cli.plan.remarks import (
+    horizon_warnings,
+    round_warnings,
+    rounded_down,
+    snapshot_warnings,
+    step_warnings,
+)
 from tests.unit.plan.fleets import IOWA, MODEL, RUN, fleet, with_sync
 
 
@@ -58,3 +66,14 @@ def test_an_alternative_that_is_infeasible_says_why() -> None:
     bf16 = next(item for item in alone.alternatives if item.name == "sync.codec=bf16")
     assert bf16.tokens_per_s == 0
     assert "needs 142 Mbps" in bf16.reason
+
+
+@pytest.mark.parametrize(
+    ("rounds", "momentum", "fitting"),
+    [(20, 0.9, "0.5"), (60, 0.7, "0.5"), (60, 0.5, ""), (80, 0.9, ""), (5, "auto", "")],
+)
+def test_an_outer_momentum_that_a_runs_rounds_do_not_reach_is_warned_of(
+    rounds: float, momentum: float | str, fitting: str
+) -> None:
+    found = round_warnings(OuterSettings(momentum=momentum), "adamw", rounds)  # type: ignore[arg-type]
+    assert [re.findall(r"--set outer\.momentum=([0-9.]+),", line) for line in found] == ([[fitting]] if fitting else [])
