@@ -282,9 +282,10 @@ def _without_those_of_others(opened: OpenRun, units: Sequence[RunUnit], by_regio
         _at_once(((engine, "") for engine in named if units), lambda engine, own: ours.add(engine.cluster))
 
     def given(unit: RunUnit) -> dict[str, Any]:
-        with suppress(ValueError):
+        with suppress(ValueError, DilocoError):  # whoever may not read them submits all the same
             data = _store_of(opened, unit).get(job_hint_key(unit.name), MAX_HINT_BYTES)
-            return parse_object(data or b"{}", MAX_HINT_BYTES)
+            said = parse_object(data or b"{}", MAX_HINT_BYTES)
+            return said if isinstance(said.get("cluster"), str) else {}
         return {}
 
     with ThreadPoolExecutor(MAX_ASKED) as pool:
@@ -305,9 +306,14 @@ def _leave_hints(opened: OpenRun, units: Sequence[RunUnit]) -> None:
     """In the bucket of each: other machines cannot see what waits in the queue of this one's Slurm. Who may not write
     them there submits all the same."""
 
+    clusters = dict[str, str]()
+    for infra in {unit.infra for unit in units}:
+        with suppress(DilocoError):  # one that does not answer is not told
+            clusters[infra] = engine_for(opened.url, infra).cluster
+
     def put(unit: RunUnit) -> str:
         try:
-            if cluster := engine_for(opened.url, unit.infra).cluster:
+            if cluster := clusters.get(unit.infra):
                 said = json.dumps({"cluster": cluster, "host": os.uname().nodename})
                 _store_of(opened, unit).put(job_hint_key(unit.name), said.encode())
         except StoreError as error:

@@ -157,7 +157,8 @@ def tails_of(logs: Mapping[str, str], lines: int, follow: bool) -> str:
     stdin: nobody else would end it there."""
     script = "own= code=0\n"
     for unit, log in logs.items():
-        mark = f" > >(exec sed -u {shlex.quote(f's/^/{unit}|/')})" if len(logs) > 1 else ""
+        marked = f'while IFS= read -r line || [ -n "$line" ]; do printf "%s|%s\\n" {shlex.quote(unit)} "$line"; done'
+        mark = f" > >({marked})" if len(logs) > 1 else ""
         path = shlex.quote(log)
         script += f'tail -n {lines} -F -- {path} 2> /dev/null{mark} & own+=" $!"\n' if follow else ""
         script += "" if follow else f"tail -n {lines} -- {path}{mark} || code=1\nwait $!\n"

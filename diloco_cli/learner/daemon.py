@@ -40,7 +40,7 @@ from diloco_cli.store.open import disturbable, open_store
 from diloco_cli.store.port import Store
 from diloco_cli.store.retry import RetryingStore, RetryNews, background_store, retrying_text
 from diloco_cli.store.url import parse_url
-from diloco_cli.store.wrappers import EmulatedLink, MeteredStore, StoreWrapper
+from diloco_cli.store.wrappers import DisturbedStore, EmulatedLink, MeteredStore, StoreWrapper
 from diloco_cli.tasks.build import build_data, build_model
 from diloco_cli.training.devices import choose_device
 from diloco_cli.training.inner import shared_out
@@ -308,12 +308,13 @@ def _with_island(
     """The run, with the members of its log if the launch did not know this island."""
     if run.island(name) is not None:
         return run
-    if newcomer is None:
-        return perform(read_log(run), store, clock).with_members(run)
-    try_here(run, newcomer.batch_tokens or run.settings.train.batch_tokens)
-    say(f"{utc_now_text()} {name}: asks to join run {run.name}")
+    known = perform(read_log(run), store, clock).with_members(run)
+    if newcomer is None or known.island(name) is not None:
+        return known
     island = _island_of(run, str(parse_url(store.url)), name, device, newcomer)
     refuse_another_regions_bucket(run, island, store.url)
+    try_here(run, island.batch_tokens)
+    say(f"{utc_now_text()} {name}: asks to join run {run.name}")
     return perform(enter(run, island, nonce(), utc_now_text()), store, clock)
 
 
@@ -373,7 +374,8 @@ def behind_its_link(store: Store, island: Island) -> Store:
     link = island.link
     if not link.emulate:
         return store
-    return disturbable(EmulatedLink(store, link.up_bps, link.down_bps, link.rtt_s or 0.0))
+    bare = store.undisturbed if isinstance(store, DisturbedStore) else store  # what disturbs it comes once, outside
+    return disturbable(EmulatedLink(bare, link.up_bps, link.down_bps, link.rtt_s or 0.0))
 
 
 def depart(learner: Learner, lanes: Lanes, store: Store) -> None:

@@ -417,13 +417,16 @@ def read_store_fault(path: Path) -> StoreFault | None:
         return None
 
 
+LOOKS_EVERY_S = 0.5  # at whether a call is still to be slow
+
+
 class DisturbedStore(StoreWrapper):
     """`path`: a file of this machine that says what is done, if it is there; beside it this process notes what it has
     begun to do, for who asked for it."""
 
     def __init__(self, store: Store, path: Path, sleep: Callable[[float], object] = clock.sleep_s) -> None:
         super().__init__(store)
-        self._path, self._sleep, self._noted = path, sleep, ""
+        self.undisturbed, self._path, self._sleep, self._noted = store, path, sleep, ""
 
     def _around(self, verb: str, key: str, call: Callable[[], T], num_bytes: int = 0) -> T:
         fault = read_store_fault(self._path)
@@ -440,8 +443,10 @@ class DisturbedStore(StoreWrapper):
             raise StoreUnavailableError(f"{what}, on purpose (chaos)", where=self.url)
         began_s = clock.monotonic_s()
         answer = call()
-        if fault.kind == "slow":
-            self._sleep((fault.factor - 1.0) * (clock.monotonic_s() - began_s))
+        left_s = (fault.factor - 1.0) * (clock.monotonic_s() - began_s) if fault.kind == "slow" else 0.0
+        while left_s > 0 and read_store_fault(self._path) == fault:  # it may be healed while a call is on its way
+            self._sleep(min(left_s, LOOKS_EVERY_S))
+            left_s -= LOOKS_EVERY_S
         return answer
 
 

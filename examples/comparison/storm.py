@@ -31,6 +31,7 @@ from restarted import checkpoints, step_of
 from diloco_cli.protocol.log.commits import Commit, Merge
 from diloco_cli.protocol.log.records import decode
 from diloco_cli.store.open import open_store
+from diloco_cli.store.port import all_keys
 
 LEARNERS = ("l0", "l1", "l2", "l3")
 TARGETS = (*LEARNERS, "syncer", "supervisor")
@@ -104,7 +105,7 @@ class Decoupled:
         self.store = open_store(self.url)
 
     def marks(self) -> int:
-        return len(self.store.list("commit/"))
+        return sum(1 for _ in all_keys(self.store, "commit/"))
 
     def kill(self, target: str) -> None:
         self._diloco("chaos", "kill", target)
@@ -114,7 +115,7 @@ class Decoupled:
 
     def tokens(self) -> float:
         """Each fragment's merges count all of them."""
-        commits = [decode(Commit, self.store.get(key) or b"", key) for key in self.store.list("commit/")]
+        commits = [decode(Commit, self.store.get(key) or b"", key) for key in all_keys(self.store, "commit/")]
         return sum(commit.merged_tokens for commit in commits if isinstance(commit, Merge)) / FRAGMENTS
 
     def close(self) -> None:

@@ -503,6 +503,33 @@ def test_who_may_not_write_where_a_job_waits_submits_it_all_the_same(
     assert "warning: a `resume` on another Slurm will not know of rhine: forbidden" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("hint", [b"{", b'{"cluster": []}', None])
+def test_no_hint_and_no_slow_scontrol_holds_up_a_submission(
+    played: PlayedSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hint: bytes | None
+) -> None:
+    """Hints are for other clusters: whoever has one Slurm submits whatever is said there, or cannot be read."""
+
+    get = MemoryStore.get
+
+    def said(self: MemoryStore, key: str, max_bytes: int | None = None) -> bytes | None:
+        if not key.startswith("hint/job/"):
+            return get(self, key, max_bytes)
+        if hint is None:
+            raise StoreError("forbidden")
+        return hint
+
+    def late(*words: object) -> str:
+        raise TryAgainError("scontrol did not answer within 15 s")
+
+    units, run = units_of(RUN, URL, None), opened()
+    before = jobs_before(run, RunState(), units)
+    monkeypatch.setattr(MemoryStore, "get", said)
+    submit_missing(run, units, tmp_path, before)
+    assert played.submitted() == NAMES
+    monkeypatch.setattr(slurm, "_there", late)
+    submit_missing(run, units, tmp_path, before)
+
+
 def test_a_syncer_that_the_engine_of_another_region_has_is_not_submitted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def cluster(place: str, site: object) -> Any:
         held = {"us": ("syncer-0", JobState.RUNNING), "eu": ("syncer-1", JobState.QUEUED)}[place]

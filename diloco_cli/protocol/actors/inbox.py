@@ -236,6 +236,8 @@ class Inbox:
         seq = box.next_seq
         box.next_seq += 1
         known = state.learner(box.learner)
+        if box.incarnation < self._floors.get(box.learner, 0):
+            return  # a syncer before has told its outcome, and nobody waits for it
         if box.incarnation == known.floor and known.has_outcome(seq):
             return
         if data is None:
@@ -266,8 +268,8 @@ class Inbox:
                 reason = eligibility.refusal(offer)
                 if reason is None:
                     keep.append(offer)
-                elif reason != "settled" and offer.incarnation >= self._floors.get(offer.learner, 0):
-                    self.refuse(offer, reason)  # of older ones a syncer before has told, and nobody waits
+                elif reason != "settled":
+                    self.refuse(offer, reason)
             box.pending = keep
             is_over = box.incarnation < state.learner(box.learner).floor or not state.counts(box.incarnation)
             if is_over and not keep:

@@ -305,7 +305,8 @@ class Aim:
 
     @property
     def _early_slots(self) -> float:
-        return EARLY_WHERE_LATE if self.window is not None and self.window.opens_s <= 0 else EARLY
+        is_tight = self.window is not None and (self.window.opens_s <= 0 or self.window.grace_s <= 0)
+        return EARLY_WHERE_LATE if is_tight else EARLY
 
     def first_reachable(self, now_s: float, before: int = 0) -> int:
         """The first slot that an offer can reach if it is sent now, after `before` others. Slots that it cannot reach,

@@ -231,6 +231,9 @@ def decide_slot(facts: SlotFacts, grace: Grace, skip_after_s: float) -> SlotDeci
     until_s = from_s + grace.seconds
     if facts.now_s >= until_s:
         return SlotDecision(
-            "merge", f"{facts.present} of {facts.alive} after {grace.seconds:.2f} s of grace ({grace.reason})"
+            "merge",
+            f"{facts.present} of {facts.alive + facts.beside} after {grace.seconds:.2f} s of grace ({grace.reason})",
         )
-    return SlotDecision("wait", f"{facts.present} of {facts.alive}, in the grace window ({grace.reason})", until_s)
+    return SlotDecision(
+        "wait", f"{facts.present} of {facts.alive + facts.beside}, in the grace window ({grace.reason})", until_s
+    )

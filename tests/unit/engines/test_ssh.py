@@ -219,6 +219,9 @@ def test_logs_of_several_units_come_over_one_connection_and_end_with_it(tmp_path
 
     assert sorted(bash(tails_of(logs, 2, False)).stdout.splitlines()) == ["iowa|three", "iowa|two", "rhine|four"]
     assert bash(tails_of({"iowa": "a.log"}, 1, False)).stdout == "three\n", "one needs no mark"
+    (tmp_path / "bar.log").write_text("a\n 50 %")
+    ended = bash(tails_of({"mine": "bar.log", **logs}, 1, False)).stdout.splitlines()
+    assert sorted(ended) == ["iowa|three", "mine| 50 %", "rhine|four"], "a line without an end takes no other along"
     lacks = bash(tails_of({"mars": "no.log", **logs}, 1, False))
     assert lacks.returncode == 1 and "no.log" in lacks.stderr and "rhine|four" in lacks.stdout
     with subprocess.Popen(

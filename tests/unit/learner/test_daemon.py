@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from diloco_cli.config.codec import replace
-from diloco_cli.config.settings import DataSettings, ModelSettings
+from diloco_cli.config.settings import DataSettings, Link, ModelSettings
 from diloco_cli.errors import StoreError, UsageError
 from diloco_cli.learner import daemon as hosting
 from diloco_cli.learner.daemon import (
@@ -32,6 +32,7 @@ from diloco_cli.learner.daemon import (
     HostedSyncer,
     Newcomer,
     _with_island,
+    behind_its_link,
     heartbeat_unless_it_fails,
     refuse_another_regions_bucket,
     refuse_own_loop,
@@ -40,6 +41,8 @@ from diloco_cli.protocol.actors.learner import Learner
 from diloco_cli.protocol.log.records import RegionStore, RunFormat
 from diloco_cli.runtime.daemon import SystemClock
 from diloco_cli.store.memory import MemoryStore
+from diloco_cli.store.open import FAULT_VARIABLE, disturbable
+from diloco_cli.store.wrappers import DisturbedStore, EmulatedLink
 from tests.numerics.tiny import Regression
 from tests.unit.protocol.integer_ports import UnitTraining, WrittenLog
 from tests.unit.protocol.living import Living
@@ -281,6 +284,14 @@ def test_an_island_at_another_regions_bucket_is_told_its_own(infra: str, hint: s
     assert (caught.value.hint or "").startswith(hint)
 
 
+def test_an_emulated_link_is_disturbed_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(FAULT_VARIABLE, str(tmp_path / "l0.json"))
+    slow = replace(RUN.islands[0], link=Link(up_bps=1e6, emulate=True))
+    store = behind_its_link(disturbable(MemoryStore()), slow)
+    assert isinstance(store, DisturbedStore) and isinstance(store.undisturbed, EmulatedLink)
+    assert isinstance(store.undisturbed._store, MemoryStore)
+
+
 class Sparse(Regression):
     """Runs, and gives gradients that no learner can clip."""
 
@@ -303,5 +314,10 @@ def test_what_cannot_train_here_is_not_admitted() -> None:
         assert store.list("") == []
         return error.value
 
+    settings = replace(RUN.settings, model=ModelSettings(entrypoint=f"{__name__}:Sparse"))
+    log = WrittenLog(replace(RUN, settings=settings))
+    log.append("membership", islands=(replace(OWN, name="spot"),))
+    again = _with_island(log.run, log.store, clock, "spot", None, Newcomer())
+    assert again.island("spot") is not None, "who is a member already is not tried again"
     assert "gradient" in refused(f"{__name__}:Sparse", "tests.numerics.tiny:stream").message
     assert "nowhere" in refused("tests.numerics.tiny:slope", "nowhere:stream").message

@@ -293,6 +293,10 @@ def test_a_slow_store_takes_so_many_times_as_long(tmp_path: Path) -> None:
     store = DisturbedStore(link, path, slept.append)
     disturb(path, "slow", factor=10.0)
     assert store.get("k") is None and slept[0] >= 9 * 0.02
+    disturb(path, "slow", factor=1e6)
+    slept.clear()
+    store = DisturbedStore(link, path, lambda seconds: (slept.append(seconds), path.unlink(missing_ok=True)))
+    assert store.get("k") is None and len(slept) == 1, "what is healed meanwhile ends"
 
 
 @pytest.mark.parametrize("began_s", [-61.0, 5.0])

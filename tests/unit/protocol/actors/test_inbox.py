@@ -3,15 +3,15 @@ for nobody who goes on."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from diloco_cli.config.codec import replace
 from diloco_cli.digests import digest
 from diloco_cli.protocol.actors.inbox import MAX_OFFERS_PER_POLL, MAX_PENDING_ROUNDS, MAX_PORTIONS, Inbox
 from diloco_cli.protocol.log.keys import offer_key
 from diloco_cli.protocol.log.operations import Get, Operation
 from diloco_cli.protocol.log.records import encode
+from diloco_cli.protocol.log.state import LearnerRecord
 from diloco_cli.store.memory import MemoryStore
 from tests.unit.protocol.played import played
 from tests.unit.protocol.records import RUN, applied, genesis, merge, offer
@@ -56,6 +56,17 @@ def test_refused_offers_make_room_for_those_behind_them(inbox: Inbox) -> None:
         store.create(offer_key("l1", 1, seq), encode(replace(stale, seq=seq)))
     emptied(inbox, store)
     assert len(inbox.take_outcomes()) == room + 3
+
+
+def test_what_an_older_incarnation_offered_has_no_second_outcome_from_the_next_syncer() -> None:
+    """Number 1 of two keys at once: the log keeps the outcomes of the greater incarnation alone."""
+    newer = replace(LearnerRecord(), floor=2)
+    inbox, store = Inbox(RUN), MemoryStore()
+    inbox.open(replace(genesis(), learners={"l1": newer}), 0.0)
+    store.create(offer_key("l1", 1, 0), encode(offer(genesis(), learner="l1")))
+    store.create(offer_key("l1", 1, 1), b"{}")
+    inbox.expect(["l1"])
+    assert offer_key("l1", 1, 1) in emptied(inbox, store) and inbox.take_outcomes() == ()
 
 
 def test_what_a_relay_has_yet_to_bring_is_not_asked_for(inbox: Inbox) -> None:
