@@ -61,7 +61,8 @@ def test_the_numbers_as_json_are_those_of_the_log_and_need_no_matplotlib(diloco:
     done = diloco("report", url, "--json")
     data, state = json.loads(done.stdout)["data"], json.loads(diloco("status", url, "--json").stdout)["data"]
     assert data["file"] is None and data["commits"] == COMMITS == state["commit"] + 1
-    assert (data["tokens"], data["loss"], data["state"]) == (state["tokens"], state["loss"], state["state"])
+    assert (data["tokens"], data["loss"]) == (state["tokens"], state["loss"])
+    assert {data["state"], state["state"]} <= {"MERGING", "SLOW", "STALLED"}, "the later look finds the log older"
     assert len(data["learners"]) == 64 and sum(row["tokens"] for row in data["learners"]) <= data["tokens"]
 
 
